@@ -58,15 +58,49 @@ def test_the_embedded_engine_frees_blocks_behind_a_window_of_every_layer() -> No
     assert found.full_length_requests == found.memory.kv_tokens // 32 // (4096 // 32 + 1)
 
 
-@pytest.mark.parametrize(("name", "chunked"), [(MISTRAL, False), ("google/gemma-2-9b-it", True)])
-def test_the_embedded_engine_keeps_every_token_of_whole_prompts_and_of_layers_without_window(
-    name: str, chunked: bool
+@pytest.mark.parametrize(
+    ("name", "chunked", "serving"),
+    [(MISTRAL, False, {}), ("google/gemma-2-9b-it", True, {"kv_cache_host_memory_bytes": 1 << 30})],
+)
+def test_the_embedded_engine_keeps_every_token_of_whole_prompts_and_beside_host_memory(
+    name: str, chunked: bool, serving: dict[str, Any]
 ) -> None:
     model = known(name)
     engine = {"backend": "torch", "max_seq_len": 32768, "features": {"chunked_context": chunked}}
-    found = evaluate(model, asked(model, recipe={"engine": engine}, gpu="h100-80gb"))
+    found = evaluate(model, asked(model, recipe={"engine": engine, "serving": serving}, gpu="h100-80gb"))
     assert found.memory is not None
     assert found.memory.windows is None
+
+
+def test_the_embedded_engine_gives_layers_with_windows_what_a_full_batch_keeps() -> None:
+    """Gemma 2 9B: 21 of 42 layers have a window of 4,096 tokens; 8 KV heads of 256 numbers in 2 bytes."""
+    model, batch, length, block = known("google/gemma-2-9b-it"), 16, 8192, 32
+    engine = {"backend": "torch", "max_seq_len": length, "max_batch_size": batch, "max_num_tokens": 2048}
+    found = evaluate(model, asked(model, recipe={"engine": engine}, gpu="h200"))
+    assert found.memory is not None
+    assert found.memory.windows is not None
+    assert found.memory.windows.as_json() == {"pools": "full_batch", "layers": {"4096": 21, "8192": 21}}
+    assert found.memory.kv_tokens == batch * length
+    window_tokens = (batch * (4096 // block + 3) + 2048 // block) * block
+    of_a_layer = 2 * 8 * 256 * 2
+    assert found.memory.stages[0].kv_pool == 21 * of_a_layer * (batch * length + window_tokens)
+    assert found.full_length_requests == batch
+
+
+def test_what_layers_with_windows_spare_holds_more_tokens() -> None:
+    """On a GPU with too little memory for a full batch at full length."""
+    model, block = known("google/gemma-2-9b-it"), 32
+    engine = {"backend": "torch", "max_seq_len": 8192, "max_batch_size": 12, "max_num_tokens": 2048}
+    found = evaluate(model, asked(model, recipe={"engine": engine}, gpu="l40s"))
+    assert found.memory is not None
+    (rank,) = found.memory.stages
+    windows = (12 * (4096 // block + 3) + 2048 // block) * block
+    assert windows < found.memory.kv_tokens < 12 * 8192
+    assert rank.kv_pool == 21 * 2 * 8 * 256 * 2 * (found.memory.kv_tokens + windows)
+    gpu = found.request.gpu
+    assert gpu is not None
+    room = (gpu.memory - rank.fixed) * found.request.serving.kv_cache_fraction
+    assert 0 <= room - rank.kv_pool < 21 * 2 * 8 * 256 * 2 * block
 
 
 @pytest.mark.parametrize(("version", "windows"), [("1.2.1", False), ("1.3.0", True)])

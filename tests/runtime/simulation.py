@@ -4,9 +4,12 @@ from dataclasses import dataclass, field
 
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import GenerationRequest
+from trtforge.formats.attention_windows import window_blocks_for
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import Batching, BatchLimits, Row, Scheduler
+from trtforge.runtime.scheduling.rows import Row
+from trtforge.runtime.scheduling.scheduler import Batching, BatchLimits, Scheduler
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
+from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
 ADAPTERS = 2
 """Different adapters that may run at once."""
@@ -14,9 +17,13 @@ ADAPTERS = 2
 
 @dataclass
 class Simulation:
-    """A scheduler whose model answers every sequence with a token that depends on the sequence alone."""
+    """A scheduler whose model answers every sequence with a token that depends on the sequence alone.
+
+    `partial`: the window of some layers, which have blocks of their own.
+    """
 
     scheduler: Scheduler
+    partial: int | None = None
     admitted: list[int] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
     steps: int = 0
@@ -24,6 +31,8 @@ class Simulation:
     rows: list[Row] = field(default_factory=list)
     contents: dict[int, tuple[bytes, list[int]]] = field(default_factory=dict)
     """Salt and tokens up to the last one in each block, of either memory."""
+    window_contents: dict[int, tuple[bytes, list[int]]] = field(default_factory=dict)
+    """As `contents`, of window blocks."""
 
     def arrive(self, prompt: list[int], max_tokens: int, adapter: int = 0, priority: float = 0.5) -> Sequence:
         request = GenerationRequest(
@@ -79,14 +88,30 @@ class Simulation:
             held = {block for each in self.scheduler.holders() for block in each.table.blocks[each.table.dropped :]}
             back = {target for source, target in copies if source >= blocks.num_blocks > target}
             assert back <= held, "a block came back that nothing attends to"
+        windows = blocks.windows
+        if windows is not None:
+            self.window_contents |= {target: self.window_contents[source] for source, target in windows.take_copies()}
         for row in rows:
-            table, tokens, salt = row.sequence.table, row.sequence.tokens, row.sequence.salt
-            for index in range(table.dropped, blocks.blocks_for(row.start)):
-                end = min((index + 1) * size, row.start)
-                known_salt, known = self.contents[table.blocks[index]]
-                assert (known_salt, known[:end]) == (salt, tokens[:end])
-            for index in range(row.start // size, blocks.blocks_for(row.start + row.count)):
-                self.contents[table.blocks[index]] = salt, tokens[: min((index + 1) * size, row.start + row.count)]
+            table = row.sequence.table
+            self.read_and_write(row, self.contents, table.blocks, table.dropped)
+            if windows is not None:
+                numbers = windows.numbers[table.blocks].tolist()
+                assert self.partial is not None
+                padding = row.sequence.finish_reason is not None
+                first = table.unseen if padding else max(0, row.start - self.partial + 1) // size
+                self.read_and_write(row, self.window_contents, numbers, first)
+
+    def read_and_write(
+        self, row: Row, contents: dict[int, tuple[bytes, list[int]]], blocks: list[int], first: int
+    ) -> None:
+        """Of `blocks`, which hold the row's sequence: those from the `first` on are attended to."""
+        tokens, salt, size = row.sequence.tokens, row.sequence.salt, self.scheduler.blocks.tokens_per_block
+        for index in range(first, -(-row.start // size)):
+            end = min((index + 1) * size, row.start)
+            known_salt, known = contents[blocks[index]]
+            assert (known_salt, known[:end]) == (salt, tokens[:end])
+        for index in range(row.start // size, -(-(row.start + row.count) // size)):
+            contents[blocks[index]] = salt, tokens[: min((index + 1) * size, row.start + row.count)]
 
     def check_order(self, ran: list[Sequence], pauses: int) -> None:
         """No waiting sequence was overtaken, and the last of those that `ran` were paused."""
@@ -119,10 +144,15 @@ def simulation(
     reuse: bool = True,
     window: int | None = None,
     host_blocks: int = 0,
+    partial: int | None = None,
 ) -> Simulation:
-    manager = BlockManager(blocks, size, reuse=reuse, window=window, host_blocks=host_blocks)
+    """`window`: of all layers; `partial`: of some."""
+    windows = None
+    if partial is not None:
+        windows = WindowBlocks(window_blocks_for(partial, size, batch, num_tokens), partial, size, blocks)
+    manager = BlockManager(blocks, size, reuse=reuse, window=window, host_blocks=host_blocks, windows=windows)
     limits = BatchLimits(max_batch_size=batch, max_num_tokens=num_tokens, max_input_len=32, max_seq_len=48)
     scheduler = Scheduler(
         limits, manager, policy=policy, chunked_context=chunked, batching=batching, most_adapters=ADAPTERS
     )
-    return Simulation(scheduler)
+    return Simulation(scheduler, partial)

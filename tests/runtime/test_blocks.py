@@ -1,7 +1,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trtforge.runtime.scheduling.blocks import BlockManager, BlockTable
+from trtforge.runtime.scheduling.block_table import BlockTable
+from trtforge.runtime.scheduling.blocks import BlockManager
 
 
 def grow(manager: BlockManager, table: BlockTable, tokens: list[int]) -> None:

@@ -23,6 +23,7 @@ from tests.runtime.test_speculation import NGRAMS, KeptRanks
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import BeamParams, GenerationRequest
+from trtforge.formats.attention_windows import window_blocks_for
 from trtforge.runtime.drafting import Drafter, NgramDrafter
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
@@ -191,6 +192,53 @@ def test_blocks_behind_the_windows_are_freed_while_tokens_stay_those_of_transfor
 
     check()
     ranks.end()
+
+
+@pytest.mark.parametrize(
+    ("name", "native"),
+    [*((name, True) for name in ("gemma2", "gemma3", "qwen2_window", "gpt_oss", "gemma3 split")), ("gemma3", False)],
+)
+def test_layers_with_windows_keep_blocks_of_their_own_while_tokens_stay_those_of_transformers(
+    families: Families, name: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences of up to 75 tokens, 19 blocks of 4, of which layers with a window of 16 hold 7 at most."""
+    if not native:
+        monkeypatch.setenv("TRTFORGE_KERNELS", "torch")
+    name, split = name.removesuffix(" split"), name.endswith(" split")
+    family, layout = families(name), {"tp": 2, "pp": 2} if split else {}
+    begun = [3 + index * 7 % 120 for index in range(40)]
+    asked = [begun, [*begun, 5, 9], begun[:3], [*begun[:20], *begun[:15]]]
+    expected = greedy(family.model, asked, 33)
+    limits = {"tokens_per_block": 4, "max_num_tokens": 16, "max_batch_size": 4, "max_beam_width": 2}
+    source = open_engine(write_engine(family.checkpoint(**layout), tmp_path / "engine", **limits))
+    search = GenerationRequest("", tuple(begun[:5]), 30, beams=BeamParams(2, 2))
+    ranks, together = KeptRanks(source, 60, 0), KeptRanks(source, 60, 0, window_blocks_for(16, 4, 4, 16))
+    with Engine(source, ranks, EngineOptions(chunked_context=True)) as engine:  # type: ignore[arg-type]
+        (beams,) = generate_with(engine, [search])
+
+    @settings(max_examples=2 if split else 5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(
+        chosen=st.lists(st.integers(0, 3), min_size=2, max_size=5),
+        policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
+        reuse=st.booleans(),
+        drafts=st.booleans(),
+    )
+    def check(chosen: list[int], policy: SchedulerPolicy, reuse: bool, drafts: bool) -> None:
+        options = EngineOptions(scheduler=policy, kv_reuse=reuse, chunked_context=True)
+        drafter, used = NgramDrafter(NGRAMS) if drafts else None, [0]
+        requests = requests_for([asked[index] for index in chosen], 33)
+        with Engine(source, together, options, drafter) as engine:  # type: ignore[arg-type]
+            engine.after_steps(lambda: used.append(engine.statistics().kv_window_blocks_used))
+            *made, searched = generate_with(engine, [*requests, search])
+            figures = engine.statistics()
+        assert [generation.tokens for generation in made] == [expected[index] for index in chosen]
+        assert [each.tokens for each in searched.beams] == [each.tokens for each in beams.beams]
+        assert (figures.kv_blocks_used, figures.kv_window_blocks_used, figures.kv_window_blocks_max) == (0, 0, 32)
+        assert 0 < max(used) <= 32
+
+    check()
+    ranks.end()
+    together.end()
 
 
 @pytest.mark.parametrize("name", ODD)

@@ -19,7 +19,8 @@ from trtforge.runtime.decoder.kv_capacity import free_memory, host_block_count
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.hosted import HostJob
-from trtforge.runtime.scheduling.blocks import BlockManager, BlockTable
+from trtforge.runtime.scheduling.block_table import BlockTable
+from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.host_pool import HostPool
 
 Tokens = tuple[int, ...]

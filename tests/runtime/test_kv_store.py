@@ -18,7 +18,8 @@ from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.hosted import HostJob
 from trtforge.runtime.kv_store import KvStore, KvStoreOptions
-from trtforge.runtime.scheduling.blocks import BlockManager, BlockTable
+from trtforge.runtime.scheduling.block_table import BlockTable
+from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_kv_cache_dir
 from trtforge.serve.server_arguments import model_environment

@@ -22,7 +22,7 @@ from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
 from trtforge.runtime.lookahead import LookaheadDrafter
 from trtforge.runtime.ranks.source import open_engine
-from trtforge.runtime.scheduling.scheduler import Row
+from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.sequence import Sequence
 
 LOOKAHEAD = LookaheadFeature(window=4, ngram=3, verification=2)

@@ -21,7 +21,7 @@ from trtforge.runtime.generate import generate, generate_with
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.medusa import MedusaDrafter
 from trtforge.runtime.ranks.source import open_engine
-from trtforge.runtime.scheduling.scheduler import Row
+from trtforge.runtime.scheduling.rows import Row
 
 HEADS, HIDDEN, VOCAB = 4, 64, 131
 CPU = Placement(torch.device("cpu"), torch.float32)

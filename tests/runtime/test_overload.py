@@ -37,7 +37,7 @@ CAPACITY = BATCH / ((1 + MOST_NEW) / 2)  # requests per iteration, when each tak
 class NoModel:
     """Ranks that compute nothing."""
 
-    threads, num_blocks, num_host_blocks = 1, BLOCKS, 0
+    threads, num_blocks, num_host_blocks, num_window_blocks = 1, BLOCKS, 0, 0
     worker_pids: tuple[int, ...] = ()
 
     def execute(self, step: Step, fills: object = None) -> Tensor | None:

@@ -127,6 +127,7 @@ def test_static_batching_admits_nothing_until_the_longest_is_done(batching: Batc
     batching=st.sampled_from(["inflight", "inflight", "static_padded", "static_dropped"]),
     priorities=st.sampled_from([[0.5], [0.0, 0.5, 1.0]]),
     window=st.sampled_from([None, 2, 3, 8, 17, 40]),
+    everywhere=st.booleans(),
     host_blocks=st.sampled_from([0, 0, 3, 30]),
 )
 def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
@@ -140,10 +141,13 @@ def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
     batching: Batching,
     priorities: list[float],
     window: int | None,
+    everywhere: bool,
     host_blocks: int,
 ) -> None:
+    """`everywhere`: all layers have the window, else some, with blocks of their own."""
     sim = simulation(
-        window=window if chunked else None,
+        window=window if chunked and everywhere else None,
+        partial=None if everywhere or host_blocks else window,
         host_blocks=host_blocks,
         blocks=blocks,
         batch=batch,
@@ -175,6 +179,7 @@ def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
         assert sim.scheduler.pauses == 0
     sim.scheduler.blocks.check([])
     assert sim.scheduler.blocks.free_blocks == blocks
+    assert sim.scheduler.blocks.windows is None or sim.scheduler.blocks.windows.used == 0
     for sequence in sequences:
         if sequence.order in cancelled:
             assert sequence.finish_reason == "cancelled"

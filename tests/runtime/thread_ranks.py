@@ -20,8 +20,8 @@ class ThreadRanks:
 
     threads = 1
 
-    def __init__(self, source: Source, blocks: int, host_blocks: int = 20) -> None:
-        self.num_blocks, self.num_host_blocks = blocks, host_blocks
+    def __init__(self, source: Source, blocks: int, host_blocks: int = 20, window_blocks: int = 0) -> None:
+        self.num_blocks, self.num_host_blocks, self.num_window_blocks = blocks, host_blocks, window_blocks
         world = source.config.parallel.world_size
         self._pool = ThreadPoolExecutor(world)
         store, port = serve_store()
@@ -35,7 +35,7 @@ class ThreadRanks:
                 ranks = distributed = Distributed(source.spec(index), index, place.device, sums)
                 distributed.connect(store if index == 0 else join_store(port))
             model = RankModel(source, index, place, ranks)
-            model.allocate_cache(blocks, host_blocks)
+            model.allocate_cache(blocks, host_blocks, window_blocks)
             return model
 
         self.models = list(self._pool.map(load, range(world)))

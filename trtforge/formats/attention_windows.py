@@ -7,8 +7,11 @@ from trtforge.formats.checkpoint_keys import integer, numbers
 from trtforge.formats.releases import Release, read_release_data
 from trtforge.formats.trtllm import CheckpointConfig
 
-Pools = Literal["one", "weighted", "equal"]
-"""How the KV cache's memory is divided among layers with different windows: see `release_data/kv-windows.json`."""
+Pools = Literal["one", "weighted", "equal", "full_batch"]
+"""How the KV cache's memory is divided among layers with different windows: see `release_data/kv-windows.json`.
+
+`full_batch`, of the embedded engine: layers with windows get what a full batch keeps there, the others get the rest.
+"""
 
 
 def attention_window(config: CheckpointConfig, layer: int) -> int | None:
@@ -33,6 +36,22 @@ def widest_window(config: CheckpointConfig) -> int | None:
     """The largest window, if every layer has one: the embedded engine, whose blocks hold all layers, keeps so much."""
     windows = attention_windows(config)
     return max((window for window in windows if window), default=None) if all(windows) else None
+
+
+def partial_window(config: CheckpointConfig) -> int | None:
+    """The largest window, if some layers have one and others attend to all tokens: the embedded engine gives those with
+    windows blocks of their own."""
+    windows = attention_windows(config)
+    return None if all(windows) else max((window for window in windows if window), default=None)
+
+
+def window_blocks_for(window: int, tokens_per_block: int, requests: int, step_tokens: int) -> int:
+    """Window blocks with which no sequence ever waits for one, at `requests` sequences and `step_tokens` in a step.
+
+    Each sequence has those of its window, one that is only in part behind it, one whose tokens came since the last
+    block was full, and one for the tokens of the step, which share the rest.
+    """
+    return requests * (-(-window // tokens_per_block) + 3) + -(-step_tokens // tokens_per_block)
 
 
 def executor_windows(windows: Sequence[int | None], max_seq_len: int) -> tuple[int, ...]:

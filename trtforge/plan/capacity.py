@@ -44,7 +44,7 @@ def with_memory(
     more: tuple[Problem, ...] = ()
     if embedded is not None:
         memory = embedded.memory(model, request, layout, planned, limits)
-        memory = with_pool(memory, embedded.pool_tokens(request, memory, limits))
+        memory = with_pool(memory, *embedded.pool_tokens(request, memory, limits))
     else:
         memory, more = _with_features(model, request, held, limits, planned)
     typical = _typical(request.typical, limits)

@@ -19,7 +19,7 @@ from trtforge.plan.embedded_drafting import embedded_drafter
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import blocks_of, bytes_per_token, cached_layers
 from trtforge.plan.limits import EngineLimits
-from trtforge.plan.memory import Memory, tokens_on
+from trtforge.plan.memory import Memory, RankMemory
 from trtforge.plan.model import Model
 from trtforge.plan.request import Request
 from trtforge.plan.weights import Matrix, RankWeights
@@ -71,11 +71,15 @@ class Embedded:
         target = Target(model.facts, ranks, parallel, limits, dtype_named(self.compute_dtype).size, itemsize)
         beside = embedded_drafter(request.engine.features, request.draft, target, self.device, self._draft)
         scales = cache.per_layer * cached_layers(sizes, parallel)
+        per_token, windows = bytes_per_token(sizes, itemsize, parallel), planned.windows
+        own = windows is not None and windows.pools == "full_batch"
+        sliding = [windows.sliding(stage) if own and windows is not None else 0 for stage in range(parallel.pp)]
         stages = tuple(
             replace(
                 rank,
                 weights=self._weights(ranks, request, parallel, stage) + scales,
-                kv_per_token=bytes_per_token(sizes, itemsize, parallel) + beside.kv_per_token,
+                kv_per_token=per_token + beside.kv_per_token,
+                window_per_token=per_token // cached_layers(sizes, parallel) * sliding[stage],
                 draft=beside.weights,
             )
             for stage, rank in enumerate(planned.stages)
@@ -87,17 +91,22 @@ class Embedded:
             stages=stages,
         )
 
-    def pool_tokens(self, request: Request, memory: Memory, limits: EngineLimits) -> int:
-        """Tokens of the KV pool: all requests at full length, or serving.kv_cache_tokens, as far as they fit."""
+    def pool_tokens(self, request: Request, memory: Memory, limits: EngineLimits) -> tuple[int, int]:
+        """Tokens of the KV pool, of all layers and of those with windows: all requests at full length, or
+        serving.kv_cache_tokens, as far as they fit."""
         block, most = limits.tokens_per_block, request.serving.kv_cache_tokens
+        windows = 0
+        if memory.windows is not None:
+            windows = memory.windows.own_blocks(block, limits.max_batch_size, limits.max_num_tokens)
         wanted = limits.max_batch_size * blocks_of(limits.max_seq_len, block) if most is None else most // block
         if self.device == "cuda" and request.gpu is not None:
-            fits = tokens_on(memory, int(request.gpu.memory), request.serving.kv_cache_fraction, block) // block
-            return min(wanted, fits) * block
+            gpu, fraction = int(request.gpu.memory), request.serving.kv_cache_fraction
+            rooms = ((int((gpu - rank.fixed) * fraction), rank) for rank in memory.stages)
+            wanted = min(wanted, *(_fitting(room, rank, windows, block) for room, rank in rooms))
         if self.device == "cpu" and most is None:
             share = CPU_CACHE_BYTES // memory.parallel.world_size
-            wanted = min(wanted, *(share // (rank.kv_per_token * block) for rank in memory.stages))
-        return wanted * block
+            wanted = min(wanted, *(_fitting(share, rank, windows, block) for rank in memory.stages))
+        return wanted * block, (windows if 0 < windows < wanted else wanted) * block
 
     def _weights(self, weights: RankWeights, request: Request, parallel: Parallel, stage: int) -> int:
         return _total(weights, parallel, stage, lambda matrix: self._matrix(matrix, request))
@@ -131,6 +140,18 @@ class Embedded:
             return known
         others = other_formats(request.bits, request.group_size)
         return ceil(others * max(known, matrix.weights * matrix.itemsize) + (1 - others) * known)
+
+
+def _fitting(room: int, rank: RankMemory, windows: int, block: int) -> int:
+    """KV blocks of a rank in `room` bytes; layers with windows get `windows` blocks, if others get more.
+
+    As `runtime/decoder/kv_capacity.py` counts them.
+    """
+    fitting = max(0, room) // (rank.kv_per_token * block)
+    if 0 < windows < fitting:
+        others = rank.kv_per_token - rank.window_per_token
+        fitting = (room - windows * rank.window_per_token * block) // max(1, others * block)
+    return fitting
 
 
 def _total(weights: RankWeights, parallel: Parallel, stage: int, size: Callable[[Matrix], int]) -> int:

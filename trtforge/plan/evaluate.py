@@ -9,7 +9,7 @@ from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
-from trtforge.formats.attention_windows import attention_windows, pools_of, widest_window
+from trtforge.formats.attention_windows import attention_windows, partial_window, pools_of, widest_window
 from trtforge.formats.llmapi import LlmArgs, applies_windows, require_llm_api
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
@@ -97,13 +97,17 @@ def _windows(
 ) -> CacheWindows | None:
     """The windows behind which the backend frees blocks of the KV cache; None if it keeps all tokens.
 
-    The embedded engine frees blocks of all layers at once, while it computes contexts in chunks.
+    The embedded engine frees blocks of all layers at once, while it computes contexts in chunks; where some layers have
+    no window, those with one get blocks of their own, unless blocks are kept in host memory too.
     """
     asked = request.serving.max_attention_window_size
     found, pools = attention_windows(checkpoint), pools_of(target)
     if request.engine.backend == "torch":
         widest = widest_window(checkpoint) if request.engine.features.chunked_context else None
-        found, pools = (widest,) * checkpoint.num_hidden_layers, "one"
+        if partial_window(checkpoint) is not None and not request.serving.kv_cache_host_memory_bytes:
+            pools = "full_batch"
+        else:
+            found, pools = (widest,) * checkpoint.num_hidden_layers, "one"
     elif asked is not None:
         found = tuple(asked[layer % len(asked)] for layer in range(checkpoint.num_hidden_layers))
     if not any(found):

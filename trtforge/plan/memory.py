@@ -35,6 +35,7 @@ DECODER_LOGITS = 6.3
 class RankMemory:
     """Bytes on the GPU of a rank of one pipeline stage. `decoder`: sampling buffers that grow with the logits.
 
+    `window_per_token`: the part of `kv_per_token` in layers with windows that have blocks of their own.
     `state`: of linear attention, for a full batch. `lora`: adapters and their workspace. `draft`: draft model or heads,
     and the logits of draft tokens.
     `streamed`: weights kept in host memory instead; `host`: all of the rank's host memory.
@@ -47,6 +48,7 @@ class RankMemory:
     runtime: int
     kv_per_token: int
     kv_pool: int = 0
+    window_per_token: int = 0
     state: int = 0
     lora: int = 0
     draft: int = 0
@@ -154,9 +156,12 @@ def memory_of(facts: Facts, held: Held, parallel: Parallel, limits: EngineLimits
     )
 
 
-def with_pool(memory: Memory, tokens: int) -> Memory:
-    """`memory` with a KV pool of `tokens`."""
-    stages = tuple(replace(rank, kv_pool=tokens * rank.kv_per_token) for rank in memory.stages)
+def with_pool(memory: Memory, tokens: int, window_tokens: int = 0) -> Memory:
+    """`memory` with a KV pool of `tokens`; of `window_tokens` in layers with windows that have blocks of their own."""
+    spared = max(0, tokens - window_tokens)
+    stages = tuple(
+        replace(rank, kv_pool=tokens * rank.kv_per_token - spared * rank.window_per_token) for rank in memory.stages
+    )
     return replace(memory, kv_tokens=tokens, stages=stages)
 
 

@@ -1,7 +1,8 @@
 """Requests that a KV cache holds if layers with sliding windows keep only the blocks within their window.
 
-The embedded engine frees a block of all layers at once, behind the widest window; TensorRT-LLM frees those of each
-layer. How it divides the memory among windows differs between releases (`formats/attention_windows.py`).
+The embedded engine frees a block of all layers at once, behind the widest window, or, where some layers have none,
+gives those with windows blocks of their own. TensorRT-LLM frees those of each layer. How it divides the memory among
+windows differs between releases (`formats/attention_windows.py`).
 """
 
 from collections import Counter
@@ -11,7 +12,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Any
 
-from trtforge.formats.attention_windows import Pools
+from trtforge.formats.attention_windows import Pools, window_blocks_for
 from trtforge.plan.kv import blocks_of
 
 SPARE_BLOCKS = 1
@@ -42,6 +43,17 @@ class CacheWindows:
         )
         return ceil(blocks) * tokens_per_block
 
+    def own_blocks(self, tokens_per_block: int, max_batch_size: int, max_num_tokens: int) -> int:
+        """Blocks that the embedded engine gives layers with windows; 0 if they have the blocks of others."""
+        if self.pools != "full_batch":
+            return 0
+        widest = max(window for window in self.layers if window < self.max_seq_len)
+        return window_blocks_for(widest, tokens_per_block, max_batch_size, max_num_tokens)
+
+    def sliding(self, stage: int) -> int:
+        """Layers of a stage with windows."""
+        return sum(window < self.max_seq_len for window in self._of_stage(stage))
+
     def longest(self, tokens: int, tokens_per_block: int) -> int:
         """Tokens of the longest sequence that fits a cache of `tokens`, at most `max_seq_len`."""
         found = self.max_seq_len
@@ -61,13 +73,20 @@ class CacheWindows:
         counted = sorted(Counter(self.layers).items())
         return {"pools": self.pools, "layers": {str(window): count for window, count in counted}}
 
+    def _of_stage(self, stage: int) -> tuple[int, ...]:
+        size = len(self.layers) // self.stages
+        return self.layers[stage * size : (stage + 1) * size]
+
     def _shares(self) -> Iterator[tuple[int, Fraction]]:
         """Windows of each stage, and tokens of a window's pool for each token of a cache where layers keep all."""
         size = len(self.layers) // self.stages
         for stage in range(self.stages):
-            counted = Counter(self.layers[stage * size : (stage + 1) * size])
+            counted = Counter(self._of_stage(stage))
             if self.pools == "one":
                 yield max(counted), Fraction(1)
+                continue
+            if self.pools == "full_batch":  # no request waits for blocks of layers with windows
+                yield self.max_seq_len, Fraction(1)
                 continue
             weight = sum(window * count for window, count in counted.items())
             for window, count in counted.items():

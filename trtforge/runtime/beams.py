@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trtforge.engine_process.requests import Beam, BeamParams, FinishReason, Output
 from trtforge.runtime.sampler import Sampler
-from trtforge.runtime.scheduling.blocks import BlockTable
+from trtforge.runtime.scheduling.block_table import BlockTable
 from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Group, Sequence
 

@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from trtforge.runtime.scheduling.scheduler import Row, Scheduler
+from trtforge.runtime.scheduling.rows import Row
+from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
 
 

@@ -10,7 +10,7 @@ from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.sampler import Sampler, drawn
 from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import Row, packing_order
+from trtforge.runtime.scheduling.rows import Row, packing_order
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
 

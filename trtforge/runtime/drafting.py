@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from trtforge.core.features import DraftFeature, EagleFeature, LookaheadFeature, MedusaFeature
 from trtforge.core.llm_api_features import Eagle3Feature, NgramFeature
-from trtforge.runtime.scheduling.scheduler import Row
+from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
 if TYPE_CHECKING:

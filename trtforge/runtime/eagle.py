@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.decoder.eagle import Network
-from trtforge.runtime.scheduling.scheduler import Row
+from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
 

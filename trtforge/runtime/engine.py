@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
-from trtforge.formats.attention_windows import widest_window
+from trtforge.formats.attention_windows import partial_window, widest_window
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
 from trtforge.runtime.copies import Copies
@@ -35,8 +35,10 @@ from trtforge.runtime.sampler import Sampler
 from trtforge.runtime.scheduling.admission import why_refused, wrong_logits
 from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import Row, Scheduler
+from trtforge.runtime.scheduling.rows import Row
+from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
+from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 from trtforge.runtime.trace import PHASES, Trace
 
 __all__ = ["Engine", "EngineOptions", "EngineStatistics"]
@@ -64,6 +66,9 @@ class Engine:
             store=store,
             window=widest_window(source.config) if options.chunked_context else None,
             host_blocks=ranks.num_host_blocks,
+            windows=WindowBlocks.of(
+                ranks.num_window_blocks, partial_window(source.config), source.tokens_per_block, ranks.num_blocks
+            ),
         )
         self._source = source
         self._ranks = ranks
@@ -288,7 +293,7 @@ class Engine:
         rows = self._scheduler.schedule()
         times.append(perf_counter())
         assert rows, "the scheduler found nothing to do"
-        step = Step.of_rows(rows, self._scheduler.blocks.take_copies())
+        step = Step.of_rows(rows, self._scheduler.blocks.take_copies(), self._scheduler.blocks.windows)
         logits = self._ranks.execute(step, self._store.take_fills() if self._store is not None else None)
         times.append(perf_counter())
         if self._drafter is not None:

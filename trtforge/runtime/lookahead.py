@@ -14,7 +14,7 @@ from torch import Tensor
 from trtforge.core.features import LookaheadFeature
 from trtforge.engine_process.requests import LookaheadSizes
 from trtforge.runtime.decoder.logits import most_likely
-from trtforge.runtime.scheduling.scheduler import Row
+from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
 Tokens = tuple[int, ...]

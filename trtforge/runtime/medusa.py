@@ -16,7 +16,7 @@ from trtforge.formats.shards import RowReader
 from trtforge.models.torch_tensors import all_finite, read_tensor
 from trtforge.runtime.decoder.logits import most_likely
 from trtforge.runtime.linears.linear import Placement
-from trtforge.runtime.scheduling.scheduler import Row
+from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
 

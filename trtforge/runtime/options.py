@@ -39,7 +39,10 @@ class EngineOptions:
     def kv_memory(self) -> KvMemory:
         """Memory for the KV cache of each rank."""
         return KvMemory(
-            fraction=self.kv_cache_fraction, tokens=self.kv_cache_tokens, host_bytes=self.kv_cache_host_memory_bytes
+            fraction=self.kv_cache_fraction,
+            tokens=self.kv_cache_tokens,
+            host_bytes=self.kv_cache_host_memory_bytes,
+            windows=not self.kv_cache_host_memory_bytes and self.kv_store is None,
         )
 
 
@@ -59,6 +62,8 @@ class EngineStatistics:
     kv_blocks_used: int
     kv_blocks_free: int
     kv_blocks_reused: int
+    kv_window_blocks_max: int
+    kv_window_blocks_used: int
     kv_host_blocks_max: int
     kv_host_blocks_used: int
     kv_host_blocks_onboarded: int
@@ -78,6 +83,8 @@ def block_figures(blocks: BlockManager) -> dict[str, int]:
         "kv_blocks_used": blocks.used_blocks,
         "kv_blocks_free": blocks.free_blocks,
         "kv_blocks_reused": blocks.reused_blocks,
+        "kv_window_blocks_max": 0 if blocks.windows is None else blocks.windows.count,
+        "kv_window_blocks_used": 0 if blocks.windows is None else blocks.windows.used,
         "kv_host_blocks_max": blocks.host.count,
         "kv_host_blocks_used": blocks.host.used,
         "kv_host_blocks_onboarded": blocks.host.onboarded,

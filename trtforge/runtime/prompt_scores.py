@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trtforge.engine_process.requests import TopLogProbs
-from trtforge.runtime.scheduling.scheduler import Row
+from trtforge.runtime.scheduling.rows import Row
 
 
 def score_prompts(rows: Rows[Row], logits: Tensor) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.scheduling.scheduler import Row, Scheduler
+from trtforge.runtime.scheduling.rows import Row
+from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
 
 PHASES = ("schedule", "forward", "sample", "emit")

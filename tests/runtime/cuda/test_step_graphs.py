@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from trtforge.runtime.scheduling.batch import Step
 BLOCK, SEQUENCES, COLUMNS = 8, 6, 4
 BLOCKS = 1 + COLUMNS * SEQUENCES
 PADDED = PaddedMemory(COLUMNS, BLOCK, 9, DEVICE)
+WINDOWED = PaddedMemory(COLUMNS, BLOCK, 9, DEVICE, window_spare=5)
 
 
 def repeated(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]]:
@@ -175,11 +177,13 @@ def test_other_steps_are_computed_without_graphs(kind: str) -> None:
 
 
 def computed(batch: Batch) -> Outputs:
-    """Logits that say which inputs each row had."""
+    """Logits that say which inputs each row had: the last two columns, of layers with windows."""
     assert batch.paged is not None
-    slots = batch.slots.view(-1, 1)
-    logits = torch.cat((batch.tokens.view(-1, 1), batch.positions.view(-1, 1), slots, batch.paged.tables), dim=1)
-    return Outputs(logits, batch.paged.lengths.view(-1, 1), [slots])
+    slots, seen = batch.slots.view(-1, 1), batch.windowed or batch
+    assert seen.paged is not None
+    windowed = seen.slots.view(-1, 1), seen.paged.tables[:, :1]
+    parts = batch.tokens.view(-1, 1), batch.positions.view(-1, 1), slots, batch.paged.tables, *windowed
+    return Outputs(torch.cat(parts, dim=1), batch.paged.lengths.view(-1, 1), [slots])
 
 
 def test_rows_that_pad_a_step_use_the_spare_block() -> None:
@@ -198,6 +202,37 @@ def test_rows_that_pad_a_step_use_the_spare_block() -> None:
     assert batch.wanted == len(batch.slots) == 4
 
 
+def test_rows_that_pad_a_step_use_the_spare_window_block() -> None:
+    inputs = WINDOWED.inputs(2)
+    batch = inputs.batch()
+    inputs.fill(windowed(step_of([BLOCK + 1], [4])))
+    assert batch.paged is not None
+    assert batch.windowed is not None
+    assert batch.windowed.paged is not None
+    assert batch.slots.tolist() == [18 * BLOCK + 1, 9 * BLOCK]
+    assert batch.windowed.slots.tolist() == [118 * BLOCK + 1, 5 * BLOCK]
+    assert batch.windowed.paged.tables[:, 0].tolist() == [117, 5]
+    assert batch.windowed.paged.lengths.tolist() == batch.paged.lengths.tolist() == [BLOCK + 2, 1]
+
+
+def windowed(step: Step) -> Step:
+    """The step where layers with windows have blocks with other numbers."""
+    return replace(step, window_tables=step.tables + 100)
+
+
+@pytest.mark.parametrize("memory", [WINDOWED, ExactMemory(COLUMNS, BLOCK, windowed=True)])
+def test_layers_with_windows_read_their_own_tables(memory: Memory) -> None:
+    graphs = StepGraphs(computed, repeated, memory)
+    for size in (3, 1, 3):
+        step = step_of([row % 7 for row in range(size)], list(range(size)))
+        found = graphs.execute(windowed(step))
+        assert found is not None
+        assert found.logits is not None
+        assert found.logits[:, 3:-2].tolist() == step.tables.tolist()
+        assert found.logits[:, -1].tolist() == (step.tables[:, 0] + 100).tolist()
+        assert (found.logits[:, -2] - found.logits[:, 2]).tolist() == [100 * BLOCK] * size
+
+
 @pytest.mark.parametrize("memory", [PADDED, ExactMemory(COLUMNS, BLOCK)])
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
 def test_outputs_are_those_of_the_rows(memory: Memory, sizes: list[int]) -> None:
@@ -211,7 +246,7 @@ def test_outputs_are_those_of_the_rows(memory: Memory, sizes: list[int]) -> None
         assert found.logits is not None
         assert found.last is not None
         assert found.logits[:, 0].tolist() == step.tokens.tolist()
-        assert found.logits[:, 3:].tolist() == step.tables.tolist()
+        assert found.logits[:, 3:-2].tolist() == step.tables.tolist()
         assert found.last[:, 0].tolist() == (step.starts + 1).tolist()
         assert [len(each) for each in found.states] == [size]
     assert graphs.captured_rows == tuple(sorted({memory.rows(size) for size in sizes}))

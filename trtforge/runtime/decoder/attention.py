@@ -70,6 +70,12 @@ class Batch:
     """The single-token rows for kernels that read the cache in place; `generation` is empty then."""
     step: Step | None = None
     """What it was made of, for layers that keep states of sequences."""
+    windowed: "Batch | None" = None
+    """The step as layers with windows see it, if they have blocks of their own."""
+
+    def seen_by(self, reach: Reach) -> "Batch":
+        """The step as layers of this reach see it."""
+        return self if self.windowed is None or reach.window is None else self.windowed
 
     @cached_property
     def spans(self) -> Spans:
@@ -108,6 +114,11 @@ class Batch:
             for row in range(rows, len(step.counts))
         )
         logit_rows = step.logit_rows()
+        windowed = None
+        if step.windowed is not None:
+            windowed = cls.of(
+                step.windowed, tokens_per_block, device, dtype, reaches=reaches, pads=pads, in_place=in_place
+            )
         return cls(
             tokens=_packed(step.tokens, device, pads),
             positions=_packed(positions, device, pads),
@@ -119,6 +130,7 @@ class Batch:
             context=context,
             paged=_paged(step, rows, tokens_per_block, device) if in_place and rows else None,
             step=step,
+            windowed=windowed,
         )
 
 
@@ -197,7 +209,7 @@ class Attention:
 
     def of(self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         """As a call, of queries (tokens, heads, head_size) and what is cached (tokens, vectors, head_size)."""
-        tokens = len(batch.slots)
+        batch, tokens = batch.seen_by(self.reach), len(batch.slots)
         cache.write(batch.slots, vectors[:tokens])
         if len(batch.generation) == 1 and not batch.context and tokens == len(queries):
             return self._generate(queries, batch.generation[0], cache)

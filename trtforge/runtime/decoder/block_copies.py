@@ -18,12 +18,15 @@ class BlockCopies:
     """
 
     def __init__(self, layers: Sequence[Tensor], first: int, count: int) -> None:
-        """`layers`: the caches (blocks, ...). The `count` blocks in host memory have the numbers from `first` on."""
+        """`layers`: the caches (blocks, ...), none if a rank has no such layers. The `count` blocks in host memory have
+        the numbers from `first` on."""
         self._first = first
         self._layers = [(layer, _host_memory(layer, count)) for layer in layers]
 
     def copy(self, pairs: Ints) -> None:
         """Copy blocks, int64 (pairs x 2): from, to, from, to. All are read before any is written."""
+        if not self._layers:
+            return
         device = self._layers[0][0].device
         sources, targets = (_Places(blocks, self._first, device) for blocks in pairs.reshape(-1, 2).T)
         for layer, host in self._layers:

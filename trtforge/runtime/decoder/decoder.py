@@ -86,19 +86,22 @@ class Decoder:
         by_torch = by_torch or spec.latent is not None or spec.linear is not None
         return not by_torch and spec.vocab_share % TILE == 0
 
-    def new_cache(self, num_blocks: int, tokens_per_block: int) -> list[LayerCache]:
+    def new_cache(self, num_blocks: int, tokens_per_block: int, window_blocks: int = 0) -> list[LayerCache]:
         """An empty cache for every layer. Zeroed, because masked values must be finite too.
 
-        Blocks of a layer with linear attention hold no tokens: it keeps its states itself.
+        `window_blocks`: of layers with windows, if they have blocks of their own. Blocks of a layer with linear
+        attention hold no tokens: it keeps its states itself.
         """
         spec = self.spec
         dtype = storage_dtype(spec.kv_format, self.place.dtype)
         scratch = Scratch()
-        shapes = [(num_blocks, 0 if layer.linear else tokens_per_block, *spec.cached) for layer in spec.layers]
-        return [
-            LayerCache(zeros(shape, dtype, self.place.device), scale, self.place.dtype, scratch)
-            for shape, scale in zip(shapes, self._kv_scales, strict=True)
-        ]
+        cache = []
+        for layer, scale in zip(spec.layers, self._kv_scales, strict=True):
+            blocks = window_blocks if window_blocks and layer.window is not None else num_blocks
+            shape = (blocks, 0 if layer.linear else tokens_per_block, *spec.cached)
+            storage = zeros(shape, dtype, self.place.device)
+            cache.append(LayerCache(storage, scale, self.place.dtype, scratch))
+        return cache
 
     def forward(self, batch: Batch, cache: list[LayerCache]) -> Tensor | None:
         """This rank's columns of the wanted rows' logits, for `logits`; None if none is wanted or on another stage.

@@ -15,19 +15,30 @@ from trtforge.runtime.scheduling.scheduler import BatchLimits
 class KvMemory(Config):
     """Memory for the KV cache of each rank: a fraction of what is free, at most for `tokens` if given.
 
-    `host_bytes`: more for blocks in host memory.
+    `host_bytes`: more for blocks in host memory. `windows`: whether layers with windows get blocks of their own where
+    others attend to all tokens, so that they keep no more than is within their windows.
     """
 
     fraction: float = 0.9
     tokens: int | None = None
     host_bytes: int = 0
+    windows: bool = False
 
 
 def block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) -> int:
     """Bytes of one KV block over the layers of one rank."""
+    return spec.cached_layers * _layer_bytes(spec, dtype, tokens_per_block)
+
+
+def window_block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) -> int:
+    """Bytes of one KV block over the layers of one rank that have windows."""
+    return sum(layer.window is not None for layer in spec.layers) * _layer_bytes(spec, dtype, tokens_per_block)
+
+
+def _layer_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) -> int:
     size = dtype.itemsize if spec.kv_format == "none" else 1
     vectors, elements = spec.cached
-    return spec.cached_layers * tokens_per_block * vectors * elements * size
+    return tokens_per_block * vectors * elements * size
 
 
 def states_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
@@ -45,10 +56,12 @@ def block_count(
     tokens: int | None,
     reserved: int = 0,
     drafter: int = 0,
+    window_blocks: int = 0,
 ) -> int:
     """KV blocks of one rank: for `tokens`, or for a full batch if None, within `fraction` of the free memory.
 
-    `reserved`: bytes that each rank will take for something else; `drafter`: those of a block in a drafter's layer.
+    `reserved`: bytes that each rank will take for something else; `drafter`: those of a block in a drafter's layer;
+    `window_blocks`: as many blocks the layers with windows have if there are more of others, else as many as others.
     Raises ForgeError if not even one block fits.
     """
     on_cpu = place.device.type == "cpu"
@@ -56,7 +69,11 @@ def block_count(
     available = max(0, free_memory(place.device) - reserved * (spec.tp * spec.pp if on_cpu else 1)) * fraction
     if on_cpu:
         available = (available if tokens is not None else min(available, CPU_CACHE_BYTES)) / (spec.tp * spec.pp)
-    fitting = int(available // max(1, block_bytes(spec, place.dtype, tokens_per_block) + drafter))
+    each = block_bytes(spec, place.dtype, tokens_per_block) + drafter
+    fitting = int(available // max(1, each))
+    if 0 < window_blocks < fitting:
+        windowed = window_block_bytes(spec, place.dtype, tokens_per_block)
+        fitting = int((available - window_blocks * windowed) // max(1, each - windowed))
     useful = limits.max_batch_size * -(-limits.max_seq_len // tokens_per_block)
     wanted = useful if tokens is None else tokens // tokens_per_block
     if min(fitting, wanted) < 1:

@@ -21,45 +21,56 @@ from trtforge.runtime.native.structures import Calls
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What the layers read, in memory that all recordings share: tables of blocks, then `_others`."""
+    """What the layers read, in memory that all recordings share: `_shared`, tables and slots of each of `_views`."""
 
-    tensors: tuple[Tensor, ...]
+    shared: tuple[Tensor, ...]
+    places: tuple[tuple[Tensor, Tensor], ...]
 
     @classmethod
     def of(cls, rows: int, columns: int, hidden: Tensor, batch: Batch, rotations: Sequence[Rotation]) -> "_Inputs":
         """Memory for this many rows and columns of block numbers."""
-        assert batch.paged is not None
-        others = (each.new_empty(rows, *each.shape[1:]) for each in _others(hidden, batch, rotations))
-        return cls((batch.paged.tables.new_zeros(rows, columns), *others))
+        shared = (each.new_empty(rows, *each.shape[1:]) for each in _shared(hidden, batch, rotations))
+        places = ((paged.tables.new_zeros(rows, columns), view.slots.new_empty(rows)) for view, paged in _views(batch))
+        return cls(tuple(shared), tuple(places))
 
     def __len__(self) -> int:
-        return len(self.tensors[0])
+        return len(self.shared[0])
 
     def first(self, rows: int) -> "_Inputs":
         """Those of the first rows."""
-        return _Inputs(tuple(tensor[:rows] for tensor in self.tensors))
+        places = ((tables[:rows], slots[:rows]) for tables, slots in self.places)
+        return _Inputs(tuple(tensor[:rows] for tensor in self.shared), tuple(places))
 
     def fill(self, hidden: Tensor, batch: Batch, rotations: Sequence[Rotation]) -> None:
         """Copy a step's."""
-        assert batch.paged is not None
-        tables, *others = self.tensors
-        tables[:, : batch.paged.tables.shape[1]] = batch.paged.tables
-        for own, new in zip(others, _others(hidden, batch, rotations), strict=True):
+        for own, new in zip(self.shared, _shared(hidden, batch, rotations), strict=True):
             own.copy_(new)
+        for (tables, slots), (view, paged) in zip(self.places, _views(batch), strict=True):
+            tables[:, : paged.tables.shape[1]] = paged.tables
+            slots.copy_(view.slots)
 
     def as_step(self, batch: Batch, rotations: Sequence[Rotation]) -> tuple[Tensor, Batch, tuple[Rotation, ...]]:
         """The step that the layers compute from these tensors."""
-        assert batch.paged is not None
-        tables, hidden, slots, lengths, *parts = self.tensors
-        paged = PagedRows(tables, lengths, batch.paged.block_size)
+        hidden, lengths, *parts = self.shared
+        views = [
+            replace(view, slots=slots, paged=PagedRows(tables, lengths, paged.block_size))
+            for (tables, slots), (view, paged) in zip(self.places, _views(batch), strict=True)
+        ]
         turned = zip(rotations, parts[::2], parts[1::2], strict=True)
-        return hidden, replace(batch, slots=slots, paged=paged), tuple(replace(r, cos=c, sin=s) for r, c, s in turned)
+        step = views[0] if len(views) == 1 else replace(views[0], windowed=views[1])
+        return hidden, step, tuple(replace(each, cos=cos, sin=sin) for each, cos, sin in turned)
 
 
-def _others(hidden: Tensor, batch: Batch, rotations: Sequence[Rotation]) -> list[Tensor]:
-    """Hidden states, slots, lengths, then cosines and sines of each rotation."""
+def _views(batch: Batch) -> list[tuple[Batch, PagedRows]]:
+    """The step as layers see it, then as those with windows do, if they have blocks of their own; its rows."""
+    views = [batch] if batch.windowed is None else [batch, batch.windowed]
+    return [(view, view.paged) for view in views if view.paged is not None]
+
+
+def _shared(hidden: Tensor, batch: Batch, rotations: Sequence[Rotation]) -> list[Tensor]:
+    """Hidden states, lengths, then cosines and sines of each rotation."""
     assert batch.paged is not None
-    return [hidden, batch.slots, batch.paged.lengths, *(part for each in rotations for part in (each.cos, each.sin))]
+    return [hidden, batch.paged.lengths, *(part for each in rotations for part in (each.cos, each.sin))]
 
 
 @dataclass(frozen=True)

@@ -76,15 +76,16 @@ class PaddedInputs:
     """What `rows` rows read: int64 (4 + columns of the block tables, rows), so that what a step fills lies together.
 
     Tokens, positions, slots and lengths, then the tables, a row for each column. Rows that pad a step write to the
-    block `spare` and attend to it.
+    block `spare` and attend to it. `windowed`: what layers with windows read, if they have blocks of their own.
     """
 
     integers: Tensor
     block_size: int
     spare: int
+    windowed: "PaddedInputs | None" = None
 
     def fill(self, step: Step) -> None:
-        """See Inputs: in one transfer."""
+        """See Inputs: in one transfer for layers of a kind."""
         count, used = step.tables.shape
         filled = np.zeros((4 + used, self.integers.shape[1]), dtype=np.int64)
         filled[0, :count], filled[1, :count] = step.tokens, step.starts
@@ -93,20 +94,24 @@ class PaddedInputs:
         filled[4:, :count] = step.tables.T
         filled[2, count:], filled[3, count:], filled[4, count:] = self.spare * self.block_size, 1, self.spare
         self.integers[: len(filled)].copy_(torch.from_numpy(filled))
+        if self.windowed is not None and step.windowed is not None:
+            self.windowed.fill(step.windowed)
 
     def batch(self) -> Batch:
         """See Inputs."""
-        return _batch(self.integers[:4], self.integers[4:].t(), self.block_size)
+        windowed = None if self.windowed is None else self.windowed.batch()
+        return _batch(self.integers[:4], self.integers[4:].t(), self.block_size, windowed)
 
 
 @dataclass(frozen=True)
 class PaddedMemory:
-    """On a GPU: graphs of few sizes, each with memory of its own."""
+    """On a GPU: graphs of few sizes, each with memory of its own. `window_spare`: as `spare`, of window blocks."""
 
     columns: int
     block_size: int
     spare: int
     device: torch.device
+    window_spare: int | None = None
 
     def rows(self, rows: int) -> int:
         """See Memory."""
@@ -114,17 +119,25 @@ class PaddedMemory:
 
     def inputs(self, rows: int) -> PaddedInputs:
         """See Memory."""
+        windowed = None if self.window_spare is None else PaddedInputs(*self._of(rows, self.window_spare))
+        return PaddedInputs(*self._of(rows, self.spare), windowed)
+
+    def _of(self, rows: int, spare: int) -> tuple[Tensor, int, int]:
         integers = torch.zeros(4 + self.columns, rows, dtype=torch.int64, device=self.device)
-        return PaddedInputs(integers, self.block_size, self.spare)
+        return integers, self.block_size, spare
 
 
 @dataclass(frozen=True)
 class ExactInputs:
-    """What a step of exactly so many rows reads: int64 tokens, positions, slots and lengths (4, rows), and tables."""
+    """What a step of exactly so many rows reads: int64 tokens, positions, slots and lengths (4, rows), and tables.
+
+    `windowed`: what layers with windows read, if they have blocks of their own.
+    """
 
     integers: Tensor
     tables: Tensor
     block_size: int
+    windowed: "ExactInputs | None" = None
 
     def fill(self, step: Step) -> None:
         """See Inputs."""
@@ -132,18 +145,25 @@ class ExactInputs:
         integers[0], integers[1], integers[3] = step.tokens, starts, starts + 1
         integers[2] = step.slots(np.arange(len(starts)), starts, self.block_size)
         tables[:, : step.tables.shape[1]] = step.tables
+        if self.windowed is not None and step.windowed is not None:
+            self.windowed.fill(step.windowed)
 
     def batch(self) -> Batch:
         """See Inputs."""
-        return _batch(self.integers, self.tables, self.block_size)
+        windowed = None if self.windowed is None else self.windowed.batch()
+        return _batch(self.integers, self.tables, self.block_size, windowed)
 
 
 class ExactMemory:
-    """On a CPU: a graph for each number of rows; they run one at a time, so all of them read the same memory."""
+    """On a CPU: a graph for each number of rows; they run one at a time, so all of them read the same memory.
 
-    def __init__(self, columns: int, block_size: int) -> None:
+    `windowed`: whether layers with windows have blocks of their own.
+    """
+
+    def __init__(self, columns: int, block_size: int, *, windowed: bool = False) -> None:
         self.columns = columns
         self._block_size = block_size
+        self._windowed = ExactMemory(columns, block_size) if windowed else None
         self._integers = torch.zeros(4, 0, dtype=torch.int64)
         self._tables = torch.zeros(0, columns, dtype=torch.int64)
 
@@ -156,10 +176,11 @@ class ExactMemory:
         if rows > len(self._tables):
             self._integers = torch.zeros(4, 2 * rows, dtype=torch.int64)
             self._tables = torch.zeros(2 * rows, self.columns, dtype=torch.int64)
-        return ExactInputs(self._integers[:, :rows], self._tables[:rows], self._block_size)
+        windowed = None if self._windowed is None else self._windowed.inputs(rows)
+        return ExactInputs(self._integers[:, :rows], self._tables[:rows], self._block_size, windowed)
 
 
-def _batch(integers: Tensor, tables: Tensor, block_size: int) -> Batch:
+def _batch(integers: Tensor, tables: Tensor, block_size: int, windowed: Batch | None) -> Batch:
     tokens, positions, slots, lengths = integers
     rows = len(tokens)
     return Batch(
@@ -172,6 +193,7 @@ def _batch(integers: Tensor, tables: Tensor, block_size: int) -> Batch:
         generation=(),
         context=(),
         paged=PagedRows(tables, lengths, block_size),
+        windowed=windowed,
     )
 
 

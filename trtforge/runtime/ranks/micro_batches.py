@@ -71,4 +71,6 @@ def _of_part(step: Step, part: _Part, firsts: Ints) -> Step:
         tokens=step.tokens[firsts[rows[0]] + begins[0] : firsts[rows[-1]] + ends[-1]],
         copies=step.copies[:0],
         adapters=step.adapters[rows] if len(step.adapters) else step.adapters,
+        window_tables=step.window_tables[rows] if len(step.window_tables) else step.window_tables,
+        window_copies=step.window_copies[:0],
     )

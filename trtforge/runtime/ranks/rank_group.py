@@ -76,7 +76,7 @@ class RankGroup:
                         worker.check()
                         time.sleep(0.01)
                 distributed.connect(store)
-            self.num_blocks, self.num_host_blocks = self._model.allocate(memory)
+            self.num_blocks, self.num_host_blocks, self.num_window_blocks = self._model.allocate(memory)
             kernels = native_for(place.device, place.dtype)
             if kernels is not None:
                 release_threads(kernels)  # the engine's thread computes from here on

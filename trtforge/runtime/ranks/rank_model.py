@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.attention_windows import widest_window
+from trtforge.formats.attention_windows import partial_window, widest_window, window_blocks_for
 from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.architecture.positions import Reach
 from trtforge.runtime.cuda.graph_capture import graph_capture_for
@@ -53,21 +53,33 @@ class RankModel:
         self._ranks = ranks
         self._cache: list[LayerCache] = []
         self._copies: BlockCopies | None = None
+        self._window_copies: BlockCopies | None = None
         self._graphs: StepGraphs | None = None
         self._capture = graph_capture_for(place.device) if self._decoder.repeats else None
         self._calls = None if self._decoder.recordable is None else CallCapture(self._decoder.recordable)
 
-    def allocate(self, memory: KvMemory) -> tuple[int, int]:
-        """Allocate as many KV blocks as fit on every rank: their numbers on a device and in host memory.
+    def allocate(self, memory: KvMemory) -> tuple[int, int, int]:
+        """Allocate as many KV blocks as fit on every rank: their numbers on a device, in host memory, and of layers
+        with windows, 0 if those have the blocks of others.
 
         Raises ForgeError if there is no room.
         """
-        num_blocks = self._ranks.smallest(self.blocks_that_fit(memory.fraction, memory.tokens))
+        window_blocks = self._wanted_window_blocks if memory.windows else 0
+        num_blocks = self._ranks.smallest(self.blocks_that_fit(memory.fraction, memory.tokens, window_blocks))
         host_blocks = self._ranks.smallest(self.host_blocks_that_fit(memory.host_bytes, num_blocks))
-        self.allocate_cache(num_blocks, host_blocks)
-        return num_blocks, host_blocks
+        window_blocks = window_blocks if window_blocks < num_blocks else 0
+        self.allocate_cache(num_blocks, host_blocks, window_blocks)
+        return num_blocks, host_blocks, window_blocks
 
-    def blocks_that_fit(self, fraction: float, tokens: int | None) -> int:
+    @property
+    def _wanted_window_blocks(self) -> int:
+        """Blocks of their own that layers with windows need; 0 if they have the blocks of others."""
+        window, limits = partial_window(self._source.config), self._source.limits
+        if window is None:
+            return 0
+        return window_blocks_for(window, self._source.tokens_per_block, limits.max_batch_size, limits.max_num_tokens)
+
+    def blocks_that_fit(self, fraction: float, tokens: int | None, window_blocks: int = 0) -> int:
         """KV blocks that this rank has memory for."""
         source = self._source
         reserved = 0 if self.adapters is None else self.adapters.reserved_bytes
@@ -77,7 +89,7 @@ class RankModel:
         reserved += beside.weights + drafter * self._spare_blocks
         if self._capture is not None:
             reserved += block_bytes(spec, self._place.dtype, size)
-        return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved, drafter)
+        return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved, drafter, window_blocks)
 
     def host_blocks_that_fit(self, memory: int, num_blocks: int) -> int:
         """KV blocks in so many bytes of host memory, beside `num_blocks` on the device. Raises ForgeError."""
@@ -88,19 +100,28 @@ class RankModel:
         taken = num_blocks * (size + beside.block) + beside.weights if self._place.device.type == "cpu" else 0
         return host_block_count(memory, size, spec.tp * spec.pp, taken)
 
-    def allocate_cache(self, num_blocks: int, host_blocks: int = 0) -> None:
-        """Allocate `num_blocks` KV blocks, and more in host memory; required before the first step."""
+    def allocate_cache(self, num_blocks: int, host_blocks: int = 0, window_blocks: int = 0) -> None:
+        """Allocate `num_blocks` KV blocks, and more in host memory; required before the first step.
+
+        `window_blocks`: of layers with windows, if they have blocks of their own.
+        """
         size, longest = self._source.tokens_per_block, self._source.limits.max_seq_len
-        self._cache = self._decoder.new_cache(num_blocks + (self._capture is not None), size)
+        spare = int(self._capture is not None)
+        self._cache = self._decoder.new_cache(num_blocks + spare, size, window_blocks + spare if window_blocks else 0)
         columns = -(-longest // size)
         if self._capture is not None:
-            padded = PaddedMemory(columns, size, num_blocks, self._place.device)
+            padded = PaddedMemory(columns, size, num_blocks, self._place.device, window_blocks or None)
             self._graphs = StepGraphs(self._outputs, self._capture, padded)
         elif self._calls is not None:
-            self._graphs = StepGraphs(self._outputs, self._calls, ExactMemory(columns, size))
+            exact = ExactMemory(columns, size, windowed=window_blocks > 0)
+            self._graphs = StepGraphs(self._outputs, self._calls, exact)
         if self._network is not None:
             self._cache.append(self._network.allocate_cache(num_blocks + self._spare_blocks, size))
-        self._copies = BlockCopies(self.cache, num_blocks, host_blocks)
+        layers = enumerate(self._decoder.spec.layers)
+        windowed = {index for index, layer in layers if window_blocks and layer.window is not None}
+        others = [tensor for index, tensor in enumerate(self.cache) if index not in windowed]
+        self._copies = BlockCopies(others, num_blocks, host_blocks)
+        self._window_copies = BlockCopies([self.cache[index] for index in sorted(windowed)], window_blocks, 0)
 
     @property
     def layers(self) -> Layers:
@@ -152,8 +173,11 @@ class RankModel:
         `fills`: blocks to overwrite after the step's copies, with their bytes of all layers one after another.
         """
         assert self._copies is not None, "see allocate_cache"
+        assert self._window_copies is not None, "see allocate_cache"
         if len(step.copies):
             self._copies.copy(step.copies)
+        if len(step.window_copies):
+            self._window_copies.copy(step.window_copies)
         for block_index, content in (fills or {}).items():
             parts = content.split([layer.storage[0].nbytes for layer in self._cache])
             for layer, part in zip(self._cache, parts, strict=True):

@@ -4,16 +4,17 @@ Rank 0 broadcasts each `Step` to all ranks as one int64 array; positions, slots 
 """
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from trtforge.runtime.scheduling.scheduler import Row
+from trtforge.runtime.scheduling.rows import Row
+from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
 Ints = npt.NDArray[np.int64]
-HEADER = 7
+HEADER = 10
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Step:
     `length`: total length of the sequence of all rows, 0 if unknown; some rotary scalings depend on it.
     `copies`: blocks to copy first, as pairs (from, to) one after another; all are read before any is written.
     `adapters`: the task id of each row's LoRA adapter, 0 without one; empty if no row has one.
+    `window_tables`, `window_copies`: as `tables` and `copies`, for layers with windows that have blocks of their own.
     """
 
     starts: Ints
@@ -34,9 +36,13 @@ class Step:
     length: int = 0
     copies: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     adapters: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    window_tables: Ints = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    window_copies: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
-    def of_rows(cls, rows: Rows[Row], copies: Rows[tuple[int, int]] = ()) -> "Step":
+    def of_rows(
+        cls, rows: Rows[Row], copies: Rows[tuple[int, int]] = (), windows: WindowBlocks | None = None
+    ) -> "Step":
         """The step for the scheduler's rows, in their order. A draft is a single-token row with the same blocks."""
         starts = np.array([row.start for row in rows], dtype=np.int64)
         counts = np.array([row.count for row in rows], dtype=np.int64)
@@ -60,23 +66,36 @@ class Step:
             counts, wanted, tables = (np.repeat(values, each, axis=0) for values in (counts, wanted, tables))
             adapters = np.repeat(adapters, each) if adapted else adapters
         pairs = np.array(copies, dtype=np.int64).reshape(-1)
-        return cls(starts, counts, wanted, tables, np.array(tokens, dtype=np.int64), 0, pairs, adapters)
+        step = cls(starts, counts, wanted, tables, np.array(tokens, dtype=np.int64), 0, pairs, adapters)
+        if windows is None:
+            return step
+        window_copies = np.array(windows.take_copies(), dtype=np.int64).reshape(-1)
+        return replace(step, window_tables=windows.numbers[tables], window_copies=window_copies)
 
     def encode(self) -> Ints:
-        """The step as one array: its length, rows, table columns, tokens, `length`, copies, adapters, then fields."""
-        rows, columns = self.tables.shape
-        own = HEADER + 3 * rows + rows * columns + sum(map(len, (self.tokens, self.copies, self.adapters)))
-        sizes = [own, rows, columns, len(self.tokens), self.length, len(self.copies), len(self.adapters)]
-        fields = (self.starts, self.counts, self.wanted, self.tables.reshape(-1), self.tokens)
-        return np.concatenate([np.array(sizes, dtype=np.int64), *fields, self.copies, self.adapters])
+        """The step as one array: its length, table columns, `length`, then the lengths of all fields, then these."""
+        fields = [self.starts, self.counts, self.wanted, self.tables.reshape(-1), self.tokens, self.copies]
+        fields += [self.adapters, self.window_tables.reshape(-1), self.window_copies]
+        sizes = [len(each) for each in fields[2:]]  # as many starts and counts as are wanted
+        header = [HEADER + 2 * len(self.starts) + sum(sizes), self.tables.shape[1], self.length, *sizes]
+        return np.concatenate([np.array(header, dtype=np.int64), *fields])
 
     @classmethod
     def decode(cls, values: Ints) -> "Step":
         """The inverse of `encode`; `values` may be longer than the step."""
-        _, rows, columns, tokens, length, pairs, adapted = (int(value) for value in values[:HEADER])
-        ends = np.cumsum([HEADER, rows, rows, rows, rows * columns, tokens, pairs, adapted])
-        starts, counts, wanted, tables, packed, copies, adapters = (values[a:b] for a, b in pairwise(ends))
-        return cls(starts, counts, wanted, tables.reshape(rows, columns), packed, length, copies, adapters)
+        _, columns, length, *sizes = (int(value) for value in values[:HEADER])
+        ends = np.cumsum([HEADER, sizes[0], sizes[0], *sizes])
+        fields = [values[a:b] for a, b in pairwise(ends)]
+        starts, counts, wanted, tables, tokens, copies, adapters, windows, pairs = fields
+        tables, windows = tables.reshape(-1, columns), windows.reshape(-1, columns)
+        return cls(starts, counts, wanted, tables, tokens, length, copies, adapters, windows, pairs)
+
+    @property
+    def windowed(self) -> "Step | None":
+        """The step as layers with windows see it; None if they have no blocks of their own."""
+        if not len(self.window_tables):
+            return None
+        return replace(self, tables=self.window_tables, window_tables=self.window_tables[:0])
 
     @property
     def generation_rows(self) -> int:

@@ -7,45 +7,12 @@ their end, so the partial last block of a sequence is never shared.
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from trtforge.runtime.scheduling.block_store import BlockStore
+from trtforge.runtime.scheduling.block_table import BlockTable, Prefix
 from trtforge.runtime.scheduling.host_pool import HostPool
-
-
-@dataclass(eq=False, slots=True)
-class BlockTable:
-    """The blocks of one sequence in order. The first len(keys) are full and computed; `keys` are their hashes.
-
-    `salt` is hashed before the tokens: tables with different salts share no blocks. The first `dropped` blocks lie
-    behind the window and were given back; 0 stands in their places.
-    """
-
-    blocks: list[int] = field(default_factory=list)
-    keys: list[bytes] = field(default_factory=list)
-    salt: bytes = b""
-    dropped: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """The longest cached prefix of some tokens: its blocks, None for those in host memory or in the store.
-
-    No sequence holds `idle` of the blocks, which count as free; others have to be taken for those that are elsewhere.
-    """
-
-    blocks: tuple[int | None, ...] = ()
-    keys: tuple[bytes, ...] = ()
-    idle: int = 0
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    @property
-    def held(self) -> int:
-        """Number of the blocks that sequences hold."""
-        return sum(block is not None for block in self.blocks) - self.idle
+from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
 
 class BlockManager:
@@ -64,8 +31,12 @@ class BlockManager:
         store: BlockStore | None = None,
         window: int | None = None,
         host_blocks: int = 0,
+        windows: WindowBlocks | None = None,
     ) -> None:
-        """`window`: tokens that a token attends to in any layer, itself included; None: all before it."""
+        """`window`: tokens that a token attends to in any layer, itself included; None: all before it.
+
+        `windows`: blocks of their own for the layers with windows; there is no other store of blocks then.
+        """
         self.num_blocks = num_blocks
         self.tokens_per_block = tokens_per_block
         self.window = window
@@ -73,6 +44,7 @@ class BlockManager:
         self._reuse = reuse
         self._store = store
         self.host = HostPool(num_blocks, host_blocks)
+        self.windows = windows
         self._references = [0] * num_blocks
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
@@ -119,6 +91,10 @@ class BlockManager:
                 idle += block is not None
             blocks.append(block)
             keys.append(key)
+        if self.windows is not None:
+            count = self.windows.longest(blocks)
+            idle -= sum(block is not None and not self._references[block] for block in blocks[count:])
+            del blocks[count:], keys[count:]
         return Prefix(tuple(blocks), tuple(keys), idle)
 
     def share(self, table: BlockTable, prefix: Prefix, *, drops: bool = False) -> None:
@@ -150,6 +126,9 @@ class BlockManager:
         table.keys[:] = prefix.keys[: len(blocks)]
         table.dropped = behind
         self.reused_blocks += len(blocks)
+        if self.windows is not None:
+            table.unseen = self.windows.behind(len(blocks) * self.tokens_per_block)
+            self.windows.share(table.blocks[table.unseen :])
 
     def most_held(self, tokens: int) -> int:
         """Number of blocks that a table holds at most while it grows to this many tokens, a block or a token at a time.
@@ -187,6 +166,7 @@ class BlockManager:
         excess = max(0, len(table.blocks) - self.blocks_for(tokens))
         for _ in range(excess):
             block = table.blocks.pop()
+            self._leave([block])
             self._references[block] -= 1
             assert not self._references[block], "a block without computed tokens is shared"
             self._empty.append(block)
@@ -199,27 +179,36 @@ class BlockManager:
             key = _chain(table.keys[-1] if table.keys else table.salt, tokens[index * size : (index + 1) * size])
             table.keys.append(key)
             self._register(key, table.blocks[index])
+        if self.windows is not None:
+            unseen = max(table.unseen, min(self.windows.behind(computed), len(table.keys)))
+            self._leave(table.blocks[table.unseen : unseen])
+            table.unseen = unseen
 
     def fork(self, tables: Sequence[BlockTable], parents: Sequence[int]) -> None:
         """Give each table the content of the one that `parents` names by its index.
 
         Full blocks are shared. The last block is copied, but for a parent's first child, which gets the parent's own.
         """
-        before = [(list(table.blocks), list(table.keys), table.dropped) for table in tables]
+        before = [(list(table.blocks), list(table.keys), table.dropped, table.unseen) for table in tables]
         heirs = {parent: child for child, parent in reversed(list(enumerate(parents)))}
         for index, table in enumerate(tables):
             if index not in heirs:
                 self.release(table)
         for child, parent in enumerate(parents):
-            blocks, keys, dropped = before[parent]
+            blocks, keys, dropped, unseen = before[parent]
             if heirs[parent] != child:
                 for block in blocks[dropped : len(keys)]:
                     self._references[block] += 1
+                if self.windows is not None:
+                    self.windows.share(blocks[unseen : len(keys)])
                 copies = [self._take() for _ in blocks[len(keys) :]]
                 for copy, block in zip(copies, blocks[len(keys) :], strict=True):
                     self._copies[copy] = self._copies.get(block, block)
+                    if self.windows is not None:
+                        self.windows.copy(block, copy)
                 blocks = [*blocks[: len(keys)], *copies]
-            tables[child].blocks[:], tables[child].keys[:], tables[child].dropped = blocks, keys, dropped
+            table = tables[child]
+            table.blocks[:], table.keys[:], table.dropped, table.unseen = blocks, keys, dropped, unseen
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Blocks to copy before the next step, as pairs (from, to): all are read before any is written."""
@@ -229,15 +218,18 @@ class BlockManager:
 
     def release(self, table: BlockTable) -> None:
         """Free all blocks, the last ones first, so that the start of a prefix, shared most often, is evicted last."""
+        self._leave(table.blocks[table.unseen :][::-1])
         for block in reversed(table.blocks[table.dropped :]):
             self._give_back(block)
         table.blocks.clear()
         table.keys.clear()
-        table.dropped = 0
+        table.dropped = table.unseen = 0
 
     def check(self, tables: Iterable[BlockTable]) -> None:
         """Assert every invariant; `tables` must be all tables in use."""
-        counts = [0] * self.num_blocks
+        counts, tables = [0] * self.num_blocks, list(tables)
+        if self.windows is not None:
+            self.windows.check(table.blocks[table.unseen :] for table in tables)
         for table in tables:
             held = table.blocks[table.dropped :]
             assert len(set(held)) == len(held), "a block twice in one table"
@@ -271,6 +263,12 @@ class BlockManager:
                 self._store.keep(self._key_of[block], block)
         else:
             self._empty.append(block)
+
+    def _leave(self, blocks: Iterable[int]) -> None:
+        """A sequence does not attend to these blocks any more in layers with windows."""
+        if self.windows is not None:
+            for block in blocks:
+                self.windows.leave(block, keep=block in self._key_of)
 
     def _behind(self, computed: int) -> int:
         """Number of blocks that no token from position `computed` on attends to."""
@@ -319,6 +317,8 @@ class BlockManager:
         if target is not None:
             self._copies[target] = content
         self._references[block] = 1
+        if self.windows is not None:
+            self.windows.take(block)
         return block
 
 

@@ -13,7 +13,9 @@ from typing import Literal
 
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import FinishReason
-from trtforge.runtime.scheduling.blocks import BlockManager, Prefix
+from trtforge.runtime.scheduling.block_table import Prefix
+from trtforge.runtime.scheduling.blocks import BlockManager
+from trtforge.runtime.scheduling.rows import Row, packing_order
 from trtforge.runtime.scheduling.sequence import Sequence
 
 _MOST_SCORED = 512
@@ -32,27 +34,6 @@ class BatchLimits:
     max_input_len: int
     max_seq_len: int
     max_beam_width: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Tokens [start, start + count) of a sequence; `samples`: the next token is sampled after the last one.
-
-    `scores`: the logits of all its tokens are wanted, for the log probabilities of the prompt.
-    `drafts`: proposed tokens to compute after the last one, each with its logits.
-    """
-
-    sequence: Sequence
-    start: int
-    count: int
-    samples: bool
-    scores: bool = False
-    drafts: tuple[int, ...] = ()
-
-    @property
-    def wanted(self) -> int:
-        """Number of its last tokens, drafts included, whose logits are wanted."""
-        return self.count if self.scores else int(self.samples) + len(self.drafts)
 
 
 class Scheduler:
@@ -365,8 +346,3 @@ class Scheduler:
 def _insert(sequences: list[Sequence], sequence: Sequence) -> None:
     """Insert a sequence by its precedence, behind members of its own group."""
     insort(sequences, sequence, key=lambda each: each.precedence)
-
-
-def packing_order(row: Row) -> tuple[bool, int]:
-    """Sorts the rows of a step: those of one token first, then by position."""
-    return row.count > 1, row.start

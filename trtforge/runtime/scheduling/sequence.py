@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
-from trtforge.runtime.scheduling.blocks import BlockTable
+from trtforge.runtime.scheduling.block_table import BlockTable
 
 if TYPE_CHECKING:
     from torch import Tensor

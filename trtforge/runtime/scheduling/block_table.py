@@ -1,0 +1,39 @@
+"""What sequences hold of the KV cache, and what new ones find there."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False, slots=True)
+class BlockTable:
+    """The blocks of one sequence in order. The first len(keys) are full and computed; `keys` are their hashes.
+
+    `salt` is hashed before the tokens: tables with different salts share no blocks. The first `dropped` blocks lie
+    behind the window and were given back; 0 stands in their places. Layers with windows do not attend to the first
+    `unseen` blocks, if they have blocks of their own (`window_blocks.py`).
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    salt: bytes = b""
+    dropped: int = 0
+    unseen: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """The longest cached prefix of some tokens: its blocks, None for those in host memory or in the store.
+
+    No sequence holds `idle` of the blocks, which count as free; others have to be taken for those that are elsewhere.
+    """
+
+    blocks: tuple[int | None, ...] = ()
+    keys: tuple[bytes, ...] = ()
+    idle: int = 0
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def held(self) -> int:
+        """Number of the blocks that sequences hold."""
+        return sum(block is not None for block in self.blocks) - self.idle

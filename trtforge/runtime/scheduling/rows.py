@@ -1,0 +1,31 @@
+"""What a step computes of a sequence."""
+
+from dataclasses import dataclass
+
+from trtforge.runtime.scheduling.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tokens [start, start + count) of a sequence; `samples`: the next token is sampled after the last one.
+
+    `scores`: the logits of all its tokens are wanted, for the log probabilities of the prompt.
+    `drafts`: proposed tokens to compute after the last one, each with its logits.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    samples: bool
+    scores: bool = False
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def wanted(self) -> int:
+        """Number of its last tokens, drafts included, whose logits are wanted."""
+        return self.count if self.scores else int(self.samples) + len(self.drafts)
+
+
+def packing_order(row: Row) -> tuple[bool, int]:
+    """Sorts the rows of a step: those of one token first, then by position."""
+    return row.count > 1, row.start

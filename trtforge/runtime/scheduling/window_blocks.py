@@ -1,0 +1,102 @@
+"""Where layers with sliding windows keep what a KV block holds, in models of which other layers attend to all tokens.
+
+The other layers keep a block as long as its sequence runs. Layers with windows need it only while its tokens are within
+the window: then it has a block of a second, smaller pool, a window block. TensorRT-LLM has a pool for each window size
+(`WindowBlockManager`, cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp).
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+class WindowBlocks:
+    """Window blocks of the blocks of a pool.
+
+    A window block that no sequence attends to any more keeps its content, for prompts that begin alike, until another
+    block needs it; the one that was left first goes first.
+    """
+
+    def __init__(self, count: int, window: int, tokens_per_block: int, num_blocks: int) -> None:
+        """`window`: the largest of the layers; `num_blocks`: of the pool."""
+        self.count = count
+        self._window, self._size = window, tokens_per_block
+        self.numbers: npt.NDArray[np.int64] = np.zeros(num_blocks, dtype=np.int64)
+        """The window block of each block that has one; of others any number below `count`."""
+        self._users = [0] * num_blocks
+        self._empty = list(range(count - 1, -1, -1))
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._copies: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, count: int, window: int | None, tokens_per_block: int, num_blocks: int) -> "WindowBlocks | None":
+        """None if there are none: then all layers have the same blocks."""
+        return cls(count, window, tokens_per_block, num_blocks) if count and window is not None else None
+
+    @property
+    def used(self) -> int:
+        """Window blocks that sequences attend to."""
+        return self.count - len(self._empty) - len(self._idle)
+
+    def behind(self, computed: int) -> int:
+        """Number of a sequence's blocks that no token from position `computed` on attends to."""
+        return max(0, (computed - self._window + 1) // self._size)
+
+    def longest(self, blocks: Sequence[int | None]) -> int:
+        """Length of the longest start of `blocks` after which all that is within the window has window blocks."""
+        found = held = 0
+        for count, block in enumerate(blocks, 1):
+            held = held + 1 if block is not None and (self._users[block] or block in self._idle) else 0
+            if held >= count - self.behind(count * self._size):
+                found = count
+        return found
+
+    def take(self, block: int) -> None:
+        """Give `block` a window block for new content, with one user."""
+        if block in self._idle:
+            del self._idle[block]
+        else:
+            self.numbers[block] = self._empty.pop() if self._empty else self.numbers[self._idle.popitem(last=False)[0]]
+        self._copies.pop(int(self.numbers[block]), None)
+        self._users[block] = 1
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Another sequence attends to `blocks`, which have window blocks."""
+        for block in blocks:
+            self._idle.pop(block, None)
+            self._users[block] += 1
+
+    def leave(self, block: int, *, keep: bool) -> None:
+        """A sequence does not attend to `block` any more. `keep`: others may find its content later."""
+        self._users[block] -= 1
+        if self._users[block]:
+            return
+        if keep:
+            self._idle[block] = None
+        else:
+            self._empty.append(int(self.numbers[block]))
+
+    def copy(self, source: int, target: int) -> None:
+        """Have the window block of one block copied to that of another before the next step."""
+        content = int(self.numbers[source])
+        self._copies[int(self.numbers[target])] = self._copies.get(content, content)
+
+    def take_copies(self) -> list[tuple[int, int]]:
+        """As `BlockManager.take_copies`, of window blocks."""
+        copies = [(source, target) for target, source in self._copies.items()]
+        self._copies.clear()
+        return copies
+
+    def check(self, attended: Iterable[list[int]]) -> None:
+        """Assert every invariant; `attended`: the blocks that each sequence attends to."""
+        users = [0] * len(self._users)
+        for blocks in attended:
+            for block in blocks:
+                users[block] += 1
+        assert users == self._users, "users of window blocks are wrong"
+        held = [block for block, count in enumerate(users) if count]
+        assert not set(held) & set(self._idle), "a window block with users is idle"
+        numbers = [*(int(self.numbers[block]) for block in (*held, *self._idle)), *self._empty]
+        assert sorted(numbers) == list(range(self.count)), "a window block leaked, or has two owners"
