@@ -29,6 +29,8 @@ _FAMILIES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
             "used": "kv_blocks_used",
             "tokens_per": "tokens_per_block",
             "reused": "kv_blocks_reused",
+            "window_max": "kv_window_blocks_max",
+            "window_used": "kv_window_blocks_used",
             "host_max": "kv_host_blocks_max",
             "host_used": "kv_host_blocks_used",
             "host_onboarded": "kv_host_blocks_onboarded",

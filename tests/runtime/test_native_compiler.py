@@ -17,6 +17,15 @@ from trtforge.runtime.native.compiler import NATIVE, CompileError, compiled
 
 
 def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two small sources and a header in place of the kernels; a changed header makes another library."""
+    sources = tmp_path / "source"
+    sources.mkdir()
+    (sources / "answer.h").write_text("int answer();\nconstexpr int ANSWER = 42;\n")
+    (sources / "answer.cpp").write_text('#include "answer.h"\nint answer() { return ANSWER; }\n')
+    (sources / "ask.cpp").write_text(
+        '#include "answer.h"\nextern "C" __attribute__((visibility("default"))) int ask() { return answer(); }\n'
+    )
+    monkeypatch.setattr(compiler, "SOURCES", sources)
     monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path))
     made = compiled()
     written = made.stat().st_mtime_ns
@@ -24,7 +33,10 @@ def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert compiled() == made
     assert made.stat().st_mtime_ns == written
     assert [path.name for path in made.parent.iterdir()] == [made.name]
-    ctypes.CDLL(str(made)).has_matmul()
+    assert ctypes.CDLL(str(made)).ask() == 42
+    (sources / "answer.h").write_text("int answer();\nconstexpr int ANSWER = 43;\n")
+    assert compiled() != made
+    assert ctypes.CDLL(str(compiled())).ask() == 43
 
 
 def test_processes_that_need_it_at_once_compile_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +106,7 @@ def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_cache_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor one behind a link: the library goes to the user's own temporary directory."""
+    monkeypatch.setattr(compiler, "_build", lambda compiler, flags, library: library.touch())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     own = tmp_path / f"trtforge-{os.getuid()}" / "kernels"
     for name in ("shared", "linked"):

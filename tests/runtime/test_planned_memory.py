@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from tests.families import TINY
+from tests.runtime.conftest import greedy
 from tests.runtime.converted import Families
 from tests.runtime.eagle_networks import write_network
 from tests.runtime.test_medusa import write_heads
@@ -365,6 +366,30 @@ def test_the_blocks_of_an_engine_with_windows(families: Families, name: str, eve
     assert max(running for running, _ in used) == fits
     assert max(blocks for _, blocks in used) <= found.memory.kv_tokens // BLOCK
     assert max(blocks for running, blocks in used if running == fits) == fits * each
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+@pytest.mark.parametrize("name", [name for name, everywhere in WINDOWED if not everywhere])
+def test_the_blocks_of_layers_with_windows(families: Families, name: str, pp: int, tmp_path: Path) -> None:
+    """Two requests of 30 blocks; in layers with a window of 4 blocks 3 more for each, and 8 for the tokens of a step."""
+    family = families(name)
+    family.checkpoint()
+    engine = {"tokens_per_block": 4, "max_batch_size": 2, "max_seq_len": 120, "max_num_tokens": 32}
+    asked = recipe(family.directory / "hf", engine=engine, parallel={"pp": pp})
+    memory = planned(asked).memory
+    assert memory is not None
+    directory = build(asked, tmp_path / "out")
+    ranks = RankGroup(open_engine(directory), memory=EngineOptions().kv_memory)
+    assert (ranks.num_blocks, ranks.num_window_blocks) == (60, 22)
+    assert {len(layer) for layer in ranks.cache} == {60, 22}
+    assert sum(layer.nbytes for layer in ranks.cache) == memory.stages[0].kv_pool
+    ranks.close()
+    prompts = [[3 + (start + index * 7) % 120 for index in range(90)] for start in range(3)]
+    requests = [GenerationRequest(str(start), tuple(prompt), 28) for start, prompt in enumerate(prompts)]
+    with Engine.load(directory) as loaded:
+        made = generate_with(loaded, requests)
+        assert loaded.statistics().kv_window_blocks_max == 22
+    assert [generation.tokens for generation in made] == greedy(family.model, prompts, 28)
 
 
 def counted(engine: Engine) -> tuple[int, int]:

@@ -72,8 +72,7 @@ class Embedded:
         beside = embedded_drafter(request.engine.features, request.draft, target, self.device, self._draft)
         scales = cache.per_layer * cached_layers(sizes, parallel)
         per_token, windows = bytes_per_token(sizes, itemsize, parallel), planned.windows
-        own = windows is not None and windows.pools == "full_batch"
-        sliding = [windows.sliding(stage) if own and windows is not None else 0 for stage in range(parallel.pp)]
+        sliding = [0 if windows is None else windows.own_layers(stage) for stage in range(parallel.pp)]
         stages = tuple(
             replace(
                 rank,

@@ -50,9 +50,10 @@ class CacheWindows:
         widest = max(window for window in self.layers if window < self.max_seq_len)
         return window_blocks_for(widest, tokens_per_block, max_batch_size, max_num_tokens)
 
-    def sliding(self, stage: int) -> int:
-        """Layers of a stage with windows."""
-        return sum(window < self.max_seq_len for window in self._of_stage(stage))
+    def own_layers(self, stage: int) -> int:
+        """Layers of a stage that have blocks of their own."""
+        own = self.pools == "full_batch"
+        return sum(own and window < self.max_seq_len for window in self._of_stage(stage))
 
     def longest(self, tokens: int, tokens_per_block: int) -> int:
         """Tokens of the longest sequence that fits a cache of `tokens`, at most `max_seq_len`."""

@@ -1,5 +1,6 @@
-// Linear layers of weights in 16, 8 or 4 bits on any processor: weights are expanded to float32 in the cache, a few inputs
-// of a tile at a time, and multiplied there.
+// Linear layers of weights in 16, 8 or 4 bits on any processor: weights are expanded in the cache, a few inputs of a tile
+// at a time, and multiplied there: to float32, or to bfloat16 where the processor multiplies that faster and it holds
+// weights and inputs exactly.
 //
 // Weights are packed in tiles of 32 outputs, of which each 32-bit word holds one output:
 //   bfloat16, float16  (outputs / 32, inputs / 2, 32, 2)  two inputs
@@ -9,10 +10,14 @@
 
 #include "float32.h"
 #include "linears.h"
+#include "products.h"
 #include "team.h"
 #include "vectors.h"
 
+#include <type_traits>
 #include <vector>
+
+namespace expanded {
 
 using float32::LANES;
 using float32::Lanes;
@@ -29,25 +34,8 @@ static inline LaneWords words(const void* from) { return *(const LaneWords*)from
 static inline void put_lanes(float* into, Lanes value) { *(Lanes*)into = value; }
 
 // Each format: `WORDS` 32-bit words hold `INPUTS` inputs of a tile. `expand` calls put(input, output, value) for vectors of
-// the weights times `FACTOR`. `Single` is how a single row takes them: weights plus `OFFSET`, and times its `POWERS[input]`
-// if it has such.
-
-// `Number` makes float32 numbers of what is in the higher half of a word, whose lower half it leaves out.
-template <class Number>
-struct FromHalves {
-    using Single = FromHalves;
-    static constexpr int64_t INPUTS = 2, WORDS = 32;
-    static constexpr float FACTOR = 1.0f, OFFSET = 0.0f;
-    template <class Put>
-    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
-#pragma GCC unroll 8
-        for (int64_t o = 0; o < TILE; o += LANES) {
-            const LaneWords both = words(from + o);
-            put(0, o, Number::of(both << 16));
-            put(1, o, Number::of(both & 0xffff0000u));
-        }
-    }
-};
+// the weights times `FACTOR`; `IN_BFLOAT16`: whether bfloat16 holds them exactly. `Single` is how a single row takes them:
+// weights plus `OFFSET`, and times its `POWERS[input]` if it has such.
 
 struct Bfloat16 {
     static Lanes of(LaneWords high) { return (Lanes)high; }
@@ -60,12 +48,31 @@ struct Float16 {
     }
 };
 
+// `Number` makes float32 numbers of what is in the higher half of a word, whose lower half it leaves out.
+template <class Number>
+struct FromHalves {
+    using Single = FromHalves;
+    static constexpr int64_t INPUTS = 2, WORDS = 32;
+    static constexpr float FACTOR = 1.0f, OFFSET = 0.0f;
+    static constexpr bool IN_BFLOAT16 = std::is_same_v<Number, Bfloat16>;
+    template <class Put>
+    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
+#pragma GCC unroll 8
+        for (int64_t o = 0; o < TILE; o += LANES) {
+            const LaneWords both = words(from + o);
+            put(0, o, Number::of(both << 16));
+            put(1, o, Number::of(both & 0xffff0000u));
+        }
+    }
+};
+
 // `Number` makes float32 numbers of bytes that are the highest of their words.
 template <class Number>
 struct FromBytes {
     using Single = FromBytes;
     static constexpr int64_t INPUTS = 4, WORDS = 32;
     static constexpr float FACTOR = Number::FACTOR, OFFSET = 0.0f;
+    static constexpr bool IN_BFLOAT16 = true;
     template <class Put>
     static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
 #pragma GCC unroll 8
@@ -116,6 +123,7 @@ struct FromInt4 {
     using Single = NibblesInPlace;
     static constexpr int64_t INPUTS = 4, WORDS = 16;
     static constexpr float FACTOR = 0x1p28f;
+    static constexpr bool IN_BFLOAT16 = true;
     template <class Put>
     static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
 #pragma GCC unroll 4
@@ -135,32 +143,80 @@ struct FromInt4 {
 constexpr int64_t AHEAD = 512;  // words that are fetched from memory before a single row needs them
 constexpr int64_t SUMMED = 16;  // inputs of a single row whose sum is kept
 
-// (count, TILE) float32 numbers of a tile's words.
-template <class Format>
-static void expand(const uint32_t* from, int64_t count, float* into) {
-    for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
-        Format::expand(from, [&](int64_t i, int64_t o, Lanes v) { put_lanes(into + (first + i) * TILE + o, v); });
+// A way to multiply: what inputs and expanded weights are, how a tile's words become `count` inputs of expanded weights, and
+// sums (rows, TILE) = or, unless `fresh`, += up to float32::ROWS rows of x times these.
+
+struct Floats {
+    using Input = float;
+
+    // (count, TILE).
+    template <class Format>
+    static void expand(const uint32_t* from, int64_t count, float* into) {
+        for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
+            Format::expand(from, [&](int64_t i, int64_t o, Lanes v) { put_lanes(into + (first + i) * TILE + o, v); });
+        }
     }
-}
+
+    static void multiply(const float* x, int64_t rows, const float* tile, int64_t count, bool fresh, float* sums) {
+        float32::multiply_tile(x, CHUNK, rows, tile, count, fresh, sums);
+    }
+};
+
+#if defined(__AVX512BF16__)
+
+struct Pairs {
+    using Input = bfloat16;
+
+    // (count / 2, TILE, 2), see products.h.
+    template <class Format>
+    static void expand(const uint32_t* from, int64_t count, bfloat16* into) {
+        for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
+            Lanes even[TILE / LANES];
+            Format::expand(from, [&](int64_t i, int64_t o, Lanes v) __attribute__((always_inline)) {
+                if (i % 2 == 0) {
+                    even[o / LANES] = v;
+                } else {
+                    const LaneWords pair = ((LaneWords)even[o / LANES] >> 16) | ((LaneWords)v & 0xffff0000u);
+                    *(LaneWords*)(into + (first + i - 1) * TILE + 2 * o) = pair;
+                }
+            });
+        }
+    }
+
+    static void multiply(const bfloat16* x, int64_t rows, const bfloat16* tile, int64_t count, bool fresh, float* sums) {
+        with_rows(rows, [&](auto m) {
+            Sums made[m()];
+            ::multiply<Dots, m()>(x, CHUNK, tile, count / 2, NothingAhead(), made);
+            for (int row = 0; row < m(); ++row)
+                for (int half = 0; half < 2; ++half) {
+                    float* into = sums + row * TILE + half * 16;
+                    _mm512_store_ps(into, fresh ? made[row][half] : _mm512_add_ps(made[row][half], _mm512_load_ps(into)));
+                }
+        });
+    }
+};
+
+#endif
 
 // Inputs of a row in whole chunks.
 static inline int64_t padded(int64_t inputs) { return (inputs + CHUNK - 1) / CHUNK * CHUNK; }
 
-// Rows of activations in float32, by chunks of inputs: the rows of a chunk lie together, (chunks, rows, CHUNK), so that
-// rows do not displace each other in the cache.
+// Rows of activations by chunks of inputs: the rows of a chunk lie together, (chunks, rows, CHUNK), so that rows do not
+// displace each other in the cache.
+template <typename X>
 struct Rows {
-    const float* from;
+    const X* from;
     const float* factors;  // of each row's sums
     int64_t count;
     const float* partial = nullptr;  // of a single row, prepared for it: sums of SUMMED inputs each
 
-    const float* at(int64_t input) const { return from + input / CHUNK * count * CHUNK + input % CHUNK; }
+    const X* at(int64_t input) const { return from + input / CHUNK * count * CHUNK + input % CHUNK; }
 };
 
 // sums (TILE) = or, unless `fresh`, += a single row times inputs [first, first + count) of a tile, whose numbers stay in
 // registers.
 template <class Format>
-static void multiply_row(const Rows& row, const uint32_t* from, int64_t first, int64_t count, bool fresh, float* sums) {
+static void multiply_row(const Rows<float>& row, const uint32_t* from, int64_t first, int64_t count, bool fresh, float* sums) {
     constexpr int64_t CHAINS = 2;  // a sum takes several cycles: each output has two
     const float* x = row.at(first);
     float offset = 0.0f;
@@ -185,27 +241,30 @@ static void multiply_row(const Rows& row, const uint32_t* from, int64_t first, i
 }
 
 // sums (rows, TILE) = or, unless `fresh`, += rows times inputs [first, first + count) of a tile, which are in one chunk.
-template <class Format>
-static void multiply_part(const Rows& x, const uint32_t* tile, int64_t first, int64_t count, bool fresh, float* sums) {
+template <class Way, class Format>
+static void multiply_part(const Rows<typename Way::Input>& x, const uint32_t* tile, int64_t first, int64_t count,
+                          bool fresh, float* sums) {
     const uint32_t* from = tile + first / Format::INPUTS * Format::WORDS;
-    if (x.partial) return multiply_row<typename Format::Single>(x, from, first, count, fresh, sums);
-    alignas(64) float expanded[CHUNK * TILE];
-    expand<Format>(from, count, expanded);
+    if constexpr (std::is_same_v<Way, Floats>)
+        if (x.partial) return multiply_row<typename Format::Single>(x, from, first, count, fresh, sums);
+    alignas(64) typename Way::Input weights[CHUNK * TILE];
+    Way::template expand<Format>(from, count, weights);
     const int64_t words = count / Format::INPUTS * Format::WORDS;
     for (int64_t row = 0, rows; row < x.count; row += rows) {  // beside each block of rows, a part of the next weights
         rows = float32::share(x.count - row, float32::ROWS);
         for (int64_t at = row * words / x.count; at < (row + rows) * words / x.count; at += 16)
             __builtin_prefetch(from + words + at, 0, 2);
-        float32::multiply_tile(x.at(first) + row * CHUNK, CHUNK, rows, expanded, count, fresh, sums + row * TILE);
+        Way::multiply(x.at(first) + row * CHUNK, rows, weights, count, fresh, sums + row * TILE);
     }
 }
 
 // As `multiply_part`, over inputs [first, end).
-template <class Format>
-static void multiply_inputs(const Rows& x, const uint32_t* tile, int64_t first, int64_t end, bool fresh, float* sums) {
+template <class Way, class Format>
+static void multiply_inputs(const Rows<typename Way::Input>& x, const uint32_t* tile, int64_t first, int64_t end,
+                            bool fresh, float* sums) {
     for (int64_t next; first < end; first = next, fresh = false) {
         next = std::min(first / CHUNK * CHUNK + CHUNK, end);
-        multiply_part<Format>(x, tile, first, next - first, fresh, sums);
+        multiply_part<Way, Format>(x, tile, first, next - first, fresh, sums);
     }
 }
 
@@ -218,8 +277,8 @@ static void add_scaled(const float* sums, const float* scales, int64_t rows, boo
         }
 }
 
-template <typename T>
-static void put_rows(const ExpandedLinear& l, const Rows& x, const float* totals, int64_t first, T* y) {
+template <typename X, typename T>
+static void put_rows(const ExpandedLinear& l, const Rows<X>& x, const float* totals, int64_t first, T* y) {
     for (int64_t row = 0; row < x.count; ++row)
         for (int64_t i = 0; i < TILE; i += WIDTH) {
             Vector v = load(totals + row * TILE + i) * (l.factor * x.factors[row]);
@@ -229,18 +288,18 @@ static void put_rows(const ExpandedLinear& l, const Rows& x, const float* totals
 }
 
 // Rows times the tile whose first output is `first`, to y (rows, outputs).
-template <class Format, typename T>
-static void multiply_tile(const ExpandedLinear& l, const Rows& x, int64_t first, T* y) {
+template <class Way, class Format, typename T>
+static void multiply_tile(const ExpandedLinear& l, const Rows<typename Way::Input>& x, int64_t first, T* y) {
     alignas(64) float sums[BLOCK * TILE], totals[BLOCK * TILE];
     const uint32_t* tile = (const uint32_t*)l.weight + first / TILE * (l.inputs / Format::INPUTS * Format::WORDS);
     if (l.scales) {
         const float* scales = l.scales + first * (l.inputs / l.group);
         for (int64_t start = 0; start < l.inputs; start += l.group, scales += TILE) {
-            multiply_inputs<Format>(x, tile, start, start + l.group, true, sums);
+            multiply_inputs<Way, Format>(x, tile, start, start + l.group, true, sums);
             add_scaled(sums, scales, x.count, start == 0, totals);
         }
     } else {
-        multiply_inputs<Format>(x, tile, 0, l.inputs, true, totals);
+        multiply_inputs<Way, Format>(x, tile, 0, l.inputs, true, totals);
     }
     put_rows(l, x, totals, first, y);
 }
@@ -279,9 +338,9 @@ static float scale_of_row(const ExpandedLinear& l, const T* x) {
     return std::max(largest / 448.0f, l.activation_scale);
 }
 
-// A row of `rows` in float32 as the products take it, for `Rows`. Returns the scale of its own that it was divided by.
-template <Inputs KIND, typename T>
-static float prepare_row(const ExpandedLinear& l, const T* x, int64_t rows, float* into) {
+// A row of `rows` as the products take it, for `Rows`. Returns the scale of its own that it was divided by.
+template <Inputs KIND, typename T, typename X>
+static float prepare_row(const ExpandedLinear& l, const T* x, int64_t rows, X* into) {
     const float scale = KIND == E4M3_BY_ROW ? scale_of_row(l, x) : l.activation_scale;
     for (int64_t first = 0; first < l.inputs; first += CHUNK, into += rows * CHUNK)
         for (int64_t i = 0; i < std::min(CHUNK, l.inputs - first); i += WIDTH)
@@ -289,8 +348,8 @@ static float prepare_row(const ExpandedLinear& l, const T* x, int64_t rows, floa
     return KIND == E4M3_BY_ROW ? scale : 1.0f;
 }
 
-template <typename T>
-static float prepare(const ExpandedLinear& l, const T* x, int64_t rows, float* into) {
+template <typename T, typename X>
+static float prepare(const ExpandedLinear& l, const T* x, int64_t rows, X* into) {
     switch (l.kind) {
         case E4M3: return prepare_row<E4M3>(l, x, rows, into);
         case E4M3_BY_ROW: return prepare_row<E4M3_BY_ROW>(l, x, rows, into);
@@ -327,16 +386,17 @@ static void multiply_single(const ExpandedLinear& l) {
         float* memory = memory_for(sums + l.inputs / SUMMED);
         const float factor = prepare(l, (const T*)l.x, 1, memory) / Single::FACTOR;
         prepare_single<Single>(memory, l.inputs, memory + sums);
-        const Rows x{memory, &factor, 1, memory + sums};
-        member.each(l.outputs / TILE, [&](int64_t tile) { multiply_tile<Format>(l, x, tile * TILE, (T*)l.y); });
+        const Rows<float> x{memory, &factor, 1, memory + sums};
+        member.each(l.outputs / TILE, [&](int64_t tile) { multiply_tile<Floats, Format>(l, x, tile * TILE, (T*)l.y); });
     });
 }
 
-template <class Format, typename T>
+template <class Way, class Format, typename T>
 static void multiply_rows(const ExpandedLinear& l) {
-    if (l.rows == 1) return multiply_single<Format, T>(l);
+    using Input = typename Way::Input;
     const int64_t height = float32::share(l.rows, BLOCK);
-    float *factors = memory_for(BLOCK + height * padded(l.inputs)), *memory = factors + BLOCK;
+    float* factors = memory_for(BLOCK + height * padded(l.inputs));
+    Input* memory = (Input*)(factors + BLOCK);
     for (int64_t top = 0; top < l.rows; top += height) {
         const int64_t rows = std::min(height, l.rows - top);
         const T* from = (const T*)l.x + top * l.inputs;
@@ -346,15 +406,31 @@ static void multiply_rows(const ExpandedLinear& l) {
                 factors[row] = prepare(l, from + row * l.inputs, rows, memory + row * CHUNK) / Format::FACTOR;
             });
             if (member.size > 1) member.barrier();
-            const Rows x{memory, factors, rows};
-            member.each(l.outputs / TILE, [&](int64_t tile) { multiply_tile<Format>(l, x, tile * TILE, y); });
+            const Rows<Input> x{memory, factors, rows};
+            member.each(l.outputs / TILE, [&](int64_t tile) { multiply_tile<Way, Format>(l, x, tile * TILE, y); });
         });
     }
 }
 
+// Whether bfloat16 holds every prepared input of the layer.
+template <typename T>
+static bool inputs_are_bfloat16(const ExpandedLinear& l) {
+    return l.kind != AS_THEY_ARE || (std::is_same_v<T, bfloat16> && !l.prequant);
+}
+
+template <class Format, typename T>
+static void multiply(const ExpandedLinear& l) {
+    if (l.rows == 1) return multiply_single<Format, T>(l);
+#if defined(__AVX512BF16__)
+    if constexpr (Format::IN_BFLOAT16)
+        if (inputs_are_bfloat16<T>(l) && !multiply_adds_are_faster()) return multiply_rows<Pairs, Format, T>(l);
+#endif
+    multiply_rows<Floats, Format, T>(l);
+}
+
 template <class Format>
 static void with_type(int64_t type, const ExpandedLinear& l) {
-    type == FLOAT32 ? multiply_rows<Format, float>(l) : multiply_rows<Format, bfloat16>(l);
+    type == FLOAT32 ? multiply<Format, float>(l) : multiply<Format, bfloat16>(l);
 }
 
 EXPORT void linear_expanded(int64_t type, const ExpandedLinear* l) {
@@ -367,3 +443,5 @@ EXPORT void linear_expanded(int64_t type, const ExpandedLinear* l) {
         case OF_INT4: return with_type<FromInt4>(type, *l);
     }
 }
+
+}  // namespace expanded

@@ -107,7 +107,7 @@ static void rows_int4(const Linear& l, Expansion expansion, const typename Way::
         else if (expansion == KEPT)
             multiply_int4<Way, M, true>(x + first, l.inputs, w + first * 8, l.group / 4, tile, values, out);
         else
-            multiply<Way, M>(x + first, l.inputs, values, l.group / 2, Ahead(values, 0, 0, 0, 1), out);
+            multiply<Way, M>(x + first, l.inputs, values, l.group / 2, NothingAhead(), out);
         const __m512 low = _mm512_loadu_ps(scales), high = _mm512_loadu_ps(scales + 16);
         for (int m = 0; m < M; ++m) {
             totals[m][0] = _mm512_fmadd_ps(out[m][0], low, totals[m][0]);

@@ -130,10 +130,15 @@ struct Ahead {
     }
 };
 
+// For a tile that is in the first-level cache.
+struct NothingAhead {
+    void step(int64_t) const {}
+};
+
 // out[m] = x[m] times one tile, over 2 x `count` inputs.
-template <class Way, int M>
+template <class Way, int M, class Fetch>
 static inline __attribute__((always_inline)) void multiply(const typename Way::Input* x, int64_t stride,
-                                                           const bfloat16* w, int64_t count, const Ahead& ahead,
+                                                           const bfloat16* w, int64_t count, const Fetch& ahead,
                                                            Sums* out) {
     constexpr int U = UNROLL<M>;
     __m512 sums[U][M][2] = {};
