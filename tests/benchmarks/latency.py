@@ -36,8 +36,8 @@ _ROOT = Path(__file__).parents[2]
 class Measured:
     """Seconds. `load`: of Engine.load and its first token; `cold`, `warm`: to the first token of a prompt whose prefix
     is new or known; `long`, `long_alone`: to the long prompt's first token. Between tokens of running requests: `gap`
-    and `worst_alone`, the median and the worst without the long prompt beside them; `most_gaps` and `worst_gap`, the
-    99th percentile and the worst with it."""
+    and `worst_alone`, the median and the worst before and after the long prompt is admitted, because steps take longer
+    as the requests grow; `most_gaps` and `worst_gap`, the 99th percentile and the worst meanwhile."""
 
     load: float
     cold: float
@@ -114,7 +114,9 @@ class Asker:
             ended.wait()
         every = [times[1:] for times, _ in running]
         assert min(times[-1] for times in every) > long[1], "the long prompt outlived the requests beside it"
-        return gaps(every, max(times[0] for times in every), long[0]), gaps(every, *long), long[1] - long[0]
+        usual = gaps(every, max(times[0] for times in every), long[0])
+        usual += gaps([[each for each in times if each >= long[1]] for times in every], long[1], max(map(max, every)))
+        return usual, gaps(every, *long), long[1] - long[0]
 
 
 def main() -> None:

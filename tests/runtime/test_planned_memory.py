@@ -371,7 +371,7 @@ def test_the_blocks_of_an_engine_with_windows(families: Families, name: str, eve
 @pytest.mark.parametrize("pp", [1, 2])
 @pytest.mark.parametrize("name", [name for name, everywhere in WINDOWED if not everywhere])
 def test_the_blocks_of_layers_with_windows(families: Families, name: str, pp: int, tmp_path: Path) -> None:
-    """Two requests of 30 blocks; in layers with a window of 4 blocks 3 more for each, and 8 for the tokens of a step."""
+    """Two requests of 30 blocks; where the window has 4 blocks 3 more for each, and 8 for the tokens of a step."""
     family = families(name)
     family.checkpoint()
     engine = {"tokens_per_block": 4, "max_batch_size": 2, "max_seq_len": 120, "max_num_tokens": 32}
