@@ -59,10 +59,11 @@ def gauges() -> dict[tuple[str, str], Gauge]:
     return Family.made
 
 
-def test_blocks_of_both_memories_are_gauges(gauges: dict[tuple[str, str], Gauge]) -> None:
+def test_blocks_of_all_pools_are_gauges(gauges: dict[tuple[str, str], Gauge]) -> None:
     blocks = {kind: gauge.values for (name, kind), gauge in gauges.items() if "block" in name}
     names = {"max": "max", "free": "free", "used": "used", "reused": "reused"}
     expected = {kind: [COUNTS[f"kv_blocks_{name}"]] for kind, name in names.items()}
+    expected |= {f"window_{kind}": [COUNTS[f"kv_window_blocks_{kind}"]] for kind in ("max", "used")}
     expected |= {f"host_{kind}": [COUNTS[f"kv_host_blocks_{kind}"]] for kind in ("max", "used", "onboarded")}
     fraction = COUNTS["kv_blocks_used"] / COUNTS["kv_blocks_max"]
     assert blocks == expected | {"tokens_per": [COUNTS["tokens_per_block"]], "fraction": [fraction]}
