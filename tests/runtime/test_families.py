@@ -196,7 +196,13 @@ def test_blocks_behind_the_windows_are_freed_while_tokens_stay_those_of_transfor
 
 @pytest.mark.parametrize(
     ("name", "native"),
-    [*((name, True) for name in ("gemma2", "gemma3", "qwen2_window", "gpt_oss", "gemma3 split")), ("gemma3", False)],
+    [
+        *(
+            (name, True)
+            for name in ("gemma2", "gemma3", "qwen2_window", "gpt_oss", "gemma3 split", "qwen2_window split")
+        ),
+        ("gemma3", False),
+    ],
 )
 def test_layers_with_windows_keep_blocks_of_their_own_while_tokens_stay_those_of_transformers(
     families: Families, name: str, native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,9 @@ from trtforge.runtime.scheduling.batch import Step
 
 Computed = list[tuple[int, int, int, bool]]
 ZERO = np.zeros(1, dtype=np.int64)
-TWO_TOKENS = Step(ZERO, ZERO + 2, ZERO, np.arange(3).reshape(1, 3), np.arange(2), 7, np.array([1, 2]))
+TWO_TOKENS = Step(
+    ZERO, ZERO + 2, ZERO, np.arange(3).reshape(1, 3), np.arange(2), 7, np.array([1, 2]), window_copies=np.array([3, 4])
+)
 """A prompt that is too short to be cut."""
 
 
@@ -25,7 +27,8 @@ def steps(draw: st.DrawFn) -> Step:
     tables = np.arange(rows * 3, dtype=np.int64).reshape(rows, 3)
     tokens = np.arange(counts.sum(), dtype=np.int64)
     adapters = np.arange(rows, dtype=np.int64) if draw(st.booleans()) else np.zeros(0, dtype=np.int64)
-    return Step(starts, counts, wanted, tables, tokens, 7, np.array([1, 2]), adapters)
+    windows = tables + 1000 if draw(st.booleans()) else tables[:0]
+    return Step(starts, counts, wanted, tables, tokens, 7, np.array([1, 2]), adapters, windows, np.array([3, 4]))
 
 
 def computed(step: Step) -> Computed:
@@ -45,9 +48,12 @@ def test_parts_compute_the_tokens_of_the_step_in_their_order(step: Step, stages:
     parts = micro_batches(step, stages, least)
     assert [each for part in parts for each in computed(part)] == computed(step)
     assert [part.copies.tolist() for part in parts] == ([[1, 2]] if len(parts) == 1 else [[]] * len(parts))
+    assert [part.window_copies.tolist() for part in parts] == ([[3, 4]] if len(parts) == 1 else [[]] * len(parts))
     adapters = {int(row[0]): int(task) for row, task in zip(step.tables, step.adapters, strict=False)}
     for part in parts:
         assert part.length == 7
+        assert part.window_tables.tolist() == (part.tables + 1000).tolist()[: len(part.window_tables)]
+        assert bool(len(part.window_tables)) is bool(len(step.window_tables))
         singles = part.generation_rows
         assert (part.counts[:singles] == 1).all()
         assert [adapters.get(int(row[0]), 0) for row in part.tables][: len(part.adapters)] == part.adapters.tolist()

@@ -1,4 +1,4 @@
-"""Weights in 16, 8 and 4 bits that the kernels expand to float32, with every set of instructions."""
+"""Weights in 16, 8 and 4 bits that the kernels expand where they multiply them, with every set of instructions."""
 
 import pytest
 import torch
@@ -113,16 +113,17 @@ def test_activations_are_rounded_as_torchs_operations_round_them(
     assert torch.equal(linear_expanded(kernels_at(level), x, layer), expected.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_number_of_e4m3_is_exact(level: str) -> None:
+def test_every_number_of_e4m3_is_exact(level: str, dtype: torch.dtype) -> None:
     """Subnormal ones too; each output of a row has one of them."""
     codes = torch.zeros(256, 256, dtype=torch.uint8)
     codes[range(len(ALL_E4M3)), range(len(ALL_E4M3))] = ALL_E4M3
     layer = ExpandedLayer("e4m3", pack_bytes(codes.view(torch.int8)), 256)
     for rows in (1, 3):
-        made = linear_expanded(kernels_at(level), torch.ones(rows, 256), layer)
+        made = linear_expanded(kernels_at(level), torch.ones(rows, 256, dtype=dtype), layer)
         exact = codes.view(torch.float8_e4m3fn).float().sum(dim=1)
-        assert torch.equal(made, exact.expand(rows, -1))
+        assert torch.equal(made.float(), exact.expand(rows, -1))
 
 
 @pytest.mark.parametrize("level", LEVELS)

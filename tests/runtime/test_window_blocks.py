@@ -64,6 +64,25 @@ def test_a_prompt_begins_where_all_that_it_attends_to_is_held() -> None:
     blocks.check([other, again])
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_prefix_whose_window_blocks_went_is_kept_again_where_it_is_computed_again(held: bool) -> None:
+    """Whether another sequence still holds the first blocks, of which it attends to none in layers with windows."""
+    blocks, windows = manager(6)
+    first = computed(blocks, list(range(24)))
+    if not held:
+        blocks.release(first)
+    blocks.release(computed(blocks, list(range(50, 62))))
+    assert len(blocks.find_prefix([*range(8), 0])) == 0, "window blocks of the first blocks hold others"
+    again = computed(blocks, [*range(8), 0])
+    blocks.check([again, first] if held else [again])
+    blocks.release(again)
+    assert len(blocks.find_prefix([*range(8), 0])) == 2
+    if held:
+        blocks.release(first)
+    blocks.check([])
+    assert (blocks.free_blocks, windows.used) == (32, 0)
+
+
 def test_sequences_that_begin_alike_share_window_blocks() -> None:
     blocks, windows = manager(8)
     first = computed(blocks, list(range(20)))

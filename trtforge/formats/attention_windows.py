@@ -48,8 +48,8 @@ def partial_window(config: CheckpointConfig) -> int | None:
 def window_blocks_for(window: int, tokens_per_block: int, requests: int, step_tokens: int) -> int:
     """Window blocks with which no sequence ever waits for one, at `requests` sequences and `step_tokens` in a step.
 
-    Each sequence has those of its window, one that is only in part behind it, one whose tokens came since the last
-    block was full, and one for the tokens of the step, which share the rest.
+    Each has the blocks of its window, one more where the window begins within a block, one more until its last block is
+    full, and one more that the step begins; the tokens of the step, drafts included, fill the rest.
     """
     return requests * (-(-window // tokens_per_block) + 3) + -(-step_tokens // tokens_per_block)
 

@@ -44,7 +44,10 @@ def with_memory(
     more: tuple[Problem, ...] = ()
     if embedded is not None:
         memory = embedded.memory(model, request, layout, planned, limits)
-        memory = with_pool(memory, *embedded.pool_tokens(request, memory, limits))
+        tokens, window_tokens = embedded.pool_tokens(request, memory, limits)
+        if memory.windows is not None and memory.windows.pools == "full_batch" and window_tokens == tokens:
+            memory = replace(memory, windows=None)
+        memory = with_pool(memory, tokens, window_tokens)
     else:
         memory, more = _with_features(model, request, held, limits, planned)
     typical = _typical(request.typical, limits)

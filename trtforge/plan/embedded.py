@@ -94,18 +94,18 @@ class Embedded:
         """Tokens of the KV pool, of all layers and of those with windows: all requests at full length, or
         serving.kv_cache_tokens, as far as they fit."""
         block, most = limits.tokens_per_block, request.serving.kv_cache_tokens
-        windows = 0
+        own = 0  # blocks of layers with windows
         if memory.windows is not None:
-            windows = memory.windows.own_blocks(block, limits.max_batch_size, limits.max_num_tokens)
+            own = memory.windows.own_blocks(block, limits.max_batch_size, limits.max_num_tokens)
         wanted = limits.max_batch_size * blocks_of(limits.max_seq_len, block) if most is None else most // block
         if self.device == "cuda" and request.gpu is not None:
             gpu, fraction = int(request.gpu.memory), request.serving.kv_cache_fraction
             rooms = ((int((gpu - rank.fixed) * fraction), rank) for rank in memory.stages)
-            wanted = min(wanted, *(_fitting(room, rank, windows, block) for room, rank in rooms))
+            wanted = min(wanted, *(_fitting(room, rank, own, block) for room, rank in rooms))
         if self.device == "cpu" and most is None:
             share = CPU_CACHE_BYTES // memory.parallel.world_size
-            wanted = min(wanted, *(_fitting(share, rank, windows, block) for rank in memory.stages))
-        return wanted * block, (windows if 0 < windows < wanted else wanted) * block
+            wanted = min(wanted, *(_fitting(share, rank, own, block) for rank in memory.stages))
+        return wanted * block, (own if 0 < own < wanted else wanted) * block
 
     def _weights(self, weights: RankWeights, request: Request, parallel: Parallel, stage: int) -> int:
         return _total(weights, parallel, stage, lambda matrix: self._matrix(matrix, request))
@@ -141,15 +141,15 @@ class Embedded:
         return ceil(others * max(known, matrix.weights * matrix.itemsize) + (1 - others) * known)
 
 
-def _fitting(room: int, rank: RankMemory, windows: int, block: int) -> int:
-    """KV blocks of a rank in `room` bytes; layers with windows get `windows` blocks, if others get more.
+def _fitting(room: int, rank: RankMemory, window_blocks: int, block: int) -> int:
+    """KV blocks of a rank in `room` bytes; layers with windows get `window_blocks`, if others get more.
 
     As `runtime/decoder/kv_capacity.py` counts them.
     """
     fitting = max(0, room) // (rank.kv_per_token * block)
-    if 0 < windows < fitting:
+    if 0 < window_blocks < fitting:
         others = rank.kv_per_token - rank.window_per_token
-        fitting = (room - windows * rank.window_per_token * block) // max(1, others * block)
+        fitting = (room - window_blocks * rank.window_per_token * block) // max(1, others * block)
     return fitting
 
 

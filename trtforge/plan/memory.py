@@ -156,9 +156,9 @@ def memory_of(facts: Facts, held: Held, parallel: Parallel, limits: EngineLimits
     )
 
 
-def with_pool(memory: Memory, tokens: int, window_tokens: int = 0) -> Memory:
+def with_pool(memory: Memory, tokens: int, window_tokens: int | None = None) -> Memory:
     """`memory` with a KV pool of `tokens`; of `window_tokens` in layers with windows that have blocks of their own."""
-    spared = max(0, tokens - window_tokens)
+    spared = 0 if window_tokens is None else tokens - window_tokens
     stages = tuple(
         replace(rank, kv_pool=tokens * rank.kv_per_token - spared * rank.window_per_token) for rank in memory.stages
     )

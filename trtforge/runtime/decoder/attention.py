@@ -101,6 +101,9 @@ class Batch:
         """
         held = -(-(step.starts + step.counts) // tokens_per_block)
         rows = step.generation_rows
+        sliding = tuple(reach for reach in reaches if reach.window is not None)
+        if step.windowed is not None:
+            reaches = tuple(reach for reach in reaches if reach.window is None)
         generation = [] if in_place else _generation(step, held[:rows], tokens_per_block, device, dtype, reaches)
         ends = step.counts.cumsum()
         row_of, positions = step.positions()
@@ -117,7 +120,7 @@ class Batch:
         windowed = None
         if step.windowed is not None:
             windowed = cls.of(
-                step.windowed, tokens_per_block, device, dtype, reaches=reaches, pads=pads, in_place=in_place
+                step.windowed, tokens_per_block, device, dtype, reaches=sliding, pads=pads, in_place=in_place
             )
         return cls(
             tokens=_packed(step.tokens, device, pads),
@@ -209,7 +212,8 @@ class Attention:
 
     def of(self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         """As a call, of queries (tokens, heads, head_size) and what is cached (tokens, vectors, head_size)."""
-        batch, tokens = batch.seen_by(self.reach), len(batch.slots)
+        batch = batch.seen_by(self.reach)
+        tokens = len(batch.slots)
         cache.write(batch.slots, vectors[:tokens])
         if len(batch.generation) == 1 and not batch.context and tokens == len(queries):
             return self._generate(queries, batch.generation[0], cache)

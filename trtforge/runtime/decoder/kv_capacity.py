@@ -61,7 +61,7 @@ def block_count(
     """KV blocks of one rank: for `tokens`, or for a full batch if None, within `fraction` of the free memory.
 
     `reserved`: bytes that each rank will take for something else; `drafter`: those of a block in a drafter's layer;
-    `window_blocks`: as many blocks the layers with windows have if there are more of others, else as many as others.
+    `window_blocks`: blocks of the layers with windows, if the others get more; else all layers have the same number.
     Raises ForgeError if not even one block fits.
     """
     on_cpu = place.device.type == "cpu"

@@ -85,7 +85,7 @@ class PaddedInputs:
     windowed: "PaddedInputs | None" = None
 
     def fill(self, step: Step) -> None:
-        """See Inputs: in one transfer for layers of a kind."""
+        """See Inputs: in one transfer, and another for layers with windows."""
         count, used = step.tables.shape
         filled = np.zeros((4 + used, self.integers.shape[1]), dtype=np.int64)
         filled[0, :count], filled[1, :count] = step.tokens, step.starts

@@ -52,7 +52,7 @@ class W4A8:
 
 
 class W4A8Native(W4A8):
-    """As `W4A8`. Kernels that expand INT4 weights to float32 round the activations as well."""
+    """As `W4A8`. Kernels that expand INT4 weights by `linear_expanded` round the activations as well."""
 
     def __init__(self) -> None:
         super().__init__(Int4Native())

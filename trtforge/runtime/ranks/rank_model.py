@@ -54,6 +54,7 @@ class RankModel:
         self._cache: list[LayerCache] = []
         self._copies: BlockCopies | None = None
         self._window_copies: BlockCopies | None = None
+        self._windowed = False
         self._graphs: StepGraphs | None = None
         self._capture = graph_capture_for(place.device) if self._decoder.repeats else None
         self._calls = None if self._decoder.recordable is None else CallCapture(self._decoder.recordable)
@@ -64,7 +65,7 @@ class RankModel:
 
         Raises ForgeError if there is no room.
         """
-        window_blocks = self._wanted_window_blocks if memory.windows else 0
+        window_blocks = self._wanted_window_blocks if memory.windows and not memory.host_bytes else 0
         num_blocks = self._ranks.smallest(self.blocks_that_fit(memory.fraction, memory.tokens, window_blocks))
         host_blocks = self._ranks.smallest(self.host_blocks_that_fit(memory.host_bytes, num_blocks))
         window_blocks = window_blocks if window_blocks < num_blocks else 0
@@ -75,7 +76,7 @@ class RankModel:
     def _wanted_window_blocks(self) -> int:
         """Blocks of their own that layers with windows need; 0 if they have the blocks of others."""
         window, limits = partial_window(self._source.config), self._source.limits
-        if window is None:
+        if window is None or window >= limits.max_seq_len:
             return 0
         return window_blocks_for(window, self._source.tokens_per_block, limits.max_batch_size, limits.max_num_tokens)
 
@@ -117,6 +118,7 @@ class RankModel:
             self._graphs = StepGraphs(self._outputs, self._calls, exact)
         if self._network is not None:
             self._cache.append(self._network.allocate_cache(num_blocks + self._spare_blocks, size))
+        self._windowed = window_blocks > 0
         layers = enumerate(self._decoder.spec.layers)
         windowed = {index for index, layer in layers if window_blocks and layer.window is not None}
         others = [tensor for index, tensor in enumerate(self.cache) if index not in windowed]
@@ -174,6 +176,7 @@ class RankModel:
         """
         assert self._copies is not None, "see allocate_cache"
         assert self._window_copies is not None, "see allocate_cache"
+        assert self._windowed is (step.windowed is not None), "tables of the blocks that layers with windows have"
         if len(step.copies):
             self._copies.copy(step.copies)
         if len(step.window_copies):

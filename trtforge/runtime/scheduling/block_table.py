@@ -1,6 +1,9 @@
 """What sequences hold of the KV cache, and what new ones find there."""
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 
 @dataclass(eq=False, slots=True)
@@ -37,3 +40,8 @@ class Prefix:
     def held(self) -> int:
         """Number of the blocks that sequences hold."""
         return sum(block is not None for block in self.blocks) - self.idle
+
+
+def chained_key(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Key of a block: digest of the previous block's key and its own tokens, so equal keys mean equal prefixes."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()

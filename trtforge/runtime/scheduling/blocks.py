@@ -4,13 +4,11 @@ Bookkeeping only: no tensor is touched. Only full blocks are shared, identified 
 their end, so the partial last block of a sequence is never shared.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 
 from trtforge.runtime.scheduling.block_store import BlockStore
-from trtforge.runtime.scheduling.block_table import BlockTable, Prefix
+from trtforge.runtime.scheduling.block_table import BlockTable, Prefix, chained_key
 from trtforge.runtime.scheduling.host_pool import HostPool
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
@@ -80,7 +78,7 @@ class BlockManager:
         idle, key, size = 0, salt, self.tokens_per_block
         free = self.free_blocks
         for start in range(0, len(tokens) - size, size):
-            key = _chain(key, tokens[start : start + size])
+            key = chained_key(key, tokens[start : start + size])
             block = self._block_of.get(key)
             if block is None and not self._is_stored(key):
                 break
@@ -176,7 +174,7 @@ class BlockManager:
         """Register the blocks that `computed` tokens fill, so that other sequences can share them."""
         size = self.tokens_per_block
         for index in range(len(table.keys), computed // size):
-            key = _chain(table.keys[-1] if table.keys else table.salt, tokens[index * size : (index + 1) * size])
+            key = chained_key(table.keys[-1] if table.keys else table.salt, tokens[index * size : (index + 1) * size])
             table.keys.append(key)
             self._register(key, table.blocks[index])
         if self.windows is not None:
@@ -248,9 +246,16 @@ class BlockManager:
         assert not set(self._empty) & set(self._key_of), "an empty block with a key"
 
     def _register(self, key: bytes, block: int) -> None:
-        if self._reuse and key not in self._block_of:
-            self._block_of[key] = block
-            self._key_of[block] = key
+        known = self._block_of.get(key)
+        if not self._reuse or (known is not None and (self.windows is None or self.windows.holds(known))):
+            return
+        if known is not None:  # layers with windows lack its content, which `block` has
+            del self._key_of[known]
+            if known in self._idle:
+                del self._idle[known]
+                self._empty.append(known)
+        self._block_of[key] = block
+        self._key_of[block] = key
 
     def _give_back(self, block: int) -> None:
         self._references[block] -= 1
@@ -320,8 +325,3 @@ class BlockManager:
         if self.windows is not None:
             self.windows.take(block)
         return block
-
-
-def _chain(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Key of a block: digest of the previous block's key and its own tokens, so equal keys mean equal prefixes."""
-    return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()

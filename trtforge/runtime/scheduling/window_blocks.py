@@ -16,7 +16,7 @@ class WindowBlocks:
     """Window blocks of the blocks of a pool.
 
     A window block that no sequence attends to any more keeps its content, for prompts that begin alike, until another
-    block needs it; the one that was left first goes first.
+    block needs it; the one that was left longest ago is taken first.
     """
 
     def __init__(self, count: int, window: int, tokens_per_block: int, num_blocks: int) -> None:
@@ -40,6 +40,10 @@ class WindowBlocks:
         """Window blocks that sequences attend to."""
         return self.count - len(self._empty) - len(self._idle)
 
+    def holds(self, block: int) -> bool:
+        """Whether `block` has a window block."""
+        return self._users[block] > 0 or block in self._idle
+
     def behind(self, computed: int) -> int:
         """Number of a sequence's blocks that no token from position `computed` on attends to."""
         return max(0, (computed - self._window + 1) // self._size)
@@ -48,7 +52,7 @@ class WindowBlocks:
         """Length of the longest start of `blocks` after which all that is within the window has window blocks."""
         found = held = 0
         for count, block in enumerate(blocks, 1):
-            held = held + 1 if block is not None and (self._users[block] or block in self._idle) else 0
+            held = held + 1 if block is not None and self.holds(block) else 0
             if held >= count - self.behind(count * self._size):
                 found = count
         return found

@@ -164,12 +164,41 @@ struct Floats {
 
 #if defined(__AVX512BF16__)
 
+#if defined(__AVX512VBMI__)
+
+// Both bytes of the bfloat16 of every E4M3 number without its sign; and where the bytes of the first two of four numbers
+// are in a vector of low bytes, then one of high bytes.
+struct E4m3Bytes {
+    alignas(64) uint8_t low[128] = {}, high[128] = {}, pairs[64] = {};
+
+    constexpr E4m3Bytes() {
+        for (int i = 0; i < 128; ++i) {
+            int exponent = i >> 3, mantissa = i & 7;
+            if (exponent == 0 && mantissa > 0) {  // a subnormal number gets the exponent that its first bit stands for
+                for (exponent = 1; mantissa < 8; --exponent) mantissa *= 2;
+                mantissa -= 8;
+            }
+            const int bits = i == 0 ? 0 : (exponent + 120) << 7 | mantissa << 4;
+            low[i] = uint8_t(bits & 0xff);
+            high[i] = uint8_t(bits >> 8);
+        }
+        for (int i = 0; i < 64; ++i) pairs[i] = uint8_t(i / 4 * 4 + i % 4 / 2 + i % 2 * 64);
+    }
+};
+
+constexpr E4m3Bytes E4M3_BYTES;
+
+#endif
+
 struct Pairs {
     using Input = bfloat16;
 
     // (count / 2, TILE, 2), see products.h.
     template <class Format>
     static void expand(const uint32_t* from, int64_t count, bfloat16* into) {
+#if defined(__AVX512VBMI__)
+        if constexpr (std::is_same_v<Format, FromBytes<E4m3>>) return look_up(from, count, into);
+#endif
         for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
             Lanes even[TILE / LANES];
             Format::expand(from, [&](int64_t i, int64_t o, Lanes v) __attribute__((always_inline)) {
@@ -182,6 +211,24 @@ struct Pairs {
             });
         }
     }
+
+#if defined(__AVX512VBMI__)
+    static void look_up(const uint32_t* from, int64_t count, bfloat16* into) {
+        const __m512i lows[2] = {_mm512_load_si512(E4M3_BYTES.low), _mm512_load_si512(E4M3_BYTES.low + 64)};
+        const __m512i highs[2] = {_mm512_load_si512(E4M3_BYTES.high), _mm512_load_si512(E4M3_BYTES.high + 64)};
+        const __m512i pairs = _mm512_load_si512(E4M3_BYTES.pairs), others = _mm512_add_epi8(pairs, _mm512_set1_epi8(2));
+        for (int64_t first = 0; first < count; first += 4)
+            for (int64_t half = 0; half < 2; ++half, from += 16) {
+                const __m512i bytes = _mm512_loadu_si512(from);
+                const __m512i low = _mm512_permutex2var_epi8(lows[0], bytes, lows[1]);
+                const __m512i signs = _mm512_and_si512(bytes, _mm512_set1_epi8(-128));
+                const __m512i high = _mm512_or_si512(_mm512_permutex2var_epi8(highs[0], bytes, highs[1]), signs);
+                bfloat16* pair = into + first * TILE + half * 32;
+                _mm512_store_si512(pair, _mm512_permutex2var_epi8(low, pairs, high));
+                _mm512_store_si512(pair + 2 * TILE, _mm512_permutex2var_epi8(low, others, high));
+            }
+    }
+#endif
 
     static void multiply(const bfloat16* x, int64_t rows, const bfloat16* tile, int64_t count, bool fresh, float* sums) {
         with_rows(rows, [&](auto m) {
