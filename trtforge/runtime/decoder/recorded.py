@@ -62,7 +62,7 @@ class _Inputs:
 
 
 def _views(batch: Batch) -> list[tuple[Batch, PagedRows]]:
-    """The step as layers see it, then as those with windows do, if they have blocks of their own; each with its rows."""
+    """The step as layers see it, then as those with windows do where they have blocks of their own; with its rows."""
     views = [batch] if batch.windowed is None else [batch, batch.windowed]
     return [(view, view.paged) for view in views if view.paged is not None]
 

@@ -82,7 +82,7 @@ def _linear(words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor
 
 
 def expands(kernels: Native, place: Placement) -> bool:
-    """Whether the weights are expanded by `linear_expanded`: there are no products of bfloat16, or they are not wanted."""
+    """Whether `linear_expanded` computes the layer: there are no products of bfloat16, or they are not wanted."""
     return not kernels.multiplies or place.dtype is not torch.bfloat16
 
 
