@@ -34,6 +34,9 @@ from trtforge.runtime.scheduling.batch import Step
 TOLERANCE, NEW = 1e-4, 8
 ODD = ("bloom", "gemma2", "gemma3", "mistral", "deepseek_v2", "qwen2_moe", "gpt_oss")
 """ALiBi, capped scores, windows, latent attention, experts, sinks."""
+_BEGUN = [3 + index * 7 % 120 for index in range(40)]
+LONG_PROMPTS = [_BEGUN, [*_BEGUN, 5, 9], _BEGUN[:3], [*_BEGUN[:20], *_BEGUN[:15]]]
+"""Prompts that reach beyond the windows, or whose answers do."""
 
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 2, "pp": 2}], ids=["tp1", "tp2pp2"])
@@ -155,15 +158,13 @@ def test_blocks_behind_the_windows_are_freed_while_tokens_stay_those_of_transfor
         monkeypatch.setenv("TRTFORGE_KERNELS", "torch")
     name, split = name.removesuffix(" split"), name.endswith(" split")
     family, layout = families(name), {"tp": 2, "pp": 2} if split else {}
-    begun = [3 + index * 7 % 120 for index in range(40)]
-    asked = [begun, [*begun, 5, 9], begun[:3], [*begun[:20], *begun[:15]]]
-    expected = greedy(family.model, asked, 33)
+    expected = greedy(family.model, LONG_PROMPTS, 33)
     source = open_engine(
         write_engine(
             family.checkpoint(**layout), tmp_path / "engine", tokens_per_block=4, max_num_tokens=16, max_beam_width=2
         )
     )
-    search = GenerationRequest("", tuple(begun[:5]), 8, beams=BeamParams(2, 2))
+    search = GenerationRequest("", tuple(_BEGUN[:5]), 8, beams=BeamParams(2, 2))
     ranks = KeptRanks(source, 14)
 
     @settings(max_examples=2 if split else 5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -177,7 +178,7 @@ def test_blocks_behind_the_windows_are_freed_while_tokens_stay_those_of_transfor
     def check(chosen: list[int], policy: SchedulerPolicy, reuse: bool, drafts: bool, copies: bool) -> None:
         options = EngineOptions(scheduler=policy, kv_reuse=reuse, chunked_context=True)
         drafter = NgramDrafter(NGRAMS) if drafts else None
-        requests = requests_for([asked[index] for index in chosen], 33)
+        requests = requests_for([LONG_PROMPTS[index] for index in chosen], 33)
         if copies:
             first = {index: str(chosen.index(index)) for index in chosen}
             requests = [
@@ -212,12 +213,10 @@ def test_layers_with_windows_keep_blocks_of_their_own_while_tokens_stay_those_of
         monkeypatch.setenv("TRTFORGE_KERNELS", "torch")
     name, split = name.removesuffix(" split"), name.endswith(" split")
     family, layout = families(name), {"tp": 2, "pp": 2} if split else {}
-    begun = [3 + index * 7 % 120 for index in range(40)]
-    asked = [begun, [*begun, 5, 9], begun[:3], [*begun[:20], *begun[:15]]]
-    expected = greedy(family.model, asked, 33)
+    expected = greedy(family.model, LONG_PROMPTS, 33)
     limits = {"tokens_per_block": 4, "max_num_tokens": 16, "max_batch_size": 4, "max_beam_width": 2}
     source = open_engine(write_engine(family.checkpoint(**layout), tmp_path / "engine", **limits))
-    search = GenerationRequest("", tuple(begun[:5]), 30, beams=BeamParams(2, 2))
+    search = GenerationRequest("", tuple(_BEGUN[:5]), 30, beams=BeamParams(2, 2))
     ranks, together = KeptRanks(source, 60, 0), KeptRanks(source, 60, 0, window_blocks_for(16, 4, 4, 16))
     with Engine(source, ranks, EngineOptions(chunked_context=True)) as engine:  # type: ignore[arg-type]
         (beams,) = generate_with(engine, [search])
@@ -232,7 +231,7 @@ def test_layers_with_windows_keep_blocks_of_their_own_while_tokens_stay_those_of
     def check(chosen: list[int], policy: SchedulerPolicy, reuse: bool, drafts: bool) -> None:
         options = EngineOptions(scheduler=policy, kv_reuse=reuse, chunked_context=True)
         drafter, used = NgramDrafter(NGRAMS) if drafts else None, [0]
-        requests = requests_for([asked[index] for index in chosen], 33)
+        requests = requests_for([LONG_PROMPTS[index] for index in chosen], 33)
         with Engine(source, together, options, drafter) as engine:  # type: ignore[arg-type]
             engine.after_steps(lambda: used.append(engine.statistics().kv_window_blocks_used))
             *made, searched = generate_with(engine, [*requests, search])
