@@ -54,6 +54,17 @@ def window_blocks_for(window: int, tokens_per_block: int, requests: int, step_to
     return requests * (-(-window // tokens_per_block) + 3) + -(-step_tokens // tokens_per_block)
 
 
+def fitting_blocks(room: int, block: int, windowed: int, window_blocks: int) -> int:
+    """KV blocks of `block` bytes in `room` bytes, of which `windowed` are in layers with windows.
+
+    Those layers have `window_blocks`, if the others get more, else as many as these; 0: always as many.
+    """
+    fitting = max(0, room) // max(1, block)
+    if 0 < window_blocks < fitting:
+        fitting = (room - window_blocks * windowed) // max(1, block - windowed)
+    return fitting
+
+
 def executor_windows(windows: Sequence[int | None], max_seq_len: int) -> tuple[int, ...]:
     """The windows as `max_attention_window_size` has them: one for each layer, one for all, or none.
 

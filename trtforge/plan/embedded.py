@@ -10,6 +10,7 @@ from math import ceil
 from trtforge.core.device import CPU_CACHE_BYTES, UsableDevice
 from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.parallel import Parallel
+from trtforge.formats.attention_windows import fitting_blocks
 from trtforge.machine.processor import Processor, compute_dtype
 from trtforge.models.checkpoint_plan import Layout
 from trtforge.models.kernels import KEPT, PACKED_GROUPS, UNSUITED, Kept, KernelName, kernel_for, plain_kernel, suits_cpu
@@ -142,15 +143,8 @@ class Embedded:
 
 
 def _fitting(room: int, rank: RankMemory, window_blocks: int, block: int) -> int:
-    """KV blocks of a rank in `room` bytes; layers with windows get `window_blocks`, if others get more.
-
-    As `runtime/decoder/kv_capacity.py` counts them.
-    """
-    fitting = max(0, room) // (rank.kv_per_token * block)
-    if 0 < window_blocks < fitting:
-        others = rank.kv_per_token - rank.window_per_token
-        fitting = (room - window_blocks * rank.window_per_token * block) // max(1, others * block)
-    return fitting
+    """KV blocks of `block` tokens of a rank in `room` bytes: see `fitting_blocks`."""
+    return fitting_blocks(room, rank.kv_per_token * block, rank.window_per_token * block, window_blocks)
 
 
 def _total(weights: RankWeights, parallel: Parallel, stage: int, size: Callable[[Matrix], int]) -> int:

@@ -5,7 +5,7 @@ are computed together in buckets of similar length.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -100,41 +100,42 @@ class Batch:
         `in_place`: the layers read the cache in place.
         """
         held = -(-(step.starts + step.counts) // tokens_per_block)
-        rows = step.generation_rows
-        sliding = tuple(reach for reach in reaches if reach.window is not None)
-        if step.windowed is not None:
-            reaches = tuple(reach for reach in reaches if reach.window is None)
-        generation = [] if in_place else _generation(step, held[:rows], tokens_per_block, device, dtype, reaches)
-        ends = step.counts.cumsum()
+        rows, ends = step.generation_rows, step.counts.cumsum()
         row_of, positions = step.positions()
-        context = tuple(
-            ContextRow(
-                int(ends[row] - step.counts[row]),
-                int(ends[row]),
-                int(step.starts[row]),
-                torch.from_numpy(step.tables[row, : held[row]]).to(device),
-            )
-            for row in range(rows, len(step.counts))
-        )
         logit_rows = step.logit_rows()
-        windowed = None
-        if step.windowed is not None:
-            windowed = cls.of(
-                step.windowed, tokens_per_block, device, dtype, reaches=sliding, pads=pads, in_place=in_place
+        tokens, placed, wanted = (_packed(each, device, pads) for each in (step.tokens, positions, logit_rows))
+
+        def seen(step: Step, reaches: tuple[Reach, ...]) -> Batch:
+            """The step as layers of these reaches see it, whose blocks are in its tables."""
+            generation = [] if in_place else _generation(step, held[:rows], tokens_per_block, device, dtype, reaches)
+            context = tuple(
+                ContextRow(
+                    int(ends[row] - step.counts[row]),
+                    int(ends[row]),
+                    int(step.starts[row]),
+                    torch.from_numpy(step.tables[row, : held[row]]).to(device),
+                )
+                for row in range(rows, len(step.counts))
             )
-        return cls(
-            tokens=_packed(step.tokens, device, pads),
-            positions=_packed(positions, device, pads),
-            slots=_packed(step.slots(row_of, positions, tokens_per_block), device),
-            logit_rows=_packed(logit_rows, device, pads),
-            wanted=len(logit_rows),
-            length=step.length,
-            generation=tuple(generation),
-            context=context,
-            paged=_paged(step, rows, tokens_per_block, device) if in_place and rows else None,
-            step=step,
-            windowed=windowed,
-        )
+            return cls(
+                tokens=tokens,
+                positions=placed,
+                slots=_packed(step.slots(row_of, positions, tokens_per_block), device),
+                logit_rows=wanted,
+                wanted=len(logit_rows),
+                length=step.length,
+                generation=tuple(generation),
+                context=context,
+                paged=_paged(step, rows, tokens_per_block, device) if in_place and rows else None,
+                step=step,
+            )
+
+        windowed = step.windowed
+        if windowed is None:
+            return seen(step, reaches)
+        sliding = tuple(reach for reach in reaches if reach.window is not None)
+        others = tuple(reach for reach in reaches if reach.window is None)
+        return replace(seen(step, others), windowed=seen(windowed, sliding))
 
 
 def _generation(

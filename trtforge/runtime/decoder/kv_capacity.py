@@ -5,6 +5,7 @@ import torch
 from trtforge.core.config_model import Config
 from trtforge.core.device import CPU_CACHE_BYTES
 from trtforge.core.errors import ForgeError
+from trtforge.formats.attention_windows import fitting_blocks
 from trtforge.machine.host import Host
 from trtforge.machine.memory import read_memory
 from trtforge.runtime.architecture.spec import DecoderSpec
@@ -70,10 +71,8 @@ def block_count(
     if on_cpu:
         available = (available if tokens is not None else min(available, CPU_CACHE_BYTES)) / (spec.tp * spec.pp)
     each = block_bytes(spec, place.dtype, tokens_per_block) + drafter
-    fitting = int(available // max(1, each))
-    if 0 < window_blocks < fitting:
-        windowed = window_block_bytes(spec, place.dtype, tokens_per_block)
-        fitting = int((available - window_blocks * windowed) // max(1, each - windowed))
+    windowed = window_block_bytes(spec, place.dtype, tokens_per_block)
+    fitting = fitting_blocks(int(available), each, windowed, window_blocks)
     useful = limits.max_batch_size * -(-limits.max_seq_len // tokens_per_block)
     wanted = useful if tokens is None else tokens // tokens_per_block
     if min(fitting, wanted) < 1:

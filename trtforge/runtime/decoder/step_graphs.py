@@ -94,8 +94,8 @@ class PaddedInputs:
         filled[4:, :count] = step.tables.T
         filled[2, count:], filled[3, count:], filled[4, count:] = self.spare * self.block_size, 1, self.spare
         self.integers[: len(filled)].copy_(torch.from_numpy(filled))
-        if self.windowed is not None and step.windowed is not None:
-            self.windowed.fill(step.windowed)
+        if self.windowed is not None and (windowed := step.windowed) is not None:
+            self.windowed.fill(windowed)
 
     def batch(self) -> Batch:
         """See Inputs."""
@@ -145,8 +145,8 @@ class ExactInputs:
         integers[0], integers[1], integers[3] = step.tokens, starts, starts + 1
         integers[2] = step.slots(np.arange(len(starts)), starts, self.block_size)
         tables[:, : step.tables.shape[1]] = step.tables
-        if self.windowed is not None and step.windowed is not None:
-            self.windowed.fill(step.windowed)
+        if self.windowed is not None and (windowed := step.windowed) is not None:
+            self.windowed.fill(windowed)
 
     def batch(self) -> Batch:
         """See Inputs."""

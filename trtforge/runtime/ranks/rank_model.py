@@ -176,7 +176,7 @@ class RankModel:
         """
         assert self._copies is not None, "see allocate_cache"
         assert self._window_copies is not None, "see allocate_cache"
-        assert self._windowed is (step.windowed is not None), "tables of the blocks that layers with windows have"
+        assert self._windowed is (len(step.window_tables) > 0), "tables of the blocks that layers with windows have"
         if len(step.copies):
             self._copies.copy(step.copies)
         if len(step.window_copies):

@@ -45,3 +45,8 @@ class Prefix:
 def chained_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     """Key of a block: digest of the previous block's key and its own tokens, so equal keys mean equal prefixes."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+def blocks_behind(window: int, computed: int, tokens_per_block: int) -> int:
+    """Number of a sequence's blocks that lie wholly behind the window of the token at position `computed`."""
+    return max(0, (computed - window + 1) // tokens_per_block)

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from trtforge.runtime.scheduling.block_store import BlockStore
-from trtforge.runtime.scheduling.block_table import BlockTable, Prefix, chained_key
+from trtforge.runtime.scheduling.block_table import BlockTable, Prefix, blocks_behind, chained_key
 from trtforge.runtime.scheduling.host_pool import HostPool
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
@@ -277,7 +277,7 @@ class BlockManager:
 
     def _behind(self, computed: int) -> int:
         """Number of blocks that no token from position `computed` on attends to."""
-        return 0 if self.window is None else max(0, (computed - self.window + 1) // self.tokens_per_block)
+        return 0 if self.window is None else blocks_behind(self.window, computed, self.tokens_per_block)
 
     def _recall(self, blocks: list[int | None], keys: Sequence[bytes], behind: int) -> int | None:
         """Restore blocks that are None, which are elsewhere; returns the index of the first that cannot be read.

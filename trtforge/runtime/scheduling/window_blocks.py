@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from trtforge.runtime.scheduling.block_table import blocks_behind
+
 
 class WindowBlocks:
     """Window blocks of the blocks of a pool.
@@ -45,8 +47,8 @@ class WindowBlocks:
         return self._users[block] > 0 or block in self._idle
 
     def behind(self, computed: int) -> int:
-        """Number of a sequence's blocks that no token from position `computed` on attends to."""
-        return max(0, (computed - self._window + 1) // self._size)
+        """Number of a sequence's blocks that no token from position `computed` on attends to in these layers."""
+        return blocks_behind(self._window, computed, self._size)
 
     def longest(self, blocks: Sequence[int | None]) -> int:
         """Length of the longest start of `blocks` after which all that is within the window has window blocks."""
