@@ -109,6 +109,14 @@ def test_an_address_that_is_none_is_an_error(url: str) -> None:
         probe("live", url, timeout=2)
 
 
+def test_a_port_beyond_the_last_is_not_taken_for_another_one() -> None:
+    """Of 65,536 and a port, the resolver keeps the port: a server there would have answered, or let the probe wait."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = 65536 + listening.getsockname()[1]
+        with pytest.raises(ForgeError, match=f"no server answers at 127.0.0.1:{port}: port {port} does not exist"):
+            probe("live", f"127.0.0.1:{port}", timeout=2)
+
+
 def test_a_unix_socket_is_asked_like_a_port(tmp_path: Path) -> None:
     class UnixServer(Server):
         address_family = socket.AF_UNIX
