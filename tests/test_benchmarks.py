@@ -133,6 +133,11 @@ def test_decoding_is_shown_as_shares_of_what_the_machine_can() -> None:
     bytes_, products = decode.bytes_of_token("bfloat16", itemsize=itemsize), decode.multiply_adds_of_token()
     limits = [Limits(times * 20 * bytes_, times * 400 * products, 1.0) for times in (1, 2, 0.1)]
     assert decode.shares("bfloat16", runs, limits) == pytest.approx((0.5, 0.25))
+    products_of_types = Limits(1.0, bfloat16=20 * head, int8=10 * layers)
+    assert decode.seconds_of_token("int8_sq", products_of_types) == pytest.approx(0.05 + 0.1)
+    assert decode.seconds_of_token("fp8", products_of_types) == pytest.approx((layers + head) / (20 * head))
+    no_int8 = Limits(1.0, bfloat16=20 * (layers + head), int8=0.0)
+    assert decode.seconds_of_token("int8_sq", no_int8) == pytest.approx(0.05)
 
 
 def test_more_batches_take_longer_and_the_rest_does_not() -> None:

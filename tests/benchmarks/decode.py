@@ -233,6 +233,13 @@ def bytes_of_token(
     return (multiply_adds_of_token(shape) - shape.vocab * shape.hidden) * bits / 8 + head + cached
 
 
+def seconds_of_token(way: str, limits: Limits) -> float:
+    """Of the products of the linear layers and the LM head at the peaks of their types. The head stays in bfloat16."""
+    head = SHAPE.vocab * SHAPE.hidden
+    layers = limits.int8 or limits.bfloat16 if "int8" in way else limits.bfloat16
+    return (multiply_adds_of_token() - head) / layers + head / limits.bfloat16
+
+
 def multiply_adds_of_token(shape: Shape = SHAPE) -> float:
     """Of the linear layers and the LM head."""
     shapes = [spec.shape for spec in shape.tensors() if len(spec.shape) == 2 and "embed" not in spec.name]
@@ -240,14 +247,13 @@ def multiply_adds_of_token(shape: Shape = SHAPE) -> float:
 
 
 def shares(way: str, results: Sequence[Rates], limits: Sequence[Limits]) -> tuple[float, float]:
-    """Of the memory's bandwidth by one request, and of the peak of products at the largest batch: medians of the runs,
+    """Of the memory's bandwidth by one request, and of the peaks of products at the largest batch: medians of the runs,
     each beside the limits around it."""
     alone, together = ([each[str(batch)]["decode"] for each in results] for batch in (BATCHES[0], BATCHES[-1]))
     read = bytes_of_token(way, itemsize=dtype_named(COMPUTE).size)
-    peaks = [each.int8 or each.bfloat16 if "int8" in way else each.bfloat16 for each in limits]
     return (
         statistics.median(rate * read / each.bandwidth for rate, each in zip(alone, limits, strict=True)),
-        statistics.median(rate * multiply_adds_of_token() / peak for rate, peak in zip(together, peaks, strict=True)),
+        statistics.median(rate * seconds_of_token(way, each) for rate, each in zip(together, limits, strict=True)),
     )
 
 

@@ -180,7 +180,7 @@ def test_int4_products(rows: int, tiles: int, group: int, groups: int, seed: int
 @given(
     rows=st.integers(1, 150),
     tiles=st.integers(1, 3),
-    inputs=st.integers(1, 12).map(lambda sixteens: 16 * sixteens),
+    inputs=st.integers(1, 36).map(lambda sixteens: 16 * sixteens),
     dtype=st.sampled_from(TYPES),
     biased=st.booleans(),
     seed=st.integers(0, 9),

@@ -28,7 +28,7 @@ struct Paged {
 // Tokens whose vectors lie `stride` apart, and where those begin that are read after them.
 template <typename C>
 struct Run {
-    static constexpr int64_t DISTANCE = 16;  // tokens from the one that is read to the one that is fetched
+    static constexpr int64_t DISTANCE = 32;  // tokens from the one that is read to the one that is fetched
     const C* first;
     int64_t tokens, stride;
     const C* next;
@@ -36,7 +36,7 @@ struct Run {
     const C* at(int64_t token) const { return first + token * stride; }
 
     const C* ahead(int64_t token) const {
-        token += DISTANCE;
+        token += std::min(DISTANCE, tokens);
         return token < tokens ? at(token) : next + (token - tokens) * stride;
     }
 

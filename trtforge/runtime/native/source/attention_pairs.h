@@ -123,6 +123,7 @@ struct Pairs {
     template <int G>
     static constexpr int64_t KEYS = 16 / G;
 
+    // Writes KEYS scores of each query: those of keys that are not there are written over later.
     template <int G>
     static void score(const bfloat16* queries, const bfloat16* key, int64_t stride, int64_t keys, int64_t size,
                       float scale, int64_t pitch, float* scores) {
@@ -131,7 +132,7 @@ struct Pairs {
         __m512 sums[16] = {};
         const bfloat16* of[K];
 #pragma GCC unroll 16
-        for (int k = 0; k < K; ++k) of[k] = key + std::min<int64_t>(k, keys - 1) * stride;
+        for (int k = 0; k < K; ++k) of[k] = key + (k < keys ? k : 0) * stride;
         for (int64_t d = 0; d < size; d += DEPTH) {
             Numbers query[G];
 #pragma GCC unroll 4
@@ -143,11 +144,9 @@ struct Pairs {
                 for (int g = 0; g < G; ++g) sums[g * K + k] = W::add(sums[g * K + k], query[g], part);
             }
         }
-        const __m512 found = _mm512_mul_ps(sums_of_each(sums), _mm512_set1_ps(scale));
-        const uint32_t own = (1u << std::min<int64_t>(K, keys)) - 1;
-#pragma GCC unroll 4
-        for (int g = 0; g < G; ++g)  // lane g * K goes to scores[g * pitch]
-            _mm512_mask_storeu_ps(scores + g * (pitch - K), __mmask16(own << (g * K)), found);
+        alignas(64) float found[16];
+        _mm512_store_ps(found, _mm512_mul_ps(sums_of_each(sums), _mm512_set1_ps(scale)));
+        for (int g = 0; g < G; ++g) std::memcpy(scores + g * pitch, found + g * K, K * sizeof(float));
     }
 
     static const Weight* weights(const float* scores, int64_t count, Memory& memory) {

@@ -19,15 +19,48 @@ EXPORT int64_t has_integers() {
 
 #if defined(HAS_PRODUCTS) && defined(__AVX512VNNI__)
 
-// Rounds halves to even and saturates, as `round_to_int8` does.
+// Rows that are multiplied together. Their codes are (inputs / 4, count, 4): those of one step lie together.
+struct Part {
+    int64_t first, count;
+};
+
+// Of `parts` nearly equal ones.
+static inline Part part_of(int64_t rows, int64_t parts, int64_t index) {
+    const int64_t least = rows / parts, longer = rows % parts;
+    return {index * least + std::min(index, longer), least + (index < longer)};
+}
+
+// AMX takes rows apart.
+static inline int64_t parts_of(const IntegerLinear& l) {
+    return amx::suits<uint8_t>(l.rows, l.inputs) ? l.rows : parts(l.rows);
+}
+
+constexpr int64_t SECTION = 256;    // inputs that one thread rounds
+constexpr int64_t FETCHED = 16384;  // bytes of a thread's first tile that are fetched before inputs are rounded
+
+// Rounds `count` of a row's inputs, halves to even, and saturates, as `round_to_int8` does. Four codes lie together, the
+// next four `pitch` bytes after them.
 template <typename T>
-static void round_row(const T* x, const float* prequant, float scale, int64_t inputs, uint8_t* codes) {
+static void round_inputs(const T* x, const float* prequant, float scale, int64_t count, int64_t pitch, uint8_t* codes) {
     const __m512 lowest = _mm512_set1_ps(-128.0f), largest = _mm512_set1_ps(127.0f);
-    for (int64_t i = 0; i < inputs; i += WIDTH) {
+    for (int64_t i = 0; i < count; i += WIDTH, codes += 4 * pitch) {
         const __m512 exact = (__m512)(load(x + i) * load(prequant + i) / scale);
         const __m512 inside = _mm512_min_ps(_mm512_max_ps(exact, lowest), largest);
         const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(inside));
-        _mm_storeu_si128((__m128i*)(codes + i), _mm_xor_si128(bytes, _mm_set1_epi8(-128)));
+        const __m128i from_zero = _mm_xor_si128(bytes, _mm_set1_epi8(-128));
+        _mm_storeu_si32(codes, from_zero);
+        _mm_storeu_si32(codes + pitch, _mm_shuffle_epi32(from_zero, 1));
+        _mm_storeu_si32(codes + 2 * pitch, _mm_shuffle_epi32(from_zero, 2));
+        _mm_storeu_si32(codes + 3 * pitch, _mm_shuffle_epi32(from_zero, 3));
+    }
+}
+
+template <typename T>
+static void round_part(const IntegerLinear& l, Part part, int64_t input, int64_t count) {
+    uint8_t* codes = l.codes + part.first * l.inputs + input * part.count;
+    for (int64_t m = 0; m < part.count; ++m) {
+        const T* x = (const T*)l.x + (part.first + m) * l.inputs + input;
+        round_inputs(x, l.prequant + input, l.activation_scale, count, part.count * 4, codes + m * 4);
     }
 }
 
@@ -49,31 +82,41 @@ struct Tile {
     }
 };
 
+// sums + products of four bytes each. GCC 12 moves the sums of the intrinsic from register to register and to memory.
+static inline __m512i add_products(__m512i sums, __m512i bytes, __m512i weights) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(bytes), "v"(weights));
+    return sums;
+}
+
+// A tile's outputs of the M rows from `row`.
 template <int M, typename T>
-static void rows_of(const Tile<T>& tile, int64_t row, const int8_t* w, const Ahead& ahead) {
+static void multiply_part(const Tile<T>& tile, int64_t row, const int8_t* w, const Ahead& ahead) {
     constexpr int U = UNROLL<M>;
-    const int64_t inputs = tile.l.inputs;
-    const uint8_t* x = tile.l.codes + row * inputs;
-    __m512i sums[U][M][2] = {};
-    int64_t at = 0;
-    const auto step = [&](int u) __attribute__((always_inline)) {
-        ahead.step(at / 4);
-        const __m512i low = _mm512_loadu_si512(w + at * 32), high = _mm512_loadu_si512(w + at * 32 + 64);
+    const uint8_t* x = tile.l.codes + row * tile.l.inputs;
+    __m512i sums[U][M][2];
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u)
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) sums[u][m][0] = sums[u][m][1] = _mm512_setzero_si512();
+    const auto step = [&](int u, int64_t at) __attribute__((always_inline)) {
+        ahead.step(at);
+        const __m512i low = _mm512_loadu_si512(w + at * 128), high = _mm512_loadu_si512(w + at * 128 + 64);
 #pragma GCC unroll 16
         for (int m = 0; m < M; ++m) {
             int32_t four;
-            std::memcpy(&four, x + m * inputs + at, sizeof four);
-            const __m512i a = _mm512_set1_epi32(four);
-            sums[u][m][0] = _mm512_dpbusd_epi32(sums[u][m][0], a, low);
-            sums[u][m][1] = _mm512_dpbusd_epi32(sums[u][m][1], a, high);
+            std::memcpy(&four, x + (at * M + m) * 4, sizeof four);
+            const __m512i bytes = _mm512_set1_epi32(four);
+            sums[u][m][0] = add_products(sums[u][m][0], bytes, low);
+            sums[u][m][1] = add_products(sums[u][m][1], bytes, high);
         }
-        at += 4;
     };
-    while (at + 4 * U <= inputs) {
+    for (int64_t at = 0; at < tile.l.inputs / 4; at += U)
+        if constexpr (U == 1) {
+            step(0, at);
+        } else {
 #pragma GCC unroll 4
-        for (int u = 0; u < U; ++u) step(u);
-    }
-    while (at < inputs) step(0);
+            for (int u = 0; u < U; ++u) step(u, at + u);
+        }
     for (int m = 0; m < M; ++m) {
         __m512i low = sums[0][m][0], high = sums[0][m][1];
         for (int u = 1; u < U; ++u) {
@@ -88,10 +131,10 @@ template <typename T>
 static void multiply_tile(const Tile<T>& tile, const int8_t* w) {
     const IntegerLinear& l = tile.l;
     if (!amx::suits<uint8_t>(l.rows, l.inputs)) {
-        for (int64_t row = 0, left = parts(l.rows), count; left > 0; --left, row += count) {
-            count = share(l.rows - row, left);
-            const Ahead ahead(w, l.inputs / 4, 128, parts(l.rows) - left, parts(l.rows));
-            with_rows(count, [&](auto m) { rows_of<m()>(tile, row, w, ahead); });
+        for (int64_t index = 0; index < parts_of(l); ++index) {
+            const Part part = part_of(l.rows, parts_of(l), index);
+            const Ahead ahead(w, l.inputs / 4, 128, index, parts_of(l));
+            with_rows(part.count, [&](auto m) { multiply_part<m()>(tile, part.first, w, ahead); });
         }
         return;
     }
@@ -107,14 +150,16 @@ static void multiply_tile(const Tile<T>& tile, const int8_t* w) {
 template <typename T>
 static void multiply_all(const IntegerLinear& l) {
     if (l.rows == 0) return;
+    const int64_t sections = (l.inputs + SECTION - 1) / SECTION, tiles = l.outputs / TILE;
     team::run(true, [&](team::Member& member) {
-        member.each(l.rows, [&](int64_t row) {
-            round_row((const T*)l.x + row * l.inputs, l.prequant, l.activation_scale, l.inputs,
-                      l.codes + row * l.inputs);
+        prefetch(l.weight + member.thread * tiles / member.size * TILE * l.inputs, FETCHED);
+        member.each(parts_of(l) * sections, [&](int64_t at) {
+            const int64_t first = at % sections * SECTION, count = std::min(SECTION, l.inputs - first);
+            round_part<T>(l, part_of(l.rows, parts_of(l), at / sections), first, count);
         });
         member.barrier();
         const amx::Session session(l.rows, amx::suits<uint8_t>(l.rows, l.inputs));
-        member.each(l.outputs / TILE, [&](int64_t tile) {
+        member.each(tiles, [&](int64_t tile) {
             multiply_tile(Tile<T>{l, tile * TILE}, l.weight + tile * TILE * l.inputs);
         });
     });
