@@ -100,6 +100,15 @@ static inline void by_fastest([[maybe_unused]] int64_t rows, [[maybe_unused]] in
 template <int M>
 constexpr int UNROLL = M == 1 ? 4 : M <= 3 ? 2 : 1;
 
+// Sets sums to zero where they are, in registers: GCC initialises arrays in memory.
+template <int M, int U>
+static inline __attribute__((always_inline)) void clear(__m512 (&sums)[U][M][2]) {
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u)
+#pragma GCC unroll 16
+        for (int m = 0; m < M; ++m) sums[u][m][0] = sums[u][m][1] = _mm512_setzero_ps();
+}
+
 template <int M, int U>
 static inline void add_up(const __m512 (&sums)[U][M][2], Sums* out) {
     for (int m = 0; m < M; ++m)
@@ -141,7 +150,8 @@ static inline __attribute__((always_inline)) void multiply(const typename Way::I
                                                            const bfloat16* w, int64_t count, const Fetch& ahead,
                                                            Sums* out) {
     constexpr int U = UNROLL<M>;
-    __m512 sums[U][M][2] = {};
+    __m512 sums[U][M][2];
+    clear(sums);
     int64_t at = 0;
     const auto step = [&](int u) __attribute__((always_inline)) {
         ahead.step(at);
