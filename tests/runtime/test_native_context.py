@@ -89,7 +89,9 @@ def test_context_attention(
         attend_context(kernels, given_heads, start, table, storage, scale, how, out)
         seen = cache.read(table)[: start + count].float()
         wanted = expected(given_heads[:, :queries_of].float(), seen, start, how)
-        assert float((out.float() - wanted).abs().max() / wanted.abs().max()) < CLOSE[dtype]
+        bias = 0.0 if slopes is None else float(slopes.max()) * (start + count)
+        bound = CLOSE[dtype] + bias * 2**-23  # scores as large as the bias are rounded in float32, the reference's too
+        assert float((out.float() - wanted).abs().max() / wanted.abs().max()) < bound
 
 
 def test_what_the_kernel_takes() -> None:

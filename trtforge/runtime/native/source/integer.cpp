@@ -88,16 +88,14 @@ static inline __m512i add_products(__m512i sums, __m512i bytes, __m512i weights)
     return sums;
 }
 
-// A tile's outputs of the M rows from `row`.
+// A tile's outputs of the M rows from `row`. Inputs are a multiple of 4 UNROLL<1>.
 template <int M, typename T>
 static void multiply_part(const Tile<T>& tile, int64_t row, const int8_t* w, const Ahead& ahead) {
     constexpr int U = UNROLL<M>;
     const uint8_t* x = tile.l.codes + row * tile.l.inputs;
     __m512i sums[U][M][2];
 #pragma GCC unroll 4
-    for (int u = 0; u < U; ++u)
-#pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) sums[u][m][0] = sums[u][m][1] = _mm512_setzero_si512();
+    for (int u = 0; u < U; ++u) clear(sums[u]);
     const auto step = [&](int u, int64_t at) __attribute__((always_inline)) {
         ahead.step(at);
         const __m512i low = _mm512_loadu_si512(w + at * 128), high = _mm512_loadu_si512(w + at * 128 + 64);

@@ -61,7 +61,8 @@ static inline __attribute__((always_inline)) void multiply_int4(const typename W
     const __m512i table = _mm512_load_si512(NIBBLES);
     constexpr int U = UNROLL<M>;
     __m512 sums[U][M][2];
-    clear(sums);
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u) clear(sums[u]);
     for (int64_t at = 0; at < count; at += 2)
 #pragma GCC unroll 2
         for (int s = 0; s < 2; ++s) {
@@ -98,7 +99,7 @@ enum Expansion { NOT_KEPT, KEPT, FROM_KEPT };
 template <class Way, int M>
 static void rows_int4(const Linear& l, Expansion expansion, const typename Way::Input* x, const uint16_t* w,
                       const float* scales, const float* bias, bfloat16* expanded, bfloat16* y) {
-    __m512 totals[1][M][2];
+    __m512 totals[M][2];
     clear(totals);
     for (int64_t first = 0; first < l.inputs; first += l.group, scales += TILE) {
         Sums out[M];
@@ -112,11 +113,11 @@ static void rows_int4(const Linear& l, Expansion expansion, const typename Way::
             multiply<Way, M>(x + first, l.inputs, values, l.group / 2, NothingAhead(), out);
         const __m512 low = _mm512_loadu_ps(scales), high = _mm512_loadu_ps(scales + 16);
         for (int m = 0; m < M; ++m) {
-            totals[0][m][0] = _mm512_fmadd_ps(out[m][0], low, totals[0][m][0]);
-            totals[0][m][1] = _mm512_fmadd_ps(out[m][1], high, totals[0][m][1]);
+            totals[m][0] = _mm512_fmadd_ps(out[m][0], low, totals[m][0]);
+            totals[m][1] = _mm512_fmadd_ps(out[m][1], high, totals[m][1]);
         }
     }
-    for (int m = 0; m < M; ++m) put_row(y + m * l.outputs, bias, totals[0][m][0], totals[0][m][1]);
+    for (int m = 0; m < M; ++m) put_row(y + m * l.outputs, bias, totals[m][0], totals[m][1]);
 }
 
 static void put_panel(const Linear& l, const float* sums, int64_t rows, const float* bias, bfloat16* y) {

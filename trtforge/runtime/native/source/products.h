@@ -100,13 +100,11 @@ static inline void by_fastest([[maybe_unused]] int64_t rows, [[maybe_unused]] in
 template <int M>
 constexpr int UNROLL = M == 1 ? 4 : M <= 3 ? 2 : 1;
 
-// Sets sums to zero where they are, in registers: GCC initialises arrays in memory.
-template <int M, int U>
-static inline __attribute__((always_inline)) void clear(__m512 (&sums)[U][M][2]) {
-#pragma GCC unroll 4
-    for (int u = 0; u < U; ++u)
+// Sets sums to zero in their registers; GCC initialises arrays of them in memory.
+template <class V, int M>
+static inline __attribute__((always_inline)) void clear(V (&sums)[M][2]) {
 #pragma GCC unroll 16
-        for (int m = 0; m < M; ++m) sums[u][m][0] = sums[u][m][1] = _mm512_setzero_ps();
+    for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = V{};
 }
 
 template <int M, int U>
@@ -151,7 +149,8 @@ static inline __attribute__((always_inline)) void multiply(const typename Way::I
                                                            Sums* out) {
     constexpr int U = UNROLL<M>;
     __m512 sums[U][M][2];
-    clear(sums);
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u) clear(sums[u]);
     int64_t at = 0;
     const auto step = [&](int u) __attribute__((always_inline)) {
         ahead.step(at);
