@@ -230,14 +230,18 @@ def bytes_of_token(
     bits = 8 if "int8" in way or "fp8" in way else 4 + 32 / 128 if "int4" in way else plain
     head = shape.vocab * shape.hidden * plain / 8
     cached = shape.layers * 2 * shape.kv_heads * shape.head_size * itemsize * context
-    return (multiply_adds_of_token(shape) - shape.vocab * shape.hidden) * bits / 8 + head + cached
+    return multiply_adds_of_layers(shape) * bits / 8 + head + cached
 
 
 def seconds_of_token(way: str, limits: Limits) -> float:
     """Of the products of the linear layers and the LM head at the peaks of their types. The head stays in bfloat16."""
-    head = SHAPE.vocab * SHAPE.hidden
     layers = limits.int8 or limits.bfloat16 if "int8" in way else limits.bfloat16
-    return (multiply_adds_of_token() - head) / layers + head / limits.bfloat16
+    return multiply_adds_of_layers() / layers + SHAPE.vocab * SHAPE.hidden / limits.bfloat16
+
+
+def multiply_adds_of_layers(shape: Shape = SHAPE) -> float:
+    """Of the linear layers."""
+    return multiply_adds_of_token(shape) - shape.vocab * shape.hidden
 
 
 def multiply_adds_of_token(shape: Shape = SHAPE) -> float:

@@ -28,7 +28,8 @@ struct Paged {
 // Tokens whose vectors lie `stride` apart, and where those begin that are read after them.
 template <typename C>
 struct Run {
-    static constexpr int64_t DISTANCE = 32;  // tokens from the one that is read to the one that is fetched
+    // Most tokens from the one that is read to the one that is fetched, which is of this run or the next.
+    static constexpr int64_t DISTANCE = 32;
     const C* first;
     int64_t tokens, stride;
     const C* next;

@@ -30,7 +30,7 @@ static inline Part part_of(int64_t rows, int64_t parts, int64_t index) {
     return {index * least + std::min(index, longer), least + (index < longer)};
 }
 
-// AMX takes rows apart.
+// AMX takes the codes of each row together.
 static inline int64_t parts_of(const IntegerLinear& l) {
     return amx::suits<uint8_t>(l.rows, l.inputs) ? l.rows : parts(l.rows);
 }
@@ -94,8 +94,7 @@ static void multiply_part(const Tile<T>& tile, int64_t row, const int8_t* w, con
     constexpr int U = UNROLL<M>;
     const uint8_t* x = tile.l.codes + row * tile.l.inputs;
     __m512i sums[U][M][2];
-#pragma GCC unroll 4
-    for (int u = 0; u < U; ++u) clear(sums[u]);
+    clear(sums);
     const auto step = [&](int u, int64_t at) __attribute__((always_inline)) {
         ahead.step(at);
         const __m512i low = _mm512_loadu_si512(w + at * 128), high = _mm512_loadu_si512(w + at * 128 + 64);
@@ -108,13 +107,10 @@ static void multiply_part(const Tile<T>& tile, int64_t row, const int8_t* w, con
             sums[u][m][1] = add_products(sums[u][m][1], bytes, high);
         }
     };
-    for (int64_t at = 0; at < tile.l.inputs / 4; at += U)
-        if constexpr (U == 1) {
-            step(0, at);
-        } else {
+    for (int64_t at = 0; at < tile.l.inputs / 4; at += U) {
 #pragma GCC unroll 4
-            for (int u = 0; u < U; ++u) step(u, at + u);
-        }
+        for (int u = 0; u < U; ++u) step(u, at + u);
+    }
     for (int m = 0; m < M; ++m) {
         __m512i low = sums[0][m][0], high = sums[0][m][1];
         for (int u = 1; u < U; ++u) {
@@ -129,9 +125,10 @@ template <typename T>
 static void multiply_tile(const Tile<T>& tile, const int8_t* w) {
     const IntegerLinear& l = tile.l;
     if (!amx::suits<uint8_t>(l.rows, l.inputs)) {
-        for (int64_t index = 0; index < parts_of(l); ++index) {
-            const Part part = part_of(l.rows, parts_of(l), index);
-            const Ahead ahead(w, l.inputs / 4, 128, index, parts_of(l));
+        const int64_t count = parts_of(l);
+        for (int64_t index = 0; index < count; ++index) {
+            const Part part = part_of(l.rows, count, index);
+            const Ahead ahead(w, l.inputs / 4, 128, index, count);
             with_rows(part.count, [&](auto m) { multiply_part<m()>(tile, part.first, w, ahead); });
         }
         return;
@@ -148,12 +145,12 @@ static void multiply_tile(const Tile<T>& tile, const int8_t* w) {
 template <typename T>
 static void multiply_all(const IntegerLinear& l) {
     if (l.rows == 0) return;
-    const int64_t sections = (l.inputs + SECTION - 1) / SECTION, tiles = l.outputs / TILE;
+    const int64_t tiles = l.outputs / TILE, parts = parts_of(l), sections = (l.inputs + SECTION - 1) / SECTION;
     team::run(true, [&](team::Member& member) {
-        prefetch(l.weight + member.thread * tiles / member.size * TILE * l.inputs, FETCHED);
-        member.each(parts_of(l) * sections, [&](int64_t at) {
+        prefetch(l.weight + member.first_of(member.thread, tiles) * TILE * l.inputs, FETCHED);
+        member.each(parts * sections, [&](int64_t at) {
             const int64_t first = at % sections * SECTION, count = std::min(SECTION, l.inputs - first);
-            round_part<T>(l, part_of(l.rows, parts_of(l), at / sections), first, count);
+            round_part<T>(l, part_of(l.rows, parts, at / sections), first, count);
         });
         member.barrier();
         const amx::Session session(l.rows, amx::suits<uint8_t>(l.rows, l.inputs));

@@ -61,8 +61,7 @@ static inline __attribute__((always_inline)) void multiply_int4(const typename W
     const __m512i table = _mm512_load_si512(NIBBLES);
     constexpr int U = UNROLL<M>;
     __m512 sums[U][M][2];
-#pragma GCC unroll 4
-    for (int u = 0; u < U; ++u) clear(sums[u]);
+    clear(sums);
     for (int64_t at = 0; at < count; at += 2)
 #pragma GCC unroll 2
         for (int s = 0; s < 2; ++s) {

@@ -100,11 +100,16 @@ static inline void by_fastest([[maybe_unused]] int64_t rows, [[maybe_unused]] in
 template <int M>
 constexpr int UNROLL = M == 1 ? 4 : M <= 3 ? 2 : 1;
 
-// Sets sums to zero in their registers; GCC initialises arrays of them in memory.
-template <class V, int M>
-static inline __attribute__((always_inline)) void clear(V (&sums)[M][2]) {
+// Sets sums, in arrays of arrays, to zero in their registers; GCC initialises such arrays in memory.
+template <class V>
+static inline __attribute__((always_inline)) void clear(V& sums) {
+    sums = V{};
+}
+
+template <class Part, size_t N>
+static inline __attribute__((always_inline)) void clear(Part (&sums)[N]) {
 #pragma GCC unroll 16
-    for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = V{};
+    for (size_t i = 0; i < N; ++i) clear(sums[i]);
 }
 
 template <int M, int U>
@@ -149,8 +154,7 @@ static inline __attribute__((always_inline)) void multiply(const typename Way::I
                                                            Sums* out) {
     constexpr int U = UNROLL<M>;
     __m512 sums[U][M][2];
-#pragma GCC unroll 4
-    for (int u = 0; u < U; ++u) clear(sums[u]);
+    clear(sums);
     int64_t at = 0;
     const auto step = [&](int u) __attribute__((always_inline)) {
         ahead.step(at);

@@ -41,11 +41,14 @@ struct Member {
     void each(int64_t count, F f) {
         Counter* taken = next_loop();
         for (int64_t turn = 0; turn < size; ++turn) {
-            const int64_t part = (thread + turn) % size, first = part * count / size;
-            const int64_t own = (part + 1) * count / size - first;
+            const int64_t part = (thread + turn) % size, first = first_of(part, count);
+            const int64_t own = first_of(part + 1, count) - first;
             for (int64_t i; (i = taken[part].taken.fetch_add(1, std::memory_order_relaxed)) < own;) f(first + i);
         }
     }
+
+    // Where a thread's part of `each` begins.
+    int64_t first_of(int64_t part, int64_t count) const { return part * count / size; }
 
     // As `each`, the first ones first on all threads.
     template <class F>
