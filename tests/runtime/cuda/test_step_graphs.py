@@ -142,14 +142,6 @@ def test_hidden_states_are_those_of_the_steps_rows(ranks: ThreadRanks) -> None:
     assert torch.allclose(ranks.last_hidden(), expected, atol=1e-4)
 
 
-def test_logits_outlive_the_next_step(ranks: ThreadRanks) -> None:
-    first = ranks.execute(step_of([16, 16], [0, 1]))
-    assert first is not None
-    kept = first.clone()
-    ranks.execute(step_of([5, 6], [2, 3]))
-    assert torch.equal(first, kept)
-
-
 def other_steps() -> dict[str, Step]:
     plain = step_of([16, 16], [0, 1])
     two, empty = np.array([2]), np.zeros(0, dtype=np.int64)

@@ -52,6 +52,7 @@ class Decoder:
         self._kv_scales = [kv_scale(loader, index) for index in range(spec.num_layers)]
         self.embedding = load_embedding(loader) if spec.first else None
         self.head = Head(loader) if spec.last else None
+        self._empty = torch.empty(0, dtype=place.dtype, device=place.device)
         self._last: Tensor | None = None
         self._states: list[Tensor] = []
         weights.finish()
@@ -135,8 +136,7 @@ class Decoder:
             return None
         known = [part for part in parts if part is not None]
         own = None if not known else known[0] if len(known) == 1 else torch.cat(known)
-        like = torch.empty(0, dtype=self.place.dtype, device=self.place.device)
-        logits = self._ranks.gather_logits(own, wanted, self.spec.vocab_share, like)
+        logits = self._ranks.gather_logits(own, wanted, self.spec.vocab_share, self._empty)
         return None if logits is None else finished_logits(logits, self.spec)
 
     @property

@@ -33,8 +33,10 @@ class Outputs:
     states: list[Tensor]
 
     def first(self, rows: int) -> "Outputs":
-        """Those of the first rows. The next step overwrites all but the logits."""
-        logits = None if self.logits is None else self.logits[:rows].clone()
+        """Those of the first rows. The next step overwrites them."""
+        if self.logits is not None and rows == len(self.logits):
+            return self
+        logits = None if self.logits is None else self.logits[:rows]
         last = None if self.last is None else self.last[:rows]
         return Outputs(logits, last, [each[:rows] for each in self.states])
 

@@ -17,6 +17,7 @@ from trtforge.runtime.decoder.decoder import Decoder
 from trtforge.runtime.decoder.eagle import Network, spare_blocks
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.kv_capacity import KvMemory, block_bytes, block_count, host_block_count
+from trtforge.runtime.decoder.logits import in_float32
 from trtforge.runtime.decoder.recorded import Layers
 from trtforge.runtime.decoder.step_graphs import ExactMemory, Outputs, PaddedMemory, StepGraphs
 from trtforge.runtime.linears.kernels import DTYPES
@@ -215,9 +216,9 @@ class RankModel:
         return self._cache[: self._decoder.spec.num_layers]
 
     def _outputs(self, batch: Batch) -> Outputs:
-        """What a graph computes of a step."""
+        """What a graph computes of a step. Only a rank that is alone has graphs: its logits are the whole ones."""
         logits = self._decoder.forward(batch, self._layer_caches)
-        return Outputs(logits, *self._decoder.kept)
+        return Outputs(None if logits is None else in_float32(logits), *self._decoder.kept)
 
     def _micro_batches(self, step: Step) -> list[Step]:
         """The parts of a step. Layers that keep states of sequences take it whole."""

@@ -144,10 +144,11 @@ constexpr int64_t AHEAD = 512;  // words that are fetched from memory before a s
 constexpr int64_t SUMMED = 16;  // inputs of a single row whose sum is kept
 
 // A way to multiply: what inputs and expanded weights are, how a tile's words become `count` inputs of expanded weights, and
-// sums (rows, TILE) = or, unless `fresh`, += up to float32::ROWS rows of x times these.
+// sums (rows, TILE) = or, unless `fresh`, += up to ROWS rows of x times these.
 
 struct Floats {
     using Input = float;
+    static constexpr int64_t ROWS = float32::ROWS;
 
     // (count, TILE).
     template <class Format>
@@ -192,6 +193,7 @@ constexpr E4m3Bytes E4M3_BYTES;
 
 struct Pairs {
     using Input = bfloat16;
+    static constexpr int64_t ROWS = ::ROWS;
 
     // (count / 2, TILE, 2), see products.h.
     template <class Format>
@@ -298,7 +300,7 @@ static void multiply_part(const Rows<typename Way::Input>& x, const uint32_t* ti
     Way::template expand<Format>(from, count, weights);
     const int64_t words = count / Format::INPUTS * Format::WORDS;
     for (int64_t row = 0, rows; row < x.count; row += rows) {  // beside each block of rows, a part of the next weights
-        rows = float32::share(x.count - row, float32::ROWS);
+        rows = float32::share(x.count - row, Way::ROWS);
         for (int64_t at = row * words / x.count; at < (row + rows) * words / x.count; at += 16)
             __builtin_prefetch(from + words + at, 0, 2);
         Way::multiply(x.at(first) + row * CHUNK, rows, weights, count, fresh, sums + row * TILE);

@@ -91,6 +91,8 @@ static void few_rows(const Linear& l, const typename Way::Input* x, const bfloat
     for (int m = 0; m < M; ++m) put_row(y + m * l.outputs, bias, out[m][0], out[m][1]);
 }
 
+constexpr int64_t ROWS_WITH_TOTALS = 6;  // that fit the registers with a tile's sums of one group and of all
+
 // How `rows_int4` gets its weights: from 4 bits, from 4 bits and keeping them as bfloat16, or as they were kept.
 enum Expansion { NOT_KEPT, KEPT, FROM_KEPT };
 
@@ -163,7 +165,8 @@ static void tile_int4(const Linear& l, const typename Way::Input* x, const uint1
                       const float* bias, bfloat16* expanded, bfloat16* y) {
     if (l.rows <= ROWS || !Way::uses_tiles(l.rows, l.group)) {
         Expansion expansion = l.rows <= ROWS ? NOT_KEPT : KEPT;
-        for (int64_t done = 0, left = parts(l.rows), rows; left > 0; --left, done += rows) {
+        const int64_t count = l.rows <= ROWS ? 1 : parts(l.rows, ROWS_WITH_TOTALS);
+        for (int64_t done = 0, left = count, rows; left > 0; --left, done += rows) {
             rows = share(l.rows - done, left);
             with_rows(rows, [&](auto m) {
                 rows_int4<Way, m()>(l, expansion, x + done * l.inputs, w, scales, bias, expanded, y + done * l.outputs);

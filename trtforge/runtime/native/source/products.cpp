@@ -8,7 +8,7 @@
 
 #if defined(__AVX512BF16__)
 
-// Seconds of products of 12 rows, whose numbers are zero, at best.
+// Seconds of products of ROWS rows, whose numbers are zero, at best.
 template <class Way>
 static double seconds() {
     constexpr int64_t INPUTS = 512;

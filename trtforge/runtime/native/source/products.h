@@ -16,7 +16,7 @@
 #include <type_traits>
 
 constexpr int64_t TILE = 32;        // outputs
-constexpr int64_t ROWS = 12;        // of activations that fit the registers with a tile's sums
+constexpr int64_t ROWS = 8;         // of activations that are multiplied together: addresses of more fit no registers
 constexpr int64_t PANEL = 64;       // most rows whose sums stay in the first-level cache
 
 using Sums = __m512[2];  // of one row: 32 outputs
@@ -186,11 +186,7 @@ static inline void with_rows(int64_t rows, Function function) {
         case 5: return function(std::integral_constant<int, 5>());
         case 6: return function(std::integral_constant<int, 6>());
         case 7: return function(std::integral_constant<int, 7>());
-        case 8: return function(std::integral_constant<int, 8>());
-        case 9: return function(std::integral_constant<int, 9>());
-        case 10: return function(std::integral_constant<int, 10>());
-        case 11: return function(std::integral_constant<int, 11>());
-        default: return function(std::integral_constant<int, 12>());
+        default: return function(std::integral_constant<int, 8>());
     }
 }
 
@@ -215,7 +211,7 @@ static inline int64_t share(int64_t rows, int64_t parts) { return (rows + parts 
 
 static inline int64_t panels(int64_t rows) { return (rows + PANEL - 1) / PANEL; }
 
-static inline int64_t parts(int64_t rows) { return (rows + ROWS - 1) / ROWS; }
+static inline int64_t parts(int64_t rows, int64_t most = ROWS) { return (rows + most - 1) / most; }
 
 // sums (rows, 32) = x times one bfloat16 tile, up to PANEL rows.
 template <class Way>
