@@ -309,6 +309,22 @@ def test_steps_with_a_quantised_cache_are_recorded(kv: str, dtype: ModelDtype, t
     ranks.close()
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_logits_of_whole_recorded_steps_are_in_float32(tp: int, tmp_path: Path) -> None:
+    """Ranks exchange their columns in bfloat16; a single one records their widening, too."""
+    checkpoint = write_checkpoint(tiny_llama(vocab_size=128), tmp_path / "checkpoint", Layout(tp=tp))
+    engine = write_engine(checkpoint, tmp_path / "engine", dtype="bfloat16", tokens_per_block=BLOCK, max_seq_len=32)
+    ranks, rows = ThreadRanks(open_engine(engine), 1 + 4 * SEQUENCES), [0, 2, 3, 4]
+    for at in range(12):
+        computed = stepped(ranks, rows, at, beside=True)
+        for made in (stepped(ranks, rows, at) for _ in range(2)):
+            assert made.dtype is torch.float32
+            assert made.shape == (4, 128)
+            assert (made - computed).abs().max() <= TOLERANCES["bfloat16"] * computed.abs().max()
+    assert [model.graphs and model.graphs.captured_rows for model in ranks.models] == [(4,)] * tp
+    ranks.close()
+
+
 def test_recordings_follow_the_adapters(families: Families, tmp_path: Path) -> None:
     """Rows change their adapters, and more adapters than memory was taken for come into use."""
     family = families("llama")

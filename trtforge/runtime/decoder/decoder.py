@@ -65,11 +65,15 @@ class Decoder:
         return kernels is not None and not by_torch and kernels.attends(spec.cached[-1])
 
     @property
+    def alone(self) -> bool:
+        """Whether there are no other ranks."""
+        return self.spec.tp == 1 and self.spec.pp == 1
+
+    @property
     def repeats(self) -> bool:
         """Whether steps of as many single-token rows are the same operations without exchanges with other ranks."""
         spec = self.spec
-        alone = spec.tp == 1 and spec.pp == 1
-        return alone and self.reads_in_place and spec.moe is None and spec.linear is None
+        return self.alone and self.reads_in_place and spec.moe is None and spec.linear is None
 
     @property
     def recordable(self) -> Native | None:

@@ -1,5 +1,6 @@
 """The dense MLPs: plain, and gated in the two ways that TensorRT-LLM stores them."""
 
+import torch
 from torch import Tensor
 
 from trtforge.runtime.architecture.activations import NATIVE_ACTIVATIONS, Activation, activation_of
@@ -8,9 +9,25 @@ from trtforge.runtime.linears.linear import Linear, Placement
 from trtforge.runtime.native.activations import activate
 from trtforge.runtime.native.bindings import native_for
 
+_CHUNK = 1024
+"""Tokens whose hidden states a CPU computes together."""
+
 
 def load_mlp(loader: Loader, name: str) -> Linear:
     """The MLP of a layer; its output is summed over ranks."""
+    mlp = _load_mlp(loader, name)
+    chunked = loader.place.device.type == "cpu" and loader.adapters is None  # adapters know the tokens of whole steps
+    return (lambda x: in_chunks(mlp, x, _CHUNK)) if chunked else mlp
+
+
+def in_chunks(function: Linear, x: Tensor, most: int) -> Tensor:
+    """function(x), of at most so many rows at once: what it computes between stays in the processor's cache."""
+    if len(x) <= most:
+        return function(x)
+    return torch.cat([function(chunk) for chunk in x.tensor_split(-(-len(x) // most))])
+
+
+def _load_mlp(loader: Loader, name: str) -> Linear:
     network = loader.spec.network
     act = activation_of(loader.spec.hidden_act, exact_gelu=network.exact_gelu)
     proj = loader.row_parallel(f"{name}.proj", bias_in_parts=network.proj_bias_in_parts)

@@ -216,9 +216,11 @@ class RankModel:
         return self._cache[: self._decoder.spec.num_layers]
 
     def _outputs(self, batch: Batch) -> Outputs:
-        """What a graph computes of a step. Only a rank that is alone has graphs: its logits are the whole ones."""
+        """What a graph computes of a step. Without other ranks its logits are the whole ones, in float32."""
         logits = self._decoder.forward(batch, self._layer_caches)
-        return Outputs(None if logits is None else in_float32(logits), *self._decoder.kept)
+        if logits is not None and self._decoder.alone:
+            logits = in_float32(logits)
+        return Outputs(logits, *self._decoder.kept)
 
     def _micro_batches(self, step: Step) -> list[Step]:
         """The parts of a step. Layers that keep states of sequences take it whole."""
