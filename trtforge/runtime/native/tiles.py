@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from trtforge.models.kernels import CPU_OUTPUTS
-from trtforge.runtime.native.large_pages import WEIGHTS
 
 TILE = CPU_OUTPUTS
 """Outputs of a packed weight's tile."""
@@ -30,7 +29,7 @@ class Int8Layer:
 def pack_bfloat16(weight: Tensor) -> Tensor:
     """(out, in) weights as `Native.linear` takes them: (out / 32, in / 2, 32, 2)."""
     outputs, inputs = weight.shape
-    return WEIGHTS.copy(weight.reshape(outputs // TILE, TILE, inputs // 2, 2).permute(0, 2, 1, 3))
+    return weight.reshape(outputs // TILE, TILE, inputs // 2, 2).permute(0, 2, 1, 3).contiguous()
 
 
 def pack_float32(weight: Tensor) -> Tensor:
@@ -47,7 +46,7 @@ def pack_float32(weight: Tensor) -> Tensor:
 def pack_bytes(weight: Tensor) -> Tensor:
     """(out, in) numbers of 8 bits as the kernels take them: (out / 32, in / 4, 32, 4)."""
     outputs, inputs = weight.shape
-    return WEIGHTS.copy(weight.reshape(outputs // TILE, TILE, inputs // 4, 4).permute(0, 2, 1, 3))
+    return weight.reshape(outputs // TILE, TILE, inputs // 4, 4).permute(0, 2, 1, 3).contiguous()
 
 
 def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
