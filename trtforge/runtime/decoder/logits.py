@@ -34,7 +34,7 @@ def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:
 
 
 def in_float32(logits: Tensor) -> Tensor:
-    """The logits themselves if they are float32."""
+    """These logits in float32: the same tensor if they are already."""
     kernels = native_for(logits.device, logits.dtype)
     return logits.float() if kernels is None else widened(kernels, logits)
 
