@@ -145,12 +145,12 @@ static void multiply_tile(const Tile<T>& tile, const int8_t* w) {
 template <typename T>
 static void multiply_all(const IntegerLinear& l) {
     if (l.rows == 0) return;
-    const int64_t tiles = l.outputs / TILE, parts = parts_of(l), sections = (l.inputs + SECTION - 1) / SECTION;
+    const int64_t tiles = l.outputs / TILE, count = parts_of(l), sections = (l.inputs + SECTION - 1) / SECTION;
     team::run(true, [&](team::Member& member) {
         prefetch(l.weight + member.first_of(member.thread, tiles) * TILE * l.inputs, FETCHED);
-        member.each(parts * sections, [&](int64_t at) {
-            const int64_t first = at % sections * SECTION, count = std::min(SECTION, l.inputs - first);
-            round_part<T>(l, part_of(l.rows, parts, at / sections), first, count);
+        member.each(count * sections, [&](int64_t at) {
+            const int64_t first = at % sections * SECTION, inputs = std::min(SECTION, l.inputs - first);
+            round_part<T>(l, part_of(l.rows, count, at / sections), first, inputs);
         });
         member.barrier();
         const amx::Session session(l.rows, amx::suits<uint8_t>(l.rows, l.inputs));
