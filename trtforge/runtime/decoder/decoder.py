@@ -21,6 +21,7 @@ from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import Native, native_for
+from trtforge.runtime.native.experts import widened
 from trtforge.runtime.native.tiles import TILE
 
 
@@ -52,7 +53,6 @@ class Decoder:
         self._kv_scales = [kv_scale(loader, index) for index in range(spec.num_layers)]
         self.embedding = load_embedding(loader) if spec.first else None
         self.head = Head(loader) if spec.last else None
-        self._empty = torch.empty(0, dtype=place.dtype, device=place.device)
         self._last: Tensor | None = None
         self._states: list[Tensor] = []
         weights.finish()
@@ -65,7 +65,7 @@ class Decoder:
         return kernels is not None and not by_torch and kernels.attends(spec.cached[-1])
 
     @property
-    def alone(self) -> bool:
+    def _alone(self) -> bool:
         """Whether there are no other ranks."""
         return self.spec.tp == 1 and self.spec.pp == 1
 
@@ -73,7 +73,7 @@ class Decoder:
     def repeats(self) -> bool:
         """Whether steps of as many single-token rows are the same operations without exchanges with other ranks."""
         spec = self.spec
-        return self.alone and self.reads_in_place and spec.moe is None and spec.linear is None
+        return self._alone and self.reads_in_place and spec.moe is None and spec.linear is None
 
     @property
     def recordable(self) -> Native | None:
@@ -111,7 +111,7 @@ class Decoder:
     def forward(self, batch: Batch, cache: list[LayerCache]) -> Tensor | None:
         """This rank's columns of the wanted rows' logits, for `logits`; None if none is wanted or on another stage.
 
-        Stages but the last send the hidden states on.
+        On a CPU without other ranks they are in float32. Stages but the last send the hidden states on.
         """
         place = self.place
         if self.embedding is not None:
@@ -128,7 +128,10 @@ class Decoder:
             self._ranks.send_hidden(hidden)
             return None
         self._last = self._wanted(hidden, batch)
-        return self.head(self._last)[: batch.wanted] if batch.wanted else None
+        if not batch.wanted:
+            return None
+        columns = self.head(self._last)[: batch.wanted]
+        return widened(self._native, columns) if self._native is not None and self._alone else columns
 
     def logits(self, parts: Sequence[Tensor | None], wanted: int) -> Tensor | None:
         """float32 logits (wanted, vocabulary) of what `forward` gave, on rank 0; elsewhere, or if `wanted` is 0, None.
@@ -140,7 +143,8 @@ class Decoder:
             return None
         known = [part for part in parts if part is not None]
         own = None if not known else known[0] if len(known) == 1 else torch.cat(known)
-        logits = self._ranks.gather_logits(own, wanted, self.spec.vocab_share, self._empty)
+        like = torch.empty(0, dtype=self.place.dtype, device=self.place.device)
+        logits = self._ranks.gather_logits(own, wanted, self.spec.vocab_share, like)
         return None if logits is None else finished_logits(logits, self.spec)
 
     @property

@@ -6,8 +6,6 @@ from torch import Tensor
 from trtforge.runtime.architecture.layout import FINAL_NORM, LM_HEAD
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.decoder.loader import Loader
-from trtforge.runtime.native.bindings import native_for
-from trtforge.runtime.native.experts import widened
 
 
 class Head:
@@ -27,16 +25,10 @@ class Head:
 
 def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:
     """float32 (rows, vocabulary) logits from all ranks' columns: padding removed, scaled and capped."""
-    logits = in_float32(columns[:, : spec.vocab_size])
+    logits = columns[:, : spec.vocab_size].float()
     if spec.logit_scale != 1.0:
         logits = logits * spec.logit_scale
     return logits if spec.logit_cap is None else spec.logit_cap * torch.tanh(logits / spec.logit_cap)
-
-
-def in_float32(logits: Tensor) -> Tensor:
-    """These logits in float32: the same tensor if they are already."""
-    kernels = native_for(logits.device, logits.dtype)
-    return logits.float() if kernels is None else widened(kernels, logits)
 
 
 def most_likely(logits: Tensor) -> Tensor:

@@ -119,9 +119,9 @@ class RankGroup:
 
     @torch.inference_mode()
     def execute(self, step: Step, fills: Mapping[int, Tensor] | None = None) -> Tensor | None:
-        """float32 logits of the wanted rows. `fills`: of rank 0 (`RankModel.execute`).
+        """float32 logits of the wanted rows, which the next step may overwrite. `fills`: of rank 0.
 
-        Raises ForgeError with the message of the rank that ended first.
+        See `RankModel.execute`. Raises ForgeError with the message of the rank that ended first.
         """
         try:
             if self._workers:

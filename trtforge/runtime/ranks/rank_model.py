@@ -17,7 +17,6 @@ from trtforge.runtime.decoder.decoder import Decoder
 from trtforge.runtime.decoder.eagle import Network, spare_blocks
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.kv_capacity import KvMemory, block_bytes, block_count, host_block_count
-from trtforge.runtime.decoder.logits import in_float32
 from trtforge.runtime.decoder.recorded import Layers
 from trtforge.runtime.decoder.step_graphs import ExactMemory, Outputs, PaddedMemory, StepGraphs
 from trtforge.runtime.linears.kernels import DTYPES
@@ -171,7 +170,8 @@ class RankModel:
         return Network(drafts.network, self._place, reach, longest, model)
 
     def execute(self, step: Step, fills: Mapping[int, Tensor] | None = None) -> Tensor | None:
-        """float32 logits of the wanted rows on rank 0; None on other ranks, and if no row is wanted.
+        """float32 logits of the wanted rows on rank 0; None on other ranks, and if no row is wanted. The next step may
+        overwrite them.
 
         `fills`: blocks to overwrite after the step's copies, with their bytes of all layers one after another.
         """
@@ -216,10 +216,8 @@ class RankModel:
         return self._cache[: self._decoder.spec.num_layers]
 
     def _outputs(self, batch: Batch) -> Outputs:
-        """What a graph computes of a step. Without other ranks its logits are the whole ones, in float32."""
+        """What a graph computes of a step."""
         logits = self._decoder.forward(batch, self._layer_caches)
-        if logits is not None and self._decoder.alone:
-            logits = in_float32(logits)
         return Outputs(logits, *self._decoder.kept)
 
     def _micro_batches(self, step: Step) -> list[Step]:

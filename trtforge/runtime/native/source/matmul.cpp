@@ -163,9 +163,10 @@ static void expand_tile(const uint16_t* w, int64_t inputs, bfloat16* expanded) {
 template <class Way>
 static void tile_int4(const Linear& l, const typename Way::Input* x, const uint16_t* w, const float* scales,
                       const float* bias, bfloat16* expanded, bfloat16* y) {
-    if (l.rows <= ROWS || !Way::uses_tiles(l.rows, l.group)) {
-        Expansion expansion = l.rows <= ROWS ? NOT_KEPT : KEPT;
-        const int64_t count = l.rows <= ROWS ? 1 : parts(l.rows, ROWS_WITH_TOTALS);
+    const bool few = l.rows <= ROWS;
+    if (few || !Way::uses_tiles(l.rows, l.group)) {
+        Expansion expansion = few ? NOT_KEPT : KEPT;
+        const int64_t count = few ? 1 : parts(l.rows, ROWS_WITH_TOTALS);
         for (int64_t done = 0, left = count, rows; left > 0; --left, done += rows) {
             rows = share(l.rows - done, left);
             with_rows(rows, [&](auto m) {
