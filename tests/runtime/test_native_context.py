@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.runtime.test_native import all_kernels
 from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
-from trtforge.runtime.native.bindings import PagedHeads
+from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 from trtforge.runtime.native.context import attend_context, attends_context
 
 
@@ -92,6 +92,64 @@ def test_context_attention(
         bias = 0.0 if slopes is None else float(slopes.max()) * (start + count)
         bound = CLOSE[dtype] + bias * 2**-23  # scores as large as the bias are rounded in float32, the reference's too
         assert float((out.float() - wanted).abs().max() / wanted.abs().max()) < bound
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@settings(max_examples=20)
+@given(
+    heads=st.sampled_from([(4, 2), (5, 1), (8, 1)]),
+    size=st.sampled_from([32, 48, 64, 128]),
+    format=st.sampled_from(["none", "int8", "fp8"]),
+    starts=st.lists(st.sampled_from([0, 30, 510, 511, 700]), min_size=1, max_size=4),
+    counts=st.lists(st.integers(1, 9) | st.just(70), min_size=4, max_size=4),
+    block=st.sampled_from([16, 64]),
+    window=st.sampled_from([None, 20, 520]),
+    chunk=st.sampled_from([None, 50, 600]),
+    sunk=st.booleans(),
+    seed=st.integers(0, 9),
+)
+def test_paged_rows_of_one_sequence(
+    dtype: torch.dtype,
+    heads: tuple[int, int],
+    size: int,
+    format: str,
+    starts: list[int],
+    counts: list[int],
+    block: int,
+    window: int | None,
+    chunk: int | None,
+    sunk: bool,
+    seed: int,
+) -> None:
+    """Successive tokens of several sequences as rows of paged attention: long ones are computed together."""
+    for kernels in all_kernels():
+        torch.manual_seed(seed)
+        queries_of, kv_heads = heads
+        ends = [start + count for start, count in zip(starts, counts, strict=False)]
+        columns = -(-max(ends) // block)
+        tables = torch.randperm(len(starts) * columns).view(len(starts), columns)
+        storage = torch.zeros(
+            (tables.numel(), block, 2 * kv_heads, size),
+            dtype=storage_dtype(format, dtype),  # type: ignore[arg-type]
+        )
+        scale = 1.0 if format == "none" else 0.05
+        cache = LayerCache(storage, None if format == "none" else scale, dtype, Scratch())
+        slots = torch.arange(tables.numel() * block)
+        cache.write(slots, torch.randn(len(slots), 2 * kv_heads, size).to(dtype))
+        sequences = [index for index, count in zip(range(len(starts)), counts, strict=False) for _ in range(count)]
+        lengths = torch.cat([torch.arange(a, b) + 1 for a, b in zip(starts, ends, strict=True)])
+        queries = torch.randn(len(sequences), queries_of + 2 * kv_heads, size).to(dtype)
+        out = torch.full((len(sequences), queries_of * size), float("nan"), dtype=dtype)
+        sinks = torch.randn(queries_of) * 3 if sunk else None
+        how = PagedHeads(queries_of, kv_heads, size, 2 * kv_heads, size**-0.5, window=window, chunk=chunk, sinks=sinks)
+        kernels.attend(queries, PagedRows(tables[sequences], lengths, block), storage, scale, how, out)
+        given_heads = queries[:, :queries_of].float().split(counts[: len(starts)])
+        parts = [
+            expected(own, cache.read(table)[:end].float(), start, how)
+            for own, table, start, end in zip(given_heads, tables, starts, ends, strict=True)
+        ]
+        wanted = torch.cat(parts)
+        assert float((out.float() - wanted).abs().max() / wanted.abs().max()) < CLOSE[dtype]
 
 
 def test_what_the_kernel_takes() -> None:

@@ -23,12 +23,19 @@ from trtforge.runtime.native.bindings import (
     PagedRows,
     native,
 )
+from trtforge.runtime.native.call_capture import CallCapture
 from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded
 from trtforge.runtime.native.experts import Experts, Routes, gate_pairs, mix, route, scale_rows_by_gate, widened
 from trtforge.runtime.native.float32 import linear as linear_float32
 from trtforge.runtime.native.heads import copy_heads, project_heads
 from trtforge.runtime.native.norms import norm
-from trtforge.runtime.native.recorder import Arena, current_recorder, recording
+from trtforge.runtime.native.recorder import (
+    Arena,
+    NotRecordedError,
+    current_recorder,
+    interrupt_recording,
+    recording,
+)
 from trtforge.runtime.native.structures import INTEGERS, PRODUCTS, RECORDED
 from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_float32, pack_int8
 from trtforge.runtime.ranks.shared_sums import SharedSums
@@ -180,6 +187,34 @@ def test_what_torch_computes_is_not_recorded(kernels: Native) -> None:
         assert not recorder.complete
 
 
+def test_recordings_that_compute_nothing_end_where_torch_would_compute(kernels: Native) -> None:
+    x, weight = torch.randn(2, 32), torch.randn(32)
+    after: list[Tensor] = []
+
+    def compute() -> Tensor:
+        normed = kernels.rms_norm(x, weight, 1e-5)
+        after.append(normed + 1)
+        return normed
+
+    assert CallCapture(kernels)(compute) is None
+    assert not after
+    assert current_recorder() is None
+    for refuse in (interrupt_recording, lambda: kernels.run("has_matmul")):
+        with pytest.raises(NotRecordedError), recording(Arena(), computes=False):
+            refuse()
+
+
+def test_a_capture_computes_from_its_first_call_on(kernels: Native) -> None:
+    x, weight = torch.randn(2, 32), torch.randn(32)
+    captured = CallCapture(kernels)(lambda: kernels.rms_norm(x, weight, 1e-5))
+    assert captured is not None
+    result, replay = captured
+    assert torch.equal(result, kernels.rms_norm(x, weight, 1e-5))
+    x.mul_(3).add_(1)
+    replay()
+    assert torch.equal(result, kernels.rms_norm(x, weight, 1e-5))
+
+
 @given(layers=st.lists(st.lists(st.integers(0, 300), max_size=6), min_size=2, max_size=5), data=st.data())
 def test_results_outlive_the_next_layer(layers: list[list[int]], data: st.DataObject) -> None:
     """No tensor of an arena changes before the layer after next; tensors of one layer do not overlap."""
@@ -293,6 +328,44 @@ def test_whole_steps_are_recorded_in_bfloat16_too(kernels: Native, tmp_path: Pat
     assert model.graphs.captured_rows == (1, 2, 3, 6)
     assert model.layers.recorded_rows == ()
     ranks.close()
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_chunks_of_contexts_are_recorded_beside_single_tokens(dtype: ModelDtype, tmp_path: Path) -> None:
+    """What their rows stored is what later tokens of their sequences read."""
+    checkpoint = write_checkpoint(tiny_llama(vocab_size=160), tmp_path / "checkpoint", Layout())
+    engine = write_engine(checkpoint, tmp_path / "engine", dtype=dtype, tokens_per_block=BLOCK, max_seq_len=32)
+    alone, together = (ThreadRanks(open_engine(engine), 1 + 4 * SEQUENCES) for _ in range(2))
+    for ranks in (alone, together):
+        for at in range(3):
+            stepped(ranks, [0, 1], at, beside=True)
+    tables, first = np.arange(1, 1 + 4 * 3).reshape(3, 4), 0
+    for at, count in zip(range(3, 9), (4, 2, 4, 4, 7, 2), strict=True):
+        made = together.execute(
+            Step(
+                np.array([at, at, first]),
+                np.array([1, 1, count]),
+                np.array([1, 1, 0]),
+                tables,
+                np.array([LONG[at], LONG[1 + at], *LONG[first : first + count]]),
+            )
+        )
+        assert made is not None
+        expected = stepped(alone, [0, 1], at)
+        assert (made - expected).abs().max() <= TOLERANCES[dtype] * expected.abs().max()
+        first += count
+    graphs = together.models[0].graphs
+    assert graphs is not None
+    assert graphs.captured_rows == (4, 6, 9)
+    last = Step(np.array([first]), np.array([1]), np.array([1]), tables[2:], np.array([LONG[first]]))
+    made = together.execute(last)
+    whole = Step(np.array([0]), np.array([first + 1]), np.array([1]), tables[2:], np.array(LONG[: first + 1]))
+    expected = alone.execute(whole)
+    assert made is not None
+    assert expected is not None
+    assert (made - expected).abs().max() <= TOLERANCES[dtype] * expected.abs().max()
+    for ranks in (alone, together):
+        ranks.close()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

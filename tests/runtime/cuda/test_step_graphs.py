@@ -19,7 +19,16 @@ from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.cuda.graph_capture import graph_capture_for
 from trtforge.runtime.decoder import kv_cache
 from trtforge.runtime.decoder.attention import Batch
-from trtforge.runtime.decoder.step_graphs import MOST_ROWS, ExactMemory, Memory, Outputs, PaddedMemory, StepGraphs
+from trtforge.runtime.decoder.step_graphs import (
+    MOST_BESIDE,
+    MOST_GRAPHS,
+    MOST_ROWS,
+    ExactMemory,
+    Memory,
+    Outputs,
+    PaddedMemory,
+    StepGraphs,
+)
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks import rank_model
 from trtforge.runtime.ranks.source import open_engine
@@ -159,13 +168,92 @@ def other_steps() -> dict[str, Step]:
     }
 
 
+def never(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]]:
+    raise AssertionError("nothing is captured")
+
+
 @pytest.mark.parametrize("kind", other_steps())
 def test_other_steps_are_computed_without_graphs(kind: str) -> None:
-    def never(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]]:
-        raise AssertionError("nothing is captured")
+    for memory in (PADDED, ExactMemory(COLUMNS, BLOCK)):
+        assert StepGraphs(computed, never, memory).execute(other_steps()[kind]) is None
 
-    graphs = StepGraphs(computed, never, PADDED)
-    assert graphs.execute(other_steps()[kind]) is None
+
+def beside(rows: list[int], contexts: list[tuple[int, int, int]], wanted: int = 0) -> Step:
+    """A token of each of these sequences, and chunks of others: sequences, first positions, numbers of tokens."""
+    single = step_of([at % 7 for at in range(len(rows))], rows)
+    sequences, firsts, counts = (np.array(each, dtype=np.int64) for each in zip(*contexts, strict=True))
+    tokens = [
+        LONG[at % len(LONG)] for first, count in zip(firsts, counts, strict=True) for at in range(first, first + count)
+    ]
+    return Step(
+        np.concatenate([single.starts, firsts]),
+        np.concatenate([single.counts, counts]),
+        np.concatenate([single.wanted, np.full(len(counts), wanted)]),
+        np.concatenate([single.tables, 1 + COLUMNS * sequences[:, None] + np.arange(COLUMNS)]),
+        np.concatenate([single.tokens, np.array(tokens)]),
+    )
+
+
+@given(
+    chunks=st.lists(
+        st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9), st.integers(2, 9)), min_size=1, max_size=3),
+        min_size=1,
+        max_size=4,
+    ),
+    rows=st.integers(1, 4),
+)
+def test_tokens_of_contexts_are_rows_without_logits(chunks: list[list[tuple[int, int, int]]], rows: int) -> None:
+    """Behind the single tokens, with positions, slots and tables of their own."""
+    graphs = StepGraphs(computed, repeated, ExactMemory(COLUMNS, BLOCK))
+    for contexts in chunks:
+        step = beside(list(range(rows)), contexts)
+        found = graphs.execute(step)
+        assert found is not None
+        assert found.logits is not None
+        assert found.last is not None
+        single = step_of([at % 7 for at in range(rows)], list(range(rows)))
+        assert found.logits[:, 0].tolist() == single.tokens.tolist()
+        assert found.logits[:, 1].tolist() == single.starts.tolist()
+        assert len(found.last) == rows
+        (slots,) = found.states
+        positions = [(sequence, first + at) for sequence, first, count in contexts for at in range(count)]
+        expected = [(1 + COLUMNS * sequence + at // BLOCK) * BLOCK + at % BLOCK for sequence, at in positions]
+        assert slots[rows:, 0].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("memory", "step"),
+    [
+        (PADDED, beside([0], [(1, 0, 2)])),
+        (ExactMemory(COLUMNS, BLOCK), beside([0], [(1, 0, 2)], wanted=1)),
+        (ExactMemory(40, BLOCK), beside([0], [(1, 0, MOST_BESIDE), (2, 0, 2)])),
+    ],
+    ids=["on a GPU", "with logits", "too many"],
+)
+def test_other_contexts_are_computed_without_graphs(memory: Memory, step: Step) -> None:
+    assert StepGraphs(computed, never, memory).execute(step) is None
+
+
+def test_the_capture_computes_the_first_step() -> None:
+    computations = []
+
+    def counted(batch: Batch) -> Outputs:
+        computations.append(len(batch.slots))
+        return computed(batch)
+
+    graphs = StepGraphs(counted, repeated, ExactMemory(COLUMNS, BLOCK))
+    for _ in range(3):
+        graphs.execute(step_of([3, 4], [0, 1]))
+    assert computations == [2, 2, 2]
+
+
+def test_the_graphs_that_were_used_last_are_kept() -> None:
+    memory = ExactMemory(COLUMNS, BLOCK)
+    graphs = StepGraphs(computed, repeated, memory)
+    most = MOST_GRAPHS
+    for size in (*range(1, most + 1), 1, most + 1):
+        graphs.execute(step_of([row % 7 for row in range(size)], [row % SEQUENCES for row in range(size)]))
+    assert graphs.captured_rows == (1, *range(3, most + 2))
 
 
 def computed(batch: Batch) -> Outputs:
@@ -180,7 +268,7 @@ def computed(batch: Batch) -> Outputs:
 
 def test_rows_that_pad_a_step_use_the_spare_block() -> None:
     """Table columns of earlier steps stay, beyond the lengths that are read."""
-    inputs = PADDED.inputs(4)
+    inputs = PADDED.inputs(4, 4)
     batch = inputs.batch()
     inputs.fill(step_of([16, 17, 18, 19], [0, 1, 2, 3]))
     short = step_of([1], [4])
@@ -195,7 +283,7 @@ def test_rows_that_pad_a_step_use_the_spare_block() -> None:
 
 
 def test_rows_that_pad_a_step_use_the_spare_window_block() -> None:
-    inputs = WINDOWED.inputs(2)
+    inputs = WINDOWED.inputs(2, 2)
     batch = inputs.batch()
     inputs.fill(windowed(step_of([BLOCK + 1], [4])))
     assert batch.paged is not None

@@ -24,7 +24,7 @@ class GraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """The tensors that `compute` gives, and what computes them again from the inputs that it read."""
+        """Computes; the tensors that `compute` gives, and what computes them again from the inputs that it read."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -35,6 +35,7 @@ class GraphCapture:
         # Other threads of the process may allocate memory meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             result = compute()
+        graph.replay()  # a capture computes nothing
         return result, graph.replay
 
 

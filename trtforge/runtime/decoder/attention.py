@@ -54,14 +54,15 @@ class ContextRow:
 class Batch:
     """A step as tensors on the device that computes it.
 
-    tokens, positions and logit_rows may be padded: there are `len(slots)` tokens, of which `wanted` give logits.
+    tokens, positions and logit_rows may be padded: there are `len(slots)` tokens, of which `wanted` give logits: the
+    first ones where there are no `logit_rows`.
     length: total length of their sequence, 0 if unknown.
     """
 
     tokens: Tensor
     positions: Tensor
     slots: Tensor
-    logit_rows: Tensor
+    logit_rows: Tensor | None
     wanted: int
     length: int
     generation: tuple[GenerationRows, ...]

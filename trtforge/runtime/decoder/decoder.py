@@ -171,4 +171,6 @@ class Decoder:
     @staticmethod
     def _wanted(hidden: Tensor, batch: Batch) -> Tensor:
         """The rows whose logits are wanted."""
-        return hidden if batch.wanted == len(batch.slots) else hidden.index_select(0, batch.logit_rows)
+        if batch.wanted == len(batch.slots):
+            return hidden
+        return hidden[: batch.wanted] if batch.logit_rows is None else hidden.index_select(0, batch.logit_rows)

@@ -1,5 +1,7 @@
 """Steps of single-token rows from graphs: one for each number of rows, captured at the first such step.
 
+On a CPU a step may have short chunks of contexts too, whose tokens become rows of their own.
+
 A graph is a CUDA graph, or recorded calls of CPU kernels. What captures it is given (`runtime.cuda.graph_capture`,
 `runtime.native.call_capture`), so that nothing here depends on a device.
 """
@@ -20,30 +22,34 @@ from trtforge.runtime.scheduling.batch import Step
 
 MOST_ROWS = 512
 """Of a graph: the products of more rows take longer than their launches."""
+MOST_BESIDE = 64
+"""Tokens of contexts in a graph on a CPU, as many as the kernels take of one sequence at once."""
+MOST_GRAPHS = 64
+"""Of a rank: recorded calls take about 30 KB a layer."""
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of a step: logits (rows, columns of this rank), and what `Decoder.kept` has."""
+    """Of a step: logits (wanted rows, columns of this rank), and what `Decoder.kept` has."""
 
     logits: Tensor | None
     last: Tensor | None
     states: list[Tensor]
 
-    def first(self, rows: int) -> "Outputs":
+    def first(self, rows: int, wanted: int) -> "Outputs":
         """Those of the first rows. The next step overwrites them."""
-        if self.logits is not None and rows == len(self.logits):
+        if self.logits is not None and wanted == len(self.logits):
             return self
-        logits = None if self.logits is None else self.logits[:rows]
-        last = None if self.last is None else self.last[:rows]
+        logits = None if self.logits is None else self.logits[:wanted]
+        last = None if self.last is None else self.last[:wanted]
         return Outputs(logits, last, [each[:rows] for each in self.states])
 
 
 Compute = Callable[[Batch], Outputs]
 Capture = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], object]] | None]
-"""From a computation to its outputs and to what computes them again, from the same memory into the same memory.
+"""Computes, and returns the outputs and what computes them again, from the same memory into the same memory.
 
 None where what is captured is not the whole computation; a RuntimeError if it fails.
 """
@@ -66,11 +72,15 @@ class Memory(Protocol):
     def columns(self) -> int:
         """Of the block tables of the longest sequence."""
 
+    @property
+    def most_beside(self) -> int:
+        """Tokens of contexts that a graph may compute beside single-token rows."""
+
     def rows(self, rows: int) -> int:
         """The rows of the graph that computes steps of so many."""
 
-    def inputs(self, rows: int) -> Inputs:
-        """The inputs of a graph of so many rows."""
+    def inputs(self, rows: int, wanted: int) -> Inputs:
+        """The inputs of a graph of so many rows, the first `wanted` of which give logits."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +112,8 @@ class PaddedInputs:
     def batch(self) -> Batch:
         """See Inputs."""
         windowed = None if self.windowed is None else self.windowed.batch()
-        return _batch(self.integers[:4], self.integers[4:].t(), self.block_size, windowed)
+        wanted = self.integers.shape[1]
+        return _batch(self.integers[:4], self.integers[4:].t(), self.block_size, wanted, windowed)
 
 
 @dataclass(frozen=True)
@@ -115,12 +126,17 @@ class PaddedMemory:
     device: torch.device
     window_spare: int | None = None
 
+    @property
+    def most_beside(self) -> int:
+        """See Memory: prompts take less time there, and rows that pad a step would come between them."""
+        return 0
+
     def rows(self, rows: int) -> int:
         """See Memory."""
         return padded_rows(rows)
 
-    def inputs(self, rows: int) -> PaddedInputs:
-        """See Memory."""
+    def inputs(self, rows: int, wanted: int) -> PaddedInputs:
+        """See Memory. All rows give logits."""
         windowed = None if self.window_spare is None else PaddedInputs(*self._of(rows, self.window_spare))
         return PaddedInputs(*self._of(rows, self.spare), windowed)
 
@@ -133,12 +149,13 @@ class PaddedMemory:
 class ExactInputs:
     """What a step of exactly so many rows reads: int64 tokens, positions, slots and lengths (4, rows), and tables.
 
-    `windowed`: what layers with windows read, if they have blocks of their own.
+    The first `wanted` rows give logits. `windowed`: what layers with windows read, if they have blocks of their own.
     """
 
     integers: Tensor
     tables: Tensor
     block_size: int
+    wanted: int
     windowed: "ExactInputs | None" = None
 
     def fill(self, step: Step) -> None:
@@ -153,7 +170,7 @@ class ExactInputs:
     def batch(self) -> Batch:
         """See Inputs."""
         windowed = None if self.windowed is None else self.windowed.batch()
-        return _batch(self.integers, self.tables, self.block_size, windowed)
+        return _batch(self.integers, self.tables, self.block_size, self.wanted, windowed)
 
 
 class ExactMemory:
@@ -161,6 +178,8 @@ class ExactMemory:
 
     `windowed`: whether layers with windows have blocks of their own.
     """
+
+    most_beside = MOST_BESIDE
 
     def __init__(self, columns: int, block_size: int, *, windowed: bool = False) -> None:
         self.columns = columns
@@ -173,24 +192,23 @@ class ExactMemory:
         """See Memory."""
         return rows
 
-    def inputs(self, rows: int) -> ExactInputs:
+    def inputs(self, rows: int, wanted: int) -> ExactInputs:
         """See Memory. Older graphs keep the memory that they have."""
         if rows > len(self._tables):
             self._integers = torch.zeros(4, 2 * rows, dtype=torch.int64)
             self._tables = torch.zeros(2 * rows, self.columns, dtype=torch.int64)
-        windowed = None if self._windowed is None else self._windowed.inputs(rows)
-        return ExactInputs(self._integers[:, :rows], self._tables[:rows], self._block_size, windowed)
+        windowed = None if self._windowed is None else self._windowed.inputs(rows, wanted)
+        return ExactInputs(self._integers[:, :rows], self._tables[:rows], self._block_size, wanted, windowed)
 
 
-def _batch(integers: Tensor, tables: Tensor, block_size: int, windowed: Batch | None) -> Batch:
+def _batch(integers: Tensor, tables: Tensor, block_size: int, wanted: int, windowed: Batch | None) -> Batch:
     tokens, positions, slots, lengths = integers
-    rows = len(tokens)
     return Batch(
         tokens=tokens,
         positions=positions,
         slots=slots,
-        logit_rows=torch.arange(rows, device=tokens.device),
-        wanted=rows,
+        logit_rows=None,
+        wanted=wanted,
         length=0,
         generation=(),
         context=(),
@@ -207,46 +225,56 @@ class _Graph:
 
 
 class StepGraphs:
-    """The graphs of a rank."""
+    """The graphs of a rank: of the most recently used numbers of rows, and of rows with logits."""
 
     def __init__(self, compute: Compute, capture: Capture, memory: Memory) -> None:
         self._compute = compute
         self._capture: Capture | None = capture
         self._memory = memory
-        self._graphs: dict[int, _Graph] = {}
+        self._graphs: dict[tuple[int, int], _Graph] = {}
 
     @property
     def captured_rows(self) -> tuple[int, ...]:
         """The numbers of rows for which there are graphs."""
-        return tuple(sorted(self._graphs))
+        return tuple(sorted({rows for rows, _ in self._graphs}))
 
     def execute(self, step: Step) -> Outputs | None:
-        """The outputs of the step's rows; None, with nothing computed, if a graph does not compute such steps."""
+        """The outputs of the step; None, with nothing computed, if a graph does not compute such steps."""
         if not self._takes(step):
             return None
-        rows = self._memory.rows(len(step.counts))
-        graph = self._graphs.get(rows) or self._captured(rows, step)
+        step = step.single_tokens()
+        count, wanted = len(step.tokens), int(step.wanted.sum())
+        rows = self._memory.rows(count)
+        key = rows, wanted if wanted < count else rows
+        graph = self._graphs.pop(key, None)
+        if graph is None:
+            graph = self._captured(*key, step)
+        else:
+            graph.inputs.fill(step)
+            graph.replay()
         if graph is None:
             return None
-        graph.inputs.fill(step)
-        graph.replay()
-        return graph.outputs.first(len(step.counts))
+        self._graphs[key] = graph
+        if len(self._graphs) > MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        return graph.outputs.first(count, wanted)
 
     def _takes(self, step: Step) -> bool:
-        rows, columns = step.tables.shape
+        rows = step.generation_rows
         return (
             self._capture is not None
-            and rows <= MOST_ROWS
-            and columns <= self._memory.columns  # drafts beyond the longest sequence have more
+            and 0 < rows <= len(step.tokens) <= MOST_ROWS
+            and len(step.tokens) - rows <= self._memory.most_beside
+            and step.tables.shape[1] <= self._memory.columns  # drafts beyond the longest sequence have more
             and step.length == 0
             and not len(step.adapters)
-            and bool((step.counts == 1).all() and (step.wanted == 1).all())
+            and bool((step.wanted[:rows] == 1).all() and (step.wanted[rows:] == 0).all())
         )
 
-    def _captured(self, rows: int, step: Step) -> _Graph | None:
+    def _captured(self, rows: int, wanted: int, step: Step) -> _Graph | None:
         """A graph, whose capture computed the step; None if its operations cannot be captured: never try again."""
         assert self._capture is not None, "see _takes"
-        inputs, captured = self._memory.inputs(rows), None
+        inputs, captured = self._memory.inputs(rows, wanted), None
         inputs.fill(step)
         batch = inputs.batch()
         try:
@@ -257,5 +285,4 @@ class StepGraphs:
             self._capture = None
             self._graphs = {}
             return None
-        self._graphs[rows] = _Graph(inputs, *captured)
-        return self._graphs[rows]
+        return _Graph(inputs, *captured)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from trtforge.runtime.native.bindings import Native
-from trtforge.runtime.native.recorder import Arena, recording
+from trtforge.runtime.native.recorder import Arena, NotRecordedError, recording
 
 Result = TypeVar("Result")
 
@@ -17,15 +17,20 @@ class CallCapture:
         self._arena = Arena()
 
     def __call__(self, compute: Callable[[], Result]) -> tuple[Result, Callable[[], None]] | None:
-        """What `compute` gives, and what computes it again from the inputs that it read; None if torch takes part."""
+        """Computes; what `compute` gives, and what computes it again from the inputs that it read.
+
+        None if torch takes part.
+        """
         self._arena.restart()
-        with recording(self._arena) as recorder:
-            result = compute()
-        if not recorder.complete:
+        try:
+            with recording(self._arena, computes=False) as recorder:
+                result = compute()
+        except NotRecordedError:
             return None
         calls, kept = recorder.calls()
 
         def replay(kept: object = kept) -> None:
             self._kernels.replay(calls)
 
+        replay()
         return result, replay

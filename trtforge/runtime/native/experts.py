@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.native.bindings import TYPES, Native
-from trtforge.runtime.native.recorder import Arena, recording
+from trtforge.runtime.native.recorder import Arena, NotRecordedError, recording
 from trtforge.runtime.native.structures import OF_ROWS, RECORDED, Call, Calls, Mixture, Routing
 
 CAPACITY = 256
@@ -87,11 +87,14 @@ def _recorded(layers: Sequence[Layer], size: int, dtype: torch.dtype, arena: Are
     found = []
     for layer in layers:
         arena.restart()
-        with recording(arena, computes=False) as recorder:
-            gathered = torch.empty(CAPACITY, size, dtype=dtype)
-            computed = layer(gathered)
+        try:
+            with recording(arena, computes=False) as recorder:
+                gathered = torch.empty(CAPACITY, size, dtype=dtype)
+                computed = layer(gathered)
+        except NotRecordedError:
+            return None
         calls, kept = recorder.calls()
-        if not recorder.complete or not {RECORDED[call.kernel] for call in calls} <= OF_ROWS:
+        if not {RECORDED[call.kernel] for call in calls} <= OF_ROWS:
             return None
         found.append(_Recorded(calls, kept, gathered, computed))
     return found

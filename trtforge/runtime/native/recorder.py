@@ -21,6 +21,10 @@ _ALLOCATIONS = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "
 _ACTIVE = threading.local()
 
 
+class NotRecordedError(Exception):
+    """Something takes part that is no kernel call, and there is nothing that it could compute from."""
+
+
 class Arena:
     """Memory for the results of recorded layers; a layer's results are overwritten by those of the layer after next."""
 
@@ -53,7 +57,7 @@ class Recorder(TorchDispatchMode):
     """Collects kernel calls, and finds out whether torch computes anything between them."""
 
     def __init__(self, arena: Arena, *, computes: bool = True) -> None:
-        """`computes`: False if kernels are not to run while their calls are recorded."""
+        """`computes`: False if kernels are not to run while their calls are recorded: all must be kernel calls then."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._arena = arena
         self.computes = computes
@@ -79,7 +83,7 @@ class Recorder(TorchDispatchMode):
             found = self._arena.like(found)
             self._kept.append(found)
         elif not _computes_nothing(func, args, found):
-            self.complete = False
+            self.interrupt()
         return found
 
     @contextmanager
@@ -94,11 +98,17 @@ class Recorder(TorchDispatchMode):
     def add(self, name: str, arguments: Sequence[Any]) -> None:
         """A kernel call. Structures among the arguments are kept; memory that they point to is the caller's."""
         if name not in RECORDED:
-            self.complete = False
+            self.interrupt()
             return
         values = [as_integer(kind, each) for kind, each in zip(ARGUMENTS[name], arguments, strict=True)]
         self._calls.append(Call(RECORDED.index(name), (ctypes.c_int64 * 10)(*values)))
         self._kept.extend(arguments)
+
+    def interrupt(self) -> None:
+        """Note what cannot be recorded. Raises NotRecordedError unless the kernels compute."""
+        self.complete = False
+        if not self.computes:
+            raise NotRecordedError
 
     def calls(self) -> tuple[Calls, list[object]]:
         """The calls for `Native.replay`, and what must be kept as long as they are."""
@@ -122,7 +132,10 @@ def _share(a: Tensor, b: object) -> bool:
 
 @contextmanager
 def recording(arena: Arena, *, computes: bool = True) -> Iterator[Recorder]:
-    """Record the kernel calls of this thread; unless it `computes`, nothing is in the results."""
+    """Record the kernel calls of this thread.
+
+    Unless it `computes`, nothing is in the results, and what is no kernel call raises NotRecordedError.
+    """
     recorder = Recorder(arena, computes=computes)
     _ACTIVE.recorder = recorder
     try:
@@ -142,4 +155,4 @@ def interrupt_recording() -> None:
     """What follows is neither a kernel call nor an operation of torch: a recording made now is not complete."""
     recorder = current_recorder()
     if recorder is not None:
-        recorder.complete = False
+        recorder.interrupt()

@@ -102,6 +102,7 @@ class Distributed:
     def all_gather(self, part: Tensor) -> Tensor:
         if self._tp == 1:
             return part
+        interrupt_recording()
         part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(self._tp)]
         self._peers.allgather([parts], [part]).wait()

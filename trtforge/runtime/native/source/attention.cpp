@@ -1,9 +1,11 @@
 // Paged attention: one query token a row, keys and values read from the blocks where they are.
 //
-// Algorithm: Kwon et al. 2023 (PagedAttention), with a row's scores kept whole in float32.
+// Algorithm: Kwon et al. 2023 (PagedAttention), with a row's scores kept whole in float32. Rows that are successive tokens
+// of one long sequence are left to context attention, which reads its keys once.
 
 #include "attention_floats.h"
 #include "attention_pairs.h"
+#include "context.h"
 #include "team.h"
 
 #include <limits>
@@ -84,6 +86,7 @@ static void attend(const Paged& p, int64_t head, int64_t count, const typename W
 }
 
 constexpr int64_t AT_ONCE = 4;  // query heads
+constexpr int64_t LEAST_TOGETHER = 512;  // tokens that rows of one sequence see, which are worth packing
 
 static inline int64_t chunks(const Paged& p) { return (p.heads / p.kv_heads + AT_ONCE - 1) / AT_ONCE; }
 
@@ -139,10 +142,57 @@ static void with_cache(const Paged& p, int64_t cache) {
     }
 }
 
+// Some of the rows, whose queries are numbers of type T.
+template <typename T>
+static Paged rows_of(const Paged& p, int64_t first, int64_t rows) {
+    Paged part = p;
+    part.queries = (const T*)p.queries + first * p.stride;
+    part.out = (T*)p.out + first * p.heads * p.size;
+    part.tables += first * p.columns;
+    part.lengths += first;
+    part.rows = rows;
+    return part;
+}
+
+// Rows from `row` on that are successive tokens of one sequence, as those of a prompt or of drafts are.
+static int64_t of_one_sequence(const Paged& p, int64_t row) {
+    const int64_t* table = p.tables + row * p.columns;
+    int64_t end = row + 1;
+    for (; end < std::min(p.rows, row + context::QUERIES) && p.lengths[end] == p.lengths[end - 1] + 1; ++end)
+        if (!std::equal(table, table + (p.lengths[end] + p.block - 1) / p.block, p.tables + end * p.columns)) break;
+    return end - row;
+}
+
+// Rows of one sequence.
+static void attend_together(int64_t type, int64_t cache, const Paged& p) {
+    const context::Context c = {p.queries, (const char*)p.cache, p.out, p.tables, p.slopes, p.sinks, nullptr,
+                                p.rows, p.lengths[0] - 1, p.block, p.stride, p.heads, p.kv_heads, p.size, p.window,
+                                p.chunk, p.scale, p.cap, p.cache_scale};
+    context_attention(type, cache, &c);
+}
+
+// Rows together where they may be, the others between them by themselves.
+template <typename T>
+static void attend_rows(int64_t type, int64_t cache, const Paged& p) {
+    const bool may_join = p.vectors == 2 * p.kv_heads && p.size % context::COLUMNS == 0 && p.size <= context::MOST_SIZE;
+    int64_t first = 0;
+    const auto attend_alone = [&](int64_t end) {
+        if (first < end) with_cache<T>(rows_of<T>(p, first, end - first), cache);
+    };
+    for (int64_t row = 0, rows; row < p.rows; row += rows) {
+        rows = may_join ? of_one_sequence(p, row) : 1;
+        if (rows == 1 || p.lengths[row] < LEAST_TOGETHER) continue;
+        attend_alone(row);
+        attend_together(type, cache, rows_of<T>(p, row, rows));
+        first = row + rows;
+    }
+    attend_alone(p.rows);
+}
+
 // out: (rows, heads x size).
 EXPORT void paged_attention(int64_t type, int64_t cache, const Paged* p) {
     if (type == FLOAT32)
-        with_cache<float>(*p, cache);
+        attend_rows<float>(type, cache, *p);
     else
-        with_cache<bfloat16>(*p, cache);
+        attend_rows<bfloat16>(type, cache, *p);
 }

@@ -15,13 +15,12 @@
 
 using namespace context;
 
-constexpr int64_t QUERIES = 64;      // tokens of a block, and most rows of a panel
 constexpr int64_t LEAST_BLOCKS = 4;  // of keys, which are worth a thread's while
 
 // How a type of cache is packed, and bytes of a stored number.
 template <class Way>
 struct Stored {
-    void (*pack)(const Slots&, int64_t size, typename Way::Packed* memory, typename Way::Packed* into);
+    void (*pack)(const Slots&, const Slots& next, int64_t size, typename Way::Packed* memory, typename Way::Packed* into);
     int64_t width;
 };
 
@@ -62,23 +61,31 @@ struct Running {
 
 constexpr int PARTS = KEYS / WIDTH;
 
-// The scores of one row in one block: its products with both tiles, scaled, capped and biased; hidden keys get minus
-// infinity. `seen`: which keys of the block the row sees.
+constexpr float LOG2_E = 1.44269504f;
+
+// The scores of one row in one block, times LOG2_E: its products with both tiles, scaled, capped and biased; hidden keys
+// get minus infinity. `seen`: which keys of the block the row sees.
 static inline void scores_of(const Context& c, const float* low, const float* high, int64_t head, int64_t first_key,
                              std::pair<int64_t, int64_t> seen, Vector (&scores)[PARTS]) {
     Integers counting;
     for (int i = 0; i < int(WIDTH); ++i) counting[i] = i;
-    const float factor = c.scale * c.cache_scale;
+    const float factor = c.scale * c.cache_scale * (c.cap > 0.0f ? 1.0f : LOG2_E);
     for (int part = 0; part < PARTS; ++part) {
         const Integers index = counting + part * int(WIDTH);
         Vector v = load((part < PARTS / 2 ? low : high) + part % (PARTS / 2) * WIDTH) * factor;
-        if (c.cap > 0.0f) v = c.cap - 2.0f * c.cap / (1.0f + exponential(2.0f / c.cap * v));
-        if (c.slopes) v += c.slopes[head] * __builtin_convertvector(index + int(first_key), Vector);
+        if (c.cap > 0.0f) v = LOG2_E * c.cap * (1.0f - 2.0f / (1.0f + exponential(2.0f / c.cap * v)));
+        if (c.slopes) v += LOG2_E * c.slopes[head] * __builtin_convertvector(index + int(first_key), Vector);
         scores[part] = v;
         if (seen.first == 0 && seen.second == KEYS) continue;
         const Integers shown = (index >= int(seen.first)) & (index < int(seen.second));
         scores[part] = shown ? v : Vector() - std::numeric_limits<float>::infinity();
     }
+}
+
+// 2^x for x up to 0.
+template <typename V>
+static inline V power(V x) {
+    return exponential_of_two(larger(-126.0f, x));
 }
 
 // One row's probabilities in a block, before they are divided by their sum. Returns the factor that corrects what was
@@ -90,19 +97,19 @@ static inline float probabilities(const Vector (&scores)[PARTS], float& largest,
     const float before = largest;
     largest = std::max(before, largest_of(best));
     for (int part = 0; part < PARTS; ++part) {
-        const Vector p = exponential(scores[part] - largest);
+        const Vector p = power(scores[part] - largest);
         put(into + part * WIDTH, p);
         sums += p;
     }
-    const float correction = before == largest ? 1.0f : exponential(before - largest);
+    const float correction = before == largest ? 1.0f : power(before - largest);
     total = total * correction + sum(sums);
     return correction;
 }
 
-// Adds one block of keys to a part's rows of `heads` heads from the part's `skipped` on. `next`: what is read next.
+// Adds one block of keys to a part's rows of `heads` heads from the part's `skipped` on.
 template <class Way>
 static void add_block(const Context& c, const Part& p, int64_t skipped, int64_t heads, int64_t key_block,
-                      const typename Way::Packed* packed, const Slots& next, Running<Way>& running) {
+                      const typename Way::Packed* packed, Running<Way>& running) {
     alignas(64) float low[QUERIES * COLUMNS], high[QUERIES * COLUMNS];
     alignas(64) typename Way::Input weights[QUERIES * KEYS];
     float corrections[QUERIES];
@@ -114,7 +121,6 @@ static void add_block(const Context& c, const Part& p, int64_t skipped, int64_t 
         const int64_t head = p.head + skipped + row / p.tokens, position = c.start + p.first + row % p.tokens;
         const int64_t from = std::max<int64_t>(0, c.first_by(position) - first_key);
         const int64_t end = std::min(KEYS, position + 1 - first_key);
-        next.fetch(before + row, p.rows());
         corrections[row] = 1.0f;
         if (from >= end) {
             std::fill(weights + row * KEYS, weights + (row + 1) * KEYS, typename Way::Input());
@@ -148,11 +154,13 @@ static void attend(const Context& c, const Stored<Way>& stored, const Part& p, i
     if (!c.packed) next = Slots(c, stored.width, p.kv, first);
     for (int64_t block = first; block < end; ++block) {
         if (!c.packed) {
-            stored.pack(next, c.size, memory, own);
+            const Slots slots = next;
             next = block + 1 < end ? Slots(c, stored.width, p.kv, block + 1) : Slots();
+            stored.pack(slots, next, c.size, memory, own);
         }
+        const Packed* packed = c.packed ? c.at<Packed>(p.kv, block) : own;
         for (int64_t h = 0; h < p.heads; h += joined)
-            add_block(c, p, h, std::min(joined, p.heads - h), block, c.packed ? c.at<Packed>(p.kv, block) : own, next, running);
+            add_block(c, p, h, std::min(joined, p.heads - h), block, packed, running);
     }
 }
 
@@ -162,11 +170,11 @@ static void finish(const Context& c, const Part& p, const Running<Way>* found, i
     for (int64_t row = 0; row < p.rows(); ++row) {
         float largest = found[0].largest[size_t(row)], total = 0.0f;
         for (int64_t i = 1; i < count; ++i) largest = std::max(largest, found[i].largest[size_t(row)]);
-        const float* sink = c.sinks ? c.sinks + p.head + row / p.tokens : nullptr;
-        if (sink) largest = std::max(largest, *sink);
-        const auto factor = [&](int64_t i) { return exponential(found[i].largest[size_t(row)] - largest); };
+        const float sink = c.sinks ? LOG2_E * c.sinks[p.head + row / p.tokens] : -std::numeric_limits<float>::infinity();
+        largest = std::max(largest, sink);
+        const auto factor = [&](int64_t i) { return power(found[i].largest[size_t(row)] - largest); };
         for (int64_t i = 0; i < count; ++i) total += found[i].total[size_t(row)] * factor(i);
-        if (sink) total += exponential(*sink - largest);
+        if (c.sinks) total += power(sink - largest);
         auto* out = (typename Way::Number*)c.out + ((p.first + row % p.tokens) * c.heads + p.head + row / p.tokens) * c.size;
         for (int64_t d = 0; d < c.size; d += WIDTH) {
             Vector sum = {};
@@ -206,7 +214,7 @@ static void attend_many(const Context& c, const Stored<Way>& stored) {
         Running<Way> running;
         member.each(c.kv_heads * key_blocks, [&](int64_t i) {
             const int64_t kv = i / key_blocks, block = c.first_block() + i % key_blocks;
-            stored.pack(Slots(c, stored.width, kv, block), c.size, memory.data(), c.at<typename Way::Packed>(kv, block));
+            stored.pack(Slots(c, stored.width, kv, block), Slots(), c.size, memory.data(), c.at<typename Way::Packed>(kv, block));
         });
         member.barrier();
         // The last queries see most keys: they come first, so that no thread is left alone with them.

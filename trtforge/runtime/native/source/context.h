@@ -7,6 +7,7 @@
 namespace context {
 
 constexpr int64_t KEYS = 64;        // of a block
+constexpr int64_t QUERIES = 64;     // tokens of a block, and most rows of a panel
 constexpr int64_t COLUMNS = 32;     // keys, or numbers of a value, of a packed tile
 constexpr int64_t HEADS = 4;        // query heads that share a block of keys at once
 constexpr int64_t MOST_SIZE = 256;  // of a head
@@ -56,13 +57,12 @@ struct Slots {
         }
     }
 
-    // Fetches one of so many equal parts from memory.
-    void fetch(int64_t part, int64_t parts) const {
-        for (int64_t i = part * count / parts; i < (part + 1) * count / parts; ++i) {
-            prefetch(keys[i], bytes);
-            prefetch(keys[i] + values, bytes);
-        }
+    // Fetches keys from memory, or what lies so many bytes behind them.
+    void fetch(int64_t behind) const {
+        for (int64_t i = 0; i < count; ++i) prefetch(keys[i] + behind, bytes);
     }
 };
 
 }  // namespace context
+
+EXPORT void context_attention(int64_t, int64_t, const context::Context*);

@@ -25,10 +25,11 @@ struct Floats {
 
     // Keys become two tiles (size, 32), values size / 32 tiles (KEYS, 32); those beyond the sequence are zero.
     template <typename C>
-    static void pack(const Slots& slots, int64_t size, float*, float* into) {
+    static void pack(const Slots& slots, const Slots& next, int64_t size, float*, float* into) {
         const auto read = [&](int64_t key, int64_t behind, int64_t d) {
             return key < slots.count ? load((const C*)(slots.keys[key] + behind) + d) : Vector();
         };
+        next.fetch(0);
         for (int64_t key = 0; key < KEYS; key += WIDTH) {
             float* columns = into + key / COLUMNS * COLUMNS * size + key % COLUMNS;
             for (int64_t d = 0; d < size; d += WIDTH) {
@@ -40,6 +41,7 @@ struct Floats {
                 for (int64_t i = 0; i < WIDTH; ++i) put(columns + (d + i) * COLUMNS, rows[i]);
             }
         }
+        next.fetch(slots.values);
         float* values = into + KEYS * size;
         for (int64_t key = 0; key < KEYS; ++key)
             for (int64_t d = 0; d < size; d += WIDTH)

@@ -62,13 +62,14 @@ struct Pairs {
         panel<Way>(x, stride, rows, tile, depth, sums);
     }
 
-    // Packs the keys and then the values of one head in one block; those beyond the sequence are zero. `memory`: (KEYS,
-    // size).
+    // Packs the keys and then the values of one head in one block; those beyond the sequence are zero. `next`: those that
+    // are packed next; `memory`: (KEYS, size).
     template <typename C>
-    static void pack(const Slots& slots, int64_t size, Packed* memory, Packed* into) {
+    static void pack(const Slots& slots, const Slots& next, int64_t size, Packed* memory, Packed* into) {
         alignas(64) static const bfloat16 zeros[MOST_SIZE] = {};
         const bfloat16* rows[KEYS];
         const auto collect = [&](int64_t behind) {
+            next.fetch(behind);
             for (int64_t i = 0; i < KEYS; ++i)
                 rows[i] = i < slots.count ? expand((const C*)(slots.keys[i] + behind), size, memory + i * size) : zeros;
         };
