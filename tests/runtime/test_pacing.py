@@ -1,28 +1,64 @@
 """Steps with prompts take about as long as the pace allows, whatever a token of a prompt costs."""
 
+import random
+from collections.abc import Callable
+
 import pytest
 
 from trtforge.runtime.pacing import Pace
 
-
-def step_seconds(context: int, *, fixed: float, per_token: float) -> float:
-    """Of a model: 10 ms without a prompt, then what a prompt adds."""
-    return 0.01 + (fixed + per_token * context if context else 0)
+BASE = 0.01
+"""Seconds of a step without prompts; one with prompts is planned to take 7 ms longer, and may take 10 ms longer."""
 
 
-@pytest.mark.parametrize("fixed", [0.0, 0.004])
-@pytest.mark.parametrize("per_token", [0.0001, 0.001])
-def test_the_budget_settles_where_a_step_takes_as_long_as_it_may(fixed: float, per_token: float) -> None:
-    pace = Pace()
-    for _ in range(10):
-        pace.observe(step_seconds(0, fixed=0, per_token=0), 0, alone=False)
-    assert pace.most_context is None
-    pace.observe(512 * 0.0003, 512, alone=True)  # another price than that of small chunks
-    for _ in range(100):
+def paced(pace: Pace, steps: int, added: Callable[[int], float], base: float = BASE) -> list[int]:
+    """The context tokens of steps as the pace chooses them, which take `added` seconds longer than without."""
+    chosen = []
+    for _ in range(steps):
         context = pace.most_context
         assert context is not None
-        pace.observe(step_seconds(context, fixed=fixed, per_token=per_token), context, alone=False)
-    assert pace.most_context == pytest.approx((0.009 - fixed) / per_token, rel=0.05, abs=1)
+        pace.observe(base + (added(context) if context else 0.0), context, alone=False)
+        chosen.append(context)
+    return chosen
+
+
+def begun(seconds: float, tokens: int) -> Pace:
+    """After steps without prompts and a prompt alone."""
+    pace = Pace()
+    for _ in range(5):
+        pace.observe(BASE, 0, alone=False)
+    assert pace.most_context is None
+    pace.observe(seconds, tokens, alone=True)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("fixed", "per_token", "settled"),
+    [(0.0, 0.0001, 64), (0.0, 0.0008, 8), (0.004, 0.0001, 8), (0.004, 0.001, 4), (0.0, 0.000001, 6144)],
+)
+def test_the_size_settles_below_what_a_step_may_take(fixed: float, per_token: float, settled: int) -> None:
+    """What a step costs at any size counts as its tokens' cost, so that it may settle early."""
+    pace = begun(512 * 0.0003, 512)  # another price than that of small chunks
+    chosen = paced(pace, 120, lambda context: fixed + per_token * context)
+    assert {each for each in chosen[-48:] if each} == {settled}
+
+
+def test_a_smaller_size_is_taken_where_tokens_cost_more() -> None:
+    pace = begun(0.02, 100)
+    assert paced(pace, 9, lambda context: 0.0001 * context) == [16] * 3 + [32] * 3 + [64] * 3
+    assert paced(pace, 4, lambda context: 0.001 * context) == [64, 64, 64, 4], "most of five steps were slow"
+
+
+def test_the_size_grows_no_faster_than_by_twice() -> None:
+    pace = begun(1.0, 100)
+    assert paced(pace, 13, lambda context: 0.0) == [4, 4, 4, 8, 8, 8, 16, 16, 16, 32, 32, 32, 64]
+
+
+def test_the_size_stays_where_steps_take_somewhat_longer_than_planned() -> None:
+    """Few tokens cost nothing, as products of up to 16 rows take as long as reading the weights."""
+    pace = begun(0.05, 100)
+    chosen = paced(pace, 99, lambda context: 0.0 if context <= 8 else 0.0006 * context)
+    assert chosen == [4, 4, 4, 8, 8, 8, *([16] * 18), 0, *([16] * 24), 0, *([16] * 24), 0, *([16] * 24)]
 
 
 def test_a_prompt_goes_on_however_much_it_costs() -> None:
@@ -33,51 +69,44 @@ def test_a_prompt_goes_on_however_much_it_costs() -> None:
 
 
 def test_single_slow_steps_change_nothing() -> None:
-    pace = Pace()
-    for _ in range(5):
-        pace.observe(0.01, 0, alone=False)
-        pace.observe(0.02, 10, alone=False)
-    pace.observe(9.0, 0, alone=False)
-    pace.observe(9.0, 10, alone=False)
-    assert pace.most_context == 9
+    rng = random.Random(0)
+    pace = begun(0.01, 100)
+    before = paced(pace, 30, lambda context: 0.0001 * context)[-1]
+    for turn in range(100):
+        slow = 0.1 if turn % 5 == rng.randrange(2) else 0.0
+        context = pace.most_context
+        assert context in (0, before)
+        pace.observe(BASE + 0.0001 * context + slow * bool(context), context, alone=False)
+        pace.observe(BASE, 0, alone=False)
 
 
-def test_tokens_are_not_taken_to_cost_more_where_chunks_were_small() -> None:
-    """What a chunk costs at any size would otherwise make a small one smaller still."""
-    pace = Pace()
-    pace.observe(0.01, 0, alone=False)
-    for context in (1, 8, 8, 8, 1):
-        pace.observe(step_seconds(context, fixed=0.003, per_token=0.0005), context, alone=False)
-    assert pace.most_context == 10  # 8 tokens took 7 ms, 9 ms may be taken
+def test_ends_of_prompts_and_steps_that_are_not_paced_tell_nothing() -> None:
+    pace = begun(0.01, 100)
+    size = pace.most_context
+    assert size == 32
+    for context in (1, size // 2, size + 1, 1000) * 5:
+        pace.observe(9.0, context, alone=False)
+        pace.observe(BASE, 0, alone=False)
+    assert pace.most_context == size
 
 
-def test_chunks_beside_others_are_taken_to_cost_more_until_one_was_seen() -> None:
-    pace = Pace()
-    pace.observe(0.01, 0, alone=False)
-    pace.observe(1.0, 1000, alone=True)
-    assert pace.most_context == 4  # of 9 at the price of the whole prompt
-    pace.observe(0.011, 1, alone=False)
-    assert pace.most_context == 9
+def test_chunks_that_end_with_a_block_count_by_their_tokens() -> None:
+    pace = begun(0.01, 100)
+    for _ in range(3):
+        pace.observe(BASE + 0.001 * 20, 20, alone=False)
+    assert pace.most_context == 4, "a token takes 1 ms, and 7 ms are planned"
+
+
+def test_a_step_without_prompts_tells_how_long_these_take_now() -> None:
+    """More sequences run than when a prompt came: a step may take longer."""
+    pace = begun(0.05, 100)
+    chosen = paced(pace, 199, lambda context: 0.0005 * context, base=0.03)
+    assert [index for index, each in enumerate(chosen) if each == 0] == [24 + 25 * turn for turn in range(7)]
+    assert chosen[10] == 4
+    assert chosen[-1] == 32
 
 
 def test_a_step_with_a_prompt_that_was_faster_counts_as_free() -> None:
     """Its prompt cannot have taken less than no time."""
-    pace = Pace()
-    pace.observe(0.01, 0, alone=False)
-    pace.observe(0.004, 10, alone=False)
-    assert pace.most_context is None
-    pace.observe(0.014, 10, alone=False)
-    assert pace.most_context == pytest.approx(45, abs=1)  # 2 ms for 10 tokens in the median of both, 9 ms may be taken
-
-
-def test_what_was_sixteen_steps_ago_is_forgotten() -> None:
-    pace = Pace()
-    for _ in range(40):
-        pace.observe(0.01, 0, alone=False)
-        pace.observe(0.02, 10, alone=False)
-    for _ in range(16):
-        pace.observe(0.03, 0, alone=False)
-    assert pace.most_context == pytest.approx(27, abs=1)  # 1 ms a token, 27 ms may be taken
-    for _ in range(16):
-        pace.observe(0.06, 10, alone=False)
-    assert pace.most_context == pytest.approx(9, abs=1)  # now 30 ms
+    pace = begun(1.0, 100)
+    assert paced(pace, 4, lambda context: -0.004) == [4, 4, 4, 8]

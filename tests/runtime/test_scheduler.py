@@ -158,7 +158,7 @@ def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
         batching=batching,
     )
     draw: Callable[[st.SearchStrategy[Any]], Any] = data.draw
-    sim.scheduler.most_context = draw(st.sampled_from([None, 1, 5]))
+    sim.scheduler.most_context = draw(st.sampled_from([None, 0, 1, 5]))
     sequences: list[Sequence] = []
     cancelled: set[int] = set()
     for _ in range(draw(st.integers(1, 25))):

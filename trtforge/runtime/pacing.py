@@ -1,14 +1,22 @@
-"""How many tokens of prompts a step may compute beside running sequences, whose next tokens wait for the whole step."""
+"""How many tokens of prompts a step may compute beside running sequences, whose next tokens wait for the whole step.
+
+The number goes up and down in a few sizes: steps of as many tokens are recorded, and a recording takes a while.
+"""
 
 import statistics
+from bisect import bisect_right
 from collections import deque
 
-_TIMES = 1.9
-"""Such a step is to take so many times as long as one without prompts."""
+_TIMES, _MOST_TIMES = 1.7, 2.0
+"""Such a step is planned to take at most so many times as long as one without prompts; fewer tokens are taken if it
+takes more than the second. Between them, tokens may cost more in a larger size than was expected."""
 _ALONE = 2.0
 """How many times as much a token costs beside running sequences, of which steps without any tell: in small chunks."""
-_LEAST = 4  # tokens
-_RECENT = 16  # steps
+_SIZES = (4, 8, *(tokens << power for power in range(16) for tokens in (12, 16)))
+_RECENT = 5  # steps
+_ENOUGH = 3  # steps
+_BETWEEN = 24
+"""Steps with prompts after which one without tells how long these take now."""
 
 
 class Pace:
@@ -16,23 +24,58 @@ class Pace:
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=_RECENT)
-        self._beside: deque[tuple[float, int]] = deque(maxlen=_RECENT)
         self._alone: deque[tuple[float, int]] = deque(maxlen=_RECENT)
+        self._beside = 0  # steps since the last one without prompts
+        self._size: int | None = None
+        self._added: deque[float] = deque(maxlen=_RECENT)  # seconds, by as many tokens as `_size`
 
     def observe(self, seconds: float, context: int, *, alone: bool) -> None:
         """A step of that many context tokens took so long. `alone`: no sequence of it was in the generation phase."""
         if not context:
             self._steps.append(seconds)
+            self._beside = 0
         elif alone:
             self._alone.append((_ALONE * seconds, context))
         elif self._steps:
-            self._beside.append((max(0.0, seconds - statistics.median(self._steps)), context))
+            self._beside += 1
+            self._learn(max(0.0, seconds - statistics.median(self._steps)), context)
 
     @property
     def most_context(self) -> int | None:
         """Context tokens beside running sequences; None as long as nothing is known."""
-        known = self._beside or self._alone
-        if not self._steps or not known:
-            return None
-        added, tokens = (statistics.median(values) for values in zip(*known, strict=True))
-        return max(_LEAST, int((_TIMES - 1) * statistics.median(self._steps) * tokens / added)) if added else None
+        if self._beside >= _BETWEEN:
+            return 0
+        if self._size is not None or not self._steps or not self._alone:
+            return self._size
+        seconds, tokens = (statistics.median(values) for values in zip(*self._alone, strict=True))
+        return self._fitting(seconds / tokens)
+
+    def _fitting(self, seconds: float) -> int:
+        """The largest size that fits if a token takes so long."""
+        tokens = self._longer(_TIMES) / seconds if seconds else _SIZES[-1]
+        return _SIZES[max(0, bisect_right(_SIZES, tokens) - 1)]
+
+    def _longer(self, times: float) -> float:
+        """How many seconds longer a step takes that takes so many times as long as one without prompts."""
+        return (times - 1) * statistics.median(self._steps)
+
+    def _learn(self, added: float, context: int) -> None:
+        """A step took so much longer for so many tokens: choose a size, another after a few steps of one."""
+        if self._size is None:
+            self._size = self.most_context or self._fitting(added / context)
+        size = self._size
+        if not size < 2 * context <= 2 * size:  # the end of a prompt, or steps that are not paced
+            return
+        self._added.append(added * size / context)
+        if len(self._added) < _ENOUGH:
+            return
+        usual = statistics.median(self._added)
+        fitting = self._fitting(usual / size)
+        if usual > self._longer(_MOST_TIMES):
+            self._take(fitting)
+        elif fitting > size:
+            self._take(min(fitting, 2 * size))
+
+    def _take(self, size: int) -> None:
+        self._size = size
+        self._added.clear()

@@ -8,7 +8,7 @@ A graph is a CUDA graph, or recorded calls of CPU kernels. What captures it is g
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -217,6 +217,18 @@ def _batch(integers: Tensor, tables: Tensor, block_size: int, wanted: int, windo
     )
 
 
+def _single_tokens(step: Step) -> Step:
+    """The step with a row for each token, of which the wanted ones have logits."""
+    if len(step.tokens) == len(step.counts):
+        return step
+    rows, positions = step.positions()
+    ones, wanted = np.ones(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
+    wanted[step.logit_rows()] = 1
+    windows = step.window_tables[rows] if len(step.window_tables) else step.window_tables
+    tables = step.tables[rows]
+    return replace(step, starts=positions, counts=ones, wanted=wanted, tables=tables, window_tables=windows)
+
+
 @dataclass(frozen=True)
 class _Graph:
     inputs: Inputs
@@ -242,7 +254,7 @@ class StepGraphs:
         """The outputs of the step; None, with nothing computed, if a graph does not compute such steps."""
         if not self._takes(step):
             return None
-        step = step.single_tokens()
+        step = _single_tokens(step)
         count, wanted = len(step.tokens), int(step.wanted.sum())
         rows = self._memory.rows(count)
         key = rows, wanted if wanted < count else rows

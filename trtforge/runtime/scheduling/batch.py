@@ -110,23 +110,6 @@ class Step:
         firsts = np.cumsum(self.counts) - self.counts
         return rows, np.arange(len(self.tokens)) - firsts[rows] + self.starts[rows]
 
-    def single_tokens(self) -> "Step":
-        """The step with a row for each token; the last `wanted` ones of each row have logits."""
-        if len(self.tokens) == len(self.counts):
-            return self
-        rows, positions = self.positions()
-        wanted = np.zeros(len(rows), dtype=np.int64)
-        wanted[self.logit_rows()] = 1
-        return replace(
-            self,
-            starts=positions,
-            counts=np.ones(len(rows), dtype=np.int64),
-            wanted=wanted,
-            tables=self.tables[rows],
-            adapters=self.adapters[rows] if len(self.adapters) else self.adapters,
-            window_tables=self.window_tables[rows] if len(self.window_tables) else self.window_tables,
-        )
-
     def slots(self, rows: Ints, positions: Ints, tokens_per_block: int) -> Ints:
         """The KV cache slot of each packed token, given its row and position."""
         columns, offsets = np.divmod(positions, tokens_per_block)
