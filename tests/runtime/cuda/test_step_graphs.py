@@ -263,7 +263,8 @@ def computed(batch: Batch) -> Outputs:
     assert seen.paged is not None
     windowed = seen.slots.view(-1, 1), seen.paged.tables[:, :1]
     parts = batch.tokens.view(-1, 1), batch.positions.view(-1, 1), slots, batch.paged.tables, *windowed
-    return Outputs(torch.cat(parts, dim=1), batch.paged.lengths.view(-1, 1), [slots])
+    wanted = slice(batch.wanted)
+    return Outputs(torch.cat(parts, dim=1)[wanted], batch.paged.lengths.view(-1, 1)[wanted], [slots])
 
 
 def test_rows_that_pad_a_step_use_the_spare_block() -> None:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from trtforge.runtime.scheduling.batch import Ints
@@ -25,7 +26,7 @@ class Collective(Protocol):
     def receive_hidden(self, into: Tensor) -> Tensor:
         """Receive the hidden states of the previous pipeline stage."""
 
-    def gather_logits(self, part: Tensor | None, rows: int, columns: int, like: Tensor) -> Tensor | None:
+    def gather_logits(self, part: Tensor | None, rows: int, columns: int, dtype: torch.dtype) -> Tensor | None:
         """Gather the last pipeline stage's parts as (rows, tp x columns) logits on rank 0; None on other ranks."""
 
     def broadcast_step(self, encoded: Ints | None) -> Ints:
@@ -56,7 +57,7 @@ class Alone:
     def receive_hidden(self, into: Tensor) -> Tensor:
         raise AssertionError("there is no other pipeline stage")
 
-    def gather_logits(self, part: Tensor | None, rows: int, columns: int, like: Tensor) -> Tensor | None:
+    def gather_logits(self, part: Tensor | None, rows: int, columns: int, dtype: torch.dtype) -> Tensor | None:
         return part
 
     def broadcast_step(self, encoded: Ints | None) -> Ints:

@@ -143,8 +143,7 @@ class Decoder:
             return None
         known = [part for part in parts if part is not None]
         own = None if not known else known[0] if len(known) == 1 else torch.cat(known)
-        like = torch.empty(0, dtype=self.place.dtype, device=self.place.device)
-        logits = self._ranks.gather_logits(own, wanted, self.spec.vocab_share, like)
+        logits = self._ranks.gather_logits(own, wanted, self.spec.vocab_share, self.place.dtype)
         return None if logits is None else finished_logits(logits, self.spec)
 
     @property

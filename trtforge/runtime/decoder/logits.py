@@ -25,7 +25,8 @@ class Head:
 
 def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:
     """float32 (rows, vocabulary) logits from all ranks' columns: padding removed, scaled and capped."""
-    logits = columns[:, : spec.vocab_size].float()
+    logits = columns if columns.shape[1] == spec.vocab_size else columns[:, : spec.vocab_size]
+    logits = logits.float()
     if spec.logit_scale != 1.0:
         logits = logits * spec.logit_scale
     return logits if spec.logit_cap is None else spec.logit_cap * torch.tanh(logits / spec.logit_cap)

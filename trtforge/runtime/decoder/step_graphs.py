@@ -18,7 +18,7 @@ from torch import Tensor
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.native.bindings import PagedRows
-from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.batch import Ints, Step
 
 MOST_ROWS = 512
 """Of a graph: the products of more rows take longer than their launches."""
@@ -40,8 +40,6 @@ class Outputs:
 
     def first(self, rows: int, wanted: int) -> "Outputs":
         """Those of the first rows. The next step overwrites them."""
-        if self.logits is not None and wanted == len(self.logits):
-            return self
         logits = None if self.logits is None else self.logits[:wanted]
         last = None if self.last is None else self.last[:wanted]
         return Outputs(logits, last, [each[:rows] for each in self.states])
@@ -147,30 +145,31 @@ class PaddedMemory:
 
 @dataclass(frozen=True)
 class ExactInputs:
-    """What a step of exactly so many rows reads: int64 tokens, positions, slots and lengths (4, rows), and tables.
+    """What a step of exactly so many rows reads: tokens, positions, slots and lengths (4, rows), and tables.
 
     The first `wanted` rows give logits. `windowed`: what layers with windows read, if they have blocks of their own.
     """
 
-    integers: Tensor
-    tables: Tensor
+    integers: Ints
+    tables: Ints
     block_size: int
     wanted: int
     windowed: "ExactInputs | None" = None
 
     def fill(self, step: Step) -> None:
         """See Inputs."""
-        integers, tables, starts = self.integers.numpy(), self.tables.numpy(), step.starts
+        integers, starts = self.integers, step.starts
         integers[0], integers[1], integers[3] = step.tokens, starts, starts + 1
         integers[2] = step.slots(np.arange(len(starts)), starts, self.block_size)
-        tables[:, : step.tables.shape[1]] = step.tables
+        self.tables[:, : step.tables.shape[1]] = step.tables
         if self.windowed is not None and (windowed := step.windowed) is not None:
             self.windowed.fill(windowed)
 
     def batch(self) -> Batch:
         """See Inputs."""
         windowed = None if self.windowed is None else self.windowed.batch()
-        return _batch(self.integers, self.tables, self.block_size, self.wanted, windowed)
+        integers, tables = torch.from_numpy(self.integers), torch.from_numpy(self.tables)
+        return _batch(integers, tables, self.block_size, self.wanted, windowed)
 
 
 class ExactMemory:
@@ -185,8 +184,8 @@ class ExactMemory:
         self.columns = columns
         self._block_size = block_size
         self._windowed = ExactMemory(columns, block_size) if windowed else None
-        self._integers = torch.zeros(4, 0, dtype=torch.int64)
-        self._tables = torch.zeros(0, columns, dtype=torch.int64)
+        self._integers = np.zeros((4, 0), dtype=np.int64)
+        self._tables = np.zeros((0, columns), dtype=np.int64)
 
     def rows(self, rows: int) -> int:
         """See Memory."""
@@ -195,8 +194,8 @@ class ExactMemory:
     def inputs(self, rows: int, wanted: int) -> ExactInputs:
         """See Memory. Older graphs keep the memory that they have."""
         if rows > len(self._tables):
-            self._integers = torch.zeros(4, 2 * rows, dtype=torch.int64)
-            self._tables = torch.zeros(2 * rows, self.columns, dtype=torch.int64)
+            self._integers = np.zeros((4, 2 * rows), dtype=np.int64)
+            self._tables = np.zeros((2 * rows, self.columns), dtype=np.int64)
         windowed = None if self._windowed is None else self._windowed.inputs(rows, wanted)
         return ExactInputs(self._integers[:, :rows], self._tables[:rows], self._block_size, wanted, windowed)
 
@@ -269,19 +268,26 @@ class StepGraphs:
         self._graphs[key] = graph
         if len(self._graphs) > MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
-        return graph.outputs.first(count, wanted)
+        return graph.outputs if key == (count, wanted) else graph.outputs.first(count, wanted)
 
     def _takes(self, step: Step) -> bool:
-        rows = step.generation_rows
         return (
             self._capture is not None
-            and 0 < rows <= len(step.tokens) <= MOST_ROWS
-            and len(step.tokens) - rows <= self._memory.most_beside
+            and len(step.tokens) <= MOST_ROWS
             and step.tables.shape[1] <= self._memory.columns  # drafts beyond the longest sequence have more
             and step.length == 0
             and not len(step.adapters)
-            and bool((step.wanted[:rows] == 1).all() and (step.wanted[rows:] == 0).all())
+            and self._takes_rows(step)
         )
+
+    def _takes_rows(self, step: Step) -> bool:
+        """Whether there are single tokens with logits, and beside them no more of contexts than may be, without."""
+        tokens = len(step.tokens)
+        if tokens == len(step.counts):
+            return bool(step.wanted.all())
+        rows = step.generation_rows
+        beside = rows > 0 and tokens - rows <= self._memory.most_beside
+        return beside and bool(step.wanted[:rows].all() and not step.wanted[rows:].any())
 
     def _captured(self, rows: int, wanted: int, step: Step) -> _Graph | None:
         """A graph, whose capture computed the step; None if its operations cannot be captured: never try again."""

@@ -121,7 +121,7 @@ class Distributed:
         self._all.recv([into], self._index - self._tp, 0).wait()
         return into
 
-    def gather_logits(self, part: Tensor | None, rows: int, columns: int, like: Tensor) -> Tensor | None:
+    def gather_logits(self, part: Tensor | None, rows: int, columns: int, dtype: torch.dtype) -> Tensor | None:
         if self._index != 0:
             if part is not None:
                 self._all.send([part.contiguous()], 0, 1).wait()
@@ -132,7 +132,7 @@ class Distributed:
                 assert part is not None, "rank 0 is in the last pipeline stage but has no logits"
                 parts.append(part)
             else:
-                received = torch.empty(rows, columns, dtype=like.dtype, device=like.device)
+                received = torch.empty(rows, columns, dtype=dtype, device=self._device)
                 self._all.recv([received], rank, 1).wait()
                 parts.append(received)
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
