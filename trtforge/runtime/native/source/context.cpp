@@ -20,7 +20,8 @@ constexpr int64_t LEAST_BLOCKS = 4;  // of keys, which are worth a thread's whil
 // How a type of cache is packed, and bytes of a stored number.
 template <class Way>
 struct Stored {
-    void (*pack)(const Slots&, const Slots& next, int64_t size, typename Way::Packed* memory, typename Way::Packed* into);
+    void (*pack)(const Slots&, const Slots& next, int64_t size, typename Way::Packed* memory,
+                 typename Way::Packed* into);
     int64_t width;
 };
 
@@ -82,7 +83,7 @@ static inline void scores_of(const Context& c, const float* low, const float* hi
     }
 }
 
-// 2^x for x up to 0.
+// 2^x for x up to 0, of a float or of a Vector.
 template <typename V>
 static inline V power(V x) {
     return exponential_of_two(larger(-126.0f, x));
@@ -170,7 +171,8 @@ static void finish(const Context& c, const Part& p, const Running<Way>* found, i
     for (int64_t row = 0; row < p.rows(); ++row) {
         float largest = found[0].largest[size_t(row)], total = 0.0f;
         for (int64_t i = 1; i < count; ++i) largest = std::max(largest, found[i].largest[size_t(row)]);
-        const float sink = c.sinks ? LOG2_E * c.sinks[p.head + row / p.tokens] : -std::numeric_limits<float>::infinity();
+        constexpr float none = -std::numeric_limits<float>::infinity();
+        const float sink = c.sinks ? LOG2_E * c.sinks[p.head + row / p.tokens] : none;
         largest = std::max(largest, sink);
         const auto factor = [&](int64_t i) { return power(found[i].largest[size_t(row)] - largest); };
         for (int64_t i = 0; i < count; ++i) total += found[i].total[size_t(row)] * factor(i);
@@ -214,7 +216,8 @@ static void attend_many(const Context& c, const Stored<Way>& stored) {
         Running<Way> running;
         member.each(c.kv_heads * key_blocks, [&](int64_t i) {
             const int64_t kv = i / key_blocks, block = c.first_block() + i % key_blocks;
-            stored.pack(Slots(c, stored.width, kv, block), Slots(), c.size, memory.data(), c.at<typename Way::Packed>(kv, block));
+            stored.pack(Slots(c, stored.width, kv, block), Slots(), c.size, memory.data(),
+                        c.at<typename Way::Packed>(kv, block));
         });
         member.barrier();
         // The last queries see most keys: they come first, so that no thread is left alone with them.
