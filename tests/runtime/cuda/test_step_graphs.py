@@ -19,9 +19,8 @@ from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.cuda.graph_capture import graph_capture_for
 from trtforge.runtime.decoder import kv_cache
 from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.recorded import MOST_RECORDINGS
 from trtforge.runtime.decoder.step_graphs import (
-    MOST_BESIDE,
-    MOST_GRAPHS,
     MOST_ROWS,
     ExactMemory,
     Memory,
@@ -31,6 +30,7 @@ from trtforge.runtime.decoder.step_graphs import (
 )
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks import rank_model
+from trtforge.runtime.ranks.single_tokens import MOST_BESIDE, single_tokens
 from trtforge.runtime.ranks.source import open_engine
 from trtforge.runtime.scheduling.batch import Step
 
@@ -207,7 +207,7 @@ def test_tokens_of_contexts_are_rows_without_logits(chunks: list[list[tuple[int,
     graphs = StepGraphs(computed, repeated, ExactMemory(COLUMNS, BLOCK))
     for contexts in chunks:
         step = beside(list(range(rows)), contexts)
-        found = graphs.execute(step)
+        found = graphs.execute(single_tokens(step))
         assert found is not None
         assert found.logits is not None
         assert found.last is not None
@@ -231,7 +231,7 @@ def test_tokens_of_contexts_are_rows_without_logits(chunks: list[list[tuple[int,
     ids=["on a GPU", "with logits", "too many"],
 )
 def test_other_contexts_are_computed_without_graphs(memory: Memory, step: Step) -> None:
-    assert StepGraphs(computed, never, memory).execute(step) is None
+    assert StepGraphs(computed, never, memory).execute(single_tokens(step)) is None
 
 
 def test_the_capture_computes_the_first_step() -> None:
@@ -250,7 +250,7 @@ def test_the_capture_computes_the_first_step() -> None:
 def test_the_graphs_that_were_used_last_are_kept() -> None:
     memory = ExactMemory(COLUMNS, BLOCK)
     graphs = StepGraphs(computed, repeated, memory)
-    most = MOST_GRAPHS
+    most = MOST_RECORDINGS
     for size in (*range(1, most + 1), 1, most + 1):
         graphs.execute(step_of([row % 7 for row in range(size)], [row % SEQUENCES for row in range(size)]))
     assert graphs.captured_rows == (1, *range(3, most + 2))

@@ -14,9 +14,13 @@ from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.layer import Layer
+from trtforge.runtime.decoder.recent import Recent
 from trtforge.runtime.native.bindings import Native, PagedRows
 from trtforge.runtime.native.recorder import Arena, Recorder, current_recorder, recording
 from trtforge.runtime.native.structures import Calls
+
+MOST_RECORDINGS = 64
+"""Of a rank, which keeps those that were used last: one takes about 30 KB a layer."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ class Layers:
         self._inputs: _Inputs | None = None
         self._adapters = adapters
         self._moves = 0  # of the adapters' memory, when the recordings with adapters were made
-        self._recordings: dict[tuple[int, bool], _Recording] = {}
+        self._recordings: Recent[tuple[int, bool], _Recording] = Recent(MOST_RECORDINGS)
 
     @property
     def recorded_rows(self) -> tuple[int, ...]:
@@ -126,9 +130,9 @@ class Layers:
         if batch.paged.tables.shape[1] > columns:  # drafts beyond the longest sequence
             return self._computed(hidden, batch, rotations, cache)
         key = len(hidden), self._adapted()
-        if key not in self._recordings:
+        found = self._recordings.get(key)
+        if found is None:
             return self._recorded(key, columns, hidden, batch, rotations, cache)
-        found = self._recordings[key]
         found.inputs.fill(hidden, batch, rotations)
         self._kernels.replay(found.calls)
         self.states = found.states
@@ -141,7 +145,9 @@ class Layers:
             return False
         if adapters.moves != self._moves:
             self._moves = adapters.moves
-            self._recordings = {key: each for key, each in self._recordings.items() if not key[1]}
+            for rows, adapted in self._recordings:
+                if adapted:
+                    self._recordings.drop((rows, adapted))
         return True
 
     def _computed(
@@ -174,7 +180,7 @@ class Layers:
         with recording(self._arena) as recorder:
             hidden = self._noted(recorder, *inputs.as_step(batch, rotations), cache)
         if recorder.complete:
-            self._recordings[key] = _Recording(inputs, *recorder.calls(), hidden, self.states)
+            self._recordings.put(key, _Recording(inputs, *recorder.calls(), hidden, self.states))
         else:
             self._kernels = None
         return hidden

@@ -1,14 +1,12 @@
 """Steps of single-token rows from graphs: one for each number of rows, captured at the first such step.
 
-On a CPU a step may have short chunks of contexts too, whose tokens become rows of their own.
-
 A graph is a CUDA graph, or recorded calls of CPU kernels. What captures it is given (`runtime.cuda.graph_capture`,
 `runtime.native.call_capture`), so that nothing here depends on a device.
 """
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -17,15 +15,13 @@ from torch import Tensor
 
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.padding import padded_rows
+from trtforge.runtime.decoder.recent import Recent
+from trtforge.runtime.decoder.recorded import MOST_RECORDINGS
 from trtforge.runtime.native.bindings import PagedRows
 from trtforge.runtime.scheduling.batch import Ints, Step
 
 MOST_ROWS = 512
 """Of a graph: the products of more rows take longer than their launches."""
-MOST_BESIDE = 64
-"""Tokens of contexts in a graph on a CPU, as many as the kernels take of one sequence at once."""
-MOST_GRAPHS = 64
-"""Of a rank: recorded calls take about 30 KB a layer."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -71,8 +67,8 @@ class Memory(Protocol):
         """Of the block tables of the longest sequence."""
 
     @property
-    def most_beside(self) -> int:
-        """Tokens of contexts that a graph may compute beside single-token rows."""
+    def any_wanted(self) -> bool:
+        """Whether rows without logits may follow those with logits."""
 
     def rows(self, rows: int) -> int:
         """The rows of the graph that computes steps of so many."""
@@ -125,9 +121,9 @@ class PaddedMemory:
     window_spare: int | None = None
 
     @property
-    def most_beside(self) -> int:
-        """See Memory: prompts take less time there, and rows that pad a step would come between them."""
-        return 0
+    def any_wanted(self) -> bool:
+        """See Memory."""
+        return False
 
     def rows(self, rows: int) -> int:
         """See Memory."""
@@ -178,7 +174,7 @@ class ExactMemory:
     `windowed`: whether layers with windows have blocks of their own.
     """
 
-    most_beside = MOST_BESIDE
+    any_wanted = True
 
     def __init__(self, columns: int, block_size: int, *, windowed: bool = False) -> None:
         self.columns = columns
@@ -216,18 +212,6 @@ def _batch(integers: Tensor, tables: Tensor, block_size: int, wanted: int, windo
     )
 
 
-def _single_tokens(step: Step) -> Step:
-    """The step with a row for each token, of which the wanted ones have logits."""
-    if len(step.tokens) == len(step.counts):
-        return step
-    rows, positions = step.positions()
-    ones, wanted = np.ones(len(rows), dtype=np.int64), np.zeros(len(rows), dtype=np.int64)
-    wanted[step.logit_rows()] = 1
-    windows = step.window_tables[rows] if len(step.window_tables) else step.window_tables
-    tables = step.tables[rows]
-    return replace(step, starts=positions, counts=ones, wanted=wanted, tables=tables, window_tables=windows)
-
-
 @dataclass(frozen=True)
 class _Graph:
     inputs: Inputs
@@ -242,7 +226,7 @@ class StepGraphs:
         self._compute = compute
         self._capture: Capture | None = capture
         self._memory = memory
-        self._graphs: dict[tuple[int, int], _Graph] = {}
+        self._graphs: Recent[tuple[int, int], _Graph] = Recent(MOST_RECORDINGS)
 
     @property
     def captured_rows(self) -> tuple[int, ...]:
@@ -250,14 +234,13 @@ class StepGraphs:
         return tuple(sorted({rows for rows, _ in self._graphs}))
 
     def execute(self, step: Step) -> Outputs | None:
-        """The outputs of the step; None, with nothing computed, if a graph does not compute such steps."""
+        """The outputs of the step's rows; None, with nothing computed, if a graph does not compute such steps."""
         if not self._takes(step):
             return None
-        step = _single_tokens(step)
-        count, wanted = len(step.tokens), int(step.wanted.sum())
+        count, wanted = len(step.counts), int(step.wanted.sum())
         rows = self._memory.rows(count)
         key = rows, wanted if wanted < count else rows
-        graph = self._graphs.pop(key, None)
+        graph = self._graphs.get(key)
         if graph is None:
             graph = self._captured(*key, step)
         else:
@@ -265,29 +248,26 @@ class StepGraphs:
             graph.replay()
         if graph is None:
             return None
-        self._graphs[key] = graph
-        if len(self._graphs) > MOST_GRAPHS:
-            del self._graphs[next(iter(self._graphs))]
         return graph.outputs if key == (count, wanted) else graph.outputs.first(count, wanted)
 
     def _takes(self, step: Step) -> bool:
+        rows, columns = step.tables.shape
         return (
             self._capture is not None
-            and len(step.tokens) <= MOST_ROWS
-            and step.tables.shape[1] <= self._memory.columns  # drafts beyond the longest sequence have more
+            and rows <= MOST_ROWS
+            and columns <= self._memory.columns  # drafts beyond the longest sequence have more
+            and len(step.tokens) == rows
             and step.length == 0
             and not len(step.adapters)
-            and self._takes_rows(step)
+            and self._takes_wanted(step)
         )
 
-    def _takes_rows(self, step: Step) -> bool:
-        """Whether there are single tokens with logits, and beside them no more of contexts than may be, without."""
-        tokens = len(step.tokens)
-        if tokens == len(step.counts):
-            return bool(step.wanted.all())
-        rows = step.generation_rows
-        beside = rows > 0 and tokens - rows <= self._memory.most_beside
-        return beside and bool(step.wanted[:rows].all() and not step.wanted[rows:].any())
+    def _takes_wanted(self, step: Step) -> bool:
+        """Whether the first rows have logits, and others only where they may."""
+        if step.wanted.all():
+            return True
+        with_logits = int(step.wanted.sum())
+        return self._memory.any_wanted and with_logits > 0 and bool(step.wanted[:with_logits].all())
 
     def _captured(self, rows: int, wanted: int, step: Step) -> _Graph | None:
         """A graph, whose capture computed the step; None if its operations cannot be captured: never try again."""
@@ -301,6 +281,7 @@ class StepGraphs:
             _LOG.warning("steps are computed without CUDA graphs, slower: %s", error)
         if captured is None:
             self._capture = None
-            self._graphs = {}
             return None
-        return _Graph(inputs, *captured)
+        graph = _Graph(inputs, *captured)
+        self._graphs.put((rows, wanted), graph)
+        return graph

@@ -25,6 +25,7 @@ from trtforge.runtime.linears.packing import pack_rank
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.call_capture import CallCapture
 from trtforge.runtime.ranks.micro_batches import micro_batches
+from trtforge.runtime.ranks.single_tokens import single_tokens
 from trtforge.runtime.ranks.source import EagleDrafts, Source
 from trtforge.runtime.scheduling.batch import Step
 
@@ -187,7 +188,7 @@ class RankModel:
             for layer, part in zip(self._cache, parts, strict=True):
                 layer.fill(block_index, part)
         found = []
-        for part in self._micro_batches(step):
+        for part in self._parts(step):
             if self.adapters is not None:
                 self.adapters.begin(part)
             replayed = None if self._graphs is None else self._graphs.execute(part)
@@ -220,11 +221,12 @@ class RankModel:
         logits = self._decoder.forward(batch, self._layer_caches)
         return Outputs(logits, *self._decoder.kept)
 
-    def _micro_batches(self, step: Step) -> list[Step]:
-        """The parts of a step. Layers that keep states of sequences take it whole."""
+    def _parts(self, step: Step) -> list[Step]:
+        """The parts of a step, as they are recorded. Layers that keep states of sequences take it whole."""
         spec = self._decoder.spec
         stages = 1 if spec.linear is not None else spec.pp
-        return micro_batches(step, stages, _LEAST_TOKENS[self._place.device.type])
+        parts = micro_batches(step, stages, _LEAST_TOKENS[self._place.device.type])
+        return parts if self._calls is None else [single_tokens(part) for part in parts]
 
 
 def placement_of(source: Source, index: int) -> Placement:
