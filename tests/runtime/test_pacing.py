@@ -97,13 +97,45 @@ def test_chunks_that_end_with_a_block_count_by_their_tokens() -> None:
     assert pace.most_context == 4, "a token takes 1 ms, and 7 ms are planned"
 
 
-def test_a_step_without_prompts_tells_how_long_these_take_now() -> None:
-    """More sequences run than when a prompt came: a step may take longer."""
+def test_steps_without_prompts_tell_how_long_these_take_now() -> None:
+    """More sequences run than when a prompt came: a step may take longer. The first such step is not believed alone."""
     pace = begun(0.05, 100)
     chosen = paced(pace, 199, lambda context: 0.0005 * context, base=0.03)
-    assert [index for index, each in enumerate(chosen) if each == 0] == [24 + 25 * turn for turn in range(7)]
+    assert [index for index, each in enumerate(chosen) if each == 0] == [24, 25, *(50 + 25 * turn for turn in range(6))]
     assert chosen[10] == 4
     assert chosen[-1] == 32
+
+
+def test_fewer_tokens_are_taken_at_once_where_fewer_sequences_run() -> None:
+    pace = begun(0.01, 100)
+    assert paced(pace, 24, lambda context: 0.0001 * context)[-1] == 64
+    assert paced(pace, 4, lambda context: 0.0001 * context, base=0.002) == [0, 0, 12, 12]
+
+
+def test_a_single_step_without_prompts_that_took_another_time_changes_nothing() -> None:
+    pace = begun(0.01, 100)
+    before = paced(pace, 24, lambda context: 0.0001 * context)[-1]
+    for seconds in (0.1, BASE, 0.001, BASE):
+        pace.observe(seconds, 0, alone=False)
+    assert paced(pace, 24, lambda context: 0.0001 * context) == [before] * 24
+
+
+def test_prompts_go_on_however_much_steps_without_them_differ() -> None:
+    pace = begun(0.01, 100)
+    rng = random.Random(0)
+    chosen = [paced(pace, 1, lambda context: 0.0001 * context, base=rng.uniform(0.001, 0.1))[0] for _ in range(500)]
+    assert sum(size > 0 for size in chosen) > 500 * 24 // 27
+
+
+def test_a_size_that_took_too_long_is_tried_again_after_a_while() -> None:
+    """Up to 8 tokens cost nothing, so that more seem to cost little."""
+    pace = begun(1.0, 100)
+    chosen = [size for size in paced(pace, 300, lambda context: 0.0 if context <= 8 else 0.02) if size]
+    assert chosen[:12] == [4] * 3 + [8] * 3 + [16] * 3 + [4] * 3
+    assert chosen[12:18] == [8] * 3 + [12] * 3
+    tried = [index for index, size in enumerate(chosen) if size > 8]
+    assert tried[:6] == [6, 7, 8, 15, 16, 17]
+    assert tried[6] > 17 + 8 * 24
 
 
 def test_a_step_with_a_prompt_that_was_faster_counts_as_free() -> None:

@@ -16,6 +16,7 @@ from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, writ
 from tests.runtime.converted import LONG, Families, Family
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.dtypes import ModelDtype
+from trtforge.runtime.decoder.recorded import MOST_ROWS
 from trtforge.runtime.native.activations import activate
 from trtforge.runtime.native.bindings import (
     Native,
@@ -330,14 +331,19 @@ def test_whole_steps_are_recorded_in_bfloat16_too(kernels: Native, tmp_path: Pat
     ranks.close()
 
 
-@pytest.mark.parametrize("adapted", [False, True])
+CHUNKED = {"plain": Layout(), "two ranks": Layout(tp=2), "fp8 cache": Layout(kv="FP8"), "adapters": None}
+
+
+@pytest.mark.parametrize("kind", CHUNKED)
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_chunks_of_contexts_are_recorded_beside_single_tokens(
-    families: Families, dtype: ModelDtype, adapted: bool, tmp_path: Path
+    families: Families, dtype: ModelDtype, kind: str, tmp_path: Path
 ) -> None:
     """What their rows stored is what later tokens of their sequences read."""
-    family, plain = families("llama"), tiny_llama(vocab_size=160)
-    checkpoint = family.checkpoint() if adapted else write_checkpoint(plain, tmp_path / "checkpoint", Layout())
+    family, layout = families("llama"), CHUNKED[kind]
+    adapted = layout is None
+    plain = tiny_llama(vocab_size=128)
+    checkpoint = family.checkpoint() if layout is None else write_checkpoint(plain, tmp_path / "checkpoint", layout)
     engine = write_engine(checkpoint, tmp_path / "engine", dtype=dtype, tokens_per_block=BLOCK, max_seq_len=32)
     saved = [save_adapter(family.model, tmp_path / f"a{number}", number) for number in range(2)]
     source = open_engine(add_adapters(engine, saved) if adapted else engine)
@@ -369,16 +375,30 @@ def test_chunks_of_contexts_are_recorded_beside_single_tokens(
         expected = stepped(alone, [0, 1], at, adapters=of_two)
         assert (made - expected).abs().max() <= TOLERANCES[dtype] * expected.abs().max()
         first += count
-    model = together.models[0]
-    whole_steps = () if model.graphs is None else model.graphs.captured_rows
-    recorded = {*model.layers.recorded_rows, *whole_steps}
-    assert recorded >= ({4, 6, 9} if dtype == "float32" or not adapted else {4})  # others are padded, see COUNTS
+    for model in together.models:
+        assert model.graphs is not None
+        recorded = {*model.layers.recorded_rows, *model.graphs.captured_rows}
+        assert recorded >= ({4, 6, 9} if dtype == "float32" or not adapted else {4})  # others are padded, see COUNTS
     last, whole = together.execute(third(first, 1)), alone.execute(third(0, first + 1))
     assert last is not None
     assert whole is not None
-    assert (last - whole).abs().max() <= TOLERANCES[dtype] * whole.abs().max()
+    # Twice, because keys and values of all chunks are rounded, too.
+    assert (last - whole).abs().max() <= 2 * TOLERANCES[dtype] * whole.abs().max()
     for ranks in (alone, together):
         ranks.close()
+
+
+def test_steps_of_many_rows_are_computed(families: Families, tmp_path: Path) -> None:
+    """Products take them in chunks, which torch puts together: smaller steps are recorded afterwards."""
+    ranks = engine_of(families, "llama", tmp_path / "engine", "float32")
+    many = MOST_ROWS + 1
+    alike, tables = np.ones(many, dtype=np.int64), np.tile(np.arange(1, 5), (many, 1))
+    logits = ranks.execute(Step(3 * alike, alike, alike, tables, LONG[3] * alike, adapters=0 * alike[:0]))
+    assert logits is not None
+    assert recorded_rows(ranks, "float32") == ()
+    assert (logits - stepped(ranks, [0], 3)).abs().max() <= 1e-5 * logits.abs().max()
+    assert recorded_rows(ranks, "float32") == (1,)
+    ranks.close()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)

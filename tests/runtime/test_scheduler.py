@@ -38,6 +38,34 @@ def test_a_prompt_beside_as_many_running_sequences_keeps_to_the_pace() -> None:
     assert [each.generated for each in running] == [4, 4]
 
 
+@pytest.mark.parametrize(("pace", "expected"), [(3, [3, 3, 3, 3, 2]), (6, [4, 4, 6])])
+def test_chunks_as_long_as_a_block_end_where_one_ends(pace: int, expected: list[int]) -> None:
+    """Shorter ones do not: each other one would be shorter still."""
+    sim = simulation(num_tokens=32, chunked=True)
+    sim.scheduler.most_context = pace
+    sim.arrive([1] * 4, 12)
+    sim.step()
+    long = sim.arrive([3] * 14, 4)
+    chunks = []
+    while not long.generated:
+        sim.step()
+        chunks += [row.count for row in sim.rows if row.sequence is long]
+    assert chunks == expected
+
+
+def test_a_chunk_of_one_token_comes_behind_those_that_sample() -> None:
+    sim = simulation(num_tokens=32, chunked=True)
+    sim.scheduler.most_context = 1
+    running = [sim.arrive([1] * 4, 12), sim.arrive([2] * 4, 12)]
+    sim.step()
+    late = sim.arrive([3] * 9, 4)
+    sim.step()
+    assert [(row.sequence, row.count, row.samples) for row in sim.rows] == [
+        *((each, 1, True) for each in running),
+        (late, 1, False),
+    ]
+
+
 def test_prompts_that_outnumber_running_sequences_are_computed_at_once() -> None:
     sim = simulation(num_tokens=32, chunked=True)
     sim.scheduler.most_context = 8

@@ -118,7 +118,8 @@ class DraftModel:
             rows.sort(key=packing_order)
             found = self._ranks.execute(Step.of_rows(rows))
             sampled = (row.sequence for row in rows if row.samples)
-            logits |= dict(zip(sampled, [] if found is None else found, strict=True))
+            # The next step may overwrite them.
+            logits |= dict(zip(sampled, [] if found is None else found.clone(), strict=True))
             for row in rows:
                 row.sequence.computed += row.count
             sequences = [sequence for sequence in sequences if sequence.remaining]

@@ -19,9 +19,8 @@ from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.cuda.graph_capture import graph_capture_for
 from trtforge.runtime.decoder import kv_cache
 from trtforge.runtime.decoder.attention import Batch
-from trtforge.runtime.decoder.recorded import MOST_RECORDINGS
+from trtforge.runtime.decoder.recorded import MOST_RECORDINGS, MOST_ROWS
 from trtforge.runtime.decoder.step_graphs import (
-    MOST_ROWS,
     ExactMemory,
     Memory,
     Outputs,
@@ -354,7 +353,23 @@ def test_what_is_captured_in_part_is_computed_without_a_warning(caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         assert [graphs.execute(step_of([3], [0])) for _ in range(2)] == [None, None]
     assert len(tried) == 1
+    assert not graphs.captures
     assert not caplog.records
+
+
+def test_graphs_are_given_back_when_a_capture_fails() -> None:
+    captured = iter([repeated, repeated])
+
+    def capture(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]] | None:
+        return next(captured, lambda compute: None)(compute)
+
+    graphs = StepGraphs(computed, capture, ExactMemory(COLUMNS, BLOCK))
+    for rows in ([0], [0, 1]):
+        assert graphs.execute(step_of(rows, rows)) is not None
+    assert (graphs.captures, graphs.captured_rows) == (True, (1, 2))
+    assert graphs.execute(step_of([0, 1, 2], [0, 1, 2])) is None
+    assert (graphs.captures, graphs.captured_rows) == (False, ())
+    assert graphs.execute(step_of([0], [0])) is None
 
 
 def test_cpus_capture_no_graphs() -> None:

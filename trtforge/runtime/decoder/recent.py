@@ -34,3 +34,7 @@ class Recent(Generic[Key, Value]):
     def drop(self, key: Key) -> None:
         """Forget the value of a key, if there is one."""
         self._values.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._values.clear()

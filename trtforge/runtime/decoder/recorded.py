@@ -19,6 +19,9 @@ from trtforge.runtime.native.bindings import Native, PagedRows
 from trtforge.runtime.native.recorder import Arena, Recorder, current_recorder, recording
 from trtforge.runtime.native.structures import Calls
 
+MOST_ROWS = 512
+"""Of a recorded step: the products of more rows take longer than their launches."""
+
 MOST_RECORDINGS = 64
 """Of a rank, which keeps those that were used last: one takes about 30 KB a layer."""
 
@@ -113,6 +116,11 @@ class Layers:
         self._recordings: Recent[tuple[int, bool], _Recording] = Recent(MOST_RECORDINGS)
 
     @property
+    def records(self) -> bool:
+        """Whether kernels computed all of the recorded steps so far."""
+        return self._kernels is not None
+
+    @property
     def recorded_rows(self) -> tuple[int, ...]:
         """The numbers of rows for which there are recordings."""
         return tuple(sorted({rows for rows, _ in self._recordings}))
@@ -125,6 +133,8 @@ class Layers:
         if recorder is not None:  # of the whole step
             return self._noted(recorder, hidden, batch, rotations, cache)
         if self._kernels is None or batch.paged is None or batch.context or len(batch.slots) != len(hidden):
+            return self._computed(hidden, batch, rotations, cache)
+        if len(hidden) > MOST_ROWS:
             return self._computed(hidden, batch, rotations, cache)
         columns = -(-self._longest // batch.paged.block_size)
         if batch.paged.tables.shape[1] > columns:  # drafts beyond the longest sequence

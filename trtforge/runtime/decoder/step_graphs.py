@@ -16,12 +16,9 @@ from torch import Tensor
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.decoder.recent import Recent
-from trtforge.runtime.decoder.recorded import MOST_RECORDINGS
+from trtforge.runtime.decoder.recorded import MOST_RECORDINGS, MOST_ROWS
 from trtforge.runtime.native.bindings import PagedRows
 from trtforge.runtime.scheduling.batch import Ints, Step
-
-MOST_ROWS = 512
-"""Of a graph: the products of more rows take longer than their launches."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -67,7 +64,7 @@ class Memory(Protocol):
         """Of the block tables of the longest sequence."""
 
     @property
-    def any_wanted(self) -> bool:
+    def some_unwanted(self) -> bool:
         """Whether rows without logits may follow those with logits."""
 
     def rows(self, rows: int) -> int:
@@ -121,7 +118,7 @@ class PaddedMemory:
     window_spare: int | None = None
 
     @property
-    def any_wanted(self) -> bool:
+    def some_unwanted(self) -> bool:
         """See Memory."""
         return False
 
@@ -174,7 +171,7 @@ class ExactMemory:
     `windowed`: whether layers with windows have blocks of their own.
     """
 
-    any_wanted = True
+    some_unwanted = True
 
     def __init__(self, columns: int, block_size: int, *, windowed: bool = False) -> None:
         self.columns = columns
@@ -229,6 +226,11 @@ class StepGraphs:
         self._graphs: Recent[tuple[int, int], _Graph] = Recent(MOST_RECORDINGS)
 
     @property
+    def captures(self) -> bool:
+        """Whether captures have succeeded so far."""
+        return self._capture is not None
+
+    @property
     def captured_rows(self) -> tuple[int, ...]:
         """The numbers of rows for which there are graphs."""
         return tuple(sorted({rows for rows, _ in self._graphs}))
@@ -267,7 +269,7 @@ class StepGraphs:
         if step.wanted.all():
             return True
         with_logits = int(step.wanted.sum())
-        return self._memory.any_wanted and with_logits > 0 and bool(step.wanted[:with_logits].all())
+        return self._memory.some_unwanted and with_logits > 0 and bool(step.wanted[:with_logits].all())
 
     def _captured(self, rows: int, wanted: int, step: Step) -> _Graph | None:
         """A graph, whose capture computed the step; None if its operations cannot be captured: never try again."""
@@ -281,6 +283,7 @@ class StepGraphs:
             _LOG.warning("steps are computed without CUDA graphs, slower: %s", error)
         if captured is None:
             self._capture = None
+            self._graphs.clear()
             return None
         graph = _Graph(inputs, *captured)
         self._graphs.put((rows, wanted), graph)

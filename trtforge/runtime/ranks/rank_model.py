@@ -226,7 +226,14 @@ class RankModel:
         spec = self._decoder.spec
         stages = 1 if spec.linear is not None else spec.pp
         parts = micro_batches(step, stages, _LEAST_TOKENS[self._place.device.type])
-        return parts if self._calls is None else [single_tokens(part) for part in parts]
+        return [single_tokens(part) for part in parts] if self._records_chunks else parts
+
+    @property
+    def _records_chunks(self) -> bool:
+        """Whether short chunks of prompts are recorded as single tokens: these cost more in latent attention."""
+        if self._calls is None or self._graphs is None or self._decoder.spec.latent is not None:
+            return False
+        return self._graphs.captures or self.layers.records
 
 
 def placement_of(source: Source, index: int) -> Placement:

@@ -26,6 +26,6 @@ class Row:
         return self.count if self.scores else int(self.samples) + len(self.drafts)
 
 
-def packing_order(row: Row) -> tuple[bool, int]:
-    """Sorts the rows of a step: those of one token first, then by position."""
-    return row.count > 1, row.start
+def packing_order(row: Row) -> tuple[bool, bool, int]:
+    """Sorts the rows of a step: those of one token first, of these those with logits, then by position."""
+    return row.count > 1, row.wanted == 0, row.start

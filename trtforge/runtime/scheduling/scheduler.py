@@ -263,8 +263,8 @@ class Scheduler:
             if not self._may_chunk(sequence):
                 return 0
             size = self.blocks.tokens_per_block
-            aligned = (sequence.computed + count) // size * size - sequence.computed
-            count = aligned if aligned > 0 else count
+            if count >= size:
+                count -= (sequence.computed + count) % size
         if count < 1 or not self._allocate(sequence, sequence.computed + count, rows):
             return 0
         samples = count == sequence.remaining

@@ -181,7 +181,7 @@ static void attend_rows(int64_t type, int64_t cache, const Paged& p) {
     };
     for (int64_t row = 0, rows; row < p.rows; row += rows) {
         rows = may_join ? of_one_sequence(p, row) : 1;
-        if (rows == 1 || p.lengths[row] < LEAST_TOGETHER) continue;
+        if (rows == 1 || seen_by<char>(p, row, 0).count() < LEAST_TOGETHER) continue;
         attend_alone(row);
         attend_together(type, cache, rows_of<T>(p, row, rows));
         first = row + rows;
