@@ -135,7 +135,7 @@ def test_a_size_that_took_too_long_is_tried_again_after_a_while() -> None:
     assert chosen[12:18] == [8] * 3 + [12] * 3
     tried = [index for index, size in enumerate(chosen) if size > 8]
     assert tried[:6] == [6, 7, 8, 15, 16, 17]
-    assert tried[6] > 17 + 8 * 24
+    assert tried[6] > 17 + 4 * 24
 
 
 def test_a_step_with_a_prompt_that_was_faster_counts_as_free() -> None:

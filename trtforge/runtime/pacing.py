@@ -17,7 +17,7 @@ _RECENT = 5  # steps
 _ENOUGH = 3  # steps
 _BETWEEN = 24
 """Steps with prompts after which one without tells how long these take now."""
-_AGAIN = 8 * _BETWEEN
+_AGAIN = 4 * _BETWEEN
 """Steps with prompts after which a size that took too long is tried again."""
 _OTHER_TIMES = 1.5
 """Two successive steps without prompts that took so many times as long as those before, or as short, are counted
