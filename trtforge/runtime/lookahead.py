@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trtforge.core.features import LookaheadFeature
 from trtforge.engine_process.requests import LookaheadSizes
-from trtforge.runtime.decoder.logits import most_likely
+from trtforge.runtime.decoder.logits import most_likely_tokens
 from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
@@ -138,7 +138,7 @@ class LookaheadDrafter:
             end += row.wanted
             search = self._searches.get(row.sequence)
             if search is not None and row.samples and row.count == 1 and row.start == search.start:
-                search.advance(most_likely(logits[end - 1 - len(row.drafts) : end]).tolist())
+                search.advance(most_likely_tokens(logits[end - 1 - len(row.drafts) : end]))
 
     def forget(self, sequence: Sequence) -> None:
         """See Drafter."""

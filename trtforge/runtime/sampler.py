@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trtforge.engine_process.requests import TopLogProbs
 from trtforge.runtime.candidates import chosen_places, most_likely_kept, nucleus
-from trtforge.runtime.decoder.logits import most_likely
+from trtforge.runtime.decoder.logits import most_likely, most_likely_tokens
 from trtforge.runtime.guidance.guides import Guides
 from trtforge.runtime.prompt_scores import top_log_probs
 from trtforge.runtime.scheduling.sequence import Sequence
@@ -55,8 +55,8 @@ class Sampler:
         if self._guides is not None and guided:
             self._guides.mask(rows, guided, logits)
         if all(row.plain for row in rows):
-            tokens = most_likely(logits)
-            return Sampled(tokens.tolist(), stuck=_stuck(guided, logits, tokens))
+            plain = most_likely_tokens(logits)
+            return Sampled(plain, stuck=_stuck(guided, logits, plain))
         self._change(rows, logits)
         tokens = most_likely(logits)
         drawn = [index for index, row in enumerate(rows) if not row.request.sampling.greedy]
@@ -64,7 +64,7 @@ class Sampler:
             of_drawn = logits if len(drawn) == len(rows) else logits[drawn]
             tokens[self._index(drawn)] = self._draw([rows[index] for index in drawn], of_drawn, depth)
         chosen: list[int] = tokens.tolist()
-        stuck = _stuck(guided, logits, tokens)
+        stuck = _stuck(guided, logits, chosen)
         for row, token in zip(rows, chosen, strict=True):
             if row in self._counts:
                 self._counts[row][token] += 1
@@ -195,11 +195,11 @@ def _possible(top: TopLogProbs) -> TopLogProbs:
     return top if not top or top[-1][1] > _MINUS_INFINITY else [each for each in top if each[1] > _MINUS_INFINITY]
 
 
-def _stuck(guided: list[int], logits: Tensor, tokens: Tensor) -> frozenset[int]:
+def _stuck(guided: list[int], logits: Tensor, tokens: list[int]) -> frozenset[int]:
     """The rows of `guided` whose token has no probability, because none has."""
     if not guided:
         return frozenset()
-    chosen = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)[guided].tolist()
+    chosen = logits[guided, [tokens[index] for index in guided]].tolist()
     return frozenset(index for index, logit in zip(guided, chosen, strict=True) if logit == _MINUS_INFINITY)
 
 

@@ -26,7 +26,8 @@ class Head:
 def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:
     """float32 (rows, vocabulary) logits from all ranks' columns: padding removed, scaled and capped."""
     logits = columns if columns.shape[1] == spec.vocab_size else columns[:, : spec.vocab_size]
-    logits = logits.float()
+    if logits.dtype is not torch.float32:
+        logits = logits.float()
     if spec.logit_scale != 1.0:
         logits = logits * spec.logit_scale
     return logits if spec.logit_cap is None else spec.logit_cap * torch.tanh(logits / spec.logit_cap)
@@ -35,3 +36,10 @@ def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:
 def most_likely(logits: Tensor) -> Tensor:
     """The first argmax of each row. On the CPU, numpy's vectorised argmax is twenty times as fast as torch's."""
     return logits.argmax(dim=1) if logits.is_cuda else torch.from_numpy(logits.numpy().argmax(axis=1))
+
+
+def most_likely_tokens(logits: Tensor) -> list[int]:
+    """`most_likely` as a list, on the CPU without torch, whose code is in no cache when a step ends."""
+    found = logits.argmax(dim=1) if logits.is_cuda else logits.numpy().argmax(axis=1)
+    tokens: list[int] = found.tolist()
+    return tokens

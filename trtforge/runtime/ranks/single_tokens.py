@@ -16,8 +16,10 @@ def single_tokens(step: Step) -> Step:
     As it is without single tokens, with more tokens of prompts than MOST_BESIDE, and where one of these gives logits:
     what is left of a prompt has too many lengths to record each.
     """
+    if len(step.tokens) == len(step.counts):
+        return step
     singles = step.generation_rows
-    if not 0 < singles < len(step.counts) or len(step.tokens) - singles > MOST_BESIDE or step.wanted[singles:].any():
+    if singles == 0 or len(step.tokens) - singles > MOST_BESIDE or step.wanted[singles:].any():
         return step
     rows, positions = step.positions()
     return replace(
