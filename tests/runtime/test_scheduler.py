@@ -24,9 +24,13 @@ def test_generation_goes_before_context_and_long_prompts_are_cut() -> None:
     assert [(row.count, row.start) for row in sim.rows if row.sequence is long] == [(4, 4)]
 
 
-def test_a_prompt_beside_as_many_running_sequences_keeps_to_the_pace() -> None:
+@pytest.mark.parametrize(
+    ("pace", "expected"), [(8, [8, 8, 4]), (3, [3, 3, 3, 3, 3, 3, 2]), (6, [4, 4, 4, 4, 4])], ids=str
+)
+def test_a_prompt_beside_as_many_running_sequences_keeps_to_the_pace(pace: int, expected: list[int]) -> None:
+    """Chunks as long as a block end where one ends; shorter ones do not, as each other one would be shorter still."""
     sim = simulation(num_tokens=32, chunked=True)
-    sim.scheduler.most_context = 8
+    sim.scheduler.most_context = pace
     running = [sim.arrive([1] * 4, 12), sim.arrive([2] * 4, 12)]
     sim.step()
     long = sim.arrive([3] * 20, 4)
@@ -34,23 +38,8 @@ def test_a_prompt_beside_as_many_running_sequences_keeps_to_the_pace() -> None:
     while not long.generated:
         sim.step()
         chunks += [row.count for row in sim.rows if row.sequence is long]
-    assert chunks == [8, 8, 4]
-    assert [each.generated for each in running] == [4, 4]
-
-
-@pytest.mark.parametrize(("pace", "expected"), [(3, [3, 3, 3, 3, 2]), (6, [4, 4, 6])])
-def test_chunks_as_long_as_a_block_end_where_one_ends(pace: int, expected: list[int]) -> None:
-    """Shorter ones do not: each other one would be shorter still."""
-    sim = simulation(num_tokens=32, chunked=True)
-    sim.scheduler.most_context = pace
-    sim.arrive([1] * 4, 12)
-    sim.step()
-    long = sim.arrive([3] * 14, 4)
-    chunks = []
-    while not long.generated:
-        sim.step()
-        chunks += [row.count for row in sim.rows if row.sequence is long]
     assert chunks == expected
+    assert [each.generated for each in running] == [1 + len(chunks)] * 2
 
 
 def test_a_chunk_of_one_token_comes_behind_those_that_sample() -> None:
