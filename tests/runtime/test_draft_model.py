@@ -99,9 +99,11 @@ def test_samples_have_the_targets_distribution(target: LlamaForCausalLM, tmp_pat
     assert 0.2 < found.accepted_tokens / found.drafted_tokens < 1
 
 
-def test_a_draft_model_like_the_target_is_always_right(target: LlamaForCausalLM, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [128, 3])
+def test_a_draft_model_like_the_target_is_always_right(target: LlamaForCausalLM, tmp_path: Path, at_once: int) -> None:
+    """However few tokens it takes at once: logits of earlier steps are those of their own tokens."""
     engine = write_engine(write_checkpoint(target, tmp_path / "target"), tmp_path / "engine")
-    write_engine(write_checkpoint(target, tmp_path / "same"), engine / "draft_engine")
+    write_engine(write_checkpoint(target, tmp_path / "same"), engine / "draft_engine", max_num_tokens=at_once)
     prompts = [[seed, 5, 9] for seed in range(6)]
     asked = requests_for(prompts, 21)
     sampled = [replace(each, sampling=SamplingParams(top_p=0.9, seed=seed)) for seed, each in enumerate(asked)]

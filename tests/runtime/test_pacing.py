@@ -107,9 +107,10 @@ def test_steps_without_prompts_tell_how_long_these_take_now() -> None:
 
 
 def test_fewer_tokens_are_taken_at_once_where_fewer_sequences_run() -> None:
+    """Steps with prompts are faster now than those without were, which asks for two without."""
     pace = begun(0.01, 100)
-    assert paced(pace, 24, lambda context: 0.0001 * context)[-1] == 64
-    assert paced(pace, 4, lambda context: 0.0001 * context, base=0.002) == [0, 0, 12, 12]
+    assert paced(pace, 18, lambda context: 0.0001 * context)[-1] == 64
+    assert paced(pace, 6, lambda context: 0.0001 * context, base=0.002) == [64, 64, 0, 0, 12, 12]
 
 
 def test_a_single_step_without_prompts_that_took_another_time_changes_nothing() -> None:
@@ -138,7 +139,54 @@ def test_a_size_that_took_too_long_is_tried_again_after_a_while() -> None:
     assert tried[6] > 17 + 4 * 24
 
 
-def test_a_step_with_a_prompt_that_was_faster_counts_as_free() -> None:
-    """Its prompt cannot have taken less than no time."""
+def test_steps_with_prompts_that_were_faster_ask_for_one_without() -> None:
+    """That cannot take longer. A prompt counts as free until then."""
     pace = begun(1.0, 100)
-    assert paced(pace, 4, lambda context: -0.004) == [4, 4, 4, 8]
+    assert paced(pace, 6, lambda context: -0.004) == [4, 4, 0, 4, 8, 0]
+    assert paced(pace, 6, lambda context: 0.0001 * context, base=0.006) == [8, 8, 0, 0, 16, 16]
+
+
+def test_two_slow_steps_without_prompts_are_found_out() -> None:
+    """They are taken for usual, so that larger sizes seem to fit, until steps with prompts are faster."""
+    pace = begun(0.01, 100)
+    assert paced(pace, 24, lambda context: 0.0001 * context)[-1] == 64
+    assert paced(pace, 2, lambda context: 0.0, base=0.03) == [0, 0]
+    assert paced(pace, 8, lambda context: 0.0001 * context) == [64, 128, 0, 0, 128, 128, 64, 64]
+
+
+def test_unusual_steps_that_differ_from_each_other_change_nothing() -> None:
+    pace = begun(0.01, 100)
+    before = paced(pace, 24, lambda context: 0.0001 * context)[-1]
+    for seconds in (0.05, 0.005, 0.005, BASE, 0.05):
+        pace.observe(seconds, 0, alone=False)
+    pace.observe(1.0, 4096, alone=True)
+    pace.observe(0.05, 0, alone=False)
+    assert paced(pace, 1, lambda context: 0.0) == [0]
+    assert paced(pace, 24, lambda context: 0.0001 * context) == [before] * 24
+
+
+def test_the_size_grows_again_after_slow_times() -> None:
+    """Steps that other work on the machine makes slow for a while are no reason to leave a size alone."""
+    pace, sizes = begun(0.01, 100), []
+    for step in range(1000):
+        context = pace.most_context
+        assert context is not None
+        slow = 3 if step % 60 < 4 else 1
+        pace.observe(slow * (BASE + 0.0001 * context), context, alone=False)
+        sizes.append(context)
+    assert set(sizes[200:]) == {0, 8, 16, 32, 64}
+    assert sum(sizes[200:]) > 800 * 32
+
+
+def test_short_prompts_between_different_loads_are_learned_from_too() -> None:
+    pace, sizes = begun(0.05, 100), []
+    for turn in range(100):
+        base = (0.01, 0.03)[turn % 2]
+        for _ in range(3):
+            pace.observe(base, 0, alone=False)
+        for _ in range(2):
+            context = pace.most_context
+            assert context
+            pace.observe(base + 0.0001 * context, context, alone=False)
+            sizes.append(context)
+    assert min(sizes[100:]) >= 32

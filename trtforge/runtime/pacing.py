@@ -18,44 +18,49 @@ _ENOUGH = 3  # steps
 _BETWEEN = 24
 """Steps with prompts after which one without tells how long these take now."""
 _AGAIN = 4 * _BETWEEN
-"""Steps with prompts after which a size that took too long is tried again."""
-_OTHER_TIMES = 1.5
-"""Two successive steps without prompts that took so many times as long as those before, or as short, are counted
-instead of them: other sequences run now."""
+"""Steps with prompts after which a size that was too large at once is tried again."""
+_ALIKE = 1.5
+"""Durations of steps without prompts that differ by less are of steps with as many sequences."""
+_FASTER = 0.9
+"""Two successive steps with prompts that take a smaller share of the time of one without show that this is wrong."""
 
 
 class Pace:
     """Learns from the durations of steps. Medians, because other work on the machine makes single steps slow."""
 
     def __init__(self) -> None:
-        self._steps: deque[float] = deque(maxlen=_RECENT)
-        self._other: float | None = None
-        """The last step without prompts, if it took another time than those before."""
+        self._usual: deque[float] = deque(maxlen=_RECENT)  # seconds of steps without prompts
+        self._unconfirmed: float | None = None  # of the last one, if it took much longer or shorter than the others
         self._alone: deque[tuple[float, int]] = deque(maxlen=_RECENT)
         self._beside = 0  # steps since the last one without prompts
+        self._faster = 0  # of these, the last ones that took less time than one without prompts
         self._size: int | None = None
-        self._added: deque[float] = deque(maxlen=_RECENT)  # seconds, by as many tokens as `_size`
-        self._per_token: float | None = None  # seconds, of the size that was learned last
+        self._per_token: deque[float] = deque(maxlen=_RECENT)  # seconds that tokens added to steps of this size
+        self._grown = False  # whether the size is larger than the one before, and nothing is known of it yet
         self._largest = _SIZES[-1]
-        self._since = 0  # steps with prompts since a size took too long
+        self._since_too_long = 0  # steps with prompts
 
     def observe(self, seconds: float, context: int, *, alone: bool) -> None:
         """A step of that many context tokens took so long. `alone`: no sequence of it was in the generation phase."""
         if not context:
             self._learn_usual(seconds)
-        elif alone:
+            return
+        self._unconfirmed = None
+        if alone:
             self._alone.append((_ALONE * seconds, context))
-        elif self._steps:
+        elif self._usual:
             self._beside += 1
-            self._since += 1
-            self._learn(max(0.0, seconds - statistics.median(self._steps)), context)
+            self._since_too_long += 1
+            usual = statistics.median(self._usual)
+            self._faster = self._faster + 1 if seconds < _FASTER * usual else 0
+            self._learn(max(0.0, seconds - usual) / context, context)
 
     @property
     def most_context(self) -> int | None:
         """Context tokens beside running sequences; None as long as nothing is known."""
-        if self._beside >= _BETWEEN or self._other is not None:
+        if self._beside >= _BETWEEN or self._faster >= 2 or self._unconfirmed is not None:
             return 0
-        if self._size is not None or not self._steps or not self._alone:
+        if self._size is not None or not self._usual or not self._alone:
             return self._size
         seconds, tokens = (statistics.median(values) for values in zip(*self._alone, strict=True))
         return self._fitting(seconds / tokens)
@@ -67,45 +72,59 @@ class Pace:
 
     def _longer(self, times: float) -> float:
         """How many seconds longer a step takes that takes so many times as long as one without prompts."""
-        return (times - 1) * statistics.median(self._steps)
+        return (times - 1) * statistics.median(self._usual)
 
     def _learn_usual(self, seconds: float) -> None:
-        """A step without prompts took so long. If it is the first that took another time, the next one is to tell."""
-        self._beside = 0
-        before = statistics.median(self._steps) if self._steps else seconds
-        if before <= _OTHER_TIMES * seconds and seconds <= _OTHER_TIMES * before:
-            self._steps.append(seconds)
-            self._other = None
-        elif self._other is None:
-            self._other = seconds
+        """A step without prompts took so long. If that is unusual the next step tells whether it is usual now."""
+        self._beside = self._faster = 0
+        if not self._usual or _alike(seconds, statistics.median(self._usual)):
+            self._usual.append(seconds)
+            self._unconfirmed = None
+        elif self._unconfirmed is None:
+            self._unconfirmed = seconds
         else:
-            self._steps = deque((self._other, seconds), maxlen=_RECENT)
-            self._other = None
-            self._largest = _SIZES[-1]
-            if self._size is not None and self._per_token is not None:
-                self._take(min(self._size, self._fitting(self._per_token)))
+            if _alike(seconds, self._unconfirmed):
+                self._usual = deque((self._unconfirmed, seconds), maxlen=_RECENT)
+                self._largest = _SIZES[-1]
+                self._shrink()
+            self._unconfirmed = None
 
-    def _learn(self, added: float, context: int) -> None:
-        """A step took so much longer for so many tokens: choose a size, another after a few steps of one."""
+    def _learn(self, per_token: float, context: int) -> None:
+        """So many tokens added so many seconds each to a step: choose a size, another after a few steps of one."""
         if self._size is None:
-            self._size = self.most_context or self._fitting(added / context)
-        size = self._size
-        if not size < 2 * context <= 2 * size:  # the end of a prompt, or steps that are not paced
+            self._size = self.most_context or self._fitting(per_token)
+        if not self._size < 2 * context <= 2 * self._size:  # the end of a prompt, or steps that are not paced
             return
-        self._added.append(added * size / context)
-        if len(self._added) < _ENOUGH:
+        self._per_token.append(per_token)
+        if len(self._per_token) < _ENOUGH:
             return
-        usual = statistics.median(self._added)
-        self._per_token = usual / size
-        fitting = self._fitting(self._per_token)
-        if self._since >= _AGAIN:
+        if self._since_too_long >= _AGAIN:
             self._largest = _SIZES[-1]
-        if usual > self._longer(_MOST_TIMES):
-            self._largest, self._since = _SIZES[max(0, bisect_left(_SIZES, size) - 1)], 0
-            self._take(fitting)
-        elif size < (larger := min(fitting, 2 * size, self._largest)):
+        cost = statistics.median(self._per_token)
+        if self._size * cost > self._longer(_MOST_TIMES):
+            if self._grown:
+                self._largest, self._since_too_long = _SIZES[bisect_left(_SIZES, self._size) - 1], 0
+            self._shrink()
+            return
+        self._grown = False
+        larger = min(self._fitting(cost), 2 * self._size, self._largest)
+        if larger > self._size:
             self._take(larger)
+            self._grown = True
+
+    def _shrink(self) -> None:
+        """Take fewer tokens if fewer fit now."""
+        if self._size is None or not self._per_token:
+            return
+        size = self._fitting(statistics.median(self._per_token))
+        if size < self._size:
+            self._take(size)
 
     def _take(self, size: int) -> None:
         self._size = size
-        self._added.clear()
+        self._per_token.clear()
+        self._grown = False
+
+
+def _alike(a: float, b: float) -> bool:
+    return max(a, b) <= _ALIKE * min(a, b)

@@ -353,7 +353,7 @@ def test_what_is_captured_in_part_is_computed_without_a_warning(caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         assert [graphs.execute(step_of([3], [0])) for _ in range(2)] == [None, None]
     assert len(tried) == 1
-    assert not graphs.captures
+    assert not graphs.can_capture
     assert not caplog.records
 
 
@@ -366,9 +366,9 @@ def test_graphs_are_given_back_when_a_capture_fails() -> None:
     graphs = StepGraphs(computed, capture, ExactMemory(COLUMNS, BLOCK))
     for rows in ([0], [0, 1]):
         assert graphs.execute(step_of(rows, rows)) is not None
-    assert (graphs.captures, graphs.captured_rows) == (True, (1, 2))
+    assert (graphs.can_capture, graphs.captured_rows) == (True, (1, 2))
     assert graphs.execute(step_of([0, 1, 2], [0, 1, 2])) is None
-    assert (graphs.captures, graphs.captured_rows) == (False, ())
+    assert (graphs.can_capture, graphs.captured_rows) == (False, ())
     assert graphs.execute(step_of([0], [0])) is None
 
 

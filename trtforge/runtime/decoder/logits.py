@@ -26,8 +26,7 @@ class Head:
 def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:
     """float32 (rows, vocabulary) logits from all ranks' columns: padding removed, scaled and capped."""
     logits = columns if columns.shape[1] == spec.vocab_size else columns[:, : spec.vocab_size]
-    if logits.dtype is not torch.float32:
-        logits = logits.float()
+    logits = logits if logits.dtype is torch.float32 else logits.float()
     if spec.logit_scale != 1.0:
         logits = logits * spec.logit_scale
     return logits if spec.logit_cap is None else spec.logit_cap * torch.tanh(logits / spec.logit_cap)
@@ -39,7 +38,8 @@ def most_likely(logits: Tensor) -> Tensor:
 
 
 def most_likely_tokens(logits: Tensor) -> list[int]:
-    """`most_likely` as a list, on the CPU without torch, whose code is in no cache when a step ends."""
+    """`most_likely` as a list; on the CPU without torch, whose code is no longer in the processor's caches when a step
+    ends."""
     found = logits.argmax(dim=1) if logits.is_cuda else logits.numpy().argmax(axis=1)
     tokens: list[int] = found.tolist()
     return tokens

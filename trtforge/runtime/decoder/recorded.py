@@ -20,7 +20,8 @@ from trtforge.runtime.native.recorder import Arena, Recorder, current_recorder, 
 from trtforge.runtime.native.structures import Calls
 
 MOST_ROWS = 512
-"""Of a recorded step: the products of more rows take longer than their launches."""
+"""Of a recorded step: the products of more rows take much longer than their calls, and MLPs compute many in parts,
+which torch puts together."""
 
 MOST_RECORDINGS = 64
 """Of a rank, which keeps those that were used last: one takes about 30 KB a layer."""
@@ -116,7 +117,7 @@ class Layers:
         self._recordings: Recent[tuple[int, bool], _Recording] = Recent(MOST_RECORDINGS)
 
     @property
-    def records(self) -> bool:
+    def can_record(self) -> bool:
         """Whether kernels computed all of the recorded steps so far."""
         return self._kernels is not None
 
@@ -134,7 +135,7 @@ class Layers:
             return self._noted(recorder, hidden, batch, rotations, cache)
         if self._kernels is None or batch.paged is None or batch.context or len(batch.slots) != len(hidden):
             return self._computed(hidden, batch, rotations, cache)
-        if len(hidden) > MOST_ROWS:
+        if len(hidden) > MOST_ROWS:  # no reason to give up recording
             return self._computed(hidden, batch, rotations, cache)
         columns = -(-self._longest // batch.paged.block_size)
         if batch.paged.tables.shape[1] > columns:  # drafts beyond the longest sequence

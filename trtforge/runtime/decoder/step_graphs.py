@@ -226,7 +226,7 @@ class StepGraphs:
         self._graphs: Recent[tuple[int, int], _Graph] = Recent(MOST_RECORDINGS)
 
     @property
-    def captures(self) -> bool:
+    def can_capture(self) -> bool:
         """Whether captures have succeeded so far."""
         return self._capture is not None
 

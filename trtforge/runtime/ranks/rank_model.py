@@ -233,7 +233,7 @@ class RankModel:
         """Whether short chunks of prompts are recorded as single tokens: these cost more in latent attention."""
         if self._calls is None or self._graphs is None or self._decoder.spec.latent is not None:
             return False
-        return self._graphs.captures or self.layers.records
+        return self._graphs.can_capture or self.layers.can_record
 
 
 def placement_of(source: Source, index: int) -> Placement:

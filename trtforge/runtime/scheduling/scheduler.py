@@ -76,7 +76,7 @@ class Scheduler:
         _insert(self.waiting, sequence)
 
     def schedule(self) -> list[Row]:
-        """The rows of the next step, single-token rows first, then by position; allocates their blocks."""
+        """The rows of the next step, see `packing_order`; allocates their blocks."""
         return self._scheduled() or self._scheduled()  # a group's last member may have been admitted without work
 
     def _scheduled(self) -> list[Row]:
