@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.conftest import DEMO_MODEL
-from trtforge.cli.chosen import Choice, choose, is_model, located
+from trtforge.cli.chosen import Choice, choose, choose_each, is_model, located
 from trtforge.core.errors import ForgeError, UsageError
 
 
@@ -66,6 +66,20 @@ def test_a_models_recipe_is_kept_with_its_build(tmp_path: Path, monkeypatch: pyt
     assert choose(str(path), Choice()).recipe == found.recipe
 
 
+def test_options_do_not_replace_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    choose(str(DEMO_MODEL), Choice(quant="int4_awq")).write()
+    build = "build/demo-model-int4_awq"
+    assert choose(build, Choice(quant="int4_awq")).out == Path(build)
+    with pytest.raises(ForgeError, match=f"{build} was built without --quant fp8, --set gate.samples=8") as caught:
+        choose(build, Choice(quant="fp8"), ("gate.samples=8",))
+    assert caught.value.hint == f"Add --out DIR for another build, or change {build}/recipe.yaml."
+    other = choose(build, Choice(quant="fp8"), out=Path("other"))
+    assert (other.out, other.recipe.quantization.format) == (Path("other"), "fp8")
+    each = choose_each(build, ("fp8", "int8_sq"), Choice())
+    assert [found.out for found in each.values()] == [Path(build, "fp8"), Path(build, "int8_sq")]
+
+
 def test_overridden_data_is_found_from_the_build_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.txt").write_text("text")
@@ -95,6 +109,10 @@ def test_an_edited_recipe_is_not_overwritten(tmp_path: Path, monkeypatch: pytest
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="this directory has neither a model nor a build"):
         choose(str(tmp_path), Choice())
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(ForgeError, match="a build of a recipe, which is not in it") as caught:
+        choose(str(tmp_path), Choice(quant="fp8"))
+    assert caught.value.hint == f"Give the recipe and --out DIR, or run it as it is: `trtforge run {tmp_path}`."
     with pytest.raises(ForgeError) as caught:
         choose("demo-int4", Choice())
     assert "demo-int4awq" in caught.value.hint

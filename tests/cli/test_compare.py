@@ -57,7 +57,11 @@ def test_differences_from_the_first_build_are_columns(
 
 
 def test_a_mistyped_build_is_named_with_the_command(run: Any, tmp_path: Path) -> None:
-    build, typed = written(tmp_path / "demo-fp8", full()), tmp_path / "demo-fp88"
-    status, _, err = run("compare", build, typed)
+    build, other = written(tmp_path / "demo-fp8", full()), written(tmp_path / "demo-int4", full())
+    typed = tmp_path / "demo-fp88"
+    status, _, err = run("compare", other, typed)
     assert status == 1
-    assert err.endswith(f"hint: Did you mean {build}? Run `trtforge compare {build} {build}`.\n")
+    assert err.endswith(f"hint: Did you mean {build}? Run `trtforge compare {other} {build}`.\n")
+    status, _, err = run("compare", build, typed)
+    assert (status, "Did you mean" in err) == (1, False), "it is compared already"
+    assert f"error: {typed}: no such directory\n" in err

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from tests.conftest import DEMO_MODEL, MakeHf
 from trtforge.calibrate.stage import CalibrateConfig, calibrate
+from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.manifest import Identity, Manifest
 from trtforge.core.progress import Silent
 from trtforge.core.recipe import Recipe, load_recipe
@@ -16,7 +17,7 @@ from trtforge.formats.calibration import FILE, open_calibration, rounding_warnin
 from trtforge.pipeline.build import Build
 from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.record import Facts, RoundingRecord
-from trtforge.pipeline.report import BuildReport, write_report
+from trtforge.pipeline.report import BuildReport, weight_compression, write_report
 from trtforge.pipeline.report_facts import calibrated_layers, planned_facts, sensitivity_file, with_artifacts
 from trtforge.pipeline.report_words import rounding
 from trtforge.pipeline.summary import light_model, model_record
@@ -81,6 +82,25 @@ def test_how_weights_were_rounded_is_reported(make_hf: MakeHf, tmp_path: Path) -
     plain = facts_of(tmp_path / "nearest")
     assert (plain.rounding, plain.warnings) == (RoundingRecord(method="nearest"), ())
     assert facts_of(tmp_path / "fp8").rounding is None
+
+
+@pytest.mark.parametrize(
+    ("quant", "bits"),
+    [("fp8", 8), ("fp8_rowwise", 8), ("int8_sq", 8), ("int4_awq", 4), ("w4a8_awq", 4), ("nvfp4", 4.5), ("int8_wo", 16)],
+)
+def test_how_much_smaller_quantised_layers_are(make_hf: MakeHf, quant: str, bits: float, tmp_path: Path) -> None:
+    """Than in 16 bits; scales take a few percent more than these bits."""
+    source = make_hf(hidden_size=128, intermediate_size=256, num_attention_heads=4, num_key_value_heads=2)
+    save_file({"input_ids": torch.randint(0, 97, (4, 40))}, tmp_path / "ids.safetensors")
+    data = {"data": str(tmp_path / "ids.safetensors"), "samples": 4, "sequence_length": 40}
+    calibration = None
+    if quant not in ("fp8_rowwise", "int8_wo"):
+        calibration = tmp_path / "calibration"
+        calibrate(CalibrateConfig.parse({"format": quant, "data": data}, "test"), source, calibration)
+    checkpoint = tmp_path / "checkpoint"
+    convert(ConvertConfig.parse({"quant": quant}, "test"), source, checkpoint, calibration=calibration)
+    found = weight_compression(checkpoint)
+    assert 0.92 * 16 / bits < found <= 16 / bits
 
 
 def facts_of(build: Path) -> Facts:

@@ -117,7 +117,7 @@ class Chosen:
 def choose(target: str, choice: Choice, overrides: tuple[str, ...] = (), out: Path | None = None) -> Chosen:
     """The recipe at `target`: a recipe file, a shipped recipe's name, a model, or a build directory; see `located`.
 
-    Raises ForgeError if it is none of them, UsageError for --goal with a recipe.
+    Raises ForgeError if it is none of them, or a build that options would replace; UsageError for --goal with a recipe.
     """
     target = located(target)
     if is_model(target):
@@ -136,6 +136,12 @@ def choose(target: str, choice: Choice, overrides: tuple[str, ...] = (), out: Pa
     recipe = load_recipe(path, settings, choice.named_settings)
     words = (target, *(word for value in settings for word in ("--set", value)))
     built = directory if kept.is_file() else Path("build") / recipe.name
+    if settings and out is None and kept.is_file() and recipe != load_recipe(kept):
+        asked = (*choice.named_settings.values(), *(f"--set {value}" for value in overrides))
+        raise ForgeError(
+            f"{target} was built without {', '.join(asked)}",
+            hint=f"Add --out DIR for another build, or change {quote(str(kept))}.",
+        )
     lock_directory = path.parent if Path(target).exists() else Path()
     return Chosen(recipe, words, out or built, lock_directory)
 
@@ -155,7 +161,7 @@ def choose_each(
     if base is None and is_model(target):
         base = Path("build") / recipe_name(target, "none")
     elif base is None:
-        base = choose(target, replace(choice, quant=formats[0]), overrides).out
+        base = choose(target, Choice()).out
     return {name: choose(target, replace(choice, quant=name), overrides, base / name) for name in formats}
 
 

@@ -42,15 +42,20 @@ def find(recipe: str, *, models: bool = False) -> Path:
     from difflib import get_close_matches
 
     from trtforge.core.nearest import nearest_path
+    from trtforge.pipeline.paths import REPORT_FILE
 
     if "/" in recipe and not path.is_dir():
         near = nearest_path(path, lambda each: each.suffix in (".yaml", ".yml") or (models and each.is_dir()))
-        hint = f"Did you mean {near}?" if near else "Give a recipe file, or a name from `trtforge recipes list`."
+        others = "a model's directory or hub id, or a build" if models else "a recipe file"
+        hint = f"Did you mean {near}?" if near else f"Give {others}, or a name from `trtforge recipes list`."
         error = ForgeError(f"{recipe}: no such file or directory", hint=hint)
         raise error.repaired_by(Repair(recipe, str(near)) if near else None)
     if (path / "config.json").is_file():
         hint = f"It is a model: `{join(['trtforge', 'init', recipe])}` writes a recipe for it."
         raise ForgeError(f"{recipe} is not a recipe", hint=hint)
+    if models and (path / REPORT_FILE).is_file():
+        hint = f"Give the recipe and --out DIR, or run it as it is: `{join(['trtforge', 'run', recipe])}`."
+        raise ForgeError(f"{recipe}: a build of a recipe, which is not in it", hint=hint)
     if models and path.is_dir():
         hint = "A model has config.json and safetensors. Give one, a recipe, or a name from `trtforge recipes list`."
         raise ForgeError(f"{recipe}: this directory has neither a model nor a build", hint=hint)

@@ -134,7 +134,7 @@ def compared(builds: Sequence[Path]) -> tuple[Compared, ...]:
         raise UsageError("compare needs two builds or more", hint="Give the directories that `trtforge build` wrote.")
     names = _names(builds)
     return tuple(
-        Compared.of(name, build, read_record(build), kept_speed(place))
+        Compared.of(name, build, read_record(build, builds), kept_speed(place))
         for name, build, place in zip(names, builds, map(_place, builds), strict=True)
     )
 

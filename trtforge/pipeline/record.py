@@ -1,5 +1,6 @@
 """Floor 5: the content of report.json, to write and to read. What an older version did not write is None or empty."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from pydantic import Field
 from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.json_text import read_json_object
-from trtforge.core.nearest import nearest_directory
+from trtforge.core.nearest import nearest_path
 from trtforge.core.recipe import RoundingMethod
 from trtforge.pipeline.paths import REPORT_FILE
 from trtforge.pipeline.stages import StageName
@@ -230,16 +231,19 @@ class Record(Facts):
         return self.model.source_bytes / self.engine_bytes
 
 
-def read_record(build: Path) -> Record:
-    """The report of a build directory, or a report.json. Raises ForgeError if it is missing or damaged."""
+def read_record(build: Path, others: Collection[Path] = ()) -> Record:
+    """The report of a build directory, or a report.json. Raises ForgeError if it is missing or damaged.
+
+    `others`: builds that were given too, so that none of them was meant.
+    """
     path = build / REPORT_FILE if build.is_dir() else build
-    near = None if build.exists() else nearest_directory(build)
+    near = None if build.exists() else nearest_path(build, lambda each: each.is_dir() and each not in others)
     if near is not None:
         error = ForgeError(f"{build}: no such directory", hint=f"Did you mean {near}?")
         raise error.repaired_by(Repair(str(build), str(near)))
     if not path.is_file():
         raise ForgeError(
-            f"{build} has no {REPORT_FILE}: not a build directory",
+            f"{build} has no {REPORT_FILE}: not a build directory" if build.exists() else f"{build}: no such directory",
             hint="Give the directory that `trtforge build` wrote, such as build/demo-int4awq.",
         )
     return Record.parse(read_json_object(path, hint="Build again to write the report."), str(path))

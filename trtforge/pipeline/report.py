@@ -16,11 +16,15 @@ from trtforge.core.replace import replace_text
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import rank_file, read_checkpoint_config
 from trtforge.machine.usage import Usage
+from trtforge.models.formats import FORMATS, algorithm_of
 from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.record import Facts, Record
 from trtforge.pipeline.report_facts import with_artifacts
 from trtforge.pipeline.report_pages import build_markdown, build_page
 from trtforge.verify.result import Verification
+
+_FOUR_BITS = {each.algorithm for each in FORMATS.values() if each.rounding in ("int4", "nvfp4")}
+_SCALES = ("weights_scaling_factor", "per_channel_scale")
 
 
 @dataclass(frozen=True)
@@ -129,15 +133,15 @@ def _replace(path: Path, text: str) -> None:
 def weight_compression(checkpoint: Path) -> float:
     """Bytes of the quantised linears in 16 bits / their stored bytes with scales; 1 if nothing is quantised."""
     config = read_checkpoint_config(checkpoint)
+    four_bits = algorithm_of(config.quantization) in _FOUR_BITS
     plain = stored = 0
     for rank in config.parallel.ranks:
         specs = {tensor.spec.name: tensor.spec for tensor in read_header(checkpoint / rank_file(rank.index))}
         for name, spec in specs.items():
             linear = name.removesuffix(".weight")
-            scales = f"{linear}.weights_scaling_factor"
-            if linear == name or scales not in specs:
+            if linear == name or not any(f"{linear}.{scales}" in specs for scales in _SCALES):
                 continue
-            packed = 2 if spec.dtype == dtype_named("int8") else 1
+            packed = 2 if four_bits and spec.dtype != dtype_named("float8_e4m3fn") else 1  # FP8 in mixed precision
             plain += 2 * packed * spec.nbytes
             stored += sum(s.nbytes for n, s in specs.items() if n.startswith(f"{linear}.") and not n.endswith(".bias"))
     return plain / stored if stored else 1.0
