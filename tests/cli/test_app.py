@@ -43,6 +43,11 @@ def test_wrong_usage_is_status_2() -> None:
         ),
         (("build", "demo-fp32", "-o", "d"), "No such option: -o", "Run `trtforge build demo-fp32 --out d`."),
         (("build", "demo-fp32", "-l", "d"), "No such option: -l", " build --help`."),
+        (
+            ("generate", "e", "--prompt", "x"),
+            "No such option: --prompt",
+            "ENGINE PROMPT; see `trtforge generate --help`.",
+        ),
         (("cache", "prune", "--older-than", "-1"), "Invalid value for '--older-than'", " cache prune --help"),
         (("nonsense",), "No such command 'nonsense'.", " --help`."),
     ],

@@ -203,7 +203,8 @@ def options_of(words: Sequence[str]) -> frozenset[str]:
         if inner is None:
             break
         command = inner
-    return frozenset(option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts))
+    names = (name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts))
+    return frozenset(name for name in names if name.startswith("-"))  # an argument's is its own
 
 
 def show_usage(error: Any) -> None:

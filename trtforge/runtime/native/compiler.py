@@ -111,6 +111,7 @@ def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
 
     Meanwhile the files are beside it in a directory of its name, where a process that was killed may have left some.
     """
+    _LOG.info("compiling the CPU kernels for this processor, once: they are kept in %s", library.parent)
     directory = library.with_suffix("")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(mode=0o700)
@@ -127,7 +128,6 @@ def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
         linked.replace(library)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    _LOG.info("compiled the CPU kernels: %s", library)
 
 
 def _run(command: Sequence[str], directory: Path) -> str:
