@@ -78,6 +78,8 @@ def test_options_do_not_replace_a_build(tmp_path: Path, monkeypatch: pytest.Monk
     assert (other.out, other.recipe.quantization.format) == (Path("other"), "fp8")
     each = choose_each(build, ("fp8", "int8_sq"), Choice())
     assert [found.out for found in each.values()] == [Path(build, "fp8"), Path(build, "int8_sq")]
+    named = choose_each("demo-fp32", ("fp8",), Choice(), ("name=mine",))
+    assert [found.out for found in named.values()] == [Path("build/mine/fp8")]
 
 
 def test_overridden_data_is_found_from_the_build_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +112,10 @@ def test_what_is_neither_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="this directory has neither a model nor a build"):
         choose(str(tmp_path), Choice())
     (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(ForgeError, match="a build of a recipe, which is not in it") as caught:
+        choose(str(tmp_path), Choice(quant="fp8"))
+    assert caught.value.hint == "Give the recipe and --out DIR.", "run refuses it without a repository"
+    (tmp_path / "repository").mkdir()
     with pytest.raises(ForgeError, match="a build of a recipe, which is not in it") as caught:
         choose(str(tmp_path), Choice(quant="fp8"))
     assert caught.value.hint == f"Give the recipe and --out DIR, or run it as it is: `trtforge run {tmp_path}`."

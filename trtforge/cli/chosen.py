@@ -160,8 +160,10 @@ def choose_each(
     target, base = located(target), out
     if base is None and is_model(target):
         base = Path("build") / recipe_name(target, "none")
+    elif base is None and (Path(target) / RECIPE_FILE).is_file():
+        base = Path(target)
     elif base is None:
-        base = choose(target, Choice()).out
+        base = choose(target, replace(choice, quant=formats[0]), overrides).out
     return {name: choose(target, replace(choice, quant=name), overrides, base / name) for name in formats}
 
 

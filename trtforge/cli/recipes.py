@@ -54,7 +54,10 @@ def find(recipe: str, *, models: bool = False) -> Path:
         hint = f"It is a model: `{join(['trtforge', 'init', recipe])}` writes a recipe for it."
         raise ForgeError(f"{recipe} is not a recipe", hint=hint)
     if models and (path / REPORT_FILE).is_file():
-        hint = f"Give the recipe and --out DIR, or run it as it is: `{join(['trtforge', 'run', recipe])}`."
+        hint = "Give the recipe and --out DIR"
+        if (path / "repository").is_dir():
+            hint += f", or run it as it is: `{join(['trtforge', 'run', recipe])}`"
+        hint += "."
         raise ForgeError(f"{recipe}: a build of a recipe, which is not in it", hint=hint)
     if models and path.is_dir():
         hint = "A model has config.json and safetensors. Give one, a recipe, or a name from `trtforge recipes list`."

@@ -236,14 +236,12 @@ def read_record(build: Path, others: Collection[Path] = ()) -> Record:
 
     `others`: builds that were given too, so that none of them was meant.
     """
+    give = "Give the directory that `trtforge build` wrote, such as build/demo-int4awq."
+    if not build.exists():
+        near = nearest_path(build, lambda each: each.is_dir() and each not in others)
+        error = ForgeError(f"{build}: no such directory", hint=f"Did you mean {near}?" if near else give)
+        raise error.repaired_by(Repair(str(build), str(near)) if near else None)
     path = build / REPORT_FILE if build.is_dir() else build
-    near = None if build.exists() else nearest_path(build, lambda each: each.is_dir() and each not in others)
-    if near is not None:
-        error = ForgeError(f"{build}: no such directory", hint=f"Did you mean {near}?")
-        raise error.repaired_by(Repair(str(build), str(near)))
     if not path.is_file():
-        raise ForgeError(
-            f"{build} has no {REPORT_FILE}: not a build directory" if build.exists() else f"{build}: no such directory",
-            hint="Give the directory that `trtforge build` wrote, such as build/demo-int4awq.",
-        )
+        raise ForgeError(f"{build} has no {REPORT_FILE}: not a build directory", hint=give)
     return Record.parse(read_json_object(path, hint="Build again to write the report."), str(path))

@@ -1,5 +1,7 @@
 """From hidden states to logits: final norm, a rank's columns of the LM head, scaling and capping of the whole."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,7 +28,7 @@ class Head:
 def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:
     """float32 (rows, vocabulary) logits from all ranks' columns: padding removed, scaled and capped."""
     logits = columns if columns.shape[1] == spec.vocab_size else columns[:, : spec.vocab_size]
-    logits = logits if logits.dtype is torch.float32 else logits.float()
+    logits = logits.float()
     if spec.logit_scale != 1.0:
         logits = logits * spec.logit_scale
     return logits if spec.logit_cap is None else spec.logit_cap * torch.tanh(logits / spec.logit_cap)
@@ -34,12 +36,16 @@ def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:
 
 def most_likely(logits: Tensor) -> Tensor:
     """The first argmax of each row. On the CPU, numpy's vectorised argmax is twenty times as fast as torch's."""
-    return logits.argmax(dim=1) if logits.is_cuda else torch.from_numpy(logits.numpy().argmax(axis=1))
+    return torch.as_tensor(_computed_where_fast(logits).argmax(1))
 
 
 def most_likely_tokens(logits: Tensor) -> list[int]:
     """`most_likely` as a list; on the CPU without torch, whose code is no longer in the processor's caches when a step
     ends."""
-    found = logits.argmax(dim=1) if logits.is_cuda else logits.numpy().argmax(axis=1)
-    tokens: list[int] = found.tolist()
+    tokens: list[int] = _computed_where_fast(logits).argmax(1).tolist()
     return tokens
+
+
+def _computed_where_fast(logits: Tensor) -> Any:
+    """The logits for torch on a GPU, for numpy on the CPU."""
+    return logits if logits.is_cuda else logits.numpy()

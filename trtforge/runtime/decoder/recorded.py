@@ -133,9 +133,9 @@ class Layers:
         recorder = current_recorder()
         if recorder is not None:  # of the whole step
             return self._noted(recorder, hidden, batch, rotations, cache)
-        if self._kernels is None or batch.paged is None or batch.context or len(batch.slots) != len(hidden):
+        if self._kernels is None or batch.paged is None or batch.context:
             return self._computed(hidden, batch, rotations, cache)
-        if len(hidden) > MOST_ROWS:  # no reason to give up recording
+        if not len(batch.slots) == len(hidden) <= MOST_ROWS:
             return self._computed(hidden, batch, rotations, cache)
         columns = -(-self._longest // batch.paged.block_size)
         if batch.paged.tables.shape[1] > columns:  # drafts beyond the longest sequence
