@@ -17,7 +17,7 @@ from trtforge.machine.processor import Processor, compute_dtype
         ("fpu avx2", Processor(bfloat16=False, vnni=False)),
         ("fpu avx512f avx512_vnni", Processor(bfloat16=False, vnni=True)),
         ("fpu avx512_bf16 avx512_vnni", Processor(bfloat16=True, vnni=True)),
-        ("fpu amx_bf16 amx_tile avx_vnni", Processor(bfloat16=True, vnni=False, amx=True)),
+        ("fpu amx_bf16 amx_tile avx_vnni", Processor(bfloat16=True, vnni=False)),
     ],
 )
 def test_flags_are_read(flags: str, expected: Processor, tmp_path: Path) -> None:

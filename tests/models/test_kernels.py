@@ -127,24 +127,21 @@ def test_the_fastest_kernel_is_chosen(
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("format", "expected", "with_amx"),
+    ("format", "expected"),
     [
-        ("int4_awq", "int4_native_cpu", "int4_native_cpu"),
-        ("int4_wo", "int4_native_cpu", "int4_native_cpu"),
-        ("w4a8_awq", "w4a8_native_cpu", "w4a8_native_cpu"),
-        ("int8_sq", "int8_sq_cpu", "int8_sq_cpu"),
-        ("fp8", "fp8_native_cpu", "fp8_dense"),
-        ("fp8_rowwise", "fp8_rowwise_native_cpu", "fp8_rowwise_dense"),
-        ("int8_wo", "int8_native_cpu", "int8_dense"),
-        ("nvfp4", "nvfp4_dense", "nvfp4_dense"),
+        ("int4_awq", "int4_native_cpu"),
+        ("int4_wo", "int4_native_cpu"),
+        ("w4a8_awq", "w4a8_native_cpu"),
+        ("int8_sq", "int8_sq_cpu"),
+        ("fp8", "fp8_native_cpu"),
+        ("fp8_rowwise", "fp8_rowwise_native_cpu"),
+        ("int8_wo", "int8_native_cpu"),
+        ("nvfp4", "nvfp4_dense"),
     ],
 )
-def test_the_own_kernels_are_chosen_unless_amx_multiplies_copies_faster(
-    format: QuantFormat, dtype: ModelDtype, expected: str, with_amx: str
-) -> None:
+def test_the_own_kernels_are_chosen(format: QuantFormat, dtype: ModelDtype, expected: str) -> None:
     choose = partial(kernel_for, format, 128, "cpu", dtype, vnni=False, native=True, fp8_cores=False)
     assert choose() == expected
-    assert choose(amx=True) == (with_amx if dtype == "bfloat16" else expected)
 
 
 @pytest.mark.parametrize("format", get_args(QuantFormat))

@@ -15,7 +15,7 @@ from trtforge.plan.memory import Memory
 
 PARAMETERS = 8_030_261_248
 PLAIN, ABLE = Processor(bfloat16=False, vnni=False), Processor(bfloat16=True, vnni=True)
-COMPILES, HAS_AMX = replace(PLAIN, kernels=True), replace(ABLE, kernels=True, amx=True)
+COMPILES = replace(PLAIN, kernels=True)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,6 @@ def memory(found: Evaluation) -> Memory:
         ("int8_sq", None, ABLE, ("cpu", "bfloat16", "int8_sq_cpu")),
         ("int4_awq", None, COMPILES, ("cpu", "float32", "int4_native_cpu")),
         ("fp8", None, COMPILES, ("cpu", "float32", "fp8_native_cpu")),
-        ("fp8", None, HAS_AMX, ("cpu", "bfloat16", "fp8_dense")),
         ("fp8", "h100-80gb", PLAIN, ("cuda", "bfloat16", "fp8_scaled_mm")),
         ("fp8", "a100-80gb", ABLE, ("cuda", "bfloat16", "fp8_dense")),
     ],

@@ -14,13 +14,12 @@ from trtforge.machine.host import Host
 class Processor:
     """`bfloat16`: native bfloat16 products (AVX512-BF16 or AMX). `vnni`: int8 dot products (AVX512-VNNI).
 
-    `kernels`: trtforge's own kernels can be compiled for it. `amx`: bfloat16 products by AMX.
+    `kernels`: trtforge's own kernels can be compiled for it.
     """
 
     bfloat16: bool
     vnni: bool
     kernels: bool = False
-    amx: bool = False
 
     @classmethod
     def of(cls, host: Host) -> "Processor":
@@ -30,7 +29,6 @@ class Processor:
             bfloat16=not flags.isdisjoint(("avx512_bf16", "amx_bf16")),
             vnni="avx512_vnni" in flags,
             kernels=find_compiler(host) is not None,
-            amx="amx_bf16" in flags,
         )
 
 

@@ -75,17 +75,15 @@ def kernel_for(
     vnni: bool,
     native: bool,
     fp8_cores: bool,
-    amx: bool = False,
 ) -> KernelName:
     """The fastest kernel.
 
     `vnni`: the CPU has VNNI; `native`: there are trtforge's own CPU kernels; `fp8_cores`: the GPU has FP8 tensor cores
-    (SM 8.9 and later); `amx`: the CPU multiplies bfloat16 by AMX, so that 8-bit weights are faster as bfloat16.
+    (SM 8.9 and later).
     """
     grouped = format == "int4_wo" or group_size in PACKED_GROUPS
     packs = dtype == "bfloat16" and grouped
     native = native and dtype != "float16"
-    expands = native and not (amx and dtype == "bfloat16")
     match format, device:
         case "fp8", "cuda" if fp8_cores:
             return "fp8_scaled_mm"
@@ -101,11 +99,11 @@ def kernel_for(
             return "w4a8_packed_cpu"
         case "int8_sq", "cpu" if vnni or native:
             return "int8_sq_cpu"
-        case "fp8", "cpu" if expands:
+        case "fp8", "cpu" if native:
             return "fp8_native_cpu"
-        case "fp8_rowwise", "cpu" if expands:
+        case "fp8_rowwise", "cpu" if native:
             return "fp8_rowwise_native_cpu"
-        case "int8_wo", "cpu" if expands:
+        case "int8_wo", "cpu" if native:
             return "int8_native_cpu"
         case _:
             return REFERENCE[format]

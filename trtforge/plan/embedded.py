@@ -49,7 +49,7 @@ class Embedded:
         name = WEIGHTS[request.quant].name
         fp8 = request.gpu is not None and request.gpu.sm >= _FP8_CORES
         native = processor.kernels
-        machine = {"vnni": processor.vnni, "native": native, "fp8_cores": fp8, "amx": processor.amx}
+        machine = {"vnni": processor.vnni, "native": native, "fp8_cores": fp8}
         return cls(
             device,
             dtype,

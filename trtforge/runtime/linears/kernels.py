@@ -9,8 +9,6 @@ from trtforge.core.device import UsableDevice
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import QuantFormat
-from trtforge.machine.host import Host
-from trtforge.machine.processor import Processor
 from trtforge.models.kernels import REFERENCE, KernelName, kernel_for, plain_kernel
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.linears.byte_native import Fp8Native, Fp8RowwiseNative, Int8Native
@@ -100,7 +98,6 @@ def _fastest(algorithm: QuantFormat, group_size: int, device: UsableDevice, dtyp
         vnni=multiplies_int8(),
         native=kernels is not None,
         fp8_cores=fp8_cores,
-        amx=Processor.of(Host()).amx,
     )
 
 

@@ -18,6 +18,10 @@
 #include "amx_registers.h"
 #endif
 
+#include <immintrin.h>
+
+#define HAS_AMX 1
+
 namespace amx {
 
 constexpr int64_t HEIGHT = 16;  // rows of a tile register
@@ -61,46 +65,69 @@ class Session {
     const bool used;
 };
 
-// The sums of one or two registers of rows: `second` is null or where the second one's go. X: bfloat16, or uint8_t with
-// weights of int8_t and sums of int32_t.
-template <typename X, typename W, typename S>
-static inline void products(const X* low, const X* high, int64_t stride, const W* w, int64_t inputs, S* first,
-                            S* second) {
-    const int bytes = int(stride * int64_t(sizeof(X))), pitch = 128;
+constexpr int64_t STEP = 2048;  // bytes of a tile of weights, which one instruction's inputs are multiplied with
+
+// Fetches weights from memory: `width` bytes of every step.
+struct Fetch {
+    const char* from = nullptr;
+    int64_t width = 0;
+
+    void step(int64_t index) const {
+        for (int64_t at = 0; at < width; at += 64) _mm_prefetch(from + index * STEP + at, _MM_HINT_T1);
+    }
+};
+
+// The sums of one or two registers of rows, which begin at `low` and `high`: sums (HEIGHT, 32) of `first` and `second` =
+// or, unless `fresh`, += rows times `inputs` inputs of a tile of weights. X: bfloat16, or uint8_t with weights of int8_t
+// and sums of int32_t.
+template <bool TWO, typename X, typename W, typename S>
+static inline void products(const X* low, const X* high, int64_t pitch, int64_t step, const W* w, int64_t inputs,
+                            bool fresh, S* first, S* second, const Fetch& fetch) {
+    const int64_t bytes = pitch * int64_t(sizeof(X)), width = 128;
     tile::stores_are_done();
-    TILE_ZERO(0);
-    TILE_ZERO(1);
-    TILE_ZERO(2);
-    TILE_ZERO(3);
-    for (int64_t at = 0; at < inputs; at += DEPTH<X>) {
-        const char* weights = (const char*)(w + at * 32);
-        TILE_LOAD(6, weights, pitch);
-        TILE_LOAD(7, weights + 64, pitch);
-        TILE_LOAD(4, low + at, bytes);
+    if (fresh) {
+        TILE_ZERO(0);
+        TILE_ZERO(1);
+        if (TWO) TILE_ZERO(2);
+        if (TWO) TILE_ZERO(3);
+    } else {
+        TILE_LOAD(0, first, width);
+        TILE_LOAD(1, first + 16, width);
+        if (TWO) TILE_LOAD(2, second, width);
+        if (TWO) TILE_LOAD(3, second + 16, width);
+    }
+    for (int64_t at = 0; at < inputs / DEPTH<X>; ++at) {
+        const char* weights = (const char*)w + at * STEP;
+        fetch.step(at);
+        TILE_LOAD(4, low + at * step, bytes);
+        TILE_LOAD(6, weights, width);
         TILE_MULTIPLY(X, 0, 4, 6);
+        TILE_LOAD(7, weights + 64, width);
         TILE_MULTIPLY(X, 1, 4, 7);
-        if (!second) continue;
-        TILE_LOAD(5, high + at, bytes);
+        if (!TWO) continue;
+        TILE_LOAD(5, high + at * step, bytes);
         TILE_MULTIPLY(X, 2, 5, 6);
         TILE_MULTIPLY(X, 3, 5, 7);
     }
-    TILE_STORE(0, first, pitch);
-    TILE_STORE(1, first + 16, pitch);
-    if (!second) return;
-    TILE_STORE(2, second, pitch);
-    TILE_STORE(3, second + 16, pitch);
+    TILE_STORE(0, first, width);
+    TILE_STORE(1, first + 16, width);
+    if (TWO) TILE_STORE(2, second, width);
+    if (TWO) TILE_STORE(3, second + 16, width);
 }
 
-// sums (rows, 32) = x times one tile of weights. The last register of rows may begin before the rows that are left, so
-// that none is read beyond the end; what is computed twice is the same.
+// sums (rows, 32) = x times a tile of weights. The last register of rows may begin before the rows
+// that are left, so that none is read beyond the end; what is computed twice is the same.
 template <typename X, typename W, typename S>
 static inline void panel(const X* x, int64_t stride, int64_t rows, const W* w, int64_t inputs, S* sums) {
     const int64_t last = rows - height(rows);
     for (int64_t first = 0; first < rows; first += 2 * HEIGHT) {
         const int64_t low = std::min(first, last), high = std::min(first + HEIGHT, last);
-        const bool two = rows - first > HEIGHT;
-        products(x + low * stride, x + high * stride, stride, w, inputs, sums + low * 32,
-                 two ? sums + high * 32 : nullptr);
+        if (rows - first > HEIGHT)
+            products<true>(x + low * stride, x + high * stride, stride, DEPTH<X>, w, inputs, true, sums + low * 32,
+                           sums + high * 32, Fetch());
+        else
+            products<false>(x + low * stride, (const X*)nullptr, stride, DEPTH<X>, w, inputs, true, sums + low * 32,
+                            (S*)nullptr, Fetch());
     }
 }
 

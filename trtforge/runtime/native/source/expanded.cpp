@@ -8,6 +8,7 @@
 // 4 bits: two outputs, 16 apart, as matmul.cpp describes. Integers become multiples of theirs by a power of two, for which
 // the sums, or the inputs of a single row, are corrected.
 
+#include "amx_blocks.h"
 #include "float32.h"
 #include "linears.h"
 #include "products.h"
@@ -326,15 +327,27 @@ static void add_scaled(const float* sums, const float* scales, int64_t rows, boo
         }
 }
 
-template <typename X, typename T>
-static void put_rows(const ExpandedLinear& l, const Rows<X>& x, const float* totals, int64_t first, T* y) {
-    for (int64_t row = 0; row < x.count; ++row)
-        for (int64_t i = 0; i < TILE; i += WIDTH) {
-            Vector v = load(totals + row * TILE + i) * (l.factor * x.factors[row]);
-            if (l.bias) v += load(l.bias + first + i);
-            put(y + row * l.outputs + first + i, v);
-        }
-}
+// Where the outputs of a tile from `first` on go, (rows, outputs), and `factors` of the rows.
+template <typename T>
+struct Output {
+    const ExpandedLinear& l;
+    const float* factors;
+    T* y;
+    int64_t first;
+
+    // Fetches where rows are put.
+    void fetch(int64_t row, int64_t rows) const {
+        for (int64_t m = row; m < row + rows; ++m) __builtin_prefetch(y + m * l.outputs + first, 1);
+    }
+    void put(int64_t row, int64_t rows, const float* totals) const {
+        for (int64_t m = 0; m < rows; ++m)
+            for (int64_t i = 0; i < TILE; i += WIDTH) {
+                Vector v = load(totals + m * TILE + i) * (l.factor * factors[row + m]);
+                if (l.bias) v += load(l.bias + first + i);
+                ::put(y + (row + m) * l.outputs + first + i, v);
+            }
+    }
+};
 
 // Rows times the tile whose first output is `first`, to y (rows, outputs).
 template <class Way, class Format, typename T>
@@ -350,7 +363,7 @@ static void multiply_tile(const ExpandedLinear& l, const Rows<typename Way::Inpu
     } else {
         multiply_inputs<Way, Format>(x, tile, 0, l.inputs, true, totals);
     }
-    put_rows(l, x, totals, first, y);
+    Output<T>{l, x.factors, y, first}.put(0, x.count, totals);
 }
 
 // Rounded to E4M3: four significant bits, halves to even, steps of 2^-9 below 2^-6. Adding 1.5 x 2^20 times a number's own
@@ -397,14 +410,20 @@ static float prepare_row(const ExpandedLinear& l, const T* x, int64_t rows, X* i
     return KIND == E4M3_BY_ROW ? scale : 1.0f;
 }
 
+// Calls f(kind) with the kind of inputs as a compile-time constant.
+template <class F>
+static inline auto by_kind(int64_t kind, F f) {
+    switch (kind) {
+        case E4M3: return f(std::integral_constant<Inputs, E4M3>());
+        case E4M3_BY_ROW: return f(std::integral_constant<Inputs, E4M3_BY_ROW>());
+        case INT8: return f(std::integral_constant<Inputs, INT8>());
+        default: return f(std::integral_constant<Inputs, AS_THEY_ARE>());
+    }
+}
+
 template <typename T, typename X>
 static float prepare(const ExpandedLinear& l, const T* x, int64_t rows, X* into) {
-    switch (l.kind) {
-        case E4M3: return prepare_row<E4M3>(l, x, rows, into);
-        case E4M3_BY_ROW: return prepare_row<E4M3_BY_ROW>(l, x, rows, into);
-        case INT8: return prepare_row<INT8>(l, x, rows, into);
-        default: return prepare_row<AS_THEY_ARE>(l, x, rows, into);
-    }
+    return by_kind(l.kind, [&](auto kind) { return prepare_row<kind()>(l, x, rows, into); });
 }
 
 // What a single row needs besides: its `partial` sums, and its inputs divided by the powers that weights are multiplied
@@ -461,6 +480,54 @@ static void multiply_rows(const ExpandedLinear& l) {
     }
 }
 
+#if defined(HAS_AMX)
+
+// One of a block's rows as it is multiplied. Returns the scale of its own that it was divided by.
+template <Inputs KIND, typename T>
+static float pack_row(const ExpandedLinear& l, const T* x, int64_t step, bfloat16* into) {
+    const float scale = KIND == E4M3_BY_ROW ? scale_of_row(l, x) : l.activation_scale;
+    for (int64_t i = 0; i < l.inputs; i += amx::DEPTH<bfloat16>, into += step)
+        for (int64_t half = 0; half < amx::DEPTH<bfloat16>; half += WIDTH)
+            put(into + half, prepared<KIND>(l, x, i + half, scale));
+    return KIND == E4M3_BY_ROW ? scale : 1.0f;
+}
+
+// As `Pairs::expand`, while as many words of the inputs behind are fetched.
+template <class Format>
+static void expand_and_fetch(const uint32_t* from, int64_t count, bfloat16* into) {
+    constexpr int64_t STEP = amx::DEPTH<bfloat16>, WORDS = STEP / Format::INPUTS * Format::WORDS;
+    const uint32_t* behind = from + count / STEP * WORDS;
+    for (int64_t at = 0; at < count; at += STEP, from += WORDS, behind += WORDS) {
+        prefetch(behind, WORDS);
+        Pairs::expand<Format>(from, STEP, into + at * TILE);
+    }
+}
+
+// With tile registers.
+template <class Format, typename T>
+static void multiply_blocks(const ExpandedLinear& l) {
+    const int64_t words_of_tile = l.inputs / Format::INPUTS * Format::WORDS;
+    float factors[amx::MOST_ROWS];
+    const auto pack = [&](const amx::Block<bfloat16>& x, int64_t row, int64_t, int64_t) {
+        const T* from = (const T*)l.x + (x.first + row) * l.inputs;
+        const float scale = by_kind(
+            l.kind, [&](auto kind) { return pack_row<kind()>(l, from, x.step(), x.row(row)); });
+        factors[row] = scale / Format::FACTOR;
+    };
+    amx::for_each_tile<bfloat16>(l.rows, l.inputs, l.outputs, l.inputs, pack, [&](const auto& x, int64_t tile) {
+        const int64_t first = tile * TILE;
+        const uint32_t* w = (const uint32_t*)l.weight + tile * words_of_tile;
+        const float* scales = l.scales ? l.scales + first * (l.inputs / l.group) : nullptr;
+        const auto expand = [&](int64_t input, int64_t count, bfloat16* into) {
+            expand_and_fetch<Format>(w + input / Format::INPUTS * Format::WORDS, count, into);
+        };
+        const Output<T> y{l, factors - x.first, (T*)l.y, first};
+        amx::multiply_expanded(x, l.group, scales, expand, y);
+    });
+}
+
+#endif
+
 // Whether bfloat16 holds every prepared input of the layer.
 template <typename T>
 static bool inputs_are_bfloat16(const ExpandedLinear& l) {
@@ -470,6 +537,11 @@ static bool inputs_are_bfloat16(const ExpandedLinear& l) {
 template <class Format, typename T>
 static void multiply(const ExpandedLinear& l) {
     if (l.rows == 1) return multiply_single<Format, T>(l);
+#if defined(HAS_AMX)
+    if constexpr (Format::IN_BFLOAT16)
+        if (inputs_are_bfloat16<T>(l) && amx::suits(l.rows, l.scales ? l.group : l.inputs))
+            return multiply_blocks<Format, T>(l);
+#endif
 #if defined(__AVX512BF16__)
     if constexpr (Format::IN_BFLOAT16)
         if (inputs_are_bfloat16<T>(l) && !multiply_adds_are_faster()) return multiply_rows<Pairs, Format, T>(l);

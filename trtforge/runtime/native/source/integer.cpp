@@ -4,6 +4,7 @@
 // multiply four unsigned bytes with four signed ones. Activations get 128 added to be unsigned, and sums `offsets`: -128
 // times the sum of an output's weights.
 
+#include "amx_blocks.h"
 #include "linears.h"
 #include "products.h"
 #include "team.h"
@@ -28,11 +29,6 @@ struct Part {
 static inline Part part_of(int64_t rows, int64_t parts, int64_t index) {
     const int64_t least = rows / parts, longer = rows % parts;
     return {index * least + std::min(index, longer), least + (index < longer)};
-}
-
-// AMX takes the codes of each row together.
-static inline int64_t parts_of(const IntegerLinear& l) {
-    return amx::suits<uint8_t>(l.rows, l.inputs) ? l.rows : parts(l.rows);
 }
 
 constexpr int64_t SECTION = 256;    // inputs that one thread rounds
@@ -69,6 +65,16 @@ struct Tile {
     const IntegerLinear& l;
     int64_t first;  // output
 
+    // Fetches where rows are put.
+    void fetch(int64_t row, int64_t rows) const {
+        for (int64_t m = row; m < row + rows; ++m) __builtin_prefetch((T*)l.y + m * l.outputs + first, 1);
+    }
+
+    void put(int64_t row, int64_t rows, const int32_t* sums) const {
+        for (int64_t m = 0; m < rows; ++m)
+            put_row(row + m, _mm512_load_si512(sums + m * TILE), _mm512_load_si512(sums + m * TILE + 16));
+    }
+
     void put_row(int64_t row, __m512i low, __m512i high) const {
         T* y = (T*)l.y + row * l.outputs + first;
         for (int64_t half = 0; half < 2; ++half) {
@@ -77,7 +83,7 @@ struct Tile {
             Vector v = (Vector)_mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_loadu_si512(offsets)));
             v *= load(l.scales + first + half * WIDTH);
             if (l.bias) v += load(l.bias + first + half * WIDTH);
-            put(y + half * WIDTH, v);
+            ::put(y + half * WIDTH, v);
         }
     }
 };
@@ -124,28 +130,17 @@ static void multiply_part(const Tile<T>& tile, int64_t row, const int8_t* w, con
 template <typename T>
 static void multiply_tile(const Tile<T>& tile, const int8_t* w) {
     const IntegerLinear& l = tile.l;
-    if (!amx::suits<uint8_t>(l.rows, l.inputs)) {
-        const int64_t count = parts_of(l);
-        for (int64_t index = 0; index < count; ++index) {
-            const Part part = part_of(l.rows, count, index);
-            const Ahead ahead(w, l.inputs / 4, 128, index, count);
-            with_rows(part.count, [&](auto m) { multiply_part<m()>(tile, part.first, w, ahead); });
-        }
-        return;
-    }
-    alignas(64) int32_t sums[PANEL * TILE];
-    for (int64_t row = 0, left = panels(l.rows), count; left > 0; --left, row += count) {
-        count = share(l.rows - row, left);
-        amx::panel(l.codes + row * l.inputs, l.inputs, count, w, l.inputs, sums);
-        for (int64_t m = 0; m < count; ++m)
-            tile.put_row(row + m, _mm512_load_si512(sums + m * TILE), _mm512_load_si512(sums + m * TILE + 16));
+    const int64_t count = parts(l.rows);
+    for (int64_t index = 0; index < count; ++index) {
+        const Part part = part_of(l.rows, count, index);
+        const Ahead ahead(w, l.inputs / 4, 128, index, count);
+        with_rows(part.count, [&](auto m) { multiply_part<m()>(tile, part.first, w, ahead); });
     }
 }
 
 template <typename T>
-static void multiply_all(const IntegerLinear& l) {
-    if (l.rows == 0) return;
-    const int64_t tiles = l.outputs / TILE, count = parts_of(l), sections = (l.inputs + SECTION - 1) / SECTION;
+static void by_vectors(const IntegerLinear& l) {
+    const int64_t tiles = l.outputs / TILE, count = parts(l.rows), sections = (l.inputs + SECTION - 1) / SECTION;
     team::run(true, [&](team::Member& member) {
         prefetch(l.weight + member.first_of(member.thread, tiles) * TILE * l.inputs, FETCHED);
         member.each(count * sections, [&](int64_t at) {
@@ -153,11 +148,43 @@ static void multiply_all(const IntegerLinear& l) {
             round_part<T>(l, part_of(l.rows, count, at / sections), first, inputs);
         });
         member.barrier();
-        const amx::Session session(l.rows, amx::suits<uint8_t>(l.rows, l.inputs));
         member.each(tiles, [&](int64_t tile) {
             multiply_tile(Tile<T>{l, tile * TILE}, l.weight + tile * TILE * l.inputs);
         });
     });
+}
+
+#if defined(HAS_AMX)
+
+using Codes = amx::Block<uint8_t>;
+
+template <typename T>
+static void round_row(const IntegerLinear& l, const Codes& block, int64_t row, int64_t first, int64_t count) {
+    constexpr int64_t DEPTH = amx::DEPTH<uint8_t>;
+    const T* x = (const T*)l.x + (block.first + row) * l.inputs;
+    for (int64_t i = first; i < first + count; i += DEPTH)
+        round_inputs(x + i, l.prequant + i, l.activation_scale, DEPTH, 4, block.row(row) + i / DEPTH * block.step());
+}
+
+template <typename T>
+static void by_tiles(const IntegerLinear& l) {
+    amx::for_each_tile<uint8_t>(
+        l.rows, l.inputs, l.outputs, SECTION,
+        [&](const Codes& x, int64_t row, int64_t first, int64_t count) { round_row<T>(l, x, row, first, count); },
+        [&](const Codes& x, int64_t tile) {
+            amx::multiply_tile<int32_t>(x, l.weight + tile * TILE * l.inputs, Tile<T>{l, tile * TILE});
+        });
+}
+
+#endif
+
+template <typename T>
+static void multiply_all(const IntegerLinear& l) {
+    if (l.rows == 0) return;
+#if defined(HAS_AMX)
+    if (amx::suits<uint8_t>(l.rows, l.inputs)) return by_tiles<T>(l);
+#endif
+    by_vectors<T>(l);
 }
 
 EXPORT void linear_int8(int64_t type, const IntegerLinear* l) {

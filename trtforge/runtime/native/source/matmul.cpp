@@ -8,6 +8,7 @@
 //
 // A nibble is its value plus 8; VPERMW looks its bfloat16 up.
 
+#include "amx_blocks.h"
 #include "linears.h"
 #include "products.h"
 #include "team.h"
@@ -121,6 +122,8 @@ static void rows_int4(const Linear& l, Expansion expansion, const typename Way::
     for (int m = 0; m < M; ++m) put_row(y + m * l.outputs, bias, totals[m][0], totals[m][1]);
 }
 
+static inline const float* bias_of(const Linear& l, int64_t first) { return l.bias ? l.bias + first : nullptr; }
+
 static void put_panel(const Linear& l, const float* sums, int64_t rows, const float* bias, bfloat16* y) {
     for (int64_t m = 0; m < rows; ++m)
         put_row(y + m * l.outputs, bias, _mm512_load_ps(sums + m * TILE), _mm512_load_ps(sums + m * TILE + 16));
@@ -130,7 +133,7 @@ template <class Way>
 static void tile_bfloat16(const Linear& l, const typename Way::Input* x, const bfloat16* w, const float* bias,
                           bfloat16* y) {
     alignas(64) float sums[PANEL * TILE];
-    if (l.rows <= ROWS && !Way::uses_tiles(l.rows, l.inputs))
+    if (l.rows <= ROWS)
         return with_rows(l.rows, [&](auto m) { few_rows<Way, m()>(l, x, w, bias, y); });
     for (int64_t first = 0, left = panels(l.rows), rows; left > 0; --left, first += rows) {
         rows = share(l.rows - first, left);
@@ -139,52 +142,19 @@ static void tile_bfloat16(const Linear& l, const typename Way::Input* x, const b
     }
 }
 
-// totals (rows, 32) += sums times their outputs' scales; `fresh`: totals holds nothing yet.
-static void add_scaled(const float* sums, const float* scales, int64_t rows, bool fresh, float* totals) {
-    for (int half = 0; half < 2; ++half) {
-        const __m512 factors = _mm512_loadu_ps(scales + half * 16);
-        for (int64_t at = half * 16; at < rows * TILE; at += TILE) {
-            const __m512 before = fresh ? _mm512_setzero_ps() : _mm512_load_ps(totals + at);
-            _mm512_store_ps(totals + at, _mm512_fmadd_ps(_mm512_load_ps(sums + at), factors, before));
-        }
-    }
-}
-
-static void expand_tile(const uint16_t* w, int64_t inputs, bfloat16* expanded) {
-    const __m512i table = _mm512_load_si512(NIBBLES);
-    for (int64_t quad = 0; quad < inputs / 4; ++quad) {
-        __m512i values[4];
-        unpack(w + quad * 32, table, values);
-        store_values(values, expanded + quad * 128);
-    }
-}
-
 // `expanded`: memory for the tile in bfloat16, where there are more than ROWS rows.
 template <class Way>
 static void tile_int4(const Linear& l, const typename Way::Input* x, const uint16_t* w, const float* scales,
                       const float* bias, bfloat16* expanded, bfloat16* y) {
     const bool few = l.rows <= ROWS;
-    if (few || !Way::uses_tiles(l.rows, l.group)) {
-        Expansion expansion = few ? NOT_KEPT : KEPT;
-        const int64_t count = few ? 1 : parts(l.rows, ROWS_WITH_TOTALS);
-        for (int64_t done = 0, left = count, rows; left > 0; --left, done += rows) {
-            rows = share(l.rows - done, left);
-            with_rows(rows, [&](auto m) {
-                rows_int4<Way, m()>(l, expansion, x + done * l.inputs, w, scales, bias, expanded, y + done * l.outputs);
-            });
-            expansion = FROM_KEPT;
-        }
-        return;
-    }
-    alignas(64) float sums[PANEL * TILE], totals[PANEL * TILE];
-    expand_tile(w, l.inputs, expanded);
-    for (int64_t start = 0, left = panels(l.rows), rows; left > 0; --left, start += rows) {
-        rows = share(l.rows - start, left);
-        for (int64_t first = 0; first < l.inputs; first += l.group) {
-            panel<Way>(x + start * l.inputs + first, l.inputs, rows, expanded + first * TILE, l.group, sums);
-            add_scaled(sums, scales + first / l.group * TILE, rows, first == 0, totals);
-        }
-        put_panel(l, totals, rows, bias, y + start * l.outputs);
+    Expansion expansion = few ? NOT_KEPT : KEPT;
+    const int64_t count = few ? 1 : parts(l.rows, ROWS_WITH_TOTALS);
+    for (int64_t done = 0, left = count, rows; left > 0; --left, done += rows) {
+        rows = share(l.rows - done, left);
+        with_rows(rows, [&](auto m) {
+            rows_int4<Way, m()>(l, expansion, x + done * l.inputs, w, scales, bias, expanded, y + done * l.outputs);
+        });
+        expansion = FROM_KEPT;
     }
 }
 
@@ -233,7 +203,6 @@ static void for_each_tile(const Linear& l, int64_t depth, int64_t needed, Comput
     using Input = typename Way::Input;
     Aligned<Input> copy(std::is_same_v<Input, float> ? l.rows * l.inputs : 0);
     team::run(true, [&](team::Member& member) {
-        const amx::Session session(l.rows, Way::uses_tiles(l.rows, depth));
         const Input* x = activations(l, member, copy.data());
         Aligned<bfloat16> memory(needed);
         member.each(l.outputs / TILE, [&](int64_t tile) { compute(l, x, tile * TILE, memory.data()); });
@@ -259,9 +228,75 @@ static void multiply_all(const Linear& l, int64_t depth, int64_t needed, Compute
     });
 }
 
-static inline const float* bias_of(const Linear& l, int64_t first) { return l.bias ? l.bias + first : nullptr; }
+#if defined(HAS_AMX)
+
+// With tile registers: a tile's outputs of all rows of a block.
+
+constexpr int64_t SECTION = 256;  // inputs that one thread packs
+
+// Packs a row's inputs, times their factors where there are any.
+static void pack_row(const Linear& l, const amx::Block<bfloat16>& block, int64_t row, int64_t first, int64_t count) {
+    const bfloat16* x = l.x + (block.first + row) * l.inputs;
+    bfloat16* into = block.row(row);
+    for (int64_t i = first; i < first + count; i += amx::DEPTH<bfloat16>) {
+        bfloat16* packed = into + i / amx::DEPTH<bfloat16> * block.step();
+        for (int64_t half = 0; half < 2; ++half)
+            if (l.prequant)
+                put(packed + half * WIDTH, load(x + i + half * WIDTH) * load(l.prequant + i + half * WIDTH));
+            else
+                std::memcpy(packed + half * WIDTH, x + i + half * WIDTH, WIDTH * sizeof(bfloat16));
+    }
+}
+
+static void expand_inputs(const uint16_t* w, int64_t count, bfloat16* expanded) {
+    constexpr int64_t AHEAD = 2048;  // words
+    const __m512i table = _mm512_load_si512(NIBBLES);
+    for (int64_t quad = 0; quad < count / 4; ++quad) {
+        __m512i values[4];
+        unpack(w + quad * 32, table, values);
+        _mm_prefetch(w + quad * 32 + AHEAD, _MM_HINT_T1);
+        store_values(values, expanded + quad * 128);
+    }
+}
+
+// Where a tile's outputs from `first` on go.
+struct Output {
+    const Linear& l;
+    int64_t first;
+
+    bfloat16* at(int64_t row) const { return l.y + row * l.outputs + first; }
+    void fetch(int64_t row, int64_t rows) const {
+        for (int64_t m = row; m < row + rows; ++m) __builtin_prefetch(at(m), 1);
+    }
+    void put(int64_t row, int64_t rows, const float* sums) const { put_panel(l, sums, rows, bias_of(l, first), at(row)); }
+};
+
+static void block_bfloat16(const Linear& l, const amx::Block<bfloat16>& x, int64_t first) {
+    amx::multiply_tile<float>(x, (const bfloat16*)l.weight + first * l.inputs, Output{l, first});
+}
+
+static void block_int4(const Linear& l, const amx::Block<bfloat16>& x, int64_t first) {
+    const uint16_t* w = (const uint16_t*)l.weight + first * l.inputs / 4;
+    const auto expand = [&](int64_t input, int64_t count, bfloat16* into) { expand_inputs(w + input * 8, count, into); };
+    amx::multiply_expanded(x, l.group, l.scales + first * (l.inputs / l.group), expand, Output{l, first});
+}
+
+// Whether tile registers multiply so many rows with `depth` inputs at once; then y is computed.
+static bool by_tiles(const Linear& l, int64_t depth, void (*multiply)(const Linear&, const amx::Block<bfloat16>&, int64_t)) {
+    if (!amx::suits(l.rows, depth)) return false;
+    amx::for_each_tile<bfloat16>(
+        l.rows, l.inputs, l.outputs, SECTION,
+        [&](const auto& block, int64_t row, int64_t first, int64_t count) { pack_row(l, block, row, first, count); },
+        [&](const auto& block, int64_t tile) { multiply(l, block, tile * TILE); });
+    return true;
+}
+
+#endif
 
 EXPORT void linear_bfloat16(const Linear* l) {
+#if defined(HAS_AMX)
+    if (by_tiles(*l, l->inputs, block_bfloat16)) return;
+#endif
     multiply_all(*l, l->inputs, 0, [](auto way, const Linear& block, const auto* x, int64_t first, bfloat16*) {
         const bfloat16* w = (const bfloat16*)block.weight + first * block.inputs;
         tile_bfloat16<decltype(way)>(block, x, w, bias_of(block, first), block.y + first);
@@ -269,6 +304,9 @@ EXPORT void linear_bfloat16(const Linear* l) {
 }
 
 EXPORT void linear_int4(const Linear* given) {
+#if defined(HAS_AMX)
+    if (by_tiles(*given, given->group, block_int4)) return;
+#endif
     Linear l = *given;
     if (l.prequant) {
         scale_rows(l);

@@ -1,0 +1,148 @@
+// Products of AMX of any number of rows, in blocks that fit the caches.
+//
+// A block of activations stays in the second-level cache while all weights pass. It is packed, so that the rows of a tile
+// register lie together: (rows / 16 rounded up, inputs / DEPTH, 16, DEPTH), and less than 16 rows (inputs / DEPTH, rows,
+// DEPTH). Of a tile of weights as many inputs as fit the first-level cache are multiplied with all rows before the next.
+
+#pragma once
+
+#include "products.h"
+#include "team.h"
+
+#if defined(HAS_AMX)
+
+namespace amx {
+
+constexpr int64_t MOST_BYTES = 3 << 19;  // of a block of activations: the caches of 2 MiB also hold weights and sums
+constexpr int64_t MOST_ROWS = 512;       // of a block
+constexpr int64_t WEIGHTS = 1 << 14;     // bytes of a tile of weights in the first-level cache, which has 48 KiB
+
+// Inputs of a tile of weights that are multiplied before others.
+template <typename X>
+constexpr int64_t INPUTS = WEIGHTS / TILE / int64_t(sizeof(X));
+
+template <typename X>
+struct Block {
+    X* packed;
+    int64_t first, rows, inputs;
+
+    int64_t groups() const { return (rows + HEIGHT - 1) / HEIGHT; }
+    // The rows of a group from an input on, a multiple of DEPTH.
+    X* at(int64_t group, int64_t input) const { return packed + group * HEIGHT * inputs + input * height(rows); }
+    // One row's inputs: DEPTH of them lie together, the next ones `step` numbers behind them.
+    X* row(int64_t index) const { return at(index / HEIGHT, 0) + index % HEIGHT * DEPTH<X>; }
+    int64_t step() const { return height(rows) * DEPTH<X>; }
+};
+
+// sums (32, TILE) = or, unless `fresh`, += the rows of two groups, of which the second need not exist, times inputs
+// [input, input + count), of which `w` is the tile of weights.
+template <typename X, typename W, typename S>
+static inline void multiply(const Block<X>& x, int64_t group, int64_t input, const W* w, int64_t count, bool fresh, S* sums,
+                            const Fetch& fetch = {}) {
+    if (group + 1 < x.groups())
+        products<true>(x.at(group, input), x.at(group + 1, input), DEPTH<X>, x.step(), w, count, fresh, sums,
+                       sums + HEIGHT * TILE, fetch);
+    else
+        products<false>(x.at(group, input), (const X*)nullptr, DEPTH<X>, x.step(), w, count, fresh, sums, (S*)nullptr,
+                        fetch);
+}
+
+// Calls f(first group, first row, rows) for every two groups.
+template <typename X, class F>
+static inline void each_pair(const Block<X>& x, F f) {
+    for (int64_t row = 0; row < x.rows; row += 2 * HEIGHT) f(row / HEIGHT, row, std::min(2 * HEIGHT, x.rows - row));
+}
+
+// What two groups fetch while they are multiplied with `w`: their part of the weights that lie WEIGHTS behind.
+template <typename X, typename W>
+static inline Fetch behind(const Block<X>& x, int64_t group, const W* w) {
+    const int64_t width = (STEP / ((x.groups() + 1) / 2) + 63) / 64 * 64;
+    return {(const char*)w + WEIGHTS + group / 2 * width, width};
+}
+
+// Numbers of type T that the calling thread keeps, aligned to a vector.
+template <typename T>
+static T* memory_for(int64_t count) {
+    constexpr int64_t MORE = 64 / int64_t(sizeof(T));
+    static thread_local std::vector<T> memory;
+    return (T*)((uintptr_t(at_least(memory, count + MORE)) + 63) / 64 * 64);
+}
+
+// Calls pack(block, row, first input, inputs) for parts of all rows, `section` inputs at most, and then
+// multiply(block, tile) for every tile of weights, block by block.
+template <typename X, class Pack, class Multiply>
+static void for_each_tile(int64_t rows, int64_t inputs, int64_t outputs, int64_t section, Pack pack, Multiply multiply) {
+    const int64_t fit = MOST_BYTES / (inputs * int64_t(sizeof(X))) / TILE * TILE;
+    const int64_t most = std::clamp(fit, TILE, MOST_ROWS), sections = (inputs + section - 1) / section;
+    X* packed = memory_for<X>(std::min(most, (rows + HEIGHT - 1) / HEIGHT * HEIGHT) * inputs);
+    for (int64_t first = 0, left = (rows + most - 1) / most, count; left > 0; --left, first += count) {
+        count = left == 1 ? rows - first : std::min(most, (share(rows - first, left) + TILE - 1) / TILE * TILE);
+        const Block<X> block{packed, first, count, inputs};
+        team::run(true, [&](team::Member& member) {
+            member.each(count * sections, [&](int64_t at) {
+                const int64_t input = at % sections * section;
+                pack(block, at / sections, input, std::min(section, inputs - input));
+            });
+            member.barrier();
+            const Session session(count, true);
+            member.each(outputs / TILE, [&](int64_t tile) { multiply(block, tile); });
+        });
+    }
+}
+
+// totals (rows, TILE) += sums times their outputs' scales; `fresh`: totals holds nothing yet.
+static inline void add_scaled(const float* sums, const float* scales, int64_t rows, bool fresh, float* totals) {
+    const __m512 factors[2] = {_mm512_loadu_ps(scales), _mm512_loadu_ps(scales + 16)};
+    for (int64_t at = 0; at < rows * TILE; at += TILE)
+        for (int half = 0; half < 2; ++half) {
+            float* total = totals + at + half * 16;
+            const __m512 before = fresh ? _mm512_setzero_ps() : _mm512_load_ps(total);
+            _mm512_store_ps(total, _mm512_fmadd_ps(_mm512_load_ps(sums + at + half * 16), factors[half], before));
+        }
+}
+
+// The rows of a block times a tile of weights, in sums of type S. `y`: where their outputs go; put(row, rows, sums)
+// writes them.
+template <typename S, typename X, typename W, class Output>
+static void multiply_tile(const Block<X>& x, const W* w, const Output& y) {
+    alignas(64) S sums[MOST_ROWS * TILE];
+    for (int64_t input = 0, count; input < x.inputs; input += count, w += count * TILE) {
+        count = std::min(INPUTS<X>, x.inputs - input);
+        const bool last = input + count == x.inputs;
+        each_pair(x, [&](int64_t group, int64_t row, int64_t rows) {
+            if (last) y.fetch(x.first + row, rows);
+            multiply(x, group, input, w, count, input == 0, sums + row * TILE, behind(x, group, w));
+            if (last) y.put(x.first + row, rows, sums + row * TILE);
+        });
+    }
+}
+
+// As `multiply_tile`, of weights in another format: expand(first, count, into) makes a bfloat16 tile of some inputs.
+// `scales`: (inputs / group, TILE), of every group of inputs, or null.
+template <class Expand, class Output>
+static void multiply_expanded(const Block<bfloat16>& x, int64_t group, const float* scales, Expand expand, const Output& y) {
+    alignas(64) bfloat16 weights[INPUTS<bfloat16> * TILE];
+    alignas(64) float totals[MOST_ROWS * TILE], of_group[MOST_ROWS * TILE];
+    if (!scales) group = x.inputs;
+    const bool within = INPUTS<bfloat16> % group == 0;  // groups do not need their sums beside other inputs
+    for (int64_t input = 0, count; input < x.inputs; input += count) {
+        count = std::min(INPUTS<bfloat16>, x.inputs - input);
+        const bool last = input + count == x.inputs;
+        expand(input, count, weights);
+        each_pair(x, [&](int64_t pair, int64_t row, int64_t rows) {
+            float* total = totals + row * TILE;
+            float* sums = scales ? of_group + (within ? 0 : row * TILE) : total;
+            if (last) y.fetch(x.first + row, rows);
+            for (int64_t at = input, end; at < input + count; at = end) {
+                end = std::min(input + count, at / group * group + group);
+                multiply(x, pair, at, weights + (at - input) * TILE, end - at, at % group == 0, sums);
+                if (scales && end % group == 0) add_scaled(sums, scales + at / group * TILE, rows, at < group, total);
+            }
+            if (last) y.put(x.first + row, rows, total);
+        });
+    }
+}
+
+}  // namespace amx
+
+#endif
