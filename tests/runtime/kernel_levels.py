@@ -16,13 +16,19 @@ _NEEDED = {
 """Levels of the x86-64 psABI: SSE2, AVX2 and AVX-512 without bfloat16 products; what Linux calls their instructions."""
 
 DOTS = "native, bfloat16 by its own instructions"
+TILES = "native, tile registers in software"
 _HERE = read_instruction_sets(Host())
 LEVELS = (
     *(level for level, needed in _NEEDED.items() if needed <= _HERE),
     NATIVE,
     *((DOTS,) if "avx512_bf16" in _HERE else ()),
+    TILES,
 )
 """Those that this machine can run. `NATIVE` is all that it has, with the faster way to multiply bfloat16."""
+_DEFINES = {
+    DOTS: ("TRTFORGE_DOTS", "TRTFORGE_WITHOUT_AMX"),
+    TILES: ("TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"),
+}
 
 _kernels_of_this_machine = bindings._native
 
@@ -30,8 +36,8 @@ _kernels_of_this_machine = bindings._native
 @functools.cache
 def kernels_at(level: str) -> Native:
     """The kernels of a level."""
-    if level == DOTS:
-        return Native(compiled(["TRTFORGE_DOTS"]))
+    if level in _DEFINES:
+        return Native(compiled(_DEFINES[level]))
     found = _kernels_of_this_machine() if level == NATIVE else Native(compiled(architecture=level))
     assert found is not None, "these machines have a C++ compiler"
     return found

@@ -1,7 +1,5 @@
 """The CPU kernels against torch's operations in float32: every storage type, odd shapes, slices, instruction set."""
 
-import functools
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -26,11 +24,12 @@ from trtforge.runtime.native.bindings import (
     PagedHeads,
     PagedRows,
 )
-from trtforge.runtime.native.compiler import compiled
 from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_int8
 
 TYPES = (torch.float32, torch.bfloat16)
 EXACT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
+ROWS = st.integers(1, 150) | st.sampled_from([512, 513, 600])
+"""Less than a register of rows, parts of two registers, and more than a block of them."""
 
 
 @pytest.fixture(scope="module")
@@ -135,9 +134,9 @@ def test_gate(kernels: Native, dtype: torch.dtype, name: str, activated: int) ->
 
 @settings(max_examples=25)
 @given(
-    rows=st.integers(1, 150),
+    rows=ROWS,
     tiles=st.integers(1, 4),
-    inputs=st.integers(1, 40).map(lambda pairs: 2 * pairs) | st.sampled_from([64, 96, 256]),
+    inputs=st.integers(1, 40).map(lambda pairs: 2 * pairs) | st.sampled_from([64, 96, 256, 288, 544]),
     biased=st.booleans(),
     seed=st.integers(0, 9),
 )
@@ -154,9 +153,9 @@ def test_bfloat16_products(rows: int, tiles: int, inputs: int, biased: bool, see
 
 @settings(max_examples=25)
 @given(
-    rows=st.integers(1, 150),
+    rows=ROWS,
     tiles=st.integers(1, 3),
-    group=st.sampled_from([32, 64, 128, 256]),
+    group=st.sampled_from([32, 64, 96, 128, 256, 288]),
     groups=st.integers(1, 3),
     seed=st.integers(0, 9),
 )
@@ -178,7 +177,7 @@ def test_int4_products(rows: int, tiles: int, group: int, groups: int, seed: int
 
 @settings(max_examples=25)
 @given(
-    rows=st.integers(1, 150),
+    rows=ROWS,
     tiles=st.integers(1, 3),
     inputs=st.integers(1, 36).map(lambda sixteens: 16 * sixteens),
     dtype=st.sampled_from(TYPES),
@@ -202,15 +201,9 @@ def test_int8_products(rows: int, tiles: int, inputs: int, dtype: torch.dtype, b
         near(made, (sums * scales + (0.0 if bias is None else bias)).float(), dtype)
 
 
-@functools.lru_cache(maxsize=1)
-def all_kernels() -> list[Native]:
-    """The kernels with each set of instructions, and with emulated tile registers."""
-    return [*map(kernels_at, LEVELS), Native(compiled(["TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"]))]
-
-
 def every_way() -> list[Native]:
-    """Those with each way to multiply bfloat16: none on a processor without AVX-512."""
-    return [kernels for kernels in all_kernels() if kernels.multiplies]
+    """The kernels with each way to multiply bfloat16: none on a processor without AVX-512."""
+    return [kernels for kernels in map(kernels_at, LEVELS) if kernels.multiplies]
 
 
 def test_products_take_bfloat16_and_no_rows(kernels: Native) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.runtime.test_native import all_kernels
+from tests.runtime.kernel_levels import LEVELS, kernels_at
 from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows
@@ -69,7 +69,7 @@ def test_context_attention(
 
     Many keys for few queries and heads are split among the threads.
     """
-    for kernels in all_kernels():
+    for kernels in map(kernels_at, LEVELS):
         torch.manual_seed(seed)
         queries_of, kv_heads = heads
         columns = -(-(start + count) // block)
@@ -126,7 +126,7 @@ def test_paged_rows_of_one_sequence(
     seed: int,
 ) -> None:
     """Successive tokens of several sequences as rows of paged attention: long ones are computed together."""
-    for kernels in all_kernels():
+    for kernels in map(kernels_at, LEVELS):
         torch.manual_seed(seed)
         queries_of, kv_heads = heads
         ends = [start + count for start, count in zip(starts, counts, strict=False)]
@@ -168,7 +168,7 @@ def test_what_the_kernel_takes() -> None:
 
 @pytest.mark.parametrize("dtype", CLOSE)
 def test_scores_that_are_no_numbers_are_not_hidden(dtype: torch.dtype) -> None:
-    for kernels in all_kernels():
+    for kernels in map(kernels_at, LEVELS):
         queries, storage = torch.zeros(3, 3, 32).to(dtype), torch.ones(1, 16, 2, 32).to(dtype)
         queries[1, 0, 5] = float("nan")
         out = torch.empty(3, 32).to(dtype)

@@ -1,7 +1,5 @@
 """The float32 kernels against products in float64, and whole answers against transformers."""
 
-import functools
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,20 +8,12 @@ from torch.nn import functional
 
 from tests.runtime.kernel_levels import LEVELS, kernels_at
 from trtforge.runtime.linears.linear import matrix
-from trtforge.runtime.native.bindings import VARIABLE, Native
-from trtforge.runtime.native.compiler import compiled
+from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.native.float32 import linear
 from trtforge.runtime.native.tiles import pack_float32
 
 EXACT = 1e-6
 """Of the sum of the products' sizes."""
-
-
-@functools.lru_cache(maxsize=1)
-def all_widths() -> list[Native]:
-    """The kernels of each level, and with vectors of four numbers as ARM processors have them."""
-    narrow = Native(compiled(["TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"]))
-    return [*(kernels_at(level) for level in LEVELS), narrow]
 
 
 @settings(max_examples=60)
@@ -41,7 +31,7 @@ def test_products(rows: int, inputs: int, outputs: int, biased: bool, seed: int)
     bias = torch.randn(outputs) if biased else None
     exact = functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
     sizes = functional.linear(x.abs(), weight.abs(), None if bias is None else bias.abs())  # sums may cancel each other
-    for kernels in all_widths():
+    for kernels in map(kernels_at, LEVELS):  # those of TILES have vectors of four numbers, as ARM processors do
         made = linear(kernels, x, pack_float32(weight), bias, outputs)
         assert made.shape == (rows, outputs)
         assert made.dtype is torch.float32
@@ -50,14 +40,14 @@ def test_products(rows: int, inputs: int, outputs: int, biased: bool, seed: int)
 
 def test_a_slice_of_rows_and_more_dimensions() -> None:
     x, weight = torch.randn(4, 6, 40), torch.randn(33, 20)
-    for kernels in all_widths():
+    for kernels in map(kernels_at, LEVELS):  # those of TILES have vectors of four numbers, as ARM processors do
         made = linear(kernels, x[:, ::2, 10:30], pack_float32(weight), None, 33)
         assert torch.allclose(made, x[:, ::2, 10:30] @ weight.t(), atol=1e-5)
 
 
 def test_numbers_of_another_row_or_output_change_nothing() -> None:
     """Not-a-number stays in its row and its output."""
-    kernels, x, weight = all_widths()[0], torch.randn(14, 50), torch.randn(40, 50)
+    kernels, x, weight = kernels_at(LEVELS[0]), torch.randn(14, 50), torch.randn(40, 50)
     expected = linear(kernels, x, pack_float32(weight), None, 40)
     x[3, 7], weight[35, 2] = float("nan"), float("inf")
     made = linear(kernels, x, pack_float32(weight), None, 40)
@@ -69,7 +59,7 @@ def test_numbers_of_another_row_or_output_change_nothing() -> None:
 
 def test_products_take_float32() -> None:
     with pytest.raises(TypeError, match=r"the products are for float32, not torch\.bfloat16"):
-        linear(all_widths()[0], torch.ones(1, 4).bfloat16(), pack_float32(torch.ones(32, 4)), None, 32)
+        linear(kernels_at(LEVELS[0]), torch.ones(1, 4).bfloat16(), pack_float32(torch.ones(32, 4)), None, 32)
 
 
 def test_torch_multiplies_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,15 +25,15 @@
 namespace amx {
 
 constexpr int64_t HEIGHT = 16;  // rows of a tile register
-constexpr int64_t FEWEST = 5;   // rows from which a tile is faster than vectors
 
 // Inputs of type T that one instruction adds up.
 template <typename T>
 constexpr int64_t DEPTH = 64 / int64_t(sizeof(T));
 
+// Whether tiles multiply so many inputs. Even of a single row vectors are not faster.
 template <typename T = bfloat16>
-static inline bool suits(int64_t rows, int64_t inputs) {
-    return rows >= FEWEST && inputs % DEPTH<T> == 0 && tile::granted();
+static inline bool suits(int64_t inputs) {
+    return inputs % DEPTH<T> == 0 && tile::granted();
 }
 
 // Rows of a tile register for a panel of `rows`.
@@ -67,10 +67,16 @@ class Session {
 
 constexpr int64_t STEP = 2048;  // bytes of a tile of weights, which one instruction's inputs are multiplied with
 
+// What is done beside a product, step(index) before each of its steps.
+
+struct Nothing {
+    void step(int64_t) const {}
+};
+
 // Fetches weights from memory: `width` bytes of every step.
 struct Fetch {
-    const char* from = nullptr;
-    int64_t width = 0;
+    const char* from;
+    int64_t width;
 
     void step(int64_t index) const {
         for (int64_t at = 0; at < width; at += 64) _mm_prefetch(from + index * STEP + at, _MM_HINT_T1);
@@ -80,9 +86,9 @@ struct Fetch {
 // The sums of one or two registers of rows, which begin at `low` and `high`: sums (HEIGHT, 32) of `first` and `second` =
 // or, unless `fresh`, += rows times `inputs` inputs of a tile of weights. X: bfloat16, or uint8_t with weights of int8_t
 // and sums of int32_t.
-template <bool TWO, typename X, typename W, typename S>
+template <bool TWO, typename X, typename W, typename S, class Beside>
 static inline void products(const X* low, const X* high, int64_t pitch, int64_t step, const W* w, int64_t inputs,
-                            bool fresh, S* first, S* second, const Fetch& fetch) {
+                            bool fresh, S* first, S* second, const Beside& beside) {
     const int64_t bytes = pitch * int64_t(sizeof(X)), width = 128;
     tile::stores_are_done();
     if (fresh) {
@@ -98,16 +104,17 @@ static inline void products(const X* low, const X* high, int64_t pitch, int64_t 
     }
     for (int64_t at = 0; at < inputs / DEPTH<X>; ++at) {
         const char* weights = (const char*)w + at * STEP;
-        fetch.step(at);
         TILE_LOAD(4, low + at * step, bytes);
         TILE_LOAD(6, weights, width);
         TILE_MULTIPLY(X, 0, 4, 6);
         TILE_LOAD(7, weights + 64, width);
         TILE_MULTIPLY(X, 1, 4, 7);
-        if (!TWO) continue;
-        TILE_LOAD(5, high + at * step, bytes);
-        TILE_MULTIPLY(X, 2, 5, 6);
-        TILE_MULTIPLY(X, 3, 5, 7);
+        if (TWO) {
+            TILE_LOAD(5, high + at * step, bytes);
+            TILE_MULTIPLY(X, 2, 5, 6);
+            TILE_MULTIPLY(X, 3, 5, 7);
+        }
+        beside.step(at);
     }
     TILE_STORE(0, first, width);
     TILE_STORE(1, first + 16, width);
@@ -124,10 +131,10 @@ static inline void panel(const X* x, int64_t stride, int64_t rows, const W* w, i
         const int64_t low = std::min(first, last), high = std::min(first + HEIGHT, last);
         if (rows - first > HEIGHT)
             products<true>(x + low * stride, x + high * stride, stride, DEPTH<X>, w, inputs, true, sums + low * 32,
-                           sums + high * 32, Fetch());
+                           sums + high * 32, Nothing());
         else
             products<false>(x + low * stride, (const X*)nullptr, stride, DEPTH<X>, w, inputs, true, sums + low * 32,
-                            (S*)nullptr, Fetch());
+                            (S*)nullptr, Nothing());
     }
 }
 
@@ -138,7 +145,7 @@ static inline void panel(const X* x, int64_t stride, int64_t rows, const W* w, i
 namespace amx {
 
 template <typename T = bfloat16>
-static inline bool suits(int64_t, int64_t) {
+static inline bool suits(int64_t) {
     return false;
 }
 template <typename X, typename W, typename S>

@@ -36,15 +36,15 @@ struct Block {
 
 // sums (32, TILE) = or, unless `fresh`, += the rows of two groups, of which the second need not exist, times inputs
 // [input, input + count), of which `w` is the tile of weights.
-template <typename X, typename W, typename S>
+template <typename X, typename W, typename S, class Beside>
 static inline void multiply(const Block<X>& x, int64_t group, int64_t input, const W* w, int64_t count, bool fresh, S* sums,
-                            const Fetch& fetch = {}) {
+                            const Beside& beside) {
     if (group + 1 < x.groups())
         products<true>(x.at(group, input), x.at(group + 1, input), DEPTH<X>, x.step(), w, count, fresh, sums,
-                       sums + HEIGHT * TILE, fetch);
+                       sums + HEIGHT * TILE, beside);
     else
         products<false>(x.at(group, input), (const X*)nullptr, DEPTH<X>, x.step(), w, count, fresh, sums, (S*)nullptr,
-                        fetch);
+                        beside);
 }
 
 // Calls f(first group, first row, rows) for every two groups.
@@ -110,35 +110,58 @@ static void multiply_tile(const Block<X>& x, const W* w, const Output& y) {
         count = std::min(INPUTS<X>, x.inputs - input);
         const bool last = input + count == x.inputs;
         each_pair(x, [&](int64_t group, int64_t row, int64_t rows) {
-            if (last) y.fetch(x.first + row, rows);
             multiply(x, group, input, w, count, input == 0, sums + row * TILE, behind(x, group, w));
             if (last) y.put(x.first + row, rows, sums + row * TILE);
         });
     }
 }
 
-// As `multiply_tile`, of weights in another format: expand(first, count, into) makes a bfloat16 tile of some inputs.
-// `scales`: (inputs / group, TILE), of every group of inputs, or null.
+// Expands weights beside a product: those of its steps, so many inputs behind, up to `end`.
+template <class Expand>
+struct Expansion {
+    const Expand& expand;
+    int64_t input, end;
+    bfloat16* into;
+
+    void step(int64_t index) const {
+        const int64_t behind = index * DEPTH<bfloat16>;
+        if (input + behind < end) expand(input + behind, into + behind * TILE);
+    }
+};
+
+// As `multiply_tile`, of weights in another format: expand(input, into) makes a bfloat16 tile of DEPTH inputs. While some
+// are multiplied with the first rows, the next ones are expanded. `scales`: (inputs / group, TILE), of every group of
+// inputs, or null.
 template <class Expand, class Output>
-static void multiply_expanded(const Block<bfloat16>& x, int64_t group, const float* scales, Expand expand, const Output& y) {
-    alignas(64) bfloat16 weights[INPUTS<bfloat16> * TILE];
+static void multiply_expanded(const Block<bfloat16>& x, int64_t group, const float* scales, const Expand& expand,
+                              const Output& y) {
+    constexpr int64_t MOST = 128;  // inputs: two tiles of them, rows and sums fit the first-level cache
+    alignas(64) bfloat16 weights[2][MOST * TILE];
     alignas(64) float totals[MOST_ROWS * TILE], of_group[MOST_ROWS * TILE];
     if (!scales) group = x.inputs;
-    const bool within = INPUTS<bfloat16> % group == 0;  // groups do not need their sums beside other inputs
-    for (int64_t input = 0, count; input < x.inputs; input += count) {
-        count = std::min(INPUTS<bfloat16>, x.inputs - input);
-        const bool last = input + count == x.inputs;
-        expand(input, count, weights);
+    const bool within = MOST % group == 0;  // groups do not need their sums beside other inputs
+    const auto end_of = [&](int64_t input) { return std::min(input + MOST, x.inputs); };
+    const Expansion<Expand> first{expand, 0, end_of(0), weights[0]};
+    for (int64_t step = 0; step < first.end / DEPTH<bfloat16>; ++step) first.step(step);
+    for (int64_t input = 0; input < x.inputs; input += MOST) {
+        const int64_t end = end_of(input);
+        const bfloat16* w = weights[input / MOST % 2];
+        bfloat16* next = weights[(input / MOST + 1) % 2];
         each_pair(x, [&](int64_t pair, int64_t row, int64_t rows) {
             float* total = totals + row * TILE;
             float* sums = scales ? of_group + (within ? 0 : row * TILE) : total;
-            if (last) y.fetch(x.first + row, rows);
-            for (int64_t at = input, end; at < input + count; at = end) {
-                end = std::min(input + count, at / group * group + group);
-                multiply(x, pair, at, weights + (at - input) * TILE, end - at, at % group == 0, sums);
-                if (scales && end % group == 0) add_scaled(sums, scales + at / group * TILE, rows, at < group, total);
+            for (int64_t at = input, stop; at < end; at = stop) {
+                stop = std::min(end, at / group * group + group);
+                const bfloat16* part = w + (at - input) * TILE;
+                const bool fresh = at % group == 0;
+                if (pair == 0)
+                    multiply(x, pair, at, part, stop - at, fresh, sums,
+                             Expansion<Expand>{expand, at + MOST, end_of(end), next + (at - input) * TILE});
+                else
+                    multiply(x, pair, at, part, stop - at, fresh, sums, Nothing());
+                if (scales && stop % group == 0) add_scaled(sums, scales + at / group * TILE, rows, at < group, total);
             }
-            if (last) y.put(x.first + row, rows, total);
+            if (end == x.inputs) y.put(x.first + row, rows, total);
         });
     }
 }

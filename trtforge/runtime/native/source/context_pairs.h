@@ -55,7 +55,7 @@ struct Pairs {
     using Input = typename Way::Input;     // of queries and weights that are multiplied with them
     using Session = amx::Session;
 
-    static Session session(int64_t rows, int64_t size) { return Session(rows, Way::uses_tiles(rows, size)); }
+    static Session session(int64_t rows, int64_t size) { return Session(rows, Way::uses_tiles(size)); }
 
     // sums (rows, COLUMNS) = x times a tile of `depth` inputs.
     static void multiply(const Input* x, int64_t stride, int64_t rows, const Packed* tile, int64_t depth, float* sums) {

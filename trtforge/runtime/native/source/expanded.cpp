@@ -335,10 +335,6 @@ struct Output {
     T* y;
     int64_t first;
 
-    // Fetches where rows are put.
-    void fetch(int64_t row, int64_t rows) const {
-        for (int64_t m = row; m < row + rows; ++m) __builtin_prefetch(y + m * l.outputs + first, 1);
-    }
     void put(int64_t row, int64_t rows, const float* totals) const {
         for (int64_t m = 0; m < rows; ++m)
             for (int64_t i = 0; i < TILE; i += WIDTH) {
@@ -492,20 +488,10 @@ static float pack_row(const ExpandedLinear& l, const T* x, int64_t step, bfloat1
     return KIND == E4M3_BY_ROW ? scale : 1.0f;
 }
 
-// As `Pairs::expand`, while as many words of the inputs behind are fetched.
-template <class Format>
-static void expand_and_fetch(const uint32_t* from, int64_t count, bfloat16* into) {
-    constexpr int64_t STEP = amx::DEPTH<bfloat16>, WORDS = STEP / Format::INPUTS * Format::WORDS;
-    const uint32_t* behind = from + count / STEP * WORDS;
-    for (int64_t at = 0; at < count; at += STEP, from += WORDS, behind += WORDS) {
-        prefetch(behind, WORDS);
-        Pairs::expand<Format>(from, STEP, into + at * TILE);
-    }
-}
-
 // With tile registers.
 template <class Format, typename T>
 static void multiply_blocks(const ExpandedLinear& l) {
+    constexpr int64_t WORDS = amx::DEPTH<bfloat16> / Format::INPUTS * Format::WORDS, AHEAD = 8;  // expansions
     const int64_t words_of_tile = l.inputs / Format::INPUTS * Format::WORDS;
     float factors[amx::MOST_ROWS];
     const auto pack = [&](const amx::Block<bfloat16>& x, int64_t row, int64_t, int64_t) {
@@ -518,8 +504,10 @@ static void multiply_blocks(const ExpandedLinear& l) {
         const int64_t first = tile * TILE;
         const uint32_t* w = (const uint32_t*)l.weight + tile * words_of_tile;
         const float* scales = l.scales ? l.scales + first * (l.inputs / l.group) : nullptr;
-        const auto expand = [&](int64_t input, int64_t count, bfloat16* into) {
-            expand_and_fetch<Format>(w + input / Format::INPUTS * Format::WORDS, count, into);
+        const auto expand = [&](int64_t input, bfloat16* into) {
+            const uint32_t* from = w + input / Format::INPUTS * Format::WORDS;
+            prefetch(from + WORDS * AHEAD, WORDS);
+            Pairs::expand<Format>(from, amx::DEPTH<bfloat16>, into);
         };
         const Output<T> y{l, factors - x.first, (T*)l.y, first};
         amx::multiply_expanded(x, l.group, scales, expand, y);
@@ -536,12 +524,11 @@ static bool inputs_are_bfloat16(const ExpandedLinear& l) {
 
 template <class Format, typename T>
 static void multiply(const ExpandedLinear& l) {
-    if (l.rows == 1) return multiply_single<Format, T>(l);
 #if defined(HAS_AMX)
     if constexpr (Format::IN_BFLOAT16)
-        if (inputs_are_bfloat16<T>(l) && amx::suits(l.rows, l.scales ? l.group : l.inputs))
-            return multiply_blocks<Format, T>(l);
+        if (inputs_are_bfloat16<T>(l) && amx::suits(l.scales ? l.group : l.inputs)) return multiply_blocks<Format, T>(l);
 #endif
+    if (l.rows == 1) return multiply_single<Format, T>(l);
 #if defined(__AVX512BF16__)
     if constexpr (Format::IN_BFLOAT16)
         if (inputs_are_bfloat16<T>(l) && !multiply_adds_are_faster()) return multiply_rows<Pairs, Format, T>(l);

@@ -65,26 +65,22 @@ struct Tile {
     const IntegerLinear& l;
     int64_t first;  // output
 
-    // Fetches where rows are put.
-    void fetch(int64_t row, int64_t rows) const {
-        for (int64_t m = row; m < row + rows; ++m) __builtin_prefetch((T*)l.y + m * l.outputs + first, 1);
-    }
-
     void put(int64_t row, int64_t rows, const int32_t* sums) const {
         for (int64_t m = 0; m < rows; ++m)
             put_row(row + m, _mm512_load_si512(sums + m * TILE), _mm512_load_si512(sums + m * TILE + 16));
     }
 
     void put_row(int64_t row, __m512i low, __m512i high) const {
-        T* y = (T*)l.y + row * l.outputs + first;
-        for (int64_t half = 0; half < 2; ++half) {
-            const __m512i sums = half == 0 ? low : high;
-            const int32_t* offsets = l.offsets + first + half * WIDTH;
-            Vector v = (Vector)_mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_loadu_si512(offsets)));
-            v *= load(l.scales + first + half * WIDTH);
-            if (l.bias) v += load(l.bias + first + half * WIDTH);
-            ::put(y + half * WIDTH, v);
-        }
+        ::put((T*)l.y + row * l.outputs + first, exact(0, low), exact(WIDTH, high));
+    }
+
+    // Sums as numbers, of the outputs from `half` on.
+    Vector exact(int64_t half, __m512i sums) const {
+        const int32_t* offsets = l.offsets + first + half;
+        Vector v = (Vector)_mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_loadu_si512(offsets)));
+        v *= load(l.scales + first + half);
+        if (l.bias) v += load(l.bias + first + half);
+        return v;
     }
 };
 
@@ -182,7 +178,7 @@ template <typename T>
 static void multiply_all(const IntegerLinear& l) {
     if (l.rows == 0) return;
 #if defined(HAS_AMX)
-    if (amx::suits<uint8_t>(l.rows, l.inputs)) return by_tiles<T>(l);
+    if (amx::suits<uint8_t>(l.inputs)) return by_tiles<T>(l);
 #endif
     by_vectors<T>(l);
 }

@@ -31,8 +31,7 @@ static inline void put_row(bfloat16* y, const float* bias, __m512 low, __m512 hi
         low = _mm512_add_ps(low, _mm512_loadu_ps(bias));
         high = _mm512_add_ps(high, _mm512_loadu_ps(bias + 16));
     }
-    put(y, (Vector)low);
-    put(y + 16, (Vector)high);
+    put(y, (Vector)low, (Vector)high);
 }
 
 alignas(64) static const uint16_t NIBBLES[32] = {  // -8 to 7 in bfloat16, twice: VPERMW ignores all but five bits
@@ -248,10 +247,11 @@ static void pack_row(const Linear& l, const amx::Block<bfloat16>& block, int64_t
     }
 }
 
-static void expand_inputs(const uint16_t* w, int64_t count, bfloat16* expanded) {
-    constexpr int64_t AHEAD = 2048;  // words
+static inline void expand_inputs(const uint16_t* w, bfloat16* expanded) {
+    constexpr int64_t AHEAD = 4096;  // words
     const __m512i table = _mm512_load_si512(NIBBLES);
-    for (int64_t quad = 0; quad < count / 4; ++quad) {
+#pragma GCC unroll 8
+    for (int64_t quad = 0; quad < amx::DEPTH<bfloat16> / 4; ++quad) {
         __m512i values[4];
         unpack(w + quad * 32, table, values);
         _mm_prefetch(w + quad * 32 + AHEAD, _MM_HINT_T1);
@@ -265,9 +265,6 @@ struct Output {
     int64_t first;
 
     bfloat16* at(int64_t row) const { return l.y + row * l.outputs + first; }
-    void fetch(int64_t row, int64_t rows) const {
-        for (int64_t m = row; m < row + rows; ++m) __builtin_prefetch(at(m), 1);
-    }
     void put(int64_t row, int64_t rows, const float* sums) const { put_panel(l, sums, rows, bias_of(l, first), at(row)); }
 };
 
@@ -277,13 +274,13 @@ static void block_bfloat16(const Linear& l, const amx::Block<bfloat16>& x, int64
 
 static void block_int4(const Linear& l, const amx::Block<bfloat16>& x, int64_t first) {
     const uint16_t* w = (const uint16_t*)l.weight + first * l.inputs / 4;
-    const auto expand = [&](int64_t input, int64_t count, bfloat16* into) { expand_inputs(w + input * 8, count, into); };
+    const auto expand = [&](int64_t input, bfloat16* into) { expand_inputs(w + input * 8, into); };
     amx::multiply_expanded(x, l.group, l.scales + first * (l.inputs / l.group), expand, Output{l, first});
 }
 
 // Whether tile registers multiply so many rows with `depth` inputs at once; then y is computed.
 static bool by_tiles(const Linear& l, int64_t depth, void (*multiply)(const Linear&, const amx::Block<bfloat16>&, int64_t)) {
-    if (!amx::suits(l.rows, depth)) return false;
+    if (!amx::suits(depth)) return false;
     amx::for_each_tile<bfloat16>(
         l.rows, l.inputs, l.outputs, SECTION,
         [&](const auto& block, int64_t row, int64_t first, int64_t count) { pack_row(l, block, row, first, count); },

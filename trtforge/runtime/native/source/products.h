@@ -46,7 +46,7 @@ struct Dots {
     };
     static __m512 add(__m512 sum, const Weights& w, const Inputs& x) { return _mm512_dpbf16_ps(sum, w.two, x.two); }
     static __m512 add(__m512 sum, const Weights& a, const Weights& b) { return _mm512_dpbf16_ps(sum, a.two, b.two); }
-    static bool uses_tiles(int64_t rows, int64_t inputs) { return amx::suits(rows, inputs); }
+    static bool uses_tiles(int64_t inputs) { return amx::suits(inputs); }
 };
 
 #endif
@@ -71,7 +71,7 @@ struct MultiplyAdds {
     static __m512 add(__m512 sum, const Weights& a, const Weights& b) {
         return _mm512_fmadd_ps(a.odd, b.odd, _mm512_fmadd_ps(a.even, b.even, sum));
     }
-    static bool uses_tiles(int64_t, int64_t) { return false; }
+    static bool uses_tiles(int64_t) { return false; }
 };
 
 // Whether this processor multiplies faster by `MultiplyAdds` than by `Dots` without AMX.
@@ -91,7 +91,7 @@ static inline void by_vectors(Function function) {
 template <class Function>
 static inline void by_fastest([[maybe_unused]] int64_t rows, [[maybe_unused]] int64_t inputs, Function function) {
 #if defined(__AVX512BF16__)
-    if (rows == 1 || Dots::uses_tiles(rows, inputs)) return function(Dots());
+    if (rows == 1 || Dots::uses_tiles(inputs)) return function(Dots());
 #endif
     by_vectors(function);
 }
@@ -218,7 +218,7 @@ template <class Way>
 static void panel(const typename Way::Input* x, int64_t stride, int64_t rows, const bfloat16* w, int64_t inputs,
                   float* sums) {
     if constexpr (std::is_same_v<typename Way::Input, bfloat16>)
-        if (Way::uses_tiles(rows, inputs)) return amx::panel(x, stride, rows, w, inputs, sums);
+        if (Way::uses_tiles(inputs)) return amx::panel(x, stride, rows, w, inputs, sums);
     for (int64_t done = 0, left = parts(rows), count; left > 0; --left, done += count) {
         count = share(rows - done, left);
         const Ahead ahead(w, inputs / 2, 128, parts(rows) - left, parts(rows));

@@ -101,6 +101,19 @@ static inline void put(bfloat16* into, Vector value) {
 #endif
 }
 
+// 32 numbers.
+template <typename T>
+static inline void put(T* into, Vector low, Vector high) {
+    put(into, low);
+    put(into + WIDTH, high);
+}
+
+#if defined(__AVX512BF16__)
+static inline void put(bfloat16* into, Vector low, Vector high) {  // lines are written whole
+    _mm512_storeu_si512(into, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
+}
+#endif
+
 // 2^n for a whole n.
 static inline float power_of_two(float n) { return from_bits(uint32_t(int32_t(n) + 127) << 23); }
 
