@@ -123,16 +123,20 @@ def test_decoding_is_shown_as_shares_of_what_the_machine_can() -> None:
     layers, head = 16 * 1024 * (1536 + 1024 + 3 * 2816), 8192 * 1024
     assert decode.multiply_adds_of_token() == layers + head
     cached = 16 * 2 * 4 * 64 * 2 * (128 + 32)
-    assert decode.bytes_of_token("bfloat16") == 2 * (layers + head) + cached
-    assert decode.bytes_of_token("OpenVINO, int8") == layers + 2 * head + cached
-    assert decode.bytes_of_token("int4_awq") == layers * 0.53125 + 2 * head + cached
+    assert decode.bytes_of_step("bfloat16") == 2 * (layers + head) + cached
+    assert decode.bytes_of_step("OpenVINO, int8") == layers + 2 * head + cached
+    assert decode.bytes_of_step("int4_awq") == layers * 0.53125 + 2 * head + cached
     runs: list[decode.Rates] = [
         {"1": {"decode": alone}, "32": {"decode": together}} for alone, together in ((10, 100), (10, 100), (1, 99))
     ]
     itemsize = dtype_named(decode.COMPUTE).size
-    bytes_, products = decode.bytes_of_token("bfloat16", itemsize=itemsize), decode.multiply_adds_of_token()
+    bytes_, products = decode.bytes_of_step("bfloat16", itemsize=itemsize), decode.multiply_adds_of_token()
     limits = [Limits(times * 20 * bytes_, times * 400 * products, 1.0) for times in (1, 2, 0.1)]
     assert decode.shares("bfloat16", runs, limits) == pytest.approx((0.5, 0.25))
+    step = decode.bytes_of_step("bfloat16", itemsize=itemsize, batch=32)
+    assert step == pytest.approx(bytes_ + 31 * cached * itemsize / 2)
+    fast_products = [Limits(step * 5, 1e6 * products, 1.0)] * 3
+    assert decode.shares("bfloat16", runs, fast_products) == pytest.approx((2 * bytes_ / step, 100 / 32 / 5))
     products_of_types = Limits(1.0, bfloat16=20 * head, int8=10 * layers)
     assert decode.seconds_of_token("int8_sq", products_of_types) == pytest.approx(0.05 + 0.1)
     assert decode.seconds_of_token("fp8", products_of_types) == pytest.approx((layers + head) / (20 * head))
@@ -166,7 +170,7 @@ def test_gpu_shares_are_of_what_a_copy_moves_and_products_compute() -> None:
     layers, head = 32 * 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336), 128256 * 4096
     cached = 32 * 2 * 8 * 128 * 2 * (128 + 32)
     assert decode.multiply_adds_of_token(model.shape) == layers + head
-    assert decode.bytes_of_token("fp8", model.shape, 160) == layers + 2 * head + cached
+    assert decode.bytes_of_step("fp8", model.shape, 160) == layers + 2 * head + cached
     rates = gpu.Rates(alone=10.0, together=300.0, prompts=100.0)
     limits = gpu.Limits(40.0 * (2 * (layers + head) + cached), 200.0 * layers, 0.0)
     assert gpu.shares(gpu.Measured("8B", "bfloat16", rates, rates), model, limits) == pytest.approx((0.25, 0.5))

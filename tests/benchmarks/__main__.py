@@ -276,7 +276,7 @@ def _decode(console: Console, arguments: argparse.Namespace, record: Record) -> 
         found, limits = decode.measure(Path(directory), arguments.runs)
     title = f"A random Llama of 200 M, tokens a second (median of {arguments.runs} runs in turns)"
     table = Table(title=title, title_justify="left")
-    for column in ("way", *(f"{batch} in flight" for batch in decode.BATCHES), "prompts", "bandwidth", "products"):
+    for column in ("way", *(f"{batch} in flight" for batch in decode.BATCHES), "prompts", "bandwidth", "limit"):
         table.add_column(column, justify="left" if column == "way" else "right")
     for each in found:
         rates = (*(f"{rate:.1f}" for rate in each.decode.values()), f"{each.prefill:.0f}")

@@ -221,16 +221,20 @@ def _by_transformers(model: Path) -> dict[int, dict[str, float]]:
     return {batch: timed(generate, batch) for batch in BATCHES}
 
 
-def bytes_of_token(
-    way: str, shape: Shape = SHAPE, context: int = PROMPT_TOKENS + NEW_TOKENS // 2, itemsize: int = 2
+def bytes_of_step(
+    way: str,
+    shape: Shape = SHAPE,
+    context: int = PROMPT_TOKENS + NEW_TOKENS // 2,
+    itemsize: int = 2,
+    batch: int = 1,
 ) -> float:
-    """Bytes of weights and of the KV cache, of `itemsize` a number, that are read for one token when it is decoded
-    alone."""
+    """Bytes of weights, and of every request's KV cache of `itemsize` a number, that are read to decode one token of
+    each."""
     plain = 32 if "float32" in way else 16
     bits = 8 if "int8" in way or "fp8" in way else 4 + 32 / 128 if "int4" in way else plain
     head = shape.vocab * shape.hidden * plain / 8
     cached = shape.layers * 2 * shape.kv_heads * shape.head_size * itemsize * context
-    return multiply_adds_of_layers(shape) * bits / 8 + head + cached
+    return multiply_adds_of_layers(shape) * bits / 8 + head + batch * cached
 
 
 def seconds_of_token(way: str, limits: Limits) -> float:
@@ -251,14 +255,20 @@ def multiply_adds_of_token(shape: Shape = SHAPE) -> float:
 
 
 def shares(way: str, results: Sequence[Rates], limits: Sequence[Limits]) -> tuple[float, float]:
-    """Of the memory's bandwidth by one request, and of the peaks of products at the largest batch: medians of the runs,
-    each beside the limits around it."""
-    alone, together = ([each[str(batch)]["decode"] for each in results] for batch in (BATCHES[0], BATCHES[-1]))
-    read = bytes_of_token(way, itemsize=dtype_named(COMPUTE).size)
-    return (
-        statistics.median(rate * read / each.bandwidth for rate, each in zip(alone, limits, strict=True)),
-        statistics.median(rate * seconds_of_token(way, each) for rate, each in zip(together, limits, strict=True)),
-    )
+    """Of the memory's bandwidth by one request, and of the tighter limit by the largest batch: medians of the runs, each
+    beside the limits around it.
+
+    A step of the batch is limited by what it reads or by its products, where these are slower.
+    """
+    batch, itemsize = BATCHES[-1], dtype_named(COMPUTE).size
+    read = bytes_of_step(way, itemsize=itemsize)
+    alone, together = [], []
+    for rates, each in zip(results, limits, strict=True):
+        step = bytes_of_step(way, itemsize=itemsize, batch=batch) / each.bandwidth
+        token = max(seconds_of_token(way, each), step / batch)
+        alone.append(rates[str(BATCHES[0])]["decode"] * read / each.bandwidth)
+        together.append(rates[str(batch)]["decode"] * token)
+    return statistics.median(alone), statistics.median(together)
 
 
 if __name__ == "__main__":

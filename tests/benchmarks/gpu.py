@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.by_field import by_field
-from tests.benchmarks.decode import bytes_of_token, multiply_adds_of_layers, run_trtforge
+from tests.benchmarks.decode import bytes_of_step, multiply_adds_of_layers, run_trtforge
 from tests.benchmarks.synthetic import Shape, write_model
 from trtforge.core.device import UsableDevice
 
@@ -102,7 +102,7 @@ def measure(
 
 def shares(measured: Measured, model: Model, limits: Limits) -> tuple[float, float]:
     """Of the bandwidth by one request, and of the peak of products by prompts, of which one token needs logits."""
-    shape, read = model.shape, bytes_of_token(measured.format, model.shape, model.prompt + model.new // 2)
+    shape, read = model.shape, bytes_of_step(measured.format, model.shape, model.prompt + model.new // 2)
     peak = limits.fp8 if measured.format in _PRODUCTS and limits.fp8 else limits.bfloat16
     products = measured.rates.prompts * multiply_adds_of_layers(shape)
     return measured.rates.alone * read / limits.bandwidth, products / peak

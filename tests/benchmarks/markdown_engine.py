@@ -34,15 +34,15 @@ def _decoded(found: Decode) -> str:
     rows = []
     for way in found.ways:
         rates = (*(f"{way.decode[batch]:g}" for batch in batches), f"{way.prefill:,}")
-        rows.append((way.way, *rates, *((_share(way.bandwidth), _share(way.products)) if limited else ())))
+        rows.append((way.way, *rates, *((_share(way.bandwidth), _share(way.limit)) if limited else ())))
     heads = ("tokens/s", *(f"{batch} in flight" for batch in batches), "prompts")
-    shown = where(found) + table((*heads, *(("bandwidth", "products") if limited else ())), rows)
+    shown = where(found) + table((*heads, *(("bandwidth", "limit") if limited else ())), rows)
     if not limited:
         return shown
     notes = (
-        f"The shares are of what the machine reads from memory, {found.read_gb:g} GB/s, by one request, and of its "
-        f"products in registers, by {batches[-1]}: {found.bfloat16_giga:g} billion multiply-adds a second in bfloat16"
-        + (f", {found.int8_giga:g} in int8." if found.int8_giga else " or float32; it has no instruction for int8.")
+        f"The machine reads {found.read_gb:g} GB/s from memory, and multiplies and adds {found.bfloat16_giga:g} billion "
+        "numbers a second in "
+        + (f"bfloat16, {found.int8_giga:g} in int8." if found.int8_giga else "bfloat16 or float32, none in int8.")
     )
     return f"{shown}\n\n{wrapped(notes)}"
 

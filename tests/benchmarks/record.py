@@ -58,14 +58,14 @@ class InFlight(Measured):
 class DecodeWay(Config):
     """Tokens a second while decoding, by the number of requests in flight, and of prompts.
 
-    Shares of the machine's limits: `bandwidth` of one request, `products` of the most requests.
+    Shares of the machine's limits: `bandwidth` of one request, `limit` of the tighter one by the most requests.
     """
 
     way: str
     decode: dict[int, float]
     prefill: int
     bandwidth: float | None = None
-    products: float | None = None
+    limit: float | None = None
 
 
 class Decode(Measured):

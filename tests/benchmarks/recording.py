@@ -102,8 +102,8 @@ def decoded(found: Sequence[decode.Measured], limits: Limits, runs: int) -> Deco
     """The benchmark `decode`."""
     ways = []
     for each in found:
-        bandwidth, products = each.shares
-        shares = {"bandwidth": round(bandwidth, 3), "products": round(products, 3)}
+        bandwidth, limit = each.shares
+        shares = {"bandwidth": round(bandwidth, 3), "limit": round(limit, 3)}
         ways.append(_rates(each).model_copy(update=shares))
     return Decode(
         **_place(f"transformers {_release('transformers')}"),
