@@ -2,7 +2,8 @@
 //
 // A block of activations stays in the second-level cache while all weights pass. It is packed, so that the rows of a tile
 // register lie together: (rows / 16 rounded up, inputs / DEPTH, 16, DEPTH), and less than 16 rows (inputs / DEPTH, rows,
-// DEPTH). Of a tile of weights as many inputs as fit the first-level cache are multiplied with all rows before the next.
+// DEPTH). Few rows of bfloat16 are multiplied as they are. Of a tile of weights as many inputs as fit the first-level cache
+// are multiplied with all rows before the next.
 
 #pragma once
 
@@ -21,17 +22,26 @@ constexpr int64_t WEIGHTS = 1 << 14;     // bytes of a tile of weights in the fi
 template <typename X>
 constexpr int64_t INPUTS = WEIGHTS / TILE / int64_t(sizeof(X));
 
+// Rows from `first` on. `pitch`: numbers from a row to the next one of its group; `step`: from DEPTH inputs to the next.
 template <typename X>
 struct Block {
-    X* packed;
-    int64_t first, rows, inputs;
+    const X* from;
+    int64_t first, rows, inputs, pitch, step;
 
     int64_t groups() const { return (rows + HEIGHT - 1) / HEIGHT; }
     // The rows of a group from an input on, a multiple of DEPTH.
-    X* at(int64_t group, int64_t input) const { return packed + group * HEIGHT * inputs + input * height(rows); }
-    // One row's inputs: DEPTH of them lie together, the next ones `step` numbers behind them.
-    X* row(int64_t index) const { return at(index / HEIGHT, 0) + index % HEIGHT * DEPTH<X>; }
-    int64_t step() const { return height(rows) * DEPTH<X>; }
+    const X* at(int64_t group, int64_t input) const { return from + group * HEIGHT * inputs + input / DEPTH<X> * step; }
+};
+
+// Where a row's inputs are packed: DEPTH of them, the next ones `step` numbers behind them.
+template <typename X>
+struct Row {
+    X* into;
+    int64_t step;
+
+    Row(X* packed, const Block<X>& block, int64_t index)
+        : into(packed + index / HEIGHT * HEIGHT * block.inputs + index % HEIGHT * DEPTH<X>), step(block.step) {}
+    X* at(int64_t input) const { return into + input / DEPTH<X> * step; }
 };
 
 // sums (32, TILE) = or, unless `fresh`, += the rows of two groups, of which the second need not exist, times inputs
@@ -40,10 +50,10 @@ template <typename X, typename W, typename S, class Beside>
 static inline void multiply(const Block<X>& x, int64_t group, int64_t input, const W* w, int64_t count, bool fresh, S* sums,
                             const Beside& beside) {
     if (group + 1 < x.groups())
-        products<true>(x.at(group, input), x.at(group + 1, input), DEPTH<X>, x.step(), w, count, fresh, sums,
+        products<true>(x.at(group, input), x.at(group + 1, input), x.pitch, x.step, w, count, fresh, sums,
                        sums + HEIGHT * TILE, beside);
     else
-        products<false>(x.at(group, input), (const X*)nullptr, DEPTH<X>, x.step(), w, count, fresh, sums, (S*)nullptr,
+        products<false>(x.at(group, input), (const X*)nullptr, x.pitch, x.step, w, count, fresh, sums, (S*)nullptr,
                         beside);
 }
 
@@ -68,7 +78,7 @@ static T* memory_for(int64_t count) {
     return (T*)((uintptr_t(at_least(memory, count + MORE)) + 63) / 64 * 64);
 }
 
-// Calls pack(block, row, first input, inputs) for parts of all rows, `section` inputs at most, and then
+// Calls pack(row of all, where to, first input, inputs) for parts of all rows, `section` inputs at most, and then
 // multiply(block, tile) for every tile of weights, block by block.
 template <typename X, class Pack, class Multiply>
 static void for_each_tile(int64_t rows, int64_t inputs, int64_t outputs, int64_t section, Pack pack, Multiply multiply) {
@@ -77,17 +87,27 @@ static void for_each_tile(int64_t rows, int64_t inputs, int64_t outputs, int64_t
     X* packed = memory_for<X>(std::min(most, (rows + HEIGHT - 1) / HEIGHT * HEIGHT) * inputs);
     for (int64_t first = 0, left = (rows + most - 1) / most, count; left > 0; --left, first += count) {
         count = left == 1 ? rows - first : std::min(most, (share(rows - first, left) + TILE - 1) / TILE * TILE);
-        const Block<X> block{packed, first, count, inputs};
+        const Block<X> block{packed, first, count, inputs, DEPTH<X>, height(count) * DEPTH<X>};
         team::run(true, [&](team::Member& member) {
             member.each(count * sections, [&](int64_t at) {
-                const int64_t input = at % sections * section;
-                pack(block, at / sections, input, std::min(section, inputs - input));
+                const int64_t row = at / sections, input = at % sections * section;
+                pack(first + row, Row<X>(packed, block, row), input, std::min(section, inputs - input));
             });
             member.barrier();
             const Session session(count, true);
             member.each(outputs / TILE, [&](int64_t tile) { multiply(block, tile); });
         });
     }
+}
+
+// As above, of up to HEIGHT rows (rows, inputs) as they are.
+template <typename X, class Multiply>
+static void for_each_tile(const X* x, int64_t rows, int64_t inputs, int64_t outputs, Multiply multiply) {
+    const Block<X> block{x, 0, rows, inputs, inputs, DEPTH<X>};
+    team::run(true, [&](team::Member& member) {
+        const Session session(rows, true);
+        member.each(outputs / TILE, [&](int64_t tile) { multiply(block, tile); });
+    });
 }
 
 // totals (rows, TILE) += sums times their outputs' scales; `fresh`: totals holds nothing yet.

@@ -478,13 +478,13 @@ static void multiply_rows(const ExpandedLinear& l) {
 
 #if defined(HAS_AMX)
 
-// One of a block's rows as it is multiplied. Returns the scale of its own that it was divided by.
+// A row as it is multiplied. Returns the scale of its own that it was divided by.
 template <Inputs KIND, typename T>
-static float pack_row(const ExpandedLinear& l, const T* x, int64_t step, bfloat16* into) {
+static float pack_row(const ExpandedLinear& l, const T* x, const amx::Row<bfloat16>& into) {
     const float scale = KIND == E4M3_BY_ROW ? scale_of_row(l, x) : l.activation_scale;
-    for (int64_t i = 0; i < l.inputs; i += amx::DEPTH<bfloat16>, into += step)
+    for (int64_t i = 0; i < l.inputs; i += amx::DEPTH<bfloat16>)
         for (int64_t half = 0; half < amx::DEPTH<bfloat16>; half += WIDTH)
-            put(into + half, prepared<KIND>(l, x, i + half, scale));
+            put(into.at(i) + half, prepared<KIND>(l, x, i + half, scale));
     return KIND == E4M3_BY_ROW ? scale : 1.0f;
 }
 
@@ -493,12 +493,10 @@ template <class Format, typename T>
 static void multiply_blocks(const ExpandedLinear& l) {
     constexpr int64_t WORDS = amx::DEPTH<bfloat16> / Format::INPUTS * Format::WORDS, AHEAD = 8;  // expansions
     const int64_t words_of_tile = l.inputs / Format::INPUTS * Format::WORDS;
-    float factors[amx::MOST_ROWS];
-    const auto pack = [&](const amx::Block<bfloat16>& x, int64_t row, int64_t, int64_t) {
-        const T* from = (const T*)l.x + (x.first + row) * l.inputs;
-        const float scale = by_kind(
-            l.kind, [&](auto kind) { return pack_row<kind()>(l, from, x.step(), x.row(row)); });
-        factors[row] = scale / Format::FACTOR;
+    float* factors = memory_for(l.rows);
+    const auto pack = [&](int64_t row, const amx::Row<bfloat16>& into, int64_t, int64_t) {
+        const T* x = (const T*)l.x + row * l.inputs;
+        factors[row] = by_kind(l.kind, [&](auto kind) { return pack_row<kind()>(l, x, into); }) / Format::FACTOR;
     };
     amx::for_each_tile<bfloat16>(l.rows, l.inputs, l.outputs, l.inputs, pack, [&](const auto& x, int64_t tile) {
         const int64_t first = tile * TILE;
@@ -509,8 +507,7 @@ static void multiply_blocks(const ExpandedLinear& l) {
             prefetch(from + WORDS * AHEAD, WORDS);
             Pairs::expand<Format>(from, amx::DEPTH<bfloat16>, into);
         };
-        const Output<T> y{l, factors - x.first, (T*)l.y, first};
-        amx::multiply_expanded(x, l.group, scales, expand, y);
+        amx::multiply_expanded(x, l.group, scales, expand, Output<T>{l, factors, (T*)l.y, first});
     });
 }
 

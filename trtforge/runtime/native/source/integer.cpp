@@ -152,24 +152,17 @@ static void by_vectors(const IntegerLinear& l) {
 
 #if defined(HAS_AMX)
 
-using Codes = amx::Block<uint8_t>;
-
-template <typename T>
-static void round_row(const IntegerLinear& l, const Codes& block, int64_t row, int64_t first, int64_t count) {
-    constexpr int64_t DEPTH = amx::DEPTH<uint8_t>;
-    const T* x = (const T*)l.x + (block.first + row) * l.inputs;
-    for (int64_t i = first; i < first + count; i += DEPTH)
-        round_inputs(x + i, l.prequant + i, l.activation_scale, DEPTH, 4, block.row(row) + i / DEPTH * block.step());
-}
-
 template <typename T>
 static void by_tiles(const IntegerLinear& l) {
-    amx::for_each_tile<uint8_t>(
-        l.rows, l.inputs, l.outputs, SECTION,
-        [&](const Codes& x, int64_t row, int64_t first, int64_t count) { round_row<T>(l, x, row, first, count); },
-        [&](const Codes& x, int64_t tile) {
-            amx::multiply_tile<int32_t>(x, l.weight + tile * TILE * l.inputs, Tile<T>{l, tile * TILE});
-        });
+    constexpr int64_t DEPTH = amx::DEPTH<uint8_t>;
+    const auto round = [&](int64_t row, const amx::Row<uint8_t>& into, int64_t first, int64_t count) {
+        const T* x = (const T*)l.x + row * l.inputs;
+        for (int64_t i = first; i < first + count; i += DEPTH)
+            round_inputs(x + i, l.prequant + i, l.activation_scale, DEPTH, 4, into.at(i));
+    };
+    amx::for_each_tile<uint8_t>(l.rows, l.inputs, l.outputs, SECTION, round, [&](const auto& codes, int64_t tile) {
+        amx::multiply_tile<int32_t>(codes, l.weight + tile * TILE * l.inputs, Tile<T>{l, tile * TILE});
+    });
 }
 
 #endif

@@ -195,10 +195,10 @@ static const float* activations(const Linear& l, team::Member& member, float* co
     return copy;
 }
 
-// Calls compute(l, activations, first output, memory) for every tile. `depth`: inputs of one product of a panel;
-// `needed`: numbers of the memory, which is aligned to a vector.
+// Calls compute(l, activations, first output, memory) for every tile. `needed`: numbers of the memory, which is aligned to a
+// vector.
 template <class Way, class Compute>
-static void for_each_tile(const Linear& l, int64_t depth, int64_t needed, Compute compute) {
+static void for_each_tile(const Linear& l, int64_t needed, Compute compute) {
     using Input = typename Way::Input;
     Aligned<Input> copy(std::is_same_v<Input, float> ? l.rows * l.inputs : 0);
     team::run(true, [&](team::Member& member) {
@@ -221,8 +221,7 @@ static void multiply_all(const Linear& l, int64_t depth, int64_t needed, Compute
             block.rows = std::min(most, l.rows - first);
             block.x += first * l.inputs;
             block.y += first * l.outputs;
-            for_each_tile<Way>(block, depth, needed,
-                               [&](const auto&... given) { compute(way, given...); });
+            for_each_tile<Way>(block, needed, [&](const auto&... given) { compute(way, given...); });
         }
     });
 }
@@ -234,16 +233,15 @@ static void multiply_all(const Linear& l, int64_t depth, int64_t needed, Compute
 constexpr int64_t SECTION = 256;  // inputs that one thread packs
 
 // Packs a row's inputs, times their factors where there are any.
-static void pack_row(const Linear& l, const amx::Block<bfloat16>& block, int64_t row, int64_t first, int64_t count) {
-    const bfloat16* x = l.x + (block.first + row) * l.inputs;
-    bfloat16* into = block.row(row);
+static void pack_row(const Linear& l, int64_t row, const amx::Row<bfloat16>& into, int64_t first, int64_t count) {
+    const bfloat16* x = l.x + row * l.inputs;
     for (int64_t i = first; i < first + count; i += amx::DEPTH<bfloat16>) {
-        bfloat16* packed = into + i / amx::DEPTH<bfloat16> * block.step();
-        for (int64_t half = 0; half < 2; ++half)
+        bfloat16* packed = into.at(i);
+        for (int64_t half = 0; half < amx::DEPTH<bfloat16>; half += WIDTH)
             if (l.prequant)
-                put(packed + half * WIDTH, load(x + i + half * WIDTH) * load(l.prequant + i + half * WIDTH));
+                put(packed + half, load(x + i + half) * load(l.prequant + i + half));
             else
-                std::memcpy(packed + half * WIDTH, x + i + half * WIDTH, WIDTH * sizeof(bfloat16));
+                std::memcpy(packed + half, x + i + half, WIDTH * sizeof(bfloat16));
     }
 }
 
@@ -281,10 +279,14 @@ static void block_int4(const Linear& l, const amx::Block<bfloat16>& x, int64_t f
 // Whether tile registers multiply so many rows with `depth` inputs at once; then y is computed.
 static bool by_tiles(const Linear& l, int64_t depth, void (*multiply)(const Linear&, const amx::Block<bfloat16>&, int64_t)) {
     if (!amx::suits(depth)) return false;
-    amx::for_each_tile<bfloat16>(
-        l.rows, l.inputs, l.outputs, SECTION,
-        [&](const auto& block, int64_t row, int64_t first, int64_t count) { pack_row(l, block, row, first, count); },
-        [&](const auto& block, int64_t tile) { multiply(l, block, tile * TILE); });
+    const auto of_block = [&](const auto& block, int64_t tile) { multiply(l, block, tile * TILE); };
+    if (l.rows <= amx::HEIGHT && !l.prequant)
+        amx::for_each_tile(l.x, l.rows, l.inputs, l.outputs, of_block);
+    else
+        amx::for_each_tile<bfloat16>(
+            l.rows, l.inputs, l.outputs, SECTION,
+            [&](int64_t row, const auto& into, int64_t first, int64_t count) { pack_row(l, row, into, first, count); },
+            of_block);
     return true;
 }
 
