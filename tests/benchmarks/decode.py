@@ -255,10 +255,10 @@ def multiply_adds_of_token(shape: Shape = SHAPE) -> float:
 
 
 def shares(way: str, results: Sequence[Rates], limits: Sequence[Limits]) -> tuple[float, float]:
-    """Of the memory's bandwidth by one request, and of the tighter limit by the largest batch: medians of the runs, each
-    beside the limits around it.
+    """Of the memory's bandwidth by one request, and of the tighter limit by the largest batch.
 
-    A step of the batch is limited by what it reads or by its products, where these are slower.
+    A step of the batch is limited by what it reads or by its products, where these are slower. Medians of the runs,
+    each beside the limits around it.
     """
     batch, itemsize = BATCHES[-1], dtype_named(COMPUTE).size
     read = bytes_of_step(way, itemsize=itemsize)

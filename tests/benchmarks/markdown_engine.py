@@ -40,8 +40,8 @@ def _decoded(found: Decode) -> str:
     if not limited:
         return shown
     notes = (
-        f"The machine reads {found.read_gb:g} GB/s from memory, and multiplies and adds {found.bfloat16_giga:g} billion "
-        "numbers a second in "
+        f"The machine reads {found.read_gb:g} GB/s from memory. A second has {found.bfloat16_giga:g} billion "
+        "multiply-adds in "
         + (f"bfloat16, {found.int8_giga:g} in int8." if found.int8_giga else "bfloat16 or float32, none in int8.")
     )
     return f"{shown}\n\n{wrapped(notes)}"

@@ -1,13 +1,11 @@
 """The parts of a step, in their order, and a step of single tokens compute what the whole step computes."""
 
-from dataclasses import replace
-
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trtforge.runtime.ranks.micro_batches import micro_batches
-from trtforge.runtime.ranks.single_tokens import MOST_BESIDE, single_tokens
+from trtforge.runtime.ranks.single_tokens import MOST_CHUNKED, single_tokens
 from trtforge.runtime.scheduling.batch import Step
 
 Computed = list[tuple[int, int, int, bool]]
@@ -82,20 +80,19 @@ def test_a_prompt_is_cut_into_chunks_that_follow_each_other() -> None:
     ]
 
 
-@given(step=steps(), silent=st.booleans())
-def test_tokens_of_short_chunks_become_rows(step: Step, silent: bool) -> None:
-    """Beside single tokens, if none of them gives logits."""
-    if silent:
-        step = replace(step, wanted=np.where(step.counts == 1, step.wanted, 0))
-    singles, beside = step.generation_rows, int(step.counts[step.counts > 1].sum())
+@given(step=steps())
+def test_tokens_of_short_chunks_become_rows(step: Step) -> None:
+    chunked = int(step.counts[step.counts > 1].sum())
     made = single_tokens(step)
-    if singles == 0 or not 0 < beside <= MOST_BESIDE or step.wanted[singles:].any():
+    if not 0 < chunked <= MOST_CHUNKED:
         assert made is step
         return
     assert (made.counts == 1).all()
-    assert computed(made) == computed(step)
+    wanted = set(step.logit_rows().tolist())
+    order = sorted(range(len(step.tokens)), key=lambda token: token not in wanted)
+    assert computed(made) == [computed(step)[token] for token in order]
     assert made.copies.tolist() == [1, 2]
     assert made.window_copies.tolist() == [3, 4]
-    rows, _ = step.positions()
+    rows = step.positions()[0][order]
     assert made.adapters.tolist() == (step.adapters[rows].tolist() if len(step.adapters) else [])
     assert made.window_tables.tolist() == ((made.tables + 1000).tolist() if len(step.window_tables) else [])

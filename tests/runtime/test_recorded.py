@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from tests.runtime.converted import LONG, Families, Family
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.dtypes import ModelDtype
 from trtforge.runtime.decoder.recorded import MOST_ROWS
+from trtforge.runtime.ranks import single_tokens
 from trtforge.runtime.ranks.source import open_engine
 from trtforge.runtime.scheduling.batch import Step
 
@@ -63,7 +65,10 @@ def networks(families: Families, tmp_path_factory: pytest.TempPathFactory) -> Fa
 def stepped(
     ranks: ThreadRanks, rows: list[int], at: int, *, beside: bool = False, adapters: Sequence[int] = ()
 ) -> Tensor:
-    """Logits of one token at position `at` of these sequences; `beside`: with a context in the same step."""
+    """Logits of one token at position `at` of these sequences.
+
+    `beside`: in a step with a context that stays one, which is not recorded.
+    """
     columns = 4
     tables = [[1 + columns * row + column for column in range(columns)] for row in rows]
     tokens = [LONG[row + at] for row in rows]
@@ -75,9 +80,15 @@ def stepped(
     each = np.array(counts)
     tasks = np.array([*adapters, *([0] if adapters and beside else [])], dtype=np.int64)
     step = Step(np.array(starts), each, np.minimum(each, 1), np.array(tables), np.array(tokens), adapters=tasks)
-    logits = ranks.execute(step)
+    logits = not_recorded(ranks, step) if beside else ranks.execute(step)
     assert logits is not None
     return logits[: len(rows)].clone()
+
+
+def not_recorded(ranks: ThreadRanks, step: Step) -> Tensor | None:
+    """The logits of a step whose chunks of contexts stay these."""
+    with mock.patch.object(single_tokens, "MOST_CHUNKED", 0):
+        return ranks.execute(step)
 
 
 def some_sequences(count: int) -> st.SearchStrategy[list[int]]:
@@ -162,10 +173,10 @@ CHUNKED = {"plain": Layout(), "two ranks": Layout(tp=2), "fp8 cache": Layout(kv=
 
 @pytest.mark.parametrize("kind", CHUNKED)
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_chunks_of_contexts_are_recorded_beside_single_tokens(
+def test_chunks_of_contexts_are_recorded_as_single_tokens(
     families: Families, dtype: ModelDtype, kind: str, tmp_path: Path
 ) -> None:
-    """What their rows stored is what later tokens of their sequences read."""
+    """What their rows stored is what later tokens of their sequences read; every other one samples."""
     family, layout = families("llama"), CHUNKED[kind]
     adapted = layout is None
     plain = tiny_llama(vocab_size=128)
@@ -186,30 +197,42 @@ def test_chunks_of_contexts_are_recorded_beside_single_tokens(
         adapters = np.array(of_third, dtype=np.int64)
         return Step(of_row, np.array([count]), np.array([1]), tables[2:], tokens, adapters=adapters)
 
+    rounded = 1 if dtype == "float32" else 2  # keys and values of each chunk, too
+
+    def check_third(made: Tensor, end: int) -> None:
+        """The logits of the third sequence's last token before `end`."""
+        whole = not_recorded(alone, third(0, end))
+        assert whole is not None
+        assert (made - whole).abs().max() <= rounded * TOLERANCES[dtype] * whole.abs().max()
+
     for at, count in zip(range(3, 9), (4, 2, 4, 4, 7, 2), strict=True):
+        samples = at % 2
         made = together.execute(
             Step(
                 np.array([at, at, first]),
                 np.array([1, 1, count]),
-                np.array([1, 1, 0]),
+                np.array([1, 1, samples]),
                 tables,
                 np.array([LONG[at], LONG[1 + at], *LONG[first : first + count]]),
                 adapters=np.array([*of_two, *of_third], dtype=np.int64),
             )
         )
         assert made is not None
+        assert len(made) == 2 + samples
         expected = stepped(alone, [0, 1], at, adapters=of_two)
-        assert (made - expected).abs().max() <= TOLERANCES[dtype] * expected.abs().max()
+        assert (made[:2] - expected).abs().max() <= TOLERANCES[dtype] * expected.abs().max()
         first += count
+        if samples:
+            check_third(made[2:], first)
     for model in together.models:
         assert model.graphs is not None
         recorded = {*model.layers.recorded_rows, *model.graphs.captured_rows}
         assert recorded >= ({4, 6, 9} if dtype == "float32" or not adapted else {4})  # others are padded, see COUNTS
-    last, whole = together.execute(third(first, 1)), alone.execute(third(0, first + 1))
-    assert last is not None
-    assert whole is not None
-    rounded = 1 if dtype == "float32" else 2  # keys and values of each chunk, too
-    assert (last - whole).abs().max() <= rounded * TOLERANCES[dtype] * whole.abs().max()
+    for count in (1, 5):  # without other sequences
+        last = together.execute(third(first, count))
+        assert last is not None
+        first += count
+        check_third(last, first)
     for ranks in (alone, together):
         ranks.close()
 

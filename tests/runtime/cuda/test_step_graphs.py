@@ -29,7 +29,7 @@ from trtforge.runtime.decoder.step_graphs import (
 )
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks import rank_model
-from trtforge.runtime.ranks.single_tokens import MOST_BESIDE, single_tokens
+from trtforge.runtime.ranks.single_tokens import MOST_CHUNKED, single_tokens
 from trtforge.runtime.ranks.source import open_engine
 from trtforge.runtime.scheduling.batch import Step
 
@@ -200,34 +200,36 @@ def beside(rows: list[int], contexts: list[tuple[int, int, int]], wanted: int = 
         max_size=4,
     ),
     rows=st.integers(1, 4),
+    wanted=st.integers(0, 1),
 )
-def test_tokens_of_contexts_are_rows_without_logits(chunks: list[list[tuple[int, int, int]]], rows: int) -> None:
-    """Behind the single tokens, with positions, slots and tables of their own."""
+def test_tokens_of_contexts_are_rows(chunks: list[list[tuple[int, int, int]]], rows: int, wanted: int) -> None:
+    """Those without logits behind the others, with positions, slots and tables of their own."""
     graphs = StepGraphs(computed, repeated, ExactMemory(COLUMNS, BLOCK))
     for contexts in chunks:
-        step = beside(list(range(rows)), contexts)
+        step = beside(list(range(rows)), contexts, wanted=wanted)
         found = graphs.execute(single_tokens(step))
         assert found is not None
         assert found.logits is not None
         assert found.last is not None
-        single = step_of([at % 7 for at in range(rows)], list(range(rows)))
-        assert found.logits[:, 0].tolist() == single.tokens.tolist()
-        assert found.logits[:, 1].tolist() == single.starts.tolist()
-        assert len(found.last) == rows
+        logit_rows = step.logit_rows()
+        assert found.logits[:, 0].tolist() == step.tokens[logit_rows].tolist()
+        assert found.logits[:, 1].tolist() == step.positions()[1][logit_rows].tolist()
+        assert len(found.last) == rows + wanted * len(contexts)
         (slots,) = found.states
         positions = [(sequence, first + at) for sequence, first, count in contexts for at in range(count)]
         expected = [(1 + COLUMNS * sequence + at // BLOCK) * BLOCK + at % BLOCK for sequence, at in positions]
-        assert slots[rows:, 0].tolist() == expected
+        last = [sum(count for _, _, count in contexts[: index + 1]) - 1 for index in range(wanted * len(contexts))]
+        order = last + [index for index in range(len(expected)) if index not in last]
+        assert slots[rows:, 0].tolist() == [expected[index] for index in order]
 
 
 @pytest.mark.parametrize(
     ("memory", "step"),
     [
         (PADDED, beside([0], [(1, 0, 2)])),
-        (ExactMemory(COLUMNS, BLOCK), beside([0], [(1, 0, 2)], wanted=1)),
-        (ExactMemory(40, BLOCK), beside([0], [(1, 0, MOST_BESIDE), (2, 0, 2)])),
+        (ExactMemory(40, BLOCK), beside([0], [(1, 0, MOST_CHUNKED), (2, 0, 2)])),
     ],
-    ids=["on a GPU", "with logits", "too many"],
+    ids=["on a GPU", "too many"],
 )
 def test_other_contexts_are_computed_without_graphs(memory: Memory, step: Step) -> None:
     assert StepGraphs(computed, never, memory).execute(single_tokens(step)) is None

@@ -226,12 +226,16 @@ class RankModel:
         spec = self._decoder.spec
         stages = 1 if spec.linear is not None else spec.pp
         parts = micro_batches(step, stages, _LEAST_TOKENS[self._place.device.type])
-        return [single_tokens(part) for part in parts] if self._records_chunks else parts
+        return [single_tokens(part) if self._records_chunks(part) else part for part in parts]
 
-    @property
-    def _records_chunks(self) -> bool:
-        """Whether short chunks of prompts are recorded as single tokens: these cost more in latent attention."""
+    def _records_chunks(self, step: Step) -> bool:
+        """Whether short chunks of prompts are recorded as single tokens: these cost more in latent attention.
+
+        Not where chunks sample beside an EAGLE network, which reads the states of all tokens in their order.
+        """
         if self._calls is None or self._graphs is None or self._decoder.spec.latent is not None:
+            return False
+        if self._source.eagle is not None and step.wanted[step.generation_rows :].any():
             return False
         return self._graphs.can_capture or self.layers.can_record
 

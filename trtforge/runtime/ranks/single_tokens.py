@@ -1,4 +1,4 @@
-"""A step with short chunks of prompts beside single tokens as one of single tokens only, which a CPU's ranks record."""
+"""A step with short chunks of prompts as one of single tokens only, which a CPU's ranks record."""
 
 from dataclasses import replace
 
@@ -6,28 +6,27 @@ import numpy as np
 
 from trtforge.runtime.scheduling.batch import Step
 
-MOST_BESIDE = 64
+MOST_CHUNKED = 64
 """Tokens of prompts: as many as the CPU kernels take of one sequence at once."""
 
 
 def single_tokens(step: Step) -> Step:
-    """The step with a row for each token.
-
-    As it is without single tokens, with more tokens of prompts than MOST_BESIDE, and where one of these gives logits:
-    what is left of a prompt has too many lengths to record each.
-    """
-    if len(step.tokens) == len(step.counts):
-        return step
-    singles = step.generation_rows
-    if singles == 0 or len(step.tokens) - singles > MOST_BESIDE or step.wanted[singles:].any():
+    """The step with a row for each token, those with logits first; as it is with more tokens of prompts than
+    MOST_CHUNKED."""
+    if len(step.tokens) == len(step.counts) or len(step.tokens) - step.generation_rows > MOST_CHUNKED:
         return step
     rows, positions = step.positions()
+    wanted = np.zeros(len(rows), dtype=np.int64)
+    wanted[step.logit_rows()] = 1
+    order = np.argsort(-wanted, kind="stable")
+    rows = rows[order]
     return replace(
         step,
-        starts=positions,
+        starts=positions[order],
         counts=np.ones(len(rows), dtype=np.int64),
-        wanted=step.wanted[rows],
+        wanted=wanted[order],
         tables=step.tables[rows],
+        tokens=step.tokens[order],
         adapters=step.adapters[rows] if len(step.adapters) else step.adapters,
         window_tables=step.window_tables[rows] if len(step.window_tables) else step.window_tables,
     )

@@ -86,7 +86,15 @@ static void attend(const Paged& p, int64_t head, int64_t count, const typename W
 }
 
 constexpr int64_t AT_ONCE = 4;  // query heads
-constexpr int64_t LEAST_TOGETHER = 512;  // tokens that rows of one sequence see, which are worth packing
+
+// Tokens that rows of one sequence see, which are worth packing: tile registers multiply packed ones much faster.
+template <typename T>
+static int64_t least_together([[maybe_unused]] const Paged& p) {
+#if defined(HAS_PRODUCTS)
+    if (std::is_same_v<T, bfloat16> && amx::suits(p.size)) return 64;
+#endif
+    return 512;
+}
 
 static inline int64_t chunks(const Paged& p) { return (p.heads / p.kv_heads + AT_ONCE - 1) / AT_ONCE; }
 
@@ -181,7 +189,7 @@ static void attend_rows(int64_t type, int64_t cache, const Paged& p) {
     };
     for (int64_t row = 0, rows; row < p.rows; row += rows) {
         rows = may_join ? of_one_sequence(p, row) : 1;
-        if (rows == 1 || seen_by<char>(p, row, 0).count() < LEAST_TOGETHER) continue;
+        if (rows == 1 || seen_by<char>(p, row, 0).count() < least_together<T>(p)) continue;
         attend_alone(row);
         attend_together(type, cache, rows_of<T>(p, row, rows));
         first = row + rows;
