@@ -13,7 +13,16 @@ from tests.benchmarks.conversion import Measured as Converted
 from tests.benchmarks.limits import Limits
 from tests.benchmarks.markdown import pages
 from tests.benchmarks.quality import BuildQuality, Peer, Quality
-from tests.benchmarks.record import Place, Record, read_record, with_calibration, with_domains, with_machine
+from tests.benchmarks.record import (
+    Decode,
+    DecodeWay,
+    Place,
+    Record,
+    read_record,
+    with_calibration,
+    with_domains,
+    with_machine,
+)
 from tests.benchmarks.serving import CLIENT, Measured, Run
 from trtforge.core.dtypes import dtype_named
 
@@ -28,6 +37,25 @@ def test_other_figures_make_other_pages() -> None:
     inflight_engines = record.inflight.model_copy(update={"runs": 7})
     changed = pages(record.model_copy(update={"inflight": inflight_engines}))
     assert sum("medians of 7 interleaved runs" in text for text in changed.values()) == 1
+
+
+def test_decoding_is_shown_in_times_of_openvino() -> None:
+    """The best format of each at each number of requests; machines without OpenVINO do not count."""
+    record = read_record()
+
+    def measured(rates: dict[str, float]) -> Decode:
+        ways = [
+            DecodeWay(way=way, decode=dict.fromkeys(decode.BATCHES, rate), prefill=round(10 * rate))
+            for way, rate in rates.items()
+        ]
+        return record.decode[0].model_copy(update={"ways": tuple(ways)})
+
+    first = measured({"bfloat16": 30.0, "fp8": 40.0, "transformers, bfloat16": 99.0, "OpenVINO, int8": 20.0})
+    second = measured({"int8_sq": 30.0, "OpenVINO, int8": 10.0, "OpenVINO, int4": 12.0})
+    text = "\n".join(pages(record.model_copy(update={"decode": (first, second, measured({"bfloat16": 1.0}))})).values())
+    spans = "2.0 to 2.5, 2.0 to 2.5, 2.0 to 2.5 times as fast"
+    assert f"| {spans} | OpenVINO GenAI, each in its best format; 2 machines |" in text
+    assert "| prompts of that | 2.0 to 2.5 times as fast |" in text
 
 
 def test_calibration_is_recorded_in_passes_and_in_times_of_ours() -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.benchmarks.decode import BATCHES, OPENVINO, OURS
 from tests.benchmarks.markdown_engine import decode, families, gpu, inflight, latency
 from tests.benchmarks.markdown_parts import by_machine, table, where, wrapped
 from tests.benchmarks.record import Calibrated, Calibration, Conversion, Record, Spread
@@ -86,6 +87,7 @@ def summary(record: Record) -> str:
             f"{batching.inflight.rate:,} tokens/s",
             f"static batching: {batching.static_padded.rate:,} padded, {batching.static_dropped.rate:,} unpadded",
         ),
+        *_decoded(record),
         (
             "through Triton, 32 streams",
             f"{ratios[0] * 100:.0f} to {ratios[-1] * 100:.0f} % of the engine's tokens/s",
@@ -93,6 +95,26 @@ def summary(record: Record) -> str:
         ),
     ]
     return table(("what", "trtforge", "beside it"), rows)
+
+
+def _decoded(record: Record) -> list[tuple[str, str, str]]:
+    """Rows of how many times as fast as OpenVINO the embedded engine is, each in its best format, on every machine."""
+    ratios: list[list[float]] = []
+    for found in record.decode:
+        ours, theirs = ([way for way in found.ways if way.way in names] for names in (OURS, OPENVINO))
+        if theirs:
+            best = [[max(way.decode[batch] for way in ways) for batch in BATCHES] for ways in (ours, theirs)]
+            prompts = [max(way.prefill for way in ways) for ways in (ours, theirs)]
+            ratios.append([own / other for own, other in zip(*best, strict=True)] + [prompts[0] / prompts[1]])
+    if not ratios:
+        return []
+    spans = [f"{min(each):.1f} to {max(each):.1f}" for each in zip(*ratios, strict=True)]
+    machines = f"OpenVINO GenAI, each in its best format; {len(ratios)} machines"
+    requests = ", ".join(map(str, BATCHES))
+    return [
+        (f"decode {requests} requests, 200 M model", f"{', '.join(spans[:-1])} times as fast", machines),
+        ("prompts of that", f"{spans[-1]} times as fast", machines),
+    ]
 
 
 def _serving(record: Record) -> str:

@@ -108,7 +108,7 @@ def test_scheduling_does_not_change_guided_answers(
 ) -> None:
     config = EngineConfig.model_validate({"backend": "torch", **limits})
     directory = compile_engine(config, checkpoint, tmp_path / "engine").path
-    asked = [replace(each, max_tokens=100) for each in mixed(tokenizer, 16)]
+    asked = [replace(each, max_tokens=min(each.max_tokens, 100)) for each in mixed(tokenizer, 16)]
     with Engine.load(directory, options) as other:
         answers = generate_with(other, asked)
         assert (other.statistics().paused_requests > 0) == (options.scheduler == "max_utilization")

@@ -54,11 +54,11 @@ def test_long_sequences_in_pieces_are_one_sequence(
     assert error(by_layer(checkpoint, LONG, TOKENS)[0], computed(checkpoint, LONG)[0]) < 1e-5
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_an_engine_is_computed_as_it_was_compiled(families: Families, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("dtype", "close"), [("float32", 1e-5), ("bfloat16", 2**-6)])
+def test_an_engine_is_computed_as_it_was_compiled(families: Families, dtype: str, close: float, tmp_path: Path) -> None:
     """In bfloat16 rows are padded, and padding must not get in."""
     engine = write_engine(families("llama").checkpoint(), tmp_path / "engine", dtype=dtype)
-    assert error(by_layer(engine, TOKENS, TOKENS[:5])[1], computed(engine, TOKENS[:5])[0]) < 1e-5
+    assert error(by_layer(engine, TOKENS, TOKENS[:5])[1], computed(engine, TOKENS[:5])[0]) < close
 
 
 def test_states_follow_the_layers(families: Families) -> None:

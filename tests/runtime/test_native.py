@@ -209,7 +209,9 @@ def every_way() -> list[Native]:
 def test_products_take_bfloat16_and_no_rows(kernels: Native) -> None:
     if kernels.multiplies:
         packed = pack_bfloat16(torch.ones(32, 4).bfloat16())
-        assert kernels.linear(torch.empty(0, 4).bfloat16(), packed, None, 32).shape == (0, 32)
+        for inputs in (4, 64):
+            weight = pack_bfloat16(torch.ones(32, inputs).bfloat16())
+            assert kernels.linear(torch.empty(0, inputs).bfloat16(), weight, None, 32).shape == (0, 32)
         with pytest.raises(TypeError, match="the products are for bfloat16"):
             kernels.linear(torch.ones(1, 4), packed, None, 32)
 

@@ -153,9 +153,10 @@ def test_modelopts_checkpoints(format_: str, expected: Callable[[dict[str, Tenso
         assert relative(made, reference) < 5e-3
 
 
-@pytest.mark.parametrize("format_", ["fp8_pc_pt", "nvfp4"])
-def test_an_engine_computes_what_its_checkpoint_does(format_: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("format_", "close"), [("fp8_pc_pt", 5e-3), ("nvfp4", 1e-6)])
+def test_an_engine_computes_what_its_checkpoint_does(format_: str, close: float, tmp_path: Path) -> None:
+    """Inputs that are rounded to E4M3 may be rounded to the next number, where sums differ in their order."""
     export_for_hugging_face(quantized_by_modelopt(format_), tmp_path / "hf")
     out = convert(ConvertConfig(dtype="float32"), tmp_path / "hf", tmp_path / "out").path
     engine = write_engine(out, tmp_path / "engine")
-    assert relative(computed(engine, TOKENS)[0], computed(out, TOKENS)[0]) < 1e-6
+    assert relative(computed(engine, TOKENS)[0], computed(out, TOKENS)[0]) < close

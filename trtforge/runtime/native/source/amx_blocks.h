@@ -103,6 +103,7 @@ static void for_each_tile(int64_t rows, int64_t inputs, int64_t outputs, int64_t
 // As above, of up to HEIGHT rows (rows, inputs) as they are.
 template <typename X, class Multiply>
 static void for_each_tile(const X* x, int64_t rows, int64_t inputs, int64_t outputs, Multiply multiply) {
+    if (rows == 0) return;
     const Block<X> block{x, 0, rows, inputs, inputs, DEPTH<X>};
     team::run(true, [&](team::Member& member) {
         const Session session(rows, true);
