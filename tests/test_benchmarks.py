@@ -55,7 +55,7 @@ def test_decoding_is_shown_in_times_of_openvino() -> None:
     text = "\n".join(pages(record.model_copy(update={"decode": (first, second, measured({"bfloat16": 1.0}))})).values())
     spans = "2.0 to 2.5, 2.0 to 2.5, 2.0 to 2.5 times as fast"
     assert f"| {spans} | OpenVINO GenAI, each in its best format; 2 machines |" in text
-    assert "| prompts of that | 2.0 to 2.5 times as fast |" in text
+    assert "| prompts, same model | 2.0 to 2.5 times as fast |" in text
 
 
 def test_calibration_is_recorded_in_passes_and_in_times_of_ours() -> None:

@@ -113,7 +113,7 @@ def _decoded(record: Record) -> list[tuple[str, str, str]]:
     requests = ", ".join(map(str, BATCHES))
     return [
         (f"decode {requests} requests, 200 M model", f"{', '.join(spans[:-1])} times as fast", machines),
-        ("prompts of that", f"{spans[-1]} times as fast", machines),
+        ("prompts, same model", f"{spans[-1]} times as fast", machines),
     ]
 
 

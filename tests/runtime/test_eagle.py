@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from trtforge.runtime.eagle import EagleDrafter
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
 from trtforge.runtime.kv_store import KvStoreOptions
+from trtforge.runtime.ranks import single_tokens
 from trtforge.runtime.ranks.source import open_engine
 from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
@@ -271,7 +273,7 @@ def test_recorded_steps_leave_the_same_hidden_states(
     ranks = ThreadRanks(with_drafter(open_engine(engine), FEATURES[kind]), 16)
 
     def states(at: int, beside: bool) -> torch.Tensor:
-        """Of two sequences' tokens at a position; `beside`: with a prompt in the same step, which is not recorded."""
+        """Of two sequences' tokens at a position and, if `beside`, of a chunk of a third one that samples."""
         more = int(beside)
         step = Step(
             np.array([at, at] + more * [0]),
@@ -281,18 +283,20 @@ def test_recorded_steps_leave_the_same_hidden_states(
             np.array([7 + at, 9 + at] + more * [1, 2, 3]),
         )
         ranks.execute(step)
-        return ranks.hidden_states()[:2].clone()
+        return ranks.hidden_states().clone()
 
     for at in range(4):
-        computed = states(at, beside=True)
-        recorded = [states(at, beside=False) for _ in range(2)]
-        assert computed.shape == (2, HIDDEN if kind == "eagle" else 3 * HIDDEN)
-        assert torch.equal(*recorded)
-        assert (recorded[0] - computed).abs().max() <= 2**-5 * computed.abs().max()
+        for beside in (True, False):
+            with mock.patch.object(single_tokens, "MOST_CHUNKED", 0):
+                computed = states(at, beside=True)[: 5 if beside else 2]  # with a chunk, which is not recorded
+            recorded = [states(at, beside) for _ in range(2)]
+            assert computed.shape == (5 if beside else 2, HIDDEN if kind == "eagle" else 3 * HIDDEN)
+            assert torch.equal(*recorded)
+            assert (recorded[0] - computed).abs().max() <= 2**-5 * computed.abs().max()
     (model,) = ranks.models
     assert model.graphs is not None
     of_steps, of_layers = model.graphs.captured_rows, model.layers.recorded_rows
-    assert (of_steps, of_layers) == (((2,), ()) if dtype == "float32" else ((), (2,)))
+    assert (of_steps, of_layers) == (((2, 5), ()) if dtype == "float32" else ((), (2,)))  # 5 rows are padded there
     ranks.close()
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ class ThreadRanks:
         store, port = serve_store()
         sums = SharedSums.of(placement_of(source, 0), source.config.parallel.tp, source.config.parallel.pp)
 
+        others = replace(source, eagle=None)  # which only rank 0 of a RankGroup has
+
         @torch.inference_mode()
         def load(index: int) -> RankModel:
             ranks: Collective = Alone()
@@ -34,7 +37,7 @@ class ThreadRanks:
             if world > 1:
                 ranks = distributed = Distributed(source.spec(index), index, place.device, sums)
                 distributed.connect(store if index == 0 else join_store(port))
-            model = RankModel(source, index, place, ranks)
+            model = RankModel(source if index == 0 else others, index, place, ranks)
             model.allocate_cache(blocks, host_blocks, window_blocks)
             return model
 

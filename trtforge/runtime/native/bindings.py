@@ -383,14 +383,19 @@ def _native() -> Native | None:
 
 
 def multiplies_right(kernels: Native) -> bool:
-    """Whether products of 40 rows are exact: matrix registers depend on the operating system and on the hypervisor."""
+    """Whether products of few and of many rows are exact: matrix registers depend on the operating system and on the
+    hypervisor."""
     if not kernels.multiplies:
         return True
-    x = (torch.arange(40 * 64) % 7 - 3).view(40, 64).bfloat16()
     weight = (torch.arange(32 * 64) % 5 - 2).view(32, 64).to(torch.int8)
-    exact = x.float() @ weight.float().T
-    right = torch.equal(kernels.linear(x, pack_bfloat16(weight.bfloat16()), None, 32).float(), exact)
-    if kernels.multiplies_integers:
-        layer = Int8Layer(*pack_int8(weight), torch.ones(64), torch.ones(32), None, 1.0)
-        right = right and torch.equal(kernels.linear_int8(x, layer).float(), exact)
-    return right
+    packed = pack_bfloat16(weight.bfloat16())
+    layer = Int8Layer(*pack_int8(weight), torch.ones(64), torch.ones(32), None, 1.0)
+    for rows in (5, 40):
+        x = (torch.arange(rows * 64) % 7 - 3).view(rows, 64).bfloat16()
+        exact = x.float() @ weight.float().T
+        made = [kernels.linear(x, packed, None, 32)]
+        if kernels.multiplies_integers:
+            made.append(kernels.linear_int8(x, layer))
+        if not all(torch.equal(each.float(), exact) for each in made):
+            return False
+    return True

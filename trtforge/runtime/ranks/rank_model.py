@@ -25,7 +25,7 @@ from trtforge.runtime.linears.packing import pack_rank
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.call_capture import CallCapture
 from trtforge.runtime.ranks.micro_batches import micro_batches
-from trtforge.runtime.ranks.single_tokens import single_tokens
+from trtforge.runtime.ranks.single_tokens import logits_first, single_tokens
 from trtforge.runtime.ranks.source import EagleDrafts, Source
 from trtforge.runtime.scheduling.batch import Step
 
@@ -57,6 +57,7 @@ class RankModel:
         self._window_copies: BlockCopies | None = None
         self._windowed = False
         self._graphs: StepGraphs | None = None
+        self._order: Tensor | None = None  # of the last step's tokens, if they were computed in another one
         self._capture = graph_capture_for(place.device) if self._decoder.repeats else None
         self._calls = None if self._decoder.recordable is None else CallCapture(self._decoder.recordable)
 
@@ -147,7 +148,12 @@ class RankModel:
 
     def hidden_states(self) -> Tensor:
         """See `Decoder.hidden_states`."""
-        return self._decoder.hidden_states()
+        states = self._decoder.hidden_states()
+        if self._order is None:
+            return states
+        ordered = torch.empty_like(states)
+        ordered[self._order] = states
+        return ordered
 
     @property
     def network(self) -> Network:
@@ -188,6 +194,7 @@ class RankModel:
             for layer, part in zip(self._cache, parts, strict=True):
                 layer.fill(block_index, part)
         found = []
+        self._order = None
         for part in self._parts(step):
             if self.adapters is not None:
                 self.adapters.begin(part)
@@ -226,16 +233,20 @@ class RankModel:
         spec = self._decoder.spec
         stages = 1 if spec.linear is not None else spec.pp
         parts = micro_batches(step, stages, _LEAST_TOKENS[self._place.device.type])
-        return [single_tokens(part) if self._records_chunks(part) else part for part in parts]
+        if not self._records_chunks:
+            return parts
+        made = [single_tokens(part) for part in parts]
+        if self._network is not None and made[0] is not parts[0]:  # there is one stage, and so one part
+            self._order = torch.from_numpy(logits_first(parts[0])).to(self._place.device)
+        return made
 
-    def _records_chunks(self, step: Step) -> bool:
-        """Whether short chunks of prompts are recorded as single tokens: these cost more in latent attention.
+    @property
+    def _records_chunks(self) -> bool:
+        """Whether short chunks of prompts are recorded as single tokens, which cost more in latent attention.
 
-        Not where chunks sample beside an EAGLE network, which reads the states of all tokens in their order.
+        All ranks say the same: these rows have another order.
         """
         if self._calls is None or self._graphs is None or self._decoder.spec.latent is not None:
-            return False
-        if self._source.eagle is not None and step.wanted[step.generation_rows :].any():
             return False
         return self._graphs.can_capture or self.layers.can_record
 

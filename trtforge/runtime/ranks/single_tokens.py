@@ -4,21 +4,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.batch import Ints, Step
 
 MOST_CHUNKED = 64
 """Tokens of prompts: as many as the CPU kernels take of one sequence at once."""
 
 
 def single_tokens(step: Step) -> Step:
-    """The step with a row for each token, those with logits first; as it is with more tokens of prompts than
-    MOST_CHUNKED."""
+    """The step with a row for each token, in `logits_first` order.
+
+    Unchanged if prompts have more than MOST_CHUNKED tokens.
+    """
     if len(step.tokens) == len(step.counts) or len(step.tokens) - step.generation_rows > MOST_CHUNKED:
         return step
     rows, positions = step.positions()
     wanted = np.zeros(len(rows), dtype=np.int64)
     wanted[step.logit_rows()] = 1
-    order = np.argsort(-wanted, kind="stable")
+    order = logits_first(step)
     rows = rows[order]
     return replace(
         step,
@@ -30,3 +32,9 @@ def single_tokens(step: Step) -> Step:
         adapters=step.adapters[rows] if len(step.adapters) else step.adapters,
         window_tables=step.window_tables[rows] if len(step.window_tables) else step.window_tables,
     )
+
+
+def logits_first(step: Step) -> Ints:
+    """Indices of the packed tokens: those whose logits are wanted, then the others."""
+    logit_rows = step.logit_rows()
+    return np.concatenate([logit_rows, np.setdiff1d(np.arange(len(step.tokens)), logit_rows)])

@@ -19,7 +19,7 @@ HEADER = 10
 
 @dataclass(frozen=True)
 class Step:
-    """Single-token rows come first, about shortest context first. Row i computes `counts[i]` tokens from `starts[i]`.
+    """Single-token rows come first. Row i computes `counts[i]` tokens from `starts[i]`.
 
     Logits are computed for its last `wanted[i]` tokens; `tables[i]` are its blocks, zero-padded to equal length.
     `length`: total length of the sequence of all rows, 0 if unknown; some rotary scalings depend on it.

@@ -1,4 +1,4 @@
-// Products of many rows by Intel's Advanced Matrix Extensions; without them, or with TRTFORGE_WITHOUT_AMX, `suits` is
+// Products by Intel's Advanced Matrix Extensions; without them, or with TRTFORGE_WITHOUT_AMX, `suits` is
 // false.
 //
 // A tile register holds 16 rows of 64 bytes. TDPBF16PS: C (16 x 16 float32) += A (16 rows x 32 inputs) times B (16
@@ -65,9 +65,9 @@ class Session {
     const bool used;
 };
 
-constexpr int64_t STEP = 2048;  // bytes of a tile of weights, which one instruction's inputs are multiplied with
+constexpr int64_t STEP = 2048;  // bytes of the weights of DEPTH inputs and 32 outputs
 
-// What is done beside a product, step(index) before each of its steps.
+// What is done beside a product: step(index) after each DEPTH inputs.
 
 struct Nothing {
     void step(int64_t) const {}
@@ -122,8 +122,8 @@ static inline void products(const X* low, const X* high, int64_t pitch, int64_t 
     if (TWO) TILE_STORE(3, second + 16, width);
 }
 
-// sums (rows, 32) = x times a tile of weights. The last register of rows may begin before the rows
-// that are left, so that none is read beyond the end; what is computed twice is the same.
+// sums (rows, 32) = x times a tile of weights. The last register of rows may begin before the rows that are left, so that
+// none is read beyond the end; what is computed twice is the same.
 template <typename X, typename W, typename S>
 static inline void panel(const X* x, int64_t stride, int64_t rows, const W* w, int64_t inputs, S* sums) {
     const int64_t last = rows - height(rows);

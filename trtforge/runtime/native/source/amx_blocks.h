@@ -63,9 +63,9 @@ static inline void each_pair(const Block<X>& x, F f) {
     for (int64_t row = 0; row < x.rows; row += 2 * HEIGHT) f(row / HEIGHT, row, std::min(2 * HEIGHT, x.rows - row));
 }
 
-// What two groups fetch while they are multiplied with `w`: their part of the weights that lie WEIGHTS behind.
+// What two groups fetch while they are multiplied with `w`: their part of the next weights.
 template <typename X, typename W>
-static inline Fetch behind(const Block<X>& x, int64_t group, const W* w) {
+static inline Fetch fetch_next(const Block<X>& x, int64_t group, const W* w) {
     const int64_t width = (STEP / ((x.groups() + 1) / 2) + 63) / 64 * 64;
     return {(const char*)w + WEIGHTS + group / 2 * width, width};
 }
@@ -102,7 +102,7 @@ static void for_each_tile(int64_t rows, int64_t inputs, int64_t outputs, int64_t
 
 // As above, of up to HEIGHT rows (rows, inputs) as they are.
 template <typename X, class Multiply>
-static void for_each_tile(const X* x, int64_t rows, int64_t inputs, int64_t outputs, Multiply multiply) {
+static void for_each_tile_unpacked(const X* x, int64_t rows, int64_t inputs, int64_t outputs, Multiply multiply) {
     if (rows == 0) return;
     const Block<X> block{x, 0, rows, inputs, inputs, DEPTH<X>};
     team::run(true, [&](team::Member& member) {
@@ -131,22 +131,22 @@ static void multiply_tile(const Block<X>& x, const W* w, const Output& y) {
         count = std::min(INPUTS<X>, x.inputs - input);
         const bool last = input + count == x.inputs;
         each_pair(x, [&](int64_t group, int64_t row, int64_t rows) {
-            multiply(x, group, input, w, count, input == 0, sums + row * TILE, behind(x, group, w));
+            multiply(x, group, input, w, count, input == 0, sums + row * TILE, fetch_next(x, group, w));
             if (last) y.put(x.first + row, rows, sums + row * TILE);
         });
     }
 }
 
-// Expands weights beside a product: those of its steps, so many inputs behind, up to `end`.
+// Beside a product: expands as many weights of inputs from `input` on, up to `end`, as its steps have inputs.
 template <class Expand>
-struct Expansion {
+struct ExpandBeside {
     const Expand& expand;
     int64_t input, end;
     bfloat16* into;
 
     void step(int64_t index) const {
-        const int64_t behind = index * DEPTH<bfloat16>;
-        if (input + behind < end) expand(input + behind, into + behind * TILE);
+        const int64_t done = index * DEPTH<bfloat16>;
+        if (input + done < end) expand(input + done, into + done * TILE);
     }
 };
 
@@ -156,18 +156,21 @@ struct Expansion {
 template <class Expand, class Output>
 static void multiply_expanded(const Block<bfloat16>& x, int64_t group, const float* scales, const Expand& expand,
                               const Output& y) {
-    constexpr int64_t MOST = 128;  // inputs: two tiles of them, rows and sums fit the first-level cache
-    alignas(64) bfloat16 weights[2][MOST * TILE];
+    // Inputs that are expanded at once. Two tiles of FEW fit the first-level cache with rows and sums; the sums of many rows
+    // do not fit it anyway.
+    constexpr int64_t FEW = 128, MANY = 256;
+    const int64_t most = x.rows > 256 ? MANY : FEW;
+    alignas(64) bfloat16 weights[2][MANY * TILE];
     alignas(64) float totals[MOST_ROWS * TILE], of_group[MOST_ROWS * TILE];
     if (!scales) group = x.inputs;
-    const bool within = MOST % group == 0;  // groups do not need their sums beside other inputs
-    const auto end_of = [&](int64_t input) { return std::min(input + MOST, x.inputs); };
-    const Expansion<Expand> first{expand, 0, end_of(0), weights[0]};
+    const bool within = most % group == 0;  // groups do not need their sums beside other inputs
+    const auto end_of = [&](int64_t input) { return std::min(input + most, x.inputs); };
+    const ExpandBeside<Expand> first{expand, 0, end_of(0), weights[0]};
     for (int64_t step = 0; step < first.end / DEPTH<bfloat16>; ++step) first.step(step);
-    for (int64_t input = 0; input < x.inputs; input += MOST) {
+    for (int64_t input = 0; input < x.inputs; input += most) {
         const int64_t end = end_of(input);
-        const bfloat16* w = weights[input / MOST % 2];
-        bfloat16* next = weights[(input / MOST + 1) % 2];
+        const bfloat16* w = weights[input / most % 2];
+        bfloat16* next = weights[(input / most + 1) % 2];
         each_pair(x, [&](int64_t pair, int64_t row, int64_t rows) {
             float* total = totals + row * TILE;
             float* sums = scales ? of_group + (within ? 0 : row * TILE) : total;
@@ -177,7 +180,7 @@ static void multiply_expanded(const Block<bfloat16>& x, int64_t group, const flo
                 const bool fresh = at % group == 0;
                 if (pair == 0)
                     multiply(x, pair, at, part, stop - at, fresh, sums,
-                             Expansion<Expand>{expand, at + MOST, end_of(end), next + (at - input) * TILE});
+                             ExpandBeside<Expand>{expand, at + most, end_of(end), next + (at - input) * TILE});
                 else
                     multiply(x, pair, at, part, stop - at, fresh, sums, Nothing());
                 if (scales && stop % group == 0) add_scaled(sums, scales + at / group * TILE, rows, at < group, total);

@@ -1,4 +1,4 @@
-// The tile registers in plain loops, to test `amx.h` on processors that have none.
+// The tile registers in plain loops, to test `amx.h` and `amx_blocks.h` on processors that have none.
 
 #pragma once
 

@@ -164,7 +164,7 @@ struct Floats {
     }
 };
 
-#if defined(__AVX512BF16__)
+#if defined(HAS_PRODUCTS)
 
 #if defined(__AVX512VBMI__)
 
@@ -233,6 +233,7 @@ struct Pairs {
     }
 #endif
 
+#if defined(__AVX512BF16__)
     static void multiply(const bfloat16* x, int64_t rows, const bfloat16* tile, int64_t count, bool fresh, float* sums) {
         with_rows(rows, [&](auto m) {
             Sums made[m()];
@@ -244,6 +245,7 @@ struct Pairs {
                 }
         });
     }
+#endif
 };
 
 #endif

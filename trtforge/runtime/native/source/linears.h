@@ -5,7 +5,7 @@
 #include "common.h"
 
 // y (rows, outputs) = x (rows, inputs) W^T + bias, of weights in bfloat16 or in 4 bits. `scales`: (outputs / 32, inputs /
-// group, 32). `prequant`: factors of the inputs, or null; `scaled` is memory for the rows that they multiply.
+// group, 32). `prequant`: factors of the inputs, or null; `scaled`: memory for the rows that they multiply, unused with tile registers.
 struct Linear {
     const bfloat16* x;
     const void* weight;
@@ -17,7 +17,8 @@ struct Linear {
     int64_t rows, inputs, outputs, group;
 };
 
-// y (rows, outputs) = (round(x prequant / activation_scale) W^T) scales + bias. `codes`: memory for rows x inputs bytes.
+// y (rows, outputs) = (round(x prequant / activation_scale) W^T) scales + bias. `codes`: memory for rows x inputs
+// bytes, unused with tile registers.
 struct IntegerLinear {
     const void* x;
     const int8_t* weight;

@@ -210,10 +210,10 @@ static void for_each_tile(const Linear& l, int64_t needed, Compute compute) {
 
 constexpr int64_t BLOCK = 256;  // rows that are copied to float32 at once, so that the copies stay in a cache
 
-// `for_each_tile` in the fastest way, for blocks of rows where they are copied. Calls compute(way, l, ...).
+// `for_each_tile` in the faster way, for blocks of rows where they are copied. Calls compute(way, l, ...).
 template <class Compute>
-static void multiply_all(const Linear& l, int64_t depth, int64_t needed, Compute compute) {
-    by_fastest(l.rows, depth, [&](auto way) {
+static void multiply_all(const Linear& l, int64_t needed, Compute compute) {
+    by_vectors(l.rows, [&](auto way) {
         using Way = decltype(way);
         const int64_t most = std::is_same_v<typename Way::Input, float> ? BLOCK : l.rows;
         for (int64_t first = 0; first < l.rows; first += most) {
@@ -276,12 +276,12 @@ static void block_int4(const Linear& l, const amx::Block<bfloat16>& x, int64_t f
     amx::multiply_expanded(x, l.group, l.scales + first * (l.inputs / l.group), expand, Output{l, first});
 }
 
-// Whether tile registers multiply so many rows with `depth` inputs at once; then y is computed.
+// Computes y with tile registers; false if these do not multiply `depth` inputs.
 static bool by_tiles(const Linear& l, int64_t depth, void (*multiply)(const Linear&, const amx::Block<bfloat16>&, int64_t)) {
     if (!amx::suits(depth)) return false;
     const auto of_block = [&](const auto& block, int64_t tile) { multiply(l, block, tile * TILE); };
     if (l.rows <= amx::HEIGHT && !l.prequant)
-        amx::for_each_tile(l.x, l.rows, l.inputs, l.outputs, of_block);
+        amx::for_each_tile_unpacked(l.x, l.rows, l.inputs, l.outputs, of_block);
     else
         amx::for_each_tile<bfloat16>(
             l.rows, l.inputs, l.outputs, SECTION,
@@ -296,7 +296,7 @@ EXPORT void linear_bfloat16(const Linear* l) {
 #if defined(HAS_AMX)
     if (by_tiles(*l, l->inputs, block_bfloat16)) return;
 #endif
-    multiply_all(*l, l->inputs, 0, [](auto way, const Linear& block, const auto* x, int64_t first, bfloat16*) {
+    multiply_all(*l, 0, [](auto way, const Linear& block, const auto* x, int64_t first, bfloat16*) {
         const bfloat16* w = (const bfloat16*)block.weight + first * block.inputs;
         tile_bfloat16<decltype(way)>(block, x, w, bias_of(block, first), block.y + first);
     });
@@ -312,7 +312,7 @@ EXPORT void linear_int4(const Linear* given) {
         l.x = l.scaled;
     }
     const int64_t needed = l.rows > ROWS ? l.inputs * TILE : 0;
-    multiply_all(l, l.group, needed, [](auto way, const Linear& block, const auto* x, int64_t first, bfloat16* memory) {
+    multiply_all(l, needed, [](auto way, const Linear& block, const auto* x, int64_t first, bfloat16* memory) {
         const uint16_t* w = (const uint16_t*)block.weight + first * block.inputs / 4;
         const float* scales = block.scales + first * (block.inputs / block.group);
         tile_int4<decltype(way)>(block, x, w, scales, bias_of(block, first), memory, block.y + first);

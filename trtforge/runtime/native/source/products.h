@@ -32,7 +32,7 @@ static inline __m512bh both(const bfloat16* x) {
     return (__m512bh)_mm512_set1_epi32(bits);
 }
 
-// By VDPBF16PS, one instruction for both; many rows by AMX, where it is.
+// By VDPBF16PS, one instruction for both; `panel` by AMX, where it is.
 struct Dots {
     using Input = bfloat16;
     struct Weights {
@@ -86,14 +86,22 @@ static inline void by_vectors(Function function) {
 #endif
 }
 
-// Calls function(way) with the way to multiply so many rows and inputs. To take the weights of a single row apart costs
-// as much as to multiply them.
+// As above, of so many rows. To take the weights of a single row apart costs as much as to multiply them.
 template <class Function>
-static inline void by_fastest([[maybe_unused]] int64_t rows, [[maybe_unused]] int64_t inputs, Function function) {
+static inline void by_vectors([[maybe_unused]] int64_t rows, Function function) {
 #if defined(__AVX512BF16__)
-    if (rows == 1 || Dots::uses_tiles(inputs)) return function(Dots());
+    if (rows == 1) return function(Dots());
 #endif
     by_vectors(function);
+}
+
+// Calls function(way) with the way whose `panel` is the fastest for so many rows and inputs.
+template <class Function>
+static inline void by_fastest(int64_t rows, [[maybe_unused]] int64_t inputs, Function function) {
+#if defined(__AVX512BF16__)
+    if (Dots::uses_tiles(inputs)) return function(Dots());
+#endif
+    by_vectors(rows, function);
 }
 
 // A product takes several cycles: few rows need several sums for each output to keep the units busy.

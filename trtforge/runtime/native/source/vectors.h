@@ -101,7 +101,7 @@ static inline void put(bfloat16* into, Vector value) {
 #endif
 }
 
-// 32 numbers.
+// Two vectors, one after the other.
 template <typename T>
 static inline void put(T* into, Vector low, Vector high) {
     put(into, low);
