@@ -383,8 +383,7 @@ def _native() -> Native | None:
 
 
 def multiplies_right(kernels: Native) -> bool:
-    """Whether products of few and of many rows are exact: matrix registers depend on the operating system and on the
-    hypervisor."""
+    """Whether products of few and of many rows are exact: matrix registers depend on the hypervisor, too."""
     if not kernels.multiplies:
         return True
     weight = (torch.arange(32 * 64) % 5 - 2).view(32, 64).to(torch.int8)
