@@ -3,7 +3,7 @@
 from trtforge.calibrate.layer import Needs
 from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.errors import ForgeError
-from trtforge.core.heap import return_large_blocks
+from trtforge.core.heap import keep_few_operations, return_large_blocks
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import QuantFormat
 from trtforge.machine.usage import peak_memory
@@ -17,9 +17,11 @@ from trtforge.plan.weights import rank_weights
 def hidden_budget(limit: int, family: Family, facts: Facts, dtype: ModelDtype, needs: Needs, quant: QuantFormat) -> int:
     """Bytes for hidden states if a calibration for `quant` that computes in `dtype` may use `limit` bytes in all.
 
-    From now on, freed tensors go back to the system at once. Raises ForgeError if one layer alone needs more.
+    From now on, freed tensors go back to the system at once, and oneDNN keeps little. Raises ForgeError if one layer
+    alone needs more.
     """
     return_large_blocks()
+    keep_few_operations()
     whole = rank_weights(family, facts, Layout(Parallel(), dtype))
     itemsize = dtype_named(dtype).size
     needed = peak_memory() + least_calibration(
