@@ -199,7 +199,8 @@ def _stuck(guided: list[int], logits: Tensor, tokens: list[int]) -> frozenset[in
     """The rows of `guided` whose token has no probability, because none has."""
     if not guided:
         return frozenset()
-    chosen = logits[guided, [tokens[index] for index in guided]].tolist()
+    places = guided, [tokens[index] for index in guided]
+    chosen = (logits.numpy() if logits.device.type == "cpu" else logits)[places].tolist()
     return frozenset(index for index, logit in zip(guided, chosen, strict=True) if logit == _MINUS_INFINITY)
 
 

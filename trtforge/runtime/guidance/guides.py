@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,8 +76,6 @@ class Guides:
 
     def mask(self, rows: list[Sequence], guided: list[int], logits: Tensor) -> None:
         """Set the logits (rows, vocabulary) of tokens that the grammars of the rows `guided` refuse to -infinity."""
-        from xgrammar import apply_token_bitmask_inplace
-
         places = [self._places[rows[index]] for index in guided]
         self._follow([rows[index] for index in guided], places)
         masks = self._space(len(rows))
@@ -84,7 +83,7 @@ class Guides:
         for index, place in zip(guided, places, strict=True):
             if place.lost:
                 masks[index] = 0
-        apply_token_bitmask_inplace(logits, masks.to(logits.device), vocab_size=self._vocab_size, indices=guided)
+        _refuse(logits, masks, self._vocab_size, guided)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a finished sequence."""
@@ -141,3 +140,16 @@ class Guides:
 
             self._masks = allocate_token_bitmask(max(rows, 2 * len(self._masks)), self._vocab_size)
         return self._masks[:rows]
+
+
+def _refuse(logits: Tensor, masks: Tensor, vocab_size: int, rows: list[int]) -> None:
+    """Set the logits of tokens without a bit in `masks` to -infinity; xgrammar's own function for CPUs is slower."""
+    if logits.device.type != "cpu":
+        from xgrammar import apply_token_bitmask_inplace
+
+        apply_token_bitmask_inplace(logits, masks.to(logits.device), vocab_size=vocab_size, indices=rows)
+        return
+    numbers, octets = logits.numpy()[:, :vocab_size], masks.numpy().view(np.uint8)
+    for part in [slice(None)] if len(rows) == len(numbers) else rows:
+        refused = np.unpackbits(~octets[part], axis=-1, count=vocab_size, bitorder="little")
+        np.copyto(numbers[part], -np.inf, where=refused.view(np.bool_))
