@@ -18,15 +18,13 @@ def single_tokens(step: Step) -> Step:
     if len(step.tokens) == len(step.counts) or len(step.tokens) - step.generation_rows > MOST_CHUNKED:
         return step
     rows, positions = step.positions()
-    wanted = np.zeros(len(rows), dtype=np.int64)
-    wanted[step.logit_rows()] = 1
     order = logits_first(step)
     rows = rows[order]
     return replace(
         step,
         starts=positions[order],
         counts=np.ones(len(rows), dtype=np.int64),
-        wanted=wanted[order],
+        wanted=(np.arange(len(rows)) < step.wanted.sum()).astype(np.int64),
         tables=step.tables[rows],
         tokens=step.tokens[order],
         adapters=step.adapters[rows] if len(step.adapters) else step.adapters,

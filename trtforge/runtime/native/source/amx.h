@@ -1,5 +1,4 @@
-// Products by Intel's Advanced Matrix Extensions; without them, or with TRTFORGE_WITHOUT_AMX, `suits` is
-// false.
+// Products by Intel's Advanced Matrix Extensions; without them, or with TRTFORGE_WITHOUT_AMX, `suits` is false.
 //
 // A tile register holds 16 rows of 64 bytes. TDPBF16PS: C (16 x 16 float32) += A (16 rows x 32 inputs) times B (16
 // pairs of inputs x 16 outputs x 2). TDPBUSD: C (16 x 16 int32) += A (16 rows x 64 unsigned bytes) times B (16 quads of

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include "float32.h"
 #include "products.h"
 #include "team.h"
 
@@ -70,14 +71,6 @@ static inline Fetch fetch_next(const Block<X>& x, int64_t group, const W* w) {
     return {(const char*)w + WEIGHTS + group / 2 * width, width};
 }
 
-// Numbers of type T that the calling thread keeps, aligned to a vector.
-template <typename T>
-static T* memory_for(int64_t count) {
-    constexpr int64_t MORE = 64 / int64_t(sizeof(T));
-    static thread_local std::vector<T> memory;
-    return (T*)((uintptr_t(at_least(memory, count + MORE)) + 63) / 64 * 64);
-}
-
 // Calls pack(row of all, where to, first input, inputs) for parts of all rows, `section` inputs at most, and then
 // multiply(block, tile) for every tile of weights, block by block.
 template <typename X, class Pack, class Multiply>
@@ -109,17 +102,6 @@ static void for_each_tile_unpacked(const X* x, int64_t rows, int64_t inputs, int
         const Session session(rows, true);
         member.each(outputs / TILE, [&](int64_t tile) { multiply(block, tile); });
     });
-}
-
-// totals (rows, TILE) += sums times their outputs' scales; `fresh`: totals holds nothing yet.
-static inline void add_scaled(const float* sums, const float* scales, int64_t rows, bool fresh, float* totals) {
-    const __m512 factors[2] = {_mm512_loadu_ps(scales), _mm512_loadu_ps(scales + 16)};
-    for (int64_t at = 0; at < rows * TILE; at += TILE)
-        for (int half = 0; half < 2; ++half) {
-            float* total = totals + at + half * 16;
-            const __m512 before = fresh ? _mm512_setzero_ps() : _mm512_load_ps(total);
-            _mm512_store_ps(total, _mm512_fmadd_ps(_mm512_load_ps(sums + at + half * 16), factors[half], before));
-        }
 }
 
 // The rows of a block times a tile of weights, in sums of type S. `y`: where their outputs go; put(row, rows, sums)
@@ -183,7 +165,8 @@ static void multiply_expanded(const Block<bfloat16>& x, int64_t group, const flo
                              ExpandBeside<Expand>{expand, at + most, end_of(end), next + (at - input) * TILE});
                 else
                     multiply(x, pair, at, part, stop - at, fresh, sums, Nothing());
-                if (scales && stop % group == 0) add_scaled(sums, scales + at / group * TILE, rows, at < group, total);
+                if (scales && stop % group == 0)
+                    float32::add_scaled(sums, scales + at / group * TILE, rows, at < group, total);
             }
             if (end == x.inputs) y.put(x.first + row, rows, total);
         });

@@ -62,6 +62,14 @@ static inline T* at_least(std::vector<T>& memory, int64_t count) {
     return memory.data();
 }
 
+// Room for so many numbers that the calling thread keeps, aligned to a vector.
+template <typename T>
+static inline T* memory_for(int64_t count) {
+    constexpr int64_t MORE = 64 / int64_t(sizeof(T));
+    static thread_local std::vector<T> memory;
+    return (T*)((uintptr_t(at_least(memory, count + MORE)) + 63) / 64 * 64);
+}
+
 // The first position that the token at `position` attends to: of the last `window`, and of its own chunk; 0 for all.
 static inline int64_t first_seen(int64_t position, int64_t window, int64_t chunk) {
     const int64_t of_window = window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;

@@ -11,7 +11,6 @@
 #include "vectors.h"
 
 #include <type_traits>
-#include <vector>
 
 namespace expanded {
 
@@ -199,15 +198,6 @@ static void multiply_inputs(const Rows<typename Way::Input>& x, const uint32_t* 
     }
 }
 
-// totals (rows, TILE) += sums times their outputs' scales; `fresh`: totals holds nothing yet.
-static void add_scaled(const float* sums, const float* scales, int64_t rows, bool fresh, float* totals) {
-    for (int64_t row = 0; row < rows; ++row)
-        for (int64_t o = row * TILE, i = 0; i < TILE; o += LANES, i += LANES) {
-            const Lanes scaled = *(const Lanes*)(sums + o) * *(const Lanes*)(scales + i);
-            put_lanes(totals + o, fresh ? scaled : *(const Lanes*)(totals + o) + scaled);
-        }
-}
-
 // Where the outputs of a tile from `first` on go, (rows, outputs), and `factors` of the rows.
 template <typename T>
 struct Output {
@@ -235,7 +225,7 @@ static void multiply_tile(const ExpandedLinear& l, const Rows<typename Way::Inpu
         const float* scales = l.scales + first * (l.inputs / l.group);
         for (int64_t start = 0; start < l.inputs; start += l.group, scales += TILE) {
             multiply_inputs<Way, Format>(x, tile, start, start + l.group, true, sums);
-            add_scaled(sums, scales, x.count, start == 0, totals);
+            float32::add_scaled(sums, scales, x.count, start == 0, totals);
         }
     } else {
         multiply_inputs<Way, Format>(x, tile, 0, l.inputs, true, totals);
@@ -316,19 +306,13 @@ static void prepare_single(float* x, int64_t inputs, float* partial) {
         }
 }
 
-// Memory of the calling thread for so many numbers, which it keeps.
-static float* memory_for(int64_t count) {
-    static thread_local std::vector<float> memory;
-    return at_least(memory, count);
-}
-
 // y of a single row. To prepare it takes less time than to wait for the thread that does.
 template <class Format, typename T>
 static void multiply_single(const ExpandedLinear& l) {
     using Single = typename Format::Single;
     const int64_t sums = padded(l.inputs);  // they follow the inputs
     team::run(l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
-        float* memory = memory_for(sums + l.inputs / SUMMED);
+        float* memory = memory_for<float>(sums + l.inputs / SUMMED);
         const float factor = prepare(l, (const T*)l.x, 1, memory) / Single::FACTOR;
         prepare_single<Single>(memory, l.inputs, memory + sums);
         const Rows<float> x{memory, &factor, 1, memory + sums};
@@ -340,7 +324,7 @@ template <class Way, class Format, typename T>
 static void multiply_rows(const ExpandedLinear& l) {
     using Input = typename Way::Input;
     const int64_t height = float32::share(l.rows, BLOCK);
-    float* factors = memory_for(BLOCK + height * padded(l.inputs));
+    float* factors = memory_for<float>(BLOCK + height * padded(l.inputs));
     Input* memory = (Input*)(factors + BLOCK);
     for (int64_t top = 0; top < l.rows; top += height) {
         const int64_t rows = std::min(height, l.rows - top);
@@ -374,7 +358,7 @@ template <class Format, typename T>
 static void multiply_blocks(const ExpandedLinear& l) {
     constexpr int64_t WORDS = amx::DEPTH<bfloat16> / Format::INPUTS * Format::WORDS, AHEAD = 8;  // expansions
     const int64_t words_of_tile = l.inputs / Format::INPUTS * Format::WORDS;
-    float* factors = memory_for(l.rows);
+    float* factors = memory_for<float>(l.rows);
     const auto pack = [&](int64_t row, const amx::Row<bfloat16>& into, int64_t, int64_t) {
         const T* x = (const T*)l.x + row * l.inputs;
         factors[row] = by_kind(l.kind, [&](auto kind) { return pack_row<kind()>(l, x, into); }) / Format::FACTOR;

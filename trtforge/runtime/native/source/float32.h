@@ -104,4 +104,19 @@ static inline void multiply_tile(const float* x, int64_t stride, int64_t rows, c
     }
 }
 
+// totals (rows, TILE) += sums times their outputs' scales; `fresh`: totals holds nothing yet.
+static inline void add_scaled(const float* sums, const float* scales, int64_t rows, bool fresh, float* totals) {
+    constexpr int64_t COUNT = TILE / LANES;
+    Lanes factors[COUNT];
+#pragma GCC unroll 8
+    for (int64_t v = 0; v < COUNT; ++v) factors[v] = ((const Lanes*)scales)[v];
+    for (int64_t row = 0; row < rows; ++row)
+#pragma GCC unroll 8
+        for (int64_t v = 0; v < COUNT; ++v) {
+            Lanes* total = (Lanes*)(totals + row * TILE) + v;
+            const Lanes before = fresh ? Lanes() : *total;
+            *total = ((const Lanes*)(sums + row * TILE))[v] * factors[v] + before;
+        }
+}
+
 }  // namespace float32
