@@ -34,8 +34,8 @@ KERNELS: dict[KernelName, Kernel] = {
     "fp8_rowwise_native_cpu": Fp8RowwiseNative(),
     "int4_dense": Int4Dense(),
     "int4_native_cpu": Int4Native(),
-    "int4_packed_cpu": Int4Packed("cpu"),
-    "int4_packed_cuda": Int4Packed("cuda"),
+    "int4_packed_cpu": Int4Packed(),
+    "int4_packed_cuda": Int4Tiled(),
     "int8_dense": Int8Dense(),
     "int8_native_cpu": Int8Native(),
     "int8_sq_dense": SmoothQuant(integer=False),
@@ -43,7 +43,7 @@ KERNELS: dict[KernelName, Kernel] = {
     "nvfp4_dense": Nvfp4Dense(),
     "w4a8_dense": W4A8(Int4Dense()),
     "w4a8_native_cpu": W4A8Native(),
-    "w4a8_packed_cpu": W4A8(Int4Packed("cpu")),
+    "w4a8_packed_cpu": W4A8(Int4Packed()),
 }
 BFLOAT16_ONLY = {"int4_packed_cpu", "int4_packed_cuda", "w4a8_packed_cpu"}
 

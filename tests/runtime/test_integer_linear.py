@@ -154,7 +154,7 @@ def test_w4a8_rounds_inputs_to_e4m3_and_saturates(dtype: torch.dtype, tolerance:
     inputs = (x.float() * (stored.prequant / 0.011)).clamp(-448, 448).to(torch.float8_e4m3fn).float()
     assert inputs[0, 0] == 448
     reference = inputs * 0.011 @ matrix.t() + stored.bias
-    weights = [Int4Dense(), Int4Packed("cpu")] if dtype is torch.bfloat16 else [Int4Dense()]
+    weights = [Int4Dense(), Int4Packed()] if dtype is torch.bfloat16 else [Int4Dense()]
     for kernel in map(W4A8, weights):
         made = computed(kernel, stored, x, 64)
         assert made.dtype is dtype
@@ -184,4 +184,4 @@ def test_layers_are_merged_where_scales_of_tensors_agree() -> None:
 def test_inputs_that_int4_kernels_cannot_group_are_an_error() -> None:
     stored = Stored(torch.zeros(32, 48, dtype=torch.int8), weights_scale=torch.ones(64, 1))
     with pytest.raises(ForgeError, match="48 inputs on a rank: int4 kernels take multiples of 32"):
-        Int4Packed("cpu").pack(stored, torch.bfloat16)
+        Int4Packed().pack(stored, torch.bfloat16)

@@ -43,7 +43,7 @@ def test_int4_computes_the_matrix_that_the_nibbles_stand_for(dtype: torch.dtype,
     stored, matrix = int4_layer()
     x = torch.randn(rows, 256).to(dtype)
     reference = x.float() @ matrix.t() + stored.bias
-    kernels = [Int4Dense()] if dtype is torch.float32 else [Int4Dense(), Int4Packed("cpu")]
+    kernels = [Int4Dense()] if dtype is torch.float32 else [Int4Dense(), Int4Packed()]
     for kernel in kernels:
         assert relative(computed(kernel, stored, x, 64), reference) < tolerance
 
@@ -113,4 +113,4 @@ def test_a_bfloat16_matrix_is_computed_in_its_blocked_layout(rows: int) -> None:
 def test_an_int4_layer_that_the_kernels_cannot_tile_is_an_error() -> None:
     stored, _ = int4_layer(out=48)
     with pytest.raises(ForgeError, match="48 outputs on a rank"):
-        Int4Packed("cpu").pack(stored, torch.bfloat16)
+        Int4Packed().pack(stored, torch.bfloat16)

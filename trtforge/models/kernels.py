@@ -154,12 +154,12 @@ KEPT: dict[KernelName, Kept] = {
     # per_channel_scale
     "fp8_rowwise_dense": Kept(wide=True, per_output=FLOAT32_BYTES),
     "fp8_rowwise_native_cpu": Kept(bits=8, per_output=FLOAT32_BYTES),
-    # prequant_scaling_factor; packed also scales_and_zeros, two for each group
+    # prequant_scaling_factor; packed also scales, for the CPU with zeros
     "int4_dense": Kept(per_input_elements=1),
     # a float32 scale for each group
     "int4_native_cpu": Kept(bits=4, per_group_bytes=FLOAT32_BYTES, per_input_elements=1),
     "int4_packed_cpu": Kept(bits=4, per_group=2, per_input_elements=1),
-    "int4_packed_cuda": Kept(bits=4, per_group=2, per_input_elements=1),
+    "int4_packed_cuda": Kept(bits=4, per_group=1, per_input_elements=1),
     "int8_dense": Kept(),
     "int8_native_cpu": Kept(bits=8, per_output=FLOAT32_BYTES),
     # prequant_scaling_factor and output_scaling_factor in float32, activation_scaling_factor

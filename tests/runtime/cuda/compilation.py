@@ -15,18 +15,59 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from trtforge.runtime.cuda import paged_kernels
+from trtforge.runtime.cuda import paged_kernels, product_kernels, step_kernels
 
 _STRIDES = [
     name
     for name in paged_kernels.attend_paged.arg_names
     if name.endswith(("_row", "_head", "_block", "_slot", "_vector", "_column"))
 ]
+_E4M3_SM = 89  # from which GPUs convert to E4M3
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
-def variants() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+def variants(sm: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """Kernels with the types of their arguments and their constants."""
+    return [*_attention(), *_between(e4m3=sm >= _E4M3_SM), *_products(e4m3=sm >= _E4M3_SM)]
+
+
+def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """What lies between products and attention."""
+    numbers = dict.fromkeys(("x", "change", "weight", "total", "y", "halves", "heads", "cosines", "sines"), "*bf16")
+    numbers |= dict.fromkeys(("x_row", "x_head", "y_row", "y_head", "size", "count", "heads_row", "heads_head"), "i32")
+    numbers |= dict.fromkeys(("scale", "epsilon", "factor"), "fp32") | {"positions": "*i64", "frequencies": "*fp32"}
+    numbers |= {"values": "*bf16", "slots": "*i64", "storage": "*bf16", "values_row": "i32", "width": "i32"}
+    found: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
+        (step_kernels.rms_norm, numbers, {"ADDS": True, "SIZE_PADDED": 4096}),
+        *((step_kernels.gate, numbers, {"ACTIVATED": 1, "KIND": kind, "COLUMNS": 1024}) for kind in range(5)),
+        (step_kernels.rotate, numbers, {"DIM": 128, "HALF_PADDED": 64, "HEADS": 32, "INTERLEAVED": False}),
+        (step_kernels.rotation, numbers, {"HALF": 64, "HALF_PADDED": 64, "INTERLEAVED": True}),
+        (step_kernels.write_slots, numbers, {"COLUMNS": 1024, "INT8": False, "E4M3": False}),
+        (step_kernels.write_slots, numbers | {"storage": "*i8"}, {"COLUMNS": 1024, "INT8": True, "E4M3": False}),
+    ]
+    if e4m3:
+        codes = numbers | {"storage": "*u8", "codes": "*fp8e4nv"}
+        found.append((step_kernels.write_slots, codes, {"COLUMNS": 1024, "INT8": False, "E4M3": True}))
+        found.append((step_kernels.quantize, codes | {"scale": "*fp32"}, {"COLUMNS": 1024}))
+    return found
+
+
+def _products(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    numbers = dict.fromkeys(("x", "weight", "bias", "y", "scales", "values"), "*bf16")
+    numbers |= dict.fromkeys(("activation_scale", "scale", "sums"), "*fp32") | {"arrived": "*i32"}
+    numbers |= dict.fromkeys(("inputs", "outputs", "rows", "x_row"), "i32")
+    one = {"OUTPUTS": 4, "INPUTS": 1024, "E4M3": False, "BIASED": True}
+    found: list[tuple[Any, dict[str, str], dict[str, Any]]] = [(product_kernels.multiply_one, numbers, one)]
+    if e4m3:
+        found.append((product_kernels.multiply_one, numbers | {"weight": "*fp8e4nv"}, one | {"E4M3": True}))
+    tiles, numbers = {"TILE": 64, "HALF": 64}, numbers | {"weight": "*i8"}
+    for own, rows, splits in ((64, 16, 4), (64, 32, 1), (128, 64, 2)):
+        sizes = {"OUTPUTS": own, "ROWS": rows, "SPLITS": splits, "ONE": rows == 16, "BIASED": False}
+        found.append((product_kernels.multiply_int4, numbers, tiles | sizes))
+    return [*found, (product_kernels.expand_int4, numbers, tiles)]
+
+
+def _attention() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = []
     every = {"WINDOW": 100, "CHUNK": 64, "CAPPED": True, "BIASED": True, "SINKS": True, "SPLITS": 8}
     none = {"WINDOW": 0, "CHUNK": 0, "CAPPED": False, "BIASED": False, "SINKS": False, "SPLITS": 1}
@@ -49,10 +90,12 @@ def variants() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
 def main(target: GPUTarget) -> None:
     """Compile every variant for one GPU and print what it uses."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    for kernel, types, constants in variants():
+    for kernel, types, constants in variants(target.arch):
         names = kernel.arg_names
         signature = {name: "constexpr" if name in constants else types[name] for name in names}
-        source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
+        aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if signature[name][0] in "*i"}
+        values = {(names.index(name),): value for name, value in constants.items()}
+        source = ASTSource(kernel, signature, values, aligned)
         made = triton.compile(source, target=target)
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             Path(file.name).write_bytes(made.asm["cubin"])

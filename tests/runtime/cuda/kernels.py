@@ -3,8 +3,10 @@
 import torch
 import triton
 
-from trtforge.runtime.cuda import paged_kernels
+from trtforge.runtime.cuda import paged_kernels, product_kernels, step_kernels
+from trtforge.runtime.cuda.fused import FusedKernels
 from trtforge.runtime.cuda.paged_attention import PagedAttention
+from trtforge.runtime.cuda.products import Products
 
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 
@@ -12,3 +14,13 @@ DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 def paged(processors: int = 16) -> PagedAttention:
     """Attention for a GPU of so few multiprocessors that tests compute one split and several."""
     return PagedAttention(paged_kernels, processors)
+
+
+def fused() -> FusedKernels:
+    """What lies between products and attention."""
+    return FusedKernels(step_kernels, e4m3=True)
+
+
+def products(processors: int = 4) -> Products:
+    """Products on a GPU of so few multiprocessors."""
+    return Products(product_kernels, processors, DEVICE)

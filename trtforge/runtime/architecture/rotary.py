@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.native.bindings import Native, native_for
+from trtforge.runtime.step_kernels import StepKernels, step_kernels_for
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Rotation:
     cos: Tensor
     sin: Tensor
     interleaved: bool
-    kernels: Native | None = None
+    kernels: StepKernels | None = None
 
     def turn(self, heads: Tensor) -> None:
         """Rotate the first `dim` elements of (tokens, heads, size) in place."""
@@ -79,7 +79,7 @@ class Rotary:
         """
         known = length and self._spec.depends_on_length
         frequencies, factor = self._frequencies(length) if known else self._of_longest
-        interleaved, kernels = self._spec.interleaved, native_for(self._device, dtype)
+        interleaved, kernels = self._spec.interleaved, step_kernels_for(self._device, dtype)
         if kernels is not None:
             cos, sin = kernels.rotation(positions, frequencies, factor, dtype, interleaved=interleaved)
             return Rotation(cos, sin, interleaved, kernels)

@@ -4,14 +4,13 @@ TRTFORGE_KERNELS=torch turns it off: attention then gathers blocks.
 """
 
 import functools
-import importlib.util
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trtforge.runtime.native.bindings import VARIABLE, PagedHeads, PagedRows
+from trtforge.runtime.cuda.triton_support import power_from, processors_of, runs_triton
+from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 
 LARGEST = 256
 """Elements of a head: larger ones (the latent vectors of DeepSeek-V2) do not fit a program's registers."""
@@ -44,7 +43,7 @@ class PagedAttention:
         columns = rows.tables.shape[1]
         splits = splits_for(count * how.kv_heads, columns * rows.block_size, self._processors)
         sums, largest, totals = self._partial(out, (count, how.heads, splits), how.size)
-        size_padded = max(_LEAST_SIDE, _power_above(how.size))
+        size_padded = max(_LEAST_SIDE, power_from(how.size))
         self._kernels.attend_paged[(count, how.kv_heads, splits)](
             queries,
             storage,
@@ -65,7 +64,7 @@ class PagedAttention:
             out.stride(0),
             VALUES=0 if how.vectors == 1 else how.kv_heads,
             GROUP=group,
-            GROUP_PADDED=max(_LEAST_SIDE, _power_above(group)),
+            GROUP_PADDED=max(_LEAST_SIDE, power_from(group)),
             SIZE=how.size,
             SIZE_PADDED=size_padded,
             BLOCK=rows.block_size,
@@ -112,20 +111,11 @@ def splits_for(programs: int, longest: int, processors: int) -> int:
 
 def paged_attention_for(device: torch.device) -> PagedAttention | None:
     """The kernels for tensors on this device, if there are any."""
-    if device.type != "cuda" or os.environ.get(VARIABLE) == "torch":
-        return None
-    return _on_gpu(device.index or 0)
+    return _on_gpu(device.index or 0) if runs_triton(device) else None
 
 
 @functools.cache
-def _on_gpu(index: int) -> PagedAttention | None:
-    if importlib.util.find_spec("triton") is None:
-        return None
+def _on_gpu(index: int) -> PagedAttention:
     from trtforge.runtime.cuda import paged_kernels
 
-    return PagedAttention(paged_kernels, torch.cuda.get_device_properties(index).multi_processor_count)
-
-
-def _power_above(number: int) -> int:
-    """The smallest power of two that is not below `number`."""
-    return 1 << (number - 1).bit_length()
+    return PagedAttention(paged_kernels, processors_of(index))

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.transforms import quantize_fp8
+from trtforge.runtime.cuda.fused import FusedKernels
 from trtforge.runtime.cuda.paged_attention import paged_attention_for
 from trtforge.runtime.linears.float8 import from_e4m3
 from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows, native_for
 from trtforge.runtime.native.context import attend_context, attends_context
+from trtforge.runtime.step_kernels import StepKernels, step_kernels_for
 
 
 def storage_dtype(format_: KvCacheFormat, dtype: torch.dtype) -> torch.dtype:
@@ -78,12 +80,13 @@ class LayerCache:
         self._scale = scale
         self._dtype = dtype
         self._kernels = native_for(storage.device, dtype)
+        self._writing = _writing_kernels(storage, dtype)
         self._in_place = in_place_for(storage.device, dtype)
         self.exact = scale is None
 
     def write(self, slots: Tensor, values: Tensor) -> None:
         """Store (tokens, vectors, size)."""
-        kernels = self._kernels if values.stride(2) == 1 and values.stride(1) == values.shape[2] else None
+        kernels = self._writing if values.stride(2) == 1 and values.stride(1) == values.shape[2] else None
         if kernels is not None and self._scale is None:
             kernels.write_slots(self._slots, slots, values)
         elif kernels is not None and self._scale is not None:
@@ -129,6 +132,13 @@ class LayerCache:
         if values.dtype is torch.int8:
             return values.to(self._dtype).mul_(self._scale)
         return from_e4m3(values.view(torch.float8_e4m3fn), self._dtype, self._scale)
+
+
+def _writing_kernels(storage: Tensor, dtype: torch.dtype) -> StepKernels | None:
+    """The kernels that write values of this type to a cache, if there are any."""
+    kernels = step_kernels_for(storage.device, dtype)
+    lacks = isinstance(kernels, FusedKernels) and storage.dtype is torch.uint8 and not kernels.e4m3
+    return None if lacks else kernels
 
 
 def _e4m3_bytes(values: Tensor, scale: float) -> Tensor:

@@ -8,6 +8,7 @@ from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.linears.linear import Linear, Placement
 from trtforge.runtime.native.activations import activate
 from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.step_kernels import step_kernels_for
 
 _CHUNK = 1024
 """Tokens whose hidden states a CPU computes together."""
@@ -53,7 +54,7 @@ def _activation(place: Placement, act: Activation) -> Activation:
 
 def gated_halves(place: Placement, both: Linear, act: Activation, activated: int = 1) -> Linear:
     """act(one half) * other half, where one layer computes both. `activated`: index of the half that is activated."""
-    name, kernels = NATIVE_ACTIVATIONS.get(act), native_for(place.device, place.dtype)
+    name, kernels = NATIVE_ACTIVATIONS.get(act), step_kernels_for(place.device, place.dtype)
 
     def inner(x: Tensor) -> Tensor:
         halves = both(x)

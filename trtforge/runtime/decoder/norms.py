@@ -1,4 +1,4 @@
-"""Norms over the last dimension, by the CPU kernels where there are any."""
+"""Norms over the last dimension, by kernels where there are any."""
 
 from typing import Protocol
 
@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.norms import norm, norm_heads
+from trtforge.runtime.step_kernels import step_kernels_for
 
 
 class Norm(Protocol):
@@ -25,7 +26,7 @@ class RmsNorm:
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         self._weight = weight
         self._epsilon = epsilon
-        self._kernels = native_for(weight.device, weight.dtype)
+        self._kernels = step_kernels_for(weight.device, weight.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._kernels is not None:

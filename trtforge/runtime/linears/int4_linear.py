@@ -34,14 +34,10 @@ class Int4Dense:
 
 
 class Int4Packed:
-    """INT4-AWQ with torch's int4 kernels: bfloat16 activations, codes offset by 8 on both devices.
+    """INT4-AWQ with torch's int4 kernel of the CPU: bfloat16 activations, codes offset by 8.
 
-    The CPU kernel is the fastest for few rows and the slowest for many, for which the weights are dequantised in each
-    call instead.
+    It is the fastest for few rows and the slowest for many, for which the weights are dequantised in each call instead.
     """
-
-    def __init__(self, device: str) -> None:
-        self._cuda = device == "cuda"
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
@@ -57,11 +53,7 @@ class Int4Packed:
                 f"{PACKED_GROUPS[-1]}",
                 hint="Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`.",
             )
-        if self._cuda:
-            halves = ((codes[:, ::2] << 4) | codes[:, 1::2]).to(torch.uint8).cuda()
-            weight = torch.ops.aten._convert_weight_to_int4pack(halves, 8).cpu()
-        else:
-            weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
+        weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
         scales = stored.weights_scale.t()
         scales_and_zeros = torch.stack((scales, torch.zeros_like(scales)), dim=2).to(dtype).contiguous()
         return with_bias(
@@ -74,8 +66,7 @@ class Int4Packed:
         vector = load_bias(weights, prefix, shape, place, bias)
         prequant = load_prequant(weights, prefix, shape, place)
         group = shape[1] // scales_and_zeros.shape[0]
-        multiply = torch.ops.aten._weight_int4pack_mm if self._cuda else torch.ops.aten._weight_int4pack_mm_for_cpu
-        expands = not self._cuda and torch.backends.cpu.get_cpu_capability() == _KNOWN_LAYOUT
+        expands = torch.backends.cpu.get_cpu_capability() == _KNOWN_LAYOUT
 
         def linear(x: Tensor) -> Tensor:
             if prequant is not None:
@@ -83,7 +74,7 @@ class Int4Packed:
             if expands and len(x) >= _MANY_ROWS:
                 y = x @ _expanded(weight, scales_and_zeros)
             else:
-                y = multiply(x, weight, group, scales_and_zeros)
+                y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, weight, group, scales_and_zeros)
             return y if vector is None else y.add_(vector)
 
         return linear

@@ -16,6 +16,7 @@ from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
 from trtforge.runtime.linears.int4_native import Int4Native
+from trtforge.runtime.linears.int4_tiled import Int4Tiled
 from trtforge.runtime.linears.int8 import multiplies_int8
 from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Dense, Kernel
@@ -139,12 +140,12 @@ def _kernel(name: KernelName) -> Kernel:
         case "w4a8_native_cpu":
             return W4A8Native()
         case "w4a8_packed_cpu":
-            return W4A8(Int4Packed("cpu"))
+            return W4A8(Int4Packed())
         case "int4_dense":
             return Int4Dense()
         case "int4_native_cpu":
             return Int4Native()
         case "int4_packed_cpu":
-            return Int4Packed("cpu")
+            return Int4Packed()
         case "int4_packed_cuda":
-            return Int4Packed("cuda")
+            return Int4Tiled()

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trtforge.models.kernels import suits_cpu
+from trtforge.runtime.cuda.products import Products, products_for
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import Native, native_for
 from trtforge.runtime.native.expanded import ExpandedLayer, Format, linear_expanded
@@ -122,7 +123,15 @@ def matrix(weight: Tensor, bias: Tensor | None = None) -> Linear:
         if _has_onednn_bfloat16():
             reordered = torch.ops.mkldnn._reorder_linear_weight(weight)
             return lambda x: _onednn(x, reordered, bias)
+    products = products_for(weight.device)
+    if products is not None:
+        return _matrix_on_gpu(products, weight, bias)
     return lambda x: functional.linear(x, weight, bias)
+
+
+def _matrix_on_gpu(products: Products, weight: Tensor, bias: Tensor | None) -> Linear:
+    """One row by a kernel that only reads the weights."""
+    return lambda x: products.one_row(x, weight, bias) if len(x) == 1 else functional.linear(x, weight, bias)
 
 
 def _native_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Linear:

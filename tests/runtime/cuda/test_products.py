@@ -1,0 +1,90 @@
+"""Products of few rows by Triton kernels, and the tiles of INT4 weights."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.runtime.cuda.kernels import DEVICE, products
+from trtforge.models.transforms import quantize_fp8
+from trtforge.runtime.cuda.products import MOST_ROWS
+from trtforge.runtime.linears.int4_tiled import tiles_of, values_of
+
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [(8, 1024), (13, 1500), (3, 40)])
+def test_one_row(dtype: torch.dtype, biased: bool, outputs: int, inputs: int) -> None:
+    x, weight = randn(1, inputs, dtype=dtype), randn(outputs, inputs, dtype=dtype, seed=1)
+    bias = randn(outputs, dtype=dtype, seed=2) if biased else None
+    exact = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    found = products().one_row(x, weight, bias)
+    assert found.dtype is dtype
+    assert error(found, exact) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [(16, 1024), (13, 600)])
+def test_one_row_of_e4m3(dtype: torch.dtype, biased: bool, outputs: int, inputs: int) -> None:
+    x, scales = randn(1, inputs, dtype=dtype), (torch.tensor([0.004], device=DEVICE), torch.tensor([0.3], device=DEVICE))
+    codes = quantize_fp8(randn(outputs, inputs, seed=1), 0.01)
+    bias = randn(outputs, dtype=dtype, seed=2) if biased else None
+    quantised = quantize_fp8(x, scales[0]).double() * scales[0].double()
+    exact = quantised @ codes.double().t() * scales[1].double() + (0 if bias is None else bias.double())
+    assert error(products().one_row_e4m3(x, codes, bias, *scales), exact) < TOLERANCES[dtype]
+
+
+def random_int4(outputs: int, inputs: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tiles, scales, and the values in float64."""
+    generator = torch.Generator().manual_seed(outputs + inputs)
+    codes = torch.randint(-8, 8, (outputs, inputs), generator=generator, dtype=torch.int8)
+    scales = (torch.randint(1, 16, (inputs // group, outputs), generator=generator) / 64).bfloat16()  # of few digits
+    values = codes.double() * scales.double().t().repeat_interleave(group, dim=1)
+    return tiles_of(codes, inputs // group).to(DEVICE), scales.to(DEVICE), values.to(DEVICE)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128, 256])
+@pytest.mark.parametrize("rows", [1, 2, 16, 17, 64, 65, MOST_ROWS])
+def test_int4(rows: int, group: int) -> None:
+    """Twice: the counters of splits are left as they were found."""
+    tiles, scales, values = random_int4(192, 8 * group, group)
+    x, bias = randn(rows, 8 * group, dtype=torch.bfloat16), randn(192, dtype=torch.bfloat16, seed=2)
+    kernels = products()
+    for given in (None, bias, None):
+        exact = x.double() @ values.t() + (0 if given is None else given.double())
+        assert error(kernels.int4(x, tiles, scales, given), exact) < TOLERANCES[torch.bfloat16]
+
+
+@pytest.mark.parametrize(("processors", "splits"), [(1, 1), (4, 4), (100, 8)])
+def test_int4_in_splits_of_the_inputs(processors: int, splits: int) -> None:
+    tiles, scales, values = random_int4(192, 33 * 32, 32)  # the last split has fewer groups
+    kernels = products(processors)
+    assert kernels._splits(3, 33) == splits
+    for rows in (1, 5, 64):
+        x = randn(rows, 33 * 32, dtype=torch.bfloat16, seed=rows)
+        assert error(kernels.int4(x, tiles, scales, None), x.double() @ values.t()) < TOLERANCES[torch.bfloat16]
+
+
+def test_int4_of_rows_of_a_wider_tensor() -> None:
+    tiles, scales, values = random_int4(64, 256, 64)
+    x = randn(5, 300, dtype=torch.bfloat16)[:, :256]
+    assert error(products().int4(x, tiles, scales, None), x.double() @ values.t()) < TOLERANCES[torch.bfloat16]
+    assert products().int4(x[:0], tiles, scales, None).shape == (0, 64)
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_int4_weights_are_expanded(group: int) -> None:
+    tiles, scales, values = random_int4(128, 4 * group, group)
+    exact = values.to(torch.bfloat16)
+    assert torch.equal(products().expand_int4(tiles, scales, 4 * group), exact)
+    assert torch.equal(values_of(tiles, scales, 4 * group), exact)

@@ -1,0 +1,178 @@
+"""What CUDA computes between products and attention, in one kernel where torch's operations take several.
+
+The methods are those of the CPU kernels (`native.bindings.Native`).
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.cuda.triton_support import power_from, runs_triton
+from trtforge.runtime.native.bindings import ACTIVATIONS
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_COLUMNS = 1024
+_TOGETHER = 4096  # elements of the heads that a program rotates
+_E4M3_SM = (8, 9)  # compute capability from which GPUs convert to E4M3
+
+
+class FusedKernels:
+    """Launches `kernels`, the module `step_kernels`. Tensors are contiguous where nothing else is said."""
+
+    def __init__(self, kernels: Any, *, e4m3: bool) -> None:
+        """`e4m3`: whether the GPU converts to E4M3."""
+        self._kernels = kernels
+        self.e4m3 = e4m3
+
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """x / rms(x) * weight over the last dimension of (..., size)."""
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        size = x.shape[-1]
+        self.rms_norm_into(x.view(-1, size), weight, epsilon, y.view(-1, size))
+        return y
+
+    def rms_norm_into(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> None:
+        """`rms_norm` of (rows, size), where x and y may be columns of wider tensors."""
+        self._norm(x.unsqueeze(1), None, weight, None, y.unsqueeze(1), 1.0, epsilon)
+
+    def rms_norm_heads(self, heads: Tensor, weight: Tensor, epsilon: float) -> None:
+        """`rms_norm` of (tokens, heads, size) in place; `heads` may be a slice of a tensor with more heads."""
+        self._norm(heads, None, weight, None, heads, 1.0, epsilon)
+
+    def add_rms_norm(
+        self, x: Tensor, change: Tensor, weight: Tensor, scale: float, epsilon: float
+    ) -> tuple[Tensor, Tensor]:
+        """x + scale * change, and its RMS norm; x and change are (rows, size)."""
+        total, y = torch.empty_like(x), torch.empty_like(x)
+        self._norm(x.unsqueeze(1), change, weight, total, y.unsqueeze(1), scale, epsilon)
+        return total, y
+
+    def _norm(
+        self,
+        x: Tensor,
+        change: Tensor | None,
+        weight: Tensor,
+        total: Tensor | None,
+        y: Tensor,
+        scale: float,
+        epsilon: float,
+    ) -> None:
+        """Of (rows, heads, size), whose heads' elements are adjacent."""
+        rows, heads, size = x.shape
+        if not rows:
+            return
+        padded = power_from(size)
+        self._kernels.rms_norm[(rows, heads)](
+            x,
+            x if change is None else change,
+            weight,
+            x if total is None else total,
+            y,
+            *x.stride()[:2],
+            *y.stride()[:2],
+            size,
+            scale,
+            epsilon,
+            ADDS=change is not None,
+            SIZE_PADDED=padded,
+            num_warps=min(16, max(1, padded // 512)),
+        )
+
+    def gate(self, halves: Tensor, activation: str, activated: int) -> Tensor:
+        """activation(one half) * other half, of (rows, 2 x size). `activated`: index of the activated half."""
+        halves = halves.contiguous()
+        rows, size = halves.shape[0], halves.shape[1] // 2
+        y = halves.new_empty(rows, size)
+        if rows:
+            grid = (rows, -(-size // _COLUMNS))
+            kind = ACTIVATIONS[activation]
+            self._kernels.gate[grid](halves, y, size, ACTIVATED=activated, KIND=kind, COLUMNS=_COLUMNS)
+        return y
+
+    def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
+        """Rotate the first elements of (tokens, heads, size) in place; cos and sin are (tokens, 1, dim).
+
+        `heads` may be a slice of a tensor with more heads or larger ones.
+        """
+        tokens, count, _ = heads.shape
+        if not tokens:
+            return
+        dim = cos.shape[-1]
+        half = power_from(dim // 2)
+        together = max(1, min(power_from(count), _TOGETHER // half))
+        self._kernels.rotate[(tokens, -(-count // together))](
+            heads,
+            cos,
+            sin,
+            count,
+            *heads.stride()[:2],
+            DIM=dim,
+            HALF_PADDED=half,
+            HEADS=together,
+            INTERLEAVED=interleaved,
+        )
+
+    def rotation(
+        self, positions: Tensor, frequencies: Tensor, factor: float, dtype: torch.dtype, *, interleaved: bool
+    ) -> tuple[Tensor, Tensor]:
+        """What `rotate` takes, for int64 positions (tokens,) and frequencies (dim / 2,)."""
+        half = len(frequencies)
+        shape = len(positions), 1, 2 * half
+        cos, sin = (torch.empty(shape, dtype=dtype, device=positions.device) for _ in range(2))
+        if len(positions):
+            self._kernels.rotation[(len(positions),)](
+                positions.contiguous(),
+                frequencies.contiguous(),
+                cos,
+                sin,
+                factor,
+                HALF=half,
+                HALF_PADDED=power_from(half),
+                INTERLEAVED=interleaved,
+            )
+        return cos, sin
+
+    def write_slots(self, storage: Tensor, slots: Tensor, values: Tensor) -> None:
+        """storage[slots] = values, of (slots, vectors, size) and (tokens, vectors, size), which may be a slice."""
+        self.quantize_slots(storage, slots, values, 1.0)
+
+    def quantize_slots(self, storage: Tensor, slots: Tensor, values: Tensor, scale: float) -> None:
+        """As `write_slots`, of values / scale rounded to the numbers of int8 storage, or to E4M3 in uint8 storage."""
+        width = values.shape[1] * values.shape[2]
+        if not len(slots):
+            return
+        self._kernels.write_slots[(len(slots), -(-width // _COLUMNS))](
+            values,
+            slots,
+            storage,
+            values.stride(0),
+            width,
+            scale,
+            COLUMNS=_COLUMNS,
+            INT8=storage.dtype is torch.int8,
+            E4M3=storage.dtype is torch.uint8,
+        )
+
+    def quantize(self, values: Tensor, scale: Tensor) -> Tensor:
+        """E4M3 of values / scale (1,), saturated."""
+        values = values.contiguous()
+        codes = torch.empty_like(values, dtype=torch.float8_e4m3fn)
+        count = values.numel()
+        if count:
+            self._kernels.quantize[(-(-count // _COLUMNS),)](values, codes, scale, count, COLUMNS=_COLUMNS)
+        return codes
+
+
+def fused_for(device: torch.device, dtype: torch.dtype) -> FusedKernels | None:
+    """The kernels for tensors on this device and of this dtype, if there are any."""
+    return _on_gpu(device.index or 0) if dtype in _DTYPES and runs_triton(device) else None
+
+
+@functools.cache
+def _on_gpu(index: int) -> FusedKernels:
+    from trtforge.runtime.cuda import step_kernels
+
+    return FusedKernels(step_kernels, e4m3=torch.cuda.get_device_capability(index) >= _E4M3_SM)

@@ -1,0 +1,190 @@
+"""Triton kernels of products of few rows with weights, which are read once, and of INT4 weights' expansion.
+
+INT4 weights lie in tiles, one after the other as a program reads them: (out / TILE, in / group, TILE, group / 2) bytes,
+of which byte j has input j of the group in its low and input j + group / 2 in its high half, both offset by 8.
+`Products` launches the kernels.
+"""
+
+import triton
+import triton.language as tl
+
+from trtforge.runtime.cuda.step_kernels import to_e4m3
+
+_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+_OFFSET = tl.constexpr(136.0)
+"""What the numbers of `_low` and `_high` are above the codes."""
+
+
+@triton.jit
+def multiply_one(
+    x,
+    weight,
+    bias,
+    y,
+    activation_scale,
+    scale,
+    inputs,
+    outputs,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    E4M3: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    """Program (part of the outputs): y (outputs,) of x (inputs,) and weight (outputs, inputs).
+
+    With E4M3, x is quantised by activation_scale[0] first, and sums are multiplied by that and scale[0].
+    """
+    own = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
+    known = own < outputs
+    rows = weight + own.to(tl.int64)[:, None] * inputs
+    sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
+    if E4M3:
+        divisor = tl.load(activation_scale)
+    for start in range(0, inputs, INPUTS):
+        at = start + tl.arange(0, INPUTS)
+        inside = at < inputs
+        values = tl.load(x + at, mask=inside, other=0.0)
+        if E4M3:
+            values = to_e4m3(values, divisor)
+        weights = tl.load(rows + at[None, :], mask=known[:, None] & inside[None, :], other=0.0)
+        sums += weights.to(tl.float32) * values.to(tl.float32)[None, :]
+    found = tl.sum(sums, 1)
+    if E4M3:
+        found *= divisor * tl.load(scale)
+    if BIASED:
+        found += tl.load(bias + own, mask=known, other=0.0).to(tl.float32)
+    tl.store(y + own, found.to(y.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def _low(codes):
+    """128 + the low half of each byte in bfloat16, whose last bits count ones there: four bytes in three instructions."""
+    if _INTERPRETED:
+        return (codes.to(tl.int32) & 15).to(tl.float32) + 128.0
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 halves;
+            and.b32 halves, $2, 0x0F0F0F0F;
+            prmt.b32 $0, halves, 0x43434343, 0x4140;
+            prmt.b32 $1, halves, 0x43434343, 0x4342;
+            }""",
+            "=r,=r,r",
+            [codes],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+
+
+@triton.jit
+def _high(codes):
+    """128 + the high half of each byte in bfloat16."""
+    if _INTERPRETED:
+        return ((codes.to(tl.int32) >> 4) & 15).to(tl.float32) + 128.0
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 halves;
+            shr.u32 halves, $2, 4;
+            and.b32 halves, halves, 0x0F0F0F0F;
+            prmt.b32 $0, halves, 0x43434343, 0x4140;
+            prmt.b32 $1, halves, 0x43434343, 0x4342;
+            }""",
+            "=r,=r,r",
+            [codes],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=4,
+        )
+
+
+@triton.jit
+def _product(left, right, sums):
+    """sums + left x right; Triton's interpreter multiplies the bits of bfloat16."""
+    if _INTERPRETED:
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), sums, input_precision="ieee")
+    else:
+        return tl.dot(left, right, sums)
+
+
+@triton.jit
+def multiply_int4(
+    x,
+    weight,
+    scales,
+    bias,
+    y,
+    sums,
+    arrived,
+    rows,
+    x_row,
+    inputs,
+    outputs,
+    TILE: tl.constexpr,
+    HALF: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    ONE: tl.constexpr,
+    BIASED: tl.constexpr,
+):
+    """Program (part of the outputs, of the rows, of the inputs): y (rows, outputs) of bfloat16 x (rows, inputs).
+
+    scales (inputs / group, outputs). Of several SPLITS of the inputs, each writes its sums (SPLITS, rows, outputs) in
+    float32, and the one that arrives last adds them up; it leaves `arrived` (outputs' parts x rows' parts) zero again.
+    ONE: there is one row, which is read once and not for every column of a product.
+    """
+    part, many, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    own, row = part * OUTPUTS + tl.arange(0, OUTPUTS), many * ROWS + tl.arange(0, ROWS)
+    groups, halves = inputs // (2 * HALF), tl.arange(0, HALF)
+    each = (groups + SPLITS - 1) // SPLITS
+    begin = split * each
+    end = tl.minimum(groups, begin + each)
+    known, inside = own < outputs, (row < rows)[None, :]
+    codes_at = weight + (own // TILE).to(tl.int64)[:, None] * groups * (TILE * HALF) + (own % TILE)[:, None] * HALF
+    codes_at += halves[None, :]
+    found = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    none = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    for group in range(begin, end):
+        codes = tl.load(codes_at + group * (TILE * HALF), mask=known[:, None], other=0)
+        at = group * 2 * HALF + halves
+        if ONE:
+            low = tl.broadcast_to(tl.load(x + at)[:, None], [HALF, ROWS])
+            high = tl.broadcast_to(tl.load(x + at + HALF)[:, None], [HALF, ROWS])
+        else:
+            x_at = x + row[None, :] * x_row + at[:, None]
+            low = tl.load(x_at, mask=inside, other=0.0)
+            high = tl.load(x_at + HALF, mask=inside, other=0.0)
+        products = _product(_low(codes) - _OFFSET, low, none)
+        products = _product(_high(codes) - _OFFSET, high, products)
+        found += products * tl.load(scales + group * outputs + own, mask=known, other=0.0).to(tl.float32)[:, None]
+    stored, place = known[:, None] & inside, row[None, :] * outputs + own[:, None]
+    last = True
+    if SPLITS > 1:
+        tl.store(sums + split * rows * outputs + place, found, mask=stored)
+        tl.debug_barrier()
+        counter = arrived + part * tl.num_programs(1) + many
+        last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
+        if last:
+            tl.store(counter, 0)
+            found = tl.zeros([OUTPUTS, ROWS], tl.float32)
+            for other in tl.static_range(SPLITS):
+                found += tl.load(sums + other * rows * outputs + place, mask=stored, other=0.0, cache_modifier=".cg")
+    if last:
+        if BIASED:
+            found += tl.load(bias + own, mask=known, other=0.0).to(tl.float32)[:, None]
+        tl.store(y + place, found.to(y.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def expand_int4(weight, scales, values, inputs, outputs, TILE: tl.constexpr, HALF: tl.constexpr):
+    """Program (tile, group): the values (outputs, inputs) of the weights in bfloat16."""
+    tile, group = tl.program_id(0), tl.program_id(1)
+    own, halves = tile * TILE + tl.arange(0, TILE), tl.arange(0, HALF)
+    codes_at = weight + (tile.to(tl.int64) * (inputs // (2 * HALF)) + group) * (TILE * HALF)
+    codes = tl.load(codes_at + tl.arange(0, TILE)[:, None] * HALF + halves[None, :])
+    scale = tl.load(scales + group * outputs + own).to(tl.float32)[:, None]
+    at = values + own.to(tl.int64)[:, None] * inputs + group * 2 * HALF + halves[None, :]
+    tl.store(at, ((_low(codes).to(tl.float32) - _OFFSET) * scale).to(tl.bfloat16))
+    tl.store(at + HALF, ((_high(codes).to(tl.float32) - _OFFSET) * scale).to(tl.bfloat16))

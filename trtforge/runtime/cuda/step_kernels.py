@@ -1,0 +1,186 @@
+"""Triton kernels of what lies between products and attention: norms, activations, rotations, and writes to the cache.
+
+`StepKernels` launches them. All of them compute in float32 and round once.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+_ROUNDING = tl.constexpr(12582912.0)
+"""1.5 x 2^23: added to a float32 below 2^22 and subtracted again, it leaves the nearest integer, halves to even."""
+_E4M3_MAX = tl.constexpr(448.0)
+
+
+@triton.jit
+def rms_norm(
+    x,
+    change,
+    weight,
+    total,
+    y,
+    x_row,
+    x_head,
+    y_row,
+    y_head,
+    size,
+    scale,
+    epsilon,
+    ADDS: tl.constexpr,
+    SIZE_PADDED: tl.constexpr,
+):
+    """Program (row, head): y = x / rms(x) * weight; with ADDS of total = x + scale * change, which is stored too."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = tl.arange(0, SIZE_PADDED)
+    inside = at < size
+    place = row * x_row + head * x_head + at
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if ADDS:
+        values += scale * tl.load(change + place, mask=inside, other=0.0).to(tl.float32)
+        rounded = values.to(total.dtype.element_ty)
+        tl.store(total + place, rounded, mask=inside)
+        values = rounded.to(tl.float32)
+    factor = 1.0 / tl.sqrt(tl.sum(values * values, 0) / size + epsilon)
+    found = values * factor * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + row * y_row + head * y_head + at, found.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _activated(x, KIND: tl.constexpr):
+    """KIND: as `native.bindings.ACTIVATIONS` numbers them."""
+    if KIND == 0:  # silu
+        return x / (1.0 + tl.exp(-x))
+    elif KIND == 1:  # gelu by tanh
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        return x * (1.0 - 1.0 / (tl.exp(2.0 * inner) + 1.0))
+    elif KIND == 2:  # gelu by the error function
+        return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif KIND == 3:  # relu
+        return tl.maximum(x, 0.0)
+    else:  # squared relu
+        positive = tl.maximum(x, 0.0)
+        return positive * positive
+
+
+@triton.jit
+def gate(halves, y, size, ACTIVATED: tl.constexpr, KIND: tl.constexpr, COLUMNS: tl.constexpr):
+    """Program (row, part): y (rows, size) = activation(one half) * other half of (rows, 2 x size)."""
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside, start = at < size, halves + row * 2 * size
+    activated = tl.load(start + ACTIVATED * size + at, mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(start + (1 - ACTIVATED) * size + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + row * size + at, (_activated(activated, KIND) * other).to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def rotate(
+    heads,
+    cosines,
+    sines,
+    count,
+    heads_row,
+    heads_head,
+    DIM: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+    HEADS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    """Program (token, part): rotates the first DIM elements of HEADS of the `count` heads in place.
+
+    Cosines and sines (tokens, DIM); the sine of a pair's first element is negated.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    own, pairs = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, HALF_PADDED)
+    if INTERLEAVED:
+        first, second = 2 * pairs, 2 * pairs + 1
+    else:
+        first, second = pairs, pairs + DIM // 2
+    inside = pairs < DIM // 2
+    angle = row * DIM
+    cos_first = tl.load(cosines + angle + first, mask=inside, other=0.0).to(tl.float32)
+    cos_second = tl.load(cosines + angle + second, mask=inside, other=0.0).to(tl.float32)
+    sin_first = tl.load(sines + angle + first, mask=inside, other=0.0).to(tl.float32)
+    sin_second = tl.load(sines + angle + second, mask=inside, other=0.0).to(tl.float32)
+    start = heads + row * heads_row + own[:, None] * heads_head
+    known = (own < count)[:, None] & inside[None, :]
+    a = tl.load(start + first[None, :], mask=known, other=0.0).to(tl.float32)
+    b = tl.load(start + second[None, :], mask=known, other=0.0).to(tl.float32)
+    kind: tl.constexpr = heads.dtype.element_ty
+    tl.store(start + first[None, :], (a * cos_first[None, :] + b * sin_first[None, :]).to(kind), mask=known)
+    tl.store(start + second[None, :], (b * cos_second[None, :] + a * sin_second[None, :]).to(kind), mask=known)
+
+
+@triton.jit
+def _cosine_and_sine(angles):
+    """Of any angle: a GPU's own instructions, which `tl.cos` may use, are wrong for large ones."""
+    if _INTERPRETED:
+        return tl.cos(angles), tl.sin(angles)
+    else:
+        return libdevice.cos(angles), libdevice.sin(angles)
+
+
+@triton.jit
+def rotation(
+    positions,
+    frequencies,
+    cosines,
+    sines,
+    factor,
+    HALF: tl.constexpr,
+    HALF_PADDED: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+):
+    """Program (token): what `rotate` reads, of its position and frequencies (HALF,)."""
+    row, pairs = tl.program_id(0).to(tl.int64), tl.arange(0, HALF_PADDED)
+    inside = pairs < HALF
+    position = tl.load(positions + row).to(tl.float32)
+    angles = position * tl.load(frequencies + pairs, mask=inside, other=0.0)
+    cos, sin = _cosine_and_sine(angles)
+    cos, sin = cos * factor, sin * factor
+    if INTERLEAVED:
+        first, second = 2 * pairs, 2 * pairs + 1
+    else:
+        first, second = pairs, pairs + HALF
+    kind: tl.constexpr = cosines.dtype.element_ty
+    start = row * 2 * HALF
+    tl.store(cosines + start + first, cos.to(kind), mask=inside)
+    tl.store(cosines + start + second, cos.to(kind), mask=inside)
+    tl.store(sines + start + first, (-sin).to(kind), mask=inside)
+    tl.store(sines + start + second, sin.to(kind), mask=inside)
+
+
+@triton.jit
+def to_e4m3(values, scale):
+    """values / scale in float32, saturated and rounded to E4M3: to four significant bits, halves to even."""
+    scaled = tl.minimum(tl.maximum(values.to(tl.float32) / scale, -_E4M3_MAX), _E4M3_MAX)
+    if _INTERPRETED:  # Triton's interpreter (3.9) cuts digits off; see `float8.round_to_e4m3`
+        power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        magic = tl.maximum(power, 0.015625) * 1572864.0
+        scaled = (scaled + magic) - magic
+    return scaled.to(tl.float8e4nv)
+
+
+@triton.jit
+def write_slots(
+    values, slots, storage, values_row, width, scale, COLUMNS: tl.constexpr, INT8: tl.constexpr, E4M3: tl.constexpr
+):
+    """Program (token, part): storage[slot] = the token's `width` values, or values / scale in a quantised cache."""
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside, slot = at < width, tl.load(slots + row)
+    found = tl.load(values + row * values_row + at, mask=inside, other=0.0)
+    if E4M3:
+        found = to_e4m3(found, scale).to(tl.uint8, bitcast=True)
+    elif INT8:
+        codes = tl.minimum(tl.maximum(found.to(tl.float32) / scale, -128.0), 127.0)
+        found = ((codes + _ROUNDING) - _ROUNDING).to(tl.int8)
+    tl.store(storage + slot * width + at, found, mask=inside)
+
+
+@triton.jit
+def quantize(values, codes, scale, count, COLUMNS: tl.constexpr):
+    """Program (part): E4M3 codes of values / scale[0]."""
+    at = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = at < count
+    found = to_e4m3(tl.load(values + at, mask=inside, other=0.0), tl.load(scale))
+    tl.store(codes + at, found, mask=inside)
