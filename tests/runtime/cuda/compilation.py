@@ -23,6 +23,7 @@ _STRIDES = [
     if name.endswith(("_row", "_head", "_block", "_slot", "_vector", "_column"))
 ]
 _E4M3_SM = 89  # from which GPUs convert to E4M3
+_EARLY_SM = 90  # from which kernels start before the previous ones have ended
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
@@ -39,6 +40,8 @@ def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     numbers |= {"values": "*bf16", "slots": "*i64", "storage": "*bf16", "values_row": "i32", "width": "i32"}
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
         (step_kernels.rms_norm, numbers, {"ADDS": True, "SIZE_PADDED": 4096}),
+        (step_kernels.add, numbers, {"COLUMNS": 1024}),
+        (step_kernels.scale_columns, numbers | {"factors": "*bf16"}, {"COLUMNS": 1024}),
         *((step_kernels.gate, numbers, {"ACTIVATED": 1, "KIND": kind, "COLUMNS": 1024}) for kind in range(5)),
         (step_kernels.rotate, numbers, {"DIM": 128, "HALF_PADDED": 64, "HEADS": 32, "INTERLEAVED": False}),
         (step_kernels.rotation, numbers, {"HALF": 64, "HALF_PADDED": 64, "INTERLEAVED": True}),
@@ -53,7 +56,7 @@ def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
 
 
 def _products(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
-    numbers = dict.fromkeys(("x", "weight", "bias", "y", "scales", "values"), "*bf16")
+    numbers = dict.fromkeys(("x", "weight", "bias", "y", "scales", "prescale", "values"), "*bf16")
     numbers |= dict.fromkeys(("activation_scale", "scale", "sums"), "*fp32") | {"arrived": "*i32"}
     numbers |= dict.fromkeys(("inputs", "outputs", "rows", "x_row"), "i32")
     one = {"OUTPUTS": 4, "INPUTS": 1024, "E4M3": False, "BIASED": True}
@@ -62,7 +65,7 @@ def _products(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]
         found.append((product_kernels.multiply_one, numbers | {"weight": "*fp8e4nv"}, one | {"E4M3": True}))
     tiles, numbers = {"TILE": 64, "HALF": 64}, numbers | {"weight": "*i8"}
     for own, rows, splits in ((64, 16, 4), (64, 32, 1), (128, 64, 2)):
-        sizes = {"OUTPUTS": own, "ROWS": rows, "SPLITS": splits, "ONE": rows == 16, "BIASED": False}
+        sizes = {"OUTPUTS": own, "ROWS": rows, "SPLITS": splits, "ONE": rows == 16, "PRESCALED": rows == 16, "BIASED": False}
         found.append((product_kernels.multiply_int4, numbers, tiles | sizes))
     return [*found, (product_kernels.expand_int4, numbers, tiles)]
 
@@ -92,6 +95,7 @@ def main(target: GPUTarget) -> None:
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     for kernel, types, constants in variants(target.arch):
         names = kernel.arg_names
+        constants = constants | {"EARLY": target.arch >= _EARLY_SM}
         signature = {name: "constexpr" if name in constants else types[name] for name in names}
         aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if signature[name][0] in "*i"}
         values = {(names.index(name),): value for name, value in constants.items()}

@@ -5,22 +5,28 @@ import triton
 
 from trtforge.runtime.cuda import paged_kernels, product_kernels, step_kernels
 from trtforge.runtime.cuda.fused import FusedKernels
+from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.paged_attention import PagedAttention
 from trtforge.runtime.cuda.products import Products
 
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 
 
+def launcher() -> Launcher:
+    """Of this machine's GPU; the interpreter starts no kernel early."""
+    return Launcher(early=False) if DEVICE.type == "cpu" else launcher_for(0)
+
+
 def paged(processors: int = 16) -> PagedAttention:
     """Attention for a GPU of so few multiprocessors that tests compute one split and several."""
-    return PagedAttention(paged_kernels, processors)
+    return PagedAttention(paged_kernels, launcher(), processors)
 
 
 def fused() -> FusedKernels:
     """What lies between products and attention."""
-    return FusedKernels(step_kernels, e4m3=True)
+    return FusedKernels(step_kernels, launcher(), e4m3=True)
 
 
 def products(processors: int = 4) -> Products:
     """Products on a GPU of so few multiprocessors."""
-    return Products(product_kernels, processors, DEVICE)
+    return Products(product_kernels, launcher(), processors, DEVICE)

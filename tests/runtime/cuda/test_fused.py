@@ -64,6 +64,13 @@ def test_a_sum_and_its_norm(dtype: torch.dtype, scale: float) -> None:
     exact = x.double() + torch.tensor(scale, dtype=torch.float32).double() * change.double()
     assert is_near(total, exact, dtype)
     assert is_near(y, normed(total, weight, 1e-5), dtype)
+    assert torch.equal(fused().add(x, change, scale), total)
+
+
+@by_dtype
+def test_columns_are_scaled(dtype: torch.dtype) -> None:
+    x, factors = randn(3, 1300, dtype=dtype), randn(1100, dtype=dtype, seed=1)
+    assert is_near(fused().scale_columns(x[:, 100:1200], factors), x[:, 100:1200].double() * factors.double(), dtype)
 
 
 @by_dtype
@@ -137,6 +144,8 @@ def test_nothing_to_compute() -> None:
     weight = torch.ones(64, device=DEVICE)
     assert kernels.rms_norm(none, weight, 1e-5).shape == (0, 64)
     assert kernels.gate(none, "silu", 0).shape == (0, 32)
+    assert kernels.add(none, none, 1.0).shape == (0, 64)
+    assert kernels.scale_columns(none, weight).shape == (0, 64)
     assert kernels.quantize(none, weight[:1]).shape == (0, 64)
     slots = torch.empty(0, dtype=torch.int64, device=DEVICE)
     kernels.write_slots(torch.zeros(2, 1, 64, device=DEVICE), slots, none.view(0, 1, 64))

@@ -75,6 +75,13 @@ def test_int4_in_splits_of_the_inputs(processors: int, splits: int) -> None:
         assert error(kernels.int4(x, tiles, scales, None), x.double() @ values.t()) < TOLERANCES[torch.bfloat16]
 
 
+def test_int4_of_one_row_that_is_scaled_first() -> None:
+    tiles, scales, values = random_int4(64, 256, 64)
+    x, factors = randn(1, 256, dtype=torch.bfloat16), randn(256, dtype=torch.bfloat16, seed=1)
+    exact = (x * factors).double() @ values.t()
+    assert error(products().int4(x, tiles, scales, None, factors), exact) < 2 * TOLERANCES[torch.bfloat16]
+
+
 def test_int4_of_rows_of_a_wider_tensor() -> None:
     tiles, scales, values = random_int4(64, 256, 64)
     x = randn(5, 300, dtype=torch.bfloat16)[:, :256]

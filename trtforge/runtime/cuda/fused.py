@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.triton_support import power_from, runs_triton
 from trtforge.runtime.native.bindings import ACTIVATIONS
 
@@ -21,9 +22,10 @@ _E4M3_SM = (8, 9)  # compute capability from which GPUs convert to E4M3
 class FusedKernels:
     """Launches `kernels`, the module `step_kernels`. Tensors are contiguous where nothing else is said."""
 
-    def __init__(self, kernels: Any, *, e4m3: bool) -> None:
+    def __init__(self, kernels: Any, launch: Launcher, *, e4m3: bool) -> None:
         """`e4m3`: whether the GPU converts to E4M3."""
         self._kernels = kernels
+        self._launch = launch
         self.e4m3 = e4m3
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -65,7 +67,9 @@ class FusedKernels:
         if not rows:
             return
         padded = power_from(size)
-        self._kernels.rms_norm[(rows, heads)](
+        self._launch(
+            self._kernels.rms_norm,
+            (rows, heads, 1),
             x,
             x if change is None else change,
             weight,
@@ -78,8 +82,16 @@ class FusedKernels:
             epsilon,
             ADDS=change is not None,
             SIZE_PADDED=padded,
-            num_warps=min(16, max(1, padded // 512)),
+            warps=min(16, max(1, padded // 512)),
         )
+
+    def add(self, x: Tensor, change: Tensor, scale: float) -> Tensor:
+        """x + scale * change, of contiguous tensors of one shape."""
+        total, count = torch.empty_like(x), x.numel()
+        if count:
+            grid = (-(-count // _COLUMNS), 1, 1)
+            self._launch(self._kernels.add, grid, x, change, total, scale, count, COLUMNS=_COLUMNS)
+        return total
 
     def gate(self, halves: Tensor, activation: str, activated: int) -> Tensor:
         """activation(one half) * other half, of (rows, 2 x size). `activated`: index of the activated half."""
@@ -87,9 +99,10 @@ class FusedKernels:
         rows, size = halves.shape[0], halves.shape[1] // 2
         y = halves.new_empty(rows, size)
         if rows:
-            grid = (rows, -(-size // _COLUMNS))
-            kind = ACTIVATIONS[activation]
-            self._kernels.gate[grid](halves, y, size, ACTIVATED=activated, KIND=kind, COLUMNS=_COLUMNS)
+            grid, kind = (rows, -(-size // _COLUMNS), 1), ACTIVATIONS[activation]
+            self._launch(
+                self._kernels.gate, grid, halves, y, size, ACTIVATED=activated, KIND=kind, COLUMNS=_COLUMNS
+            )
         return y
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
@@ -103,7 +116,9 @@ class FusedKernels:
         dim = cos.shape[-1]
         half = power_from(dim // 2)
         together = max(1, min(power_from(count), _TOGETHER // half))
-        self._kernels.rotate[(tokens, -(-count // together))](
+        self._launch(
+            self._kernels.rotate,
+            (tokens, -(-count // together), 1),
             heads,
             cos,
             sin,
@@ -123,7 +138,9 @@ class FusedKernels:
         shape = len(positions), 1, 2 * half
         cos, sin = (torch.empty(shape, dtype=dtype, device=positions.device) for _ in range(2))
         if len(positions):
-            self._kernels.rotation[(len(positions),)](
+            self._launch(
+                self._kernels.rotation,
+                (len(positions), 1, 1),
                 positions.contiguous(),
                 frequencies.contiguous(),
                 cos,
@@ -144,7 +161,9 @@ class FusedKernels:
         width = values.shape[1] * values.shape[2]
         if not len(slots):
             return
-        self._kernels.write_slots[(len(slots), -(-width // _COLUMNS))](
+        self._launch(
+            self._kernels.write_slots,
+            (len(slots), -(-width // _COLUMNS), 1),
             values,
             slots,
             storage,
@@ -162,8 +181,18 @@ class FusedKernels:
         codes = torch.empty_like(values, dtype=torch.float8_e4m3fn)
         count = values.numel()
         if count:
-            self._kernels.quantize[(-(-count // _COLUMNS),)](values, codes, scale, count, COLUMNS=_COLUMNS)
+            parts = -(-count // _COLUMNS)
+            self._launch(self._kernels.quantize, (parts, 1, 1), values, codes, scale, count, COLUMNS=_COLUMNS)
         return codes
+
+    def scale_columns(self, x: Tensor, factors: Tensor) -> Tensor:
+        """x * factors, of (rows, size) with adjacent elements and (size,)."""
+        rows, size = x.shape
+        y = x.new_empty(rows, size)
+        if rows:
+            grid = (rows, -(-size // _COLUMNS), 1)
+            self._launch(self._kernels.scale_columns, grid, x, factors, y, x.stride(0), size, COLUMNS=_COLUMNS)
+        return y
 
 
 def fused_for(device: torch.device, dtype: torch.dtype) -> FusedKernels | None:
@@ -175,4 +204,4 @@ def fused_for(device: torch.device, dtype: torch.dtype) -> FusedKernels | None:
 def _on_gpu(index: int) -> FusedKernels:
     from trtforge.runtime.cuda import step_kernels
 
-    return FusedKernels(step_kernels, e4m3=torch.cuda.get_device_capability(index) >= _E4M3_SM)
+    return FusedKernels(step_kernels, launcher_for(index), e4m3=torch.cuda.get_device_capability(index) >= _E4M3_SM)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.triton_support import power_from, processors_of, runs_triton
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 
@@ -23,8 +24,9 @@ _LEAST_SIDE = 16  # of a matrix product
 class PagedAttention:
     """Launches `kernels`, the module `paged_kernels`, on a GPU of this many multiprocessors."""
 
-    def __init__(self, kernels: Any, processors: int) -> None:
+    def __init__(self, kernels: Any, launch: Launcher, processors: int) -> None:
         self._kernels = kernels
+        self._launch = launch
         self._processors = processors
 
     def attends(self, size: int) -> bool:
@@ -44,7 +46,9 @@ class PagedAttention:
         splits = splits_for(count * how.kv_heads, columns * rows.block_size, self._processors)
         sums, largest, totals = self._partial(out, (count, how.heads, splits), how.size)
         size_padded = max(_LEAST_SIDE, power_from(how.size))
-        self._kernels.attend_paged[(count, how.kv_heads, splits)](
+        self._launch(
+            self._kernels.attend_paged,
+            (count, how.kv_heads, splits),
             queries,
             storage,
             rows.tables,
@@ -78,7 +82,9 @@ class PagedAttention:
             E4M3=storage.dtype is torch.uint8,
         )
         if splits > 1:
-            self._kernels.combine_splits[(count, how.heads)](
+            self._launch(
+                self._kernels.combine_splits,
+                (count, how.heads, 1),
                 sums,
                 largest,
                 totals,
@@ -118,4 +124,4 @@ def paged_attention_for(device: torch.device) -> PagedAttention | None:
 def _on_gpu(index: int) -> PagedAttention:
     from trtforge.runtime.cuda import paged_kernels
 
-    return PagedAttention(paged_kernels, processors_of(index))
+    return PagedAttention(paged_kernels, launcher_for(index), processors_of(index))

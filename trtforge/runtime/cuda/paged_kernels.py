@@ -7,6 +7,8 @@ et al. 2023). `PagedAttention` launches them.
 import triton
 import triton.language as tl
 
+from trtforge.runtime.cuda.step_kernels import wait_for_previous
+
 _WIDENS = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Triton's interpreter (3.9) multiplies the bits of bfloat16; products of the same numbers in float32 are exact."""
 
@@ -81,12 +83,14 @@ def attend_paged(
     BIASED: tl.constexpr,
     SINKS: tl.constexpr,
     E4M3: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (row, KV head, split): the query heads of a KV head over one part of the row's context.
 
     One split writes `out`; several write what `combine_splits` reads: sums (rows, heads, SPLITS, SIZE) of values,
     largest and totals (rows, heads, SPLITS). VALUES: from a key's vector to that of its value. WINDOW, CHUNK: or 0.
     """
+    wait_for_previous(EARLY)
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kind: tl.constexpr = queries.dtype.element_ty
     groups, dims = tl.arange(0, GROUP_PADDED), tl.arange(0, SIZE_PADDED)
@@ -154,8 +158,10 @@ def combine_splits(
     SIZE_PADDED: tl.constexpr,
     SPLITS: tl.constexpr,
     SINKS: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (row, head): the output from what `attend_paged` found in each split. Empty splits count for nothing."""
+    wait_for_previous(EARLY)
     row, head = tl.program_id(0), tl.program_id(1)
     splits, dims = tl.arange(0, SPLITS), tl.arange(0, SIZE_PADDED)
     at = (row.to(tl.int64) * tl.num_programs(1) + head) * SPLITS + splits

@@ -7,10 +7,12 @@ of which byte j has input j of the group in its low and input j + group / 2 in i
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
-from trtforge.runtime.cuda.step_kernels import to_e4m3
+from trtforge.runtime.cuda.step_kernels import wait_for_previous, to_e4m3
 
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
+_AHEAD = tl.constexpr(4)  # groups of inputs
 _OFFSET = tl.constexpr(136.0)
 """What the numbers of `_low` and `_high` are above the codes."""
 
@@ -29,24 +31,32 @@ def multiply_one(
     INPUTS: tl.constexpr,
     E4M3: tl.constexpr,
     BIASED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (part of the outputs): y (outputs,) of x (inputs,) and weight (outputs, inputs).
 
-    With E4M3, x is quantised by activation_scale[0] first, and sums are multiplied by that and scale[0].
+    With E4M3, x is quantised by activation_scale[0] first, and sums are multiplied by that and scale[0]. Weights are
+    read one step ahead, the first ones before what x is computed from has ended.
     """
+    if EARLY:
+        gdc_launch_dependents()
     own = tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     known = own < outputs
     rows = weight + own.to(tl.int64)[:, None] * inputs
+    at = tl.arange(0, INPUTS)
+    ahead = tl.load(rows + at[None, :], mask=known[:, None] & (at < inputs)[None, :], other=0.0)
+    if EARLY:
+        gdc_wait()
     sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
     if E4M3:
         divisor = tl.load(activation_scale)
     for start in range(0, inputs, INPUTS):
-        at = start + tl.arange(0, INPUTS)
-        inside = at < inputs
-        values = tl.load(x + at, mask=inside, other=0.0)
+        weights, at = ahead, start + tl.arange(0, INPUTS)
+        values = tl.load(x + at, mask=at < inputs, other=0.0)
+        at += INPUTS
+        ahead = tl.load(rows + at[None, :], mask=known[:, None] & (at < inputs)[None, :], other=0.0)
         if E4M3:
             values = to_e4m3(values, divisor)
-        weights = tl.load(rows + at[None, :], mask=known[:, None] & inside[None, :], other=0.0)
         sums += weights.to(tl.float32) * values.to(tl.float32)[None, :]
     found = tl.sum(sums, 1)
     if E4M3:
@@ -100,6 +110,19 @@ def _high(codes):
 
 
 @triton.jit
+def _fetch(pointers):
+    """Bring what lies there to the second-level cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+        "=r,l",
+        [pointers.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
 def _product(left, right, sums):
     """sums + left x right; Triton's interpreter multiplies the bits of bfloat16."""
     if _INTERPRETED:
@@ -113,6 +136,7 @@ def multiply_int4(
     x,
     weight,
     scales,
+    prescale,
     bias,
     y,
     sums,
@@ -127,13 +151,16 @@ def multiply_int4(
     ROWS: tl.constexpr,
     SPLITS: tl.constexpr,
     ONE: tl.constexpr,
+    PRESCALED: tl.constexpr,
     BIASED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (part of the outputs, of the rows, of the inputs): y (rows, outputs) of bfloat16 x (rows, inputs).
 
     scales (inputs / group, outputs). Of several SPLITS of the inputs, each writes its sums (SPLITS, rows, outputs) in
     float32, and the one that arrives last adds them up; it leaves `arrived` (outputs' parts x rows' parts) zero again.
-    ONE: there is one row, which is read once and not for every column of a product.
+    ONE: there is one row, which is read once and not for every column of a product, and, if PRESCALED, multiplied by
+    prescale (inputs,). The first codes are fetched before what x is computed from has ended.
     """
     part, many, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     own, row = part * OUTPUTS + tl.arange(0, OUTPUTS), many * ROWS + tl.arange(0, ROWS)
@@ -143,6 +170,11 @@ def multiply_int4(
     end = tl.minimum(groups, begin + each)
     known, inside = own < outputs, (row < rows)[None, :]
     codes_at = weight + (own // TILE).to(tl.int64)[:, None] * groups * (TILE * HALF) + (own % TILE)[:, None] * HALF
+    if EARLY:
+        gdc_launch_dependents()
+        for group in tl.static_range(_AHEAD):
+            _fetch(codes_at + tl.minimum(begin + group, groups - 1) * (TILE * HALF))
+        gdc_wait()
     codes_at += halves[None, :]
     found = tl.zeros([OUTPUTS, ROWS], tl.float32)
     none = tl.zeros([OUTPUTS, ROWS], tl.float32)
@@ -150,8 +182,12 @@ def multiply_int4(
         codes = tl.load(codes_at + group * (TILE * HALF), mask=known[:, None], other=0)
         at = group * 2 * HALF + halves
         if ONE:
-            low = tl.broadcast_to(tl.load(x + at)[:, None], [HALF, ROWS])
-            high = tl.broadcast_to(tl.load(x + at + HALF)[:, None], [HALF, ROWS])
+            first, second = tl.load(x + at), tl.load(x + at + HALF)
+            if PRESCALED:
+                first = (first.to(tl.float32) * tl.load(prescale + at).to(tl.float32)).to(first.dtype)
+                second = (second.to(tl.float32) * tl.load(prescale + at + HALF).to(tl.float32)).to(second.dtype)
+            low = tl.broadcast_to(first[:, None], [HALF, ROWS])
+            high = tl.broadcast_to(second[:, None], [HALF, ROWS])
         else:
             x_at = x + row[None, :] * x_row + at[:, None]
             low = tl.load(x_at, mask=inside, other=0.0)
@@ -178,8 +214,9 @@ def multiply_int4(
 
 
 @triton.jit
-def expand_int4(weight, scales, values, inputs, outputs, TILE: tl.constexpr, HALF: tl.constexpr):
+def expand_int4(weight, scales, values, inputs, outputs, TILE: tl.constexpr, HALF: tl.constexpr, EARLY: tl.constexpr):
     """Program (tile, group): the values (outputs, inputs) of the weights in bfloat16."""
+    wait_for_previous(EARLY)
     tile, group = tl.program_id(0), tl.program_id(1)
     own, halves = tile * TILE + tl.arange(0, TILE), tl.arange(0, HALF)
     codes_at = weight + (tile.to(tl.int64) * (inputs // (2 * HALF)) + group) * (TILE * HALF)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.triton_support import power_from, processors_of, runs_triton
 
 TILE = 64
@@ -21,8 +22,9 @@ _LEAST_SIDE = 16  # of a matrix product
 class Products:
     """Launches `kernels`, the module `product_kernels`, on a GPU of this many multiprocessors, one product at a time."""
 
-    def __init__(self, kernels: Any, processors: int, device: torch.device) -> None:
+    def __init__(self, kernels: Any, launch: Launcher, processors: int, device: torch.device) -> None:
         self._kernels = kernels
+        self._launch = launch
         self._processors = processors
         self._arrived = torch.zeros(_PROGRAMS * processors, dtype=torch.int32, device=device)
 
@@ -49,7 +51,9 @@ class Products:
     ) -> Tensor:
         outputs, inputs = weight.shape
         y = x.new_empty(1, outputs)
-        self._kernels.multiply_one[(-(-outputs // rows),)](
+        self._launch(
+            self._kernels.multiply_one,
+            (-(-outputs // rows), 1, 1),
             x,
             weight,
             y if bias is None else bias,
@@ -65,8 +69,13 @@ class Products:
         )
         return y
 
-    def int4(self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-        """(rows, outputs) of at most MOST_ROWS rows x (rows, inputs) and tiles of codes; scales (groups, outputs)."""
+    def int4(
+        self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, prescale: Tensor | None = None
+    ) -> Tensor:
+        """(rows, outputs) of at most MOST_ROWS rows x (rows, inputs) and tiles of codes; scales (groups, outputs).
+
+        prescale (inputs,): of one row only.
+        """
         rows, inputs = x.shape
         groups, outputs = scales.shape
         y = x.new_empty(rows, outputs)
@@ -76,10 +85,13 @@ class Products:
         own = TILE if together < 64 else 2 * TILE
         parts, many = -(-outputs // own), -(-rows // together)
         splits = self._splits(parts * many, groups)
-        self._kernels.multiply_int4[(parts, many, splits)](
+        self._launch(
+            self._kernels.multiply_int4,
+            (parts, many, splits),
             x,
             weight,
             scales,
+            scales if prescale is None else prescale,
             y if bias is None else bias,
             y,
             y if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32),
@@ -94,9 +106,10 @@ class Products:
             ROWS=together,
             SPLITS=splits,
             ONE=rows == 1,
+            PRESCALED=prescale is not None,
             BIASED=bias is not None,
-            num_warps=4 if own == TILE else 8,
-            num_stages=4,
+            warps=4 if own == TILE else 8,
+            stages=4,
         )
         return y
 
@@ -105,8 +118,10 @@ class Products:
         groups, outputs = scales.shape
         values = torch.empty(outputs, inputs, dtype=torch.bfloat16, device=weight.device)
         half = inputs // groups // 2
-        grid = (outputs // TILE, groups)
-        self._kernels.expand_int4[grid](weight, scales, values, inputs, outputs, TILE=TILE, HALF=half)
+        grid = (outputs // TILE, groups, 1)
+        self._launch(
+            self._kernels.expand_int4, grid, weight, scales, values, inputs, outputs, TILE=TILE, HALF=half
+        )
         return values
 
     def _splits(self, programs: int, groups: int) -> int:
@@ -125,4 +140,4 @@ def products_for(device: torch.device) -> Products | None:
 def _on_gpu(index: int) -> Products:
     from trtforge.runtime.cuda import product_kernels
 
-    return Products(product_kernels, processors_of(index), torch.device("cuda", index))
+    return Products(product_kernels, launcher_for(index), processors_of(index), torch.device("cuda", index))

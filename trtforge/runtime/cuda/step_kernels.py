@@ -6,11 +6,23 @@
 import triton
 import triton.language as tl
 from triton.language.extra import libdevice
+from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _ROUNDING = tl.constexpr(12582912.0)
 """1.5 x 2^23: added to a float32 below 2^22 and subtracted again, it leaves the nearest integer, halves to even."""
 _E4M3_MAX = tl.constexpr(448.0)
+
+
+@triton.jit
+def wait_for_previous(EARLY: tl.constexpr):
+    """Let the next kernel start, and wait for the previous one where this one may have started before its end.
+
+    See `Launcher`. Every program of every kernel that starts early must wait: then all earlier kernels have ended.
+    """
+    if EARLY:
+        gdc_launch_dependents()
+        gdc_wait()
 
 
 @triton.jit
@@ -29,8 +41,10 @@ def rms_norm(
     epsilon,
     ADDS: tl.constexpr,
     SIZE_PADDED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (row, head): y = x / rms(x) * weight; with ADDS of total = x + scale * change, which is stored too."""
+    wait_for_previous(EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, SIZE_PADDED)
     inside = at < size
@@ -64,8 +78,9 @@ def _activated(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def gate(halves, y, size, ACTIVATED: tl.constexpr, KIND: tl.constexpr, COLUMNS: tl.constexpr):
+def gate(halves, y, size, ACTIVATED: tl.constexpr, KIND: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
     """Program (row, part): y (rows, size) = activation(one half) * other half of (rows, 2 x size)."""
+    wait_for_previous(EARLY)
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside, start = at < size, halves + row * 2 * size
     activated = tl.load(start + ACTIVATED * size + at, mask=inside, other=0.0).to(tl.float32)
@@ -85,11 +100,13 @@ def rotate(
     HALF_PADDED: tl.constexpr,
     HEADS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (token, part): rotates the first DIM elements of HEADS of the `count` heads in place.
 
     Cosines and sines (tokens, DIM); the sine of a pair's first element is negated.
     """
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     own, pairs = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, HALF_PADDED)
     if INTERLEAVED:
@@ -130,8 +147,10 @@ def rotation(
     HALF: tl.constexpr,
     HALF_PADDED: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (token): what `rotate` reads, of its position and frequencies (HALF,)."""
+    wait_for_previous(EARLY)
     row, pairs = tl.program_id(0).to(tl.int64), tl.arange(0, HALF_PADDED)
     inside = pairs < HALF
     position = tl.load(positions + row).to(tl.float32)
@@ -163,9 +182,10 @@ def to_e4m3(values, scale):
 
 @triton.jit
 def write_slots(
-    values, slots, storage, values_row, width, scale, COLUMNS: tl.constexpr, INT8: tl.constexpr, E4M3: tl.constexpr
+    values, slots, storage, values_row, width, scale, COLUMNS: tl.constexpr, INT8: tl.constexpr, E4M3: tl.constexpr, EARLY: tl.constexpr
 ):
     """Program (token, part): storage[slot] = the token's `width` values, or values / scale in a quantised cache."""
+    wait_for_previous(EARLY)
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside, slot = at < width, tl.load(slots + row)
     found = tl.load(values + row * values_row + at, mask=inside, other=0.0)
@@ -178,9 +198,32 @@ def write_slots(
 
 
 @triton.jit
-def quantize(values, codes, scale, count, COLUMNS: tl.constexpr):
+def quantize(values, codes, scale, count, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
     """Program (part): E4M3 codes of values / scale[0]."""
+    wait_for_previous(EARLY)
     at = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < count
     found = to_e4m3(tl.load(values + at, mask=inside, other=0.0), tl.load(scale))
     tl.store(codes + at, found, mask=inside)
+
+
+@triton.jit
+def add(x, change, total, scale, count, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    """Program (part): total = x + scale * change."""
+    wait_for_previous(EARLY)
+    at = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = at < count
+    found = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    found += scale * tl.load(change + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(total + at, found.to(total.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def scale_columns(x, factors, y, x_row, size, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
+    """Program (row, part): y (rows, size) = x * factors (size,)."""
+    wait_for_previous(EARLY)
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = at < size
+    found = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
+    found *= tl.load(factors + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y + row * size + at, found.to(y.dtype.element_ty), mask=inside)

@@ -18,7 +18,7 @@ from trtforge.runtime.decoder.mlp import load_mlp
 from trtforge.runtime.decoder.moe import load_moe
 from trtforge.runtime.decoder.norms import Norm, RmsNorm
 from trtforge.runtime.linears.linear import Linear
-from trtforge.runtime.native.bindings import Native, native_for
+from trtforge.runtime.step_kernels import StepKernels, step_kernels_for
 
 
 class AttentionPart(Protocol):
@@ -39,7 +39,7 @@ class Layer:
     after_attention: Norm | None
     after_mlp: Norm | None
     scale: float
-    kernels: Native | None
+    kernels: StepKernels | None
 
     def __call__(self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
         """(tokens, hidden) to (tokens, hidden)."""
@@ -106,7 +106,7 @@ def load_layer(loader: Loader, index: int) -> Layer:
         after_attention=norm(residual.after_attention),
         after_mlp=norm(residual.after_mlp),
         scale=spec.residual_scale,
-        kernels=native_for(loader.place.device, loader.place.dtype),
+        kernels=step_kernels_for(loader.place.device, loader.place.dtype),
     )
 
 

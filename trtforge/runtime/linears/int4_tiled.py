@@ -7,6 +7,7 @@ from torch.nn import functional
 from trtforge.core.errors import ForgeError
 from trtforge.models.kernels import PACKED_GROUPS
 from trtforge.models.transforms import unpack_int4
+from trtforge.runtime.cuda.fused import fused_for
 from trtforge.runtime.cuda.products import MOST_ROWS, TILE, products_for
 from trtforge.runtime.linears.int4_linear import load_prequant, packed_prequant
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, with_bias
@@ -34,11 +35,13 @@ class Int4Tiled:
         tiles = weights.take(f"{prefix}.weight", outputs // TILE, groups, TILE, inputs // groups // 2).to(place.device)
         vector = load_bias(weights, prefix, shape, place, bias)
         prequant = load_prequant(weights, prefix, shape, place)
-        products = products_for(place.device)
+        products, fused = products_for(place.device), fused_for(place.device, place.dtype)
 
         def linear(x: Tensor) -> Tensor:
+            if products is not None and len(x) == 1:
+                return products.int4(x, tiles, scales, vector, prequant)
             if prequant is not None:
-                x = x * prequant
+                x = x * prequant if fused is None else fused.scale_columns(x, prequant)
             if products is None:
                 return functional.linear(x, values_of(tiles, scales, inputs), vector)
             if len(x) <= MOST_ROWS:

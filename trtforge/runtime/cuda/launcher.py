@@ -1,0 +1,50 @@
+"""Launches Triton kernels in little time."""
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Launcher:
+    """Launches kernels on one GPU.
+
+    Triton decides at every launch what an argument's value lets it compile: whether an address or number is a multiple
+    of 16, or a number is 1 or large (python/triton/runtime/jit.py). That takes several times as long as the launch, so
+    that kernels compiled for the same kinds of arguments are kept here. `early`: kernels start before the previous ones
+    have ended, and wait for these themselves (programmatic dependent launch, SM 9.0 and later).
+    """
+
+    def __init__(self, *, early: bool) -> None:
+        self._early = early
+        self._compiled: dict[Hashable, Any] = {}
+
+    def __call__(
+        self, kernel: Any, grid: tuple[int, int, int], *arguments: Any, warps: int = 4, stages: int = 3, **constants: Any
+    ) -> None:
+        """`constants` in the order of the kernel's parameters, which follow those of `arguments`; EARLY is the last."""
+        constants["EARLY"] = self._early
+        key = id(kernel), warps, stages, *constants.values(), *map(_kind, arguments)
+        known = self._compiled.get(key)
+        if known is not None:
+            known[grid](*arguments, *constants.values())
+            return
+        options = {"num_warps": warps, "num_stages": stages, "launch_pdl": self._early}
+        made = kernel[grid](*arguments, **constants, **options)
+        if made is not None:  # Triton's interpreter compiles nothing
+            self._compiled[key] = made
+
+
+def launcher_for(index: int) -> Launcher:
+    """For a GPU."""
+    return Launcher(early=torch.cuda.get_device_capability(index) >= (9, 0))
+
+
+def _kind(argument: Tensor | float) -> Hashable:
+    """What the machine code depends on."""
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() & 15 == 0
+    if isinstance(argument, int):
+        return argument & 15 == 0, argument == 1, argument >> 31
+    return None
