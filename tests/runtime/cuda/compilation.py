@@ -29,7 +29,7 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 def variants(sm: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """Kernels with the types of their arguments and their constants."""
-    return [*_attention(), *_between(e4m3=sm >= _E4M3_SM), *_products(e4m3=sm >= _E4M3_SM)]
+    return [*_attention(), *_between(e4m3=sm >= _E4M3_SM), *_products()]
 
 
 def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
@@ -55,17 +55,15 @@ def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     return found
 
 
-def _products(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+def _products() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     numbers = dict.fromkeys(("x", "weight", "bias", "y", "scales", "prescale", "values"), "*bf16")
-    numbers |= dict.fromkeys(("activation_scale", "scale", "sums"), "*fp32") | {"arrived": "*i32"}
+    numbers |= {"sums": "*fp32", "arrived": "*i32"}
     numbers |= dict.fromkeys(("inputs", "outputs", "rows", "x_row"), "i32")
-    one = {"OUTPUTS": 4, "INPUTS": 1024, "E4M3": False, "BIASED": True}
+    one = {"OUTPUTS": 8, "INPUTS": 1024, "BIASED": True}
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = [(product_kernels.multiply_one, numbers, one)]
-    if e4m3:
-        found.append((product_kernels.multiply_one, numbers | {"weight": "*fp8e4nv"}, one | {"E4M3": True}))
     tiles, numbers = {"TILE": 64, "HALF": 64}, numbers | {"weight": "*i8"}
-    for own, rows, splits in ((64, 16, 4), (64, 32, 1), (128, 64, 2)):
-        sizes = {"OUTPUTS": own, "ROWS": rows, "SPLITS": splits, "ONE": rows == 16, "PRESCALED": rows == 16, "BIASED": False}
+    for own, rows, splits in ((64, 8, 4), (64, 16, 1), (128, 64, 2)):
+        sizes = {"OUTPUTS": own, "ROWS": rows, "SPLITS": splits, "ONE": rows == 8, "PRESCALED": rows == 8, "BIASED": False}
         found.append((product_kernels.multiply_int4, numbers, tiles | sizes))
     return [*found, (product_kernels.expand_int4, numbers, tiles)]
 

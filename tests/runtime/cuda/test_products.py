@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.runtime.cuda.kernels import DEVICE, products
-from trtforge.models.transforms import quantize_fp8
-from trtforge.runtime.cuda.products import MOST_ROWS
+from trtforge.runtime.cuda.products import MOST_ROWS, TILE, _shape_for
 from trtforge.runtime.linears.int4_tiled import tiles_of, values_of
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
@@ -32,18 +33,6 @@ def test_one_row(dtype: torch.dtype, biased: bool, outputs: int, inputs: int) ->
     assert error(found, exact) < TOLERANCES[dtype]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("outputs", "inputs"), [(16, 1024), (13, 600)])
-def test_one_row_of_e4m3(dtype: torch.dtype, biased: bool, outputs: int, inputs: int) -> None:
-    x, scales = randn(1, inputs, dtype=dtype), (torch.tensor([0.004], device=DEVICE), torch.tensor([0.3], device=DEVICE))
-    codes = quantize_fp8(randn(outputs, inputs, seed=1), 0.01)
-    bias = randn(outputs, dtype=dtype, seed=2) if biased else None
-    quantised = quantize_fp8(x, scales[0]).double() * scales[0].double()
-    exact = quantised @ codes.double().t() * scales[1].double() + (0 if bias is None else bias.double())
-    assert error(products().one_row_e4m3(x, codes, bias, *scales), exact) < TOLERANCES[dtype]
-
-
 def random_int4(outputs: int, inputs: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tiles, scales, and the values in float64."""
     generator = torch.Generator().manual_seed(outputs + inputs)
@@ -65,14 +54,29 @@ def test_int4(rows: int, group: int) -> None:
         assert error(kernels.int4(x, tiles, scales, given), exact) < TOLERANCES[torch.bfloat16]
 
 
-@pytest.mark.parametrize(("processors", "splits"), [(1, 1), (4, 4), (100, 8)])
-def test_int4_in_splits_of_the_inputs(processors: int, splits: int) -> None:
-    tiles, scales, values = random_int4(192, 33 * 32, 32)  # the last split has fewer groups
+@pytest.mark.parametrize("processors", [1, 4, 100])
+def test_int4_in_splits_of_the_inputs(processors: int) -> None:
+    """More on larger GPUs; the last split has fewer groups than the others."""
+    tiles, scales, values = random_int4(192, 33 * 32, 32)
     kernels = products(processors)
-    assert kernels._splits(3, 33) == splits
+    assert [kernels._splits(_shape_for(rows), 3, 33) for rows in (1, 5, 64)] == {
+        1: [2, 2, 1],
+        4: [8, 4, 2],
+        100: [8, 4, 4],
+    }[processors]
     for rows in (1, 5, 64):
         x = randn(rows, 33 * 32, dtype=torch.bfloat16, seed=rows)
         assert error(kernels.int4(x, tiles, scales, None), x.double() @ values.t()) < TOLERANCES[torch.bfloat16]
+
+
+@given(st.integers(1, MOST_ROWS), st.integers(1, 4000), st.integers(1, 500), st.integers(1, 200))
+def test_products_that_are_split_have_counters(rows: int, tiles: int, groups: int, processors: int) -> None:
+    shape = _shape_for(rows)
+    programs = -(-tiles * TILE // shape.outputs) * -(-rows // shape.rows)
+    kernels = products(processors)
+    splits = kernels._splits(shape, programs, groups)
+    assert 1 <= splits <= max(1, groups)
+    assert splits == 1 or programs <= len(kernels._arrived)
 
 
 def test_int4_of_one_row_that_is_scaled_first() -> None:

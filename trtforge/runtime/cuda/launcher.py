@@ -28,7 +28,9 @@ class Launcher:
         key = id(kernel), warps, stages, *constants.values(), *map(_kind, arguments)
         known = self._compiled.get(key)
         if known is not None:
-            known[grid](*arguments, *constants.values())
+            stream = torch.cuda.current_stream().cuda_stream
+            packed = known.function, known.packed_metadata, None, None, None  # nobody is told of launches
+            known.run(*grid, stream, *packed, *arguments, *constants.values())
             return
         options = {"num_warps": warps, "num_stages": stages, "launch_pdl": self._early}
         made = kernel[grid](*arguments, **constants, **options)

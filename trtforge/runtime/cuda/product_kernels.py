@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
-from trtforge.runtime.cuda.step_kernels import wait_for_previous, to_e4m3
+from trtforge.runtime.cuda.step_kernels import wait_for_previous
 
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _AHEAD = tl.constexpr(4)  # groups of inputs
@@ -23,20 +23,16 @@ def multiply_one(
     weight,
     bias,
     y,
-    activation_scale,
-    scale,
     inputs,
     outputs,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
-    E4M3: tl.constexpr,
     BIASED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Program (part of the outputs): y (outputs,) of x (inputs,) and weight (outputs, inputs).
 
-    With E4M3, x is quantised by activation_scale[0] first, and sums are multiplied by that and scale[0]. Weights are
-    read one step ahead, the first ones before what x is computed from has ended.
+    Weights are read one step ahead, the first ones before what x is computed from has ended.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -48,19 +44,13 @@ def multiply_one(
     if EARLY:
         gdc_wait()
     sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
-    if E4M3:
-        divisor = tl.load(activation_scale)
     for start in range(0, inputs, INPUTS):
         weights, at = ahead, start + tl.arange(0, INPUTS)
         values = tl.load(x + at, mask=at < inputs, other=0.0)
         at += INPUTS
         ahead = tl.load(rows + at[None, :], mask=known[:, None] & (at < inputs)[None, :], other=0.0)
-        if E4M3:
-            values = to_e4m3(values, divisor)
         sums += weights.to(tl.float32) * values.to(tl.float32)[None, :]
     found = tl.sum(sums, 1)
-    if E4M3:
-        found *= divisor * tl.load(scale)
     if BIASED:
         found += tl.load(bias + own, mask=known, other=0.0).to(tl.float32)
     tl.store(y + own, found.to(y.dtype.element_ty), mask=known)

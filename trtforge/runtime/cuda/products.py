@@ -1,6 +1,7 @@
 """Products of few rows on CUDA, for which the weights are read once: by Triton kernels, where there are any."""
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,10 +14,36 @@ TILE = 64
 """Outputs of a tile of INT4 weights."""
 MOST_ROWS = 128
 """Of products with INT4 weights as they are: more take longer than expanding the weights first."""
-_PROGRAMS = 3  # for each multiprocessor, which keep its memory requests coming
-_MOST_SPLITS = 8
-_LEAST_GROUPS = 4  # of a split's inputs
-_LEAST_SIDE = 16  # of a matrix product
+_COUNTERS = 4  # for each multiprocessor: products of more programs are not split
+_LEAST_GROUPS = 2  # of a split's inputs
+_LEAST_SIDE = 8  # of a matrix product
+_MOST_TOGETHER = 64  # rows of a program
+_OUTPUTS, _INPUTS = 8, 1024  # of a program's step where there is one row
+_FEW_OUTPUTS = 2048  # of a layer: programs with more warps keep the memory busier
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Of the programs that multiply INT4 weights: outputs and rows of one, and into how many parts inputs are split.
+
+    `most_programs`: for each multiprocessor, up to which inputs are split. Measured on an H200.
+    """
+
+    outputs: int
+    rows: int
+    most_splits: int
+    most_programs: int
+    warps: int
+    stages: int
+
+
+def _shape_for(rows: int) -> _Shape:
+    if rows == 1:
+        return _Shape(TILE, _LEAST_SIDE, most_splits=8, most_programs=8, warps=4, stages=4)
+    together = max(2 * _LEAST_SIDE, power_from(rows))
+    if together < _MOST_TOGETHER:
+        return _Shape(TILE, together, most_splits=4, most_programs=8, warps=4, stages=3)
+    return _Shape(2 * TILE, _MOST_TOGETHER, most_splits=4, most_programs=2, warps=8, stages=3)
 
 
 class Products:
@@ -26,46 +53,25 @@ class Products:
         self._kernels = kernels
         self._launch = launch
         self._processors = processors
-        self._arrived = torch.zeros(_PROGRAMS * processors, dtype=torch.int32, device=device)
+        self._arrived = torch.zeros(_COUNTERS * processors, dtype=torch.int32, device=device)
 
     def one_row(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """(1, outputs) of x (1, inputs) and weight (outputs, inputs) of its type, both contiguous."""
-        return self._one(x, weight, bias, x, x, rows=4, columns=1024)
-
-    def one_row_e4m3(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, activation_scale: Tensor, scale: Tensor
-    ) -> Tensor:
-        """As `one_row` of E4M3 weights; x is quantised by `activation_scale` (1,) as it is read."""
-        return self._one(x, weight, bias, activation_scale, scale, rows=8, columns=512)
-
-    def _one(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        activation_scale: Tensor,
-        scale: Tensor,
-        *,
-        rows: int,
-        columns: int,
-    ) -> Tensor:
         outputs, inputs = weight.shape
         y = x.new_empty(1, outputs)
         self._launch(
             self._kernels.multiply_one,
-            (-(-outputs // rows), 1, 1),
+            (-(-outputs // _OUTPUTS), 1, 1),
             x,
             weight,
             y if bias is None else bias,
             y,
-            activation_scale,
-            scale,
             inputs,
             outputs,
-            OUTPUTS=rows,
-            INPUTS=columns,
-            E4M3=weight.dtype is torch.float8_e4m3fn,
+            OUTPUTS=_OUTPUTS,
+            INPUTS=_INPUTS,
             BIASED=bias is not None,
+            warps=8 if outputs <= _FEW_OUTPUTS else 4,
         )
         return y
 
@@ -81,10 +87,9 @@ class Products:
         y = x.new_empty(rows, outputs)
         if not rows:
             return y
-        together = min(64, max(_LEAST_SIDE, power_from(rows)))
-        own = TILE if together < 64 else 2 * TILE
-        parts, many = -(-outputs // own), -(-rows // together)
-        splits = self._splits(parts * many, groups)
+        shape = _shape_for(rows)
+        parts, many = -(-outputs // shape.outputs), -(-rows // shape.rows)
+        splits = self._splits(shape, parts * many, groups)
         self._launch(
             self._kernels.multiply_int4,
             (parts, many, splits),
@@ -102,14 +107,14 @@ class Products:
             outputs,
             TILE=TILE,
             HALF=inputs // groups // 2,
-            OUTPUTS=own,
-            ROWS=together,
+            OUTPUTS=shape.outputs,
+            ROWS=shape.rows,
             SPLITS=splits,
             ONE=rows == 1,
             PRESCALED=prescale is not None,
             BIASED=bias is not None,
-            warps=4 if own == TILE else 8,
-            stages=4,
+            warps=shape.warps,
+            stages=shape.stages,
         )
         return y
 
@@ -124,11 +129,10 @@ class Products:
         )
         return values
 
-    def _splits(self, programs: int, groups: int) -> int:
-        """Parts of the inputs, a power of two: enough programs to occupy the GPU."""
-        wanted = min(_PROGRAMS * self._processors // programs, groups // _LEAST_GROUPS, _MOST_SPLITS)
+    def _splits(self, shape: _Shape, programs: int, groups: int) -> int:
+        """Parts of the inputs, a power of two: enough programs to keep the GPU's memory busy."""
+        wanted = min(shape.most_programs * self._processors // programs, groups // _LEAST_GROUPS, shape.most_splits)
         return 1 << max(0, wanted.bit_length() - 1)
-
 
 
 def products_for(device: torch.device) -> Products | None:

@@ -5,7 +5,6 @@ from torch import Tensor
 
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.cuda.fused import fused_for
-from trtforge.runtime.cuda.products import products_for
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
@@ -60,11 +59,9 @@ class Fp8ScaledMatmul:
         weights_scale = weights.take_scalar(f"{prefix}.weights_scaling_factor").to(place.device)
         activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
         vector = load_bias(weights, prefix, shape, place, bias)
-        products, fused = products_for(place.device), fused_for(place.device, place.dtype)
+        fused = fused_for(place.device, place.dtype)
 
         def linear(x: Tensor) -> Tensor:
-            if products is not None and len(x) == 1:
-                return products.one_row_e4m3(x, columns.t(), vector, activation_scale, weights_scale)
             codes = quantize_fp8(x, activation_scale) if fused is None else fused.quantize(x, activation_scale)
             y = torch._scaled_mm(codes, columns, activation_scale, weights_scale, out_dtype=x.dtype)
             return y if vector is None else y.add_(vector)
