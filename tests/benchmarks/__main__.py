@@ -84,6 +84,9 @@ def main() -> None:
         "--ways", nargs="+", choices=domains.WAYS, default=domains.WAYS, help="what `domains` measures; others are kept"
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of `gpu`; cpu with --tiny")
+    parser.add_argument(
+        "--sizes", nargs="+", choices=gpu.MODELS, default=tuple(gpu.MODELS), help="of the models of `gpu`"
+    )
     parser.add_argument("--tiny", action="store_true", help="`gpu` with a model that shows only that it runs")
     parser.add_argument("--work", type=Path, help="where the second model of `domains` is kept, or already is")
     writing = parser.add_mutually_exclusive_group()
@@ -302,7 +305,7 @@ def _families(console: Console, arguments: argparse.Namespace, record: Record) -
 
 
 def _gpu(console: Console, arguments: argparse.Namespace, record: Record) -> Record:
-    models = gpu.TINY if arguments.tiny else gpu.MODELS
+    models = gpu.TINY if arguments.tiny else {name: gpu.MODELS[name] for name in arguments.sizes}
     with tempfile.TemporaryDirectory(prefix="trtforge-bench-") as directory:
         found, limits = gpu.measure(Path(directory), models, gpu.FORMATS, arguments.device, arguments.runs)
     place, date = recording.place_of(arguments.device), datetime.now(timezone.utc).date().isoformat()

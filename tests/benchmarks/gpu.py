@@ -1,5 +1,7 @@
 """The embedded engine on a GPU: random Llamas of 1 to 8 billion parameters in bfloat16, FP8 and INT4.
 
+INT4 is weight-only: it is computed like INT4-AWQ, and needs no search for scales, which takes long for 8 billion.
+
 Decoding of one request as a share of the memory's bandwidth, of 64 requests against `transformers`, and prompts as a
 share of the peak of matrix products; both limits are measured in the same run. Every run is a process of its own:
 `python -m tests.benchmarks.gpu WAY DIRECTORY MODEL DEVICE` prints JSON. With device cpu and the model `tiny` all of it
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,9 +47,10 @@ MODELS = {
 TINY = {
     "tiny": Model(Shape(256, 512, layers=2, vocab=512, heads=4, kv_heads=2, head_size=64), 4, 16, 9, 64),
 }
-FORMATS = ("bfloat16", "fp8", "int4_awq")
+FORMATS = ("bfloat16", "fp8", "int4_wo")
 TRANSFORMERS, LIMITS = "transformers", "limits"
 _QUANT = {"bfloat16": "none"}
+_CALIBRATED = ("fp8",)
 _PRODUCTS = {"fp8": "fp8"}  # of which limit a format's products are a share; else of bfloat16's
 _ROOT = Path(__file__).parents[2]
 _SIDES = {"cuda": 8192, "cpu": 512}
@@ -84,7 +88,7 @@ class Measured:
 def measure(
     directory: Path, models: dict[str, Model], formats: Sequence[str], device: UsableDevice, runs: int
 ) -> tuple[list[Measured], Limits]:
-    """Every format of every model and `transformers`, `runs` times in turns; and the best limits of the runs."""
+    """Every format of the models and `transformers`, `runs` times in turns; and the best limits of the runs."""
     found, limits = [], []
     for name, model in models.items():
         work = directory / name
@@ -148,27 +152,31 @@ def _run(way: str, directory: Path, model: str, device: UsableDevice) -> dict[st
 
 
 def _prepare(directory: Path, model: Model, formats: Sequence[str], device: UsableDevice) -> None:
-    """The model and an engine of each format."""
+    """The model and an engine of each format, which are made at the same time."""
     source = directory / "model"
     write_model(source, model.shape)
     longest = model.long_prompt + model.new
     limits = ("--max-batch-size", str(model.together), "--max-seq-len", str(longest), "--compute-dtype", "bfloat16")
-    for way in formats:
+
+    def make(way: str) -> None:
         quant, checkpoint = _QUANT.get(way, way), directory / f"checkpoint-{way}"
         calibration = _calibration(directory, model, quant, device)
         run_trtforge("convert", str(source), str(checkpoint), "--quant", quant, *calibration)
         run_trtforge("compile", str(checkpoint), str(directory / way), "--device", device, *limits)
         shutil.rmtree(checkpoint)
 
+    with ThreadPoolExecutor(len(formats)) as pool:
+        list(pool.map(make, formats))
+
 
 def _calibration(directory: Path, model: Model, quant: str, device: UsableDevice) -> tuple[str, ...]:
     """The options that give a calibration on random tokens to `convert`."""
-    if quant == "none":
+    if quant not in _CALIBRATED:
         return ()
     import torch
     from safetensors.torch import save_file
 
-    ids, out = directory / "ids.safetensors", directory / f"calibration-{quant}"
+    ids, out = directory / f"ids-{quant}.safetensors", directory / f"calibration-{quant}"
     generator = torch.Generator().manual_seed(0)
     save_file({"input_ids": torch.randint(4, model.shape.vocab, (4, 128), generator=generator)}, ids)
     sizes = ("--samples", "4", "--seq-len", "128", "--device", device)
@@ -187,23 +195,26 @@ def prompts(model: Model, count: int, length: int) -> Prompts:
 
 
 def timed(generate: Generate, model: Model) -> Rates:
-    """The rates of one way, after a warm-up of each load: decoding is what follows the first token."""
+    """The rates of one way, after a warm-up of each, medians of three: decoding is what follows the first token."""
     loads = (prompts(model, 1, model.prompt), prompts(model, model.together, model.prompt))
     long = prompts(model, 1, model.long_prompt)
     decoded = []
     for asked in loads:
         for new in (1, model.new):
             generate(asked, new)
-        whole, first = _took(generate, asked, model.new), _took(generate, asked, 1)
+        whole, first = (_took(generate, asked, new) for new in (model.new, 1))
         decoded.append(len(asked) * (model.new - 1) / max(whole - first, 1e-9))
     generate(long, 1)
     return Rates(*decoded, prompts=model.long_prompt / _took(generate, long, 1))
 
 
 def _took(generate: Generate, asked: Prompts, new: int) -> float:
-    start = time.perf_counter()
-    generate(asked, new)
-    return time.perf_counter() - start
+    found = []
+    for _ in range(3):
+        start = time.perf_counter()
+        generate(asked, new)
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
 
 
 def _by_engine(directory: Path, model: Model) -> Rates:

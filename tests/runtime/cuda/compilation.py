@@ -63,7 +63,14 @@ def _products() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = [(product_kernels.multiply_one, numbers, one)]
     tiles, numbers = {"TILE": 64, "HALF": 64}, numbers | {"weight": "*i8"}
     for own, rows, splits in ((64, 8, 4), (64, 16, 1), (128, 64, 2)):
-        sizes = {"OUTPUTS": own, "ROWS": rows, "SPLITS": splits, "ONE": rows == 8, "PRESCALED": rows == 8, "BIASED": False}
+        sizes = {
+            "OUTPUTS": own,
+            "ROWS": rows,
+            "SPLITS": splits,
+            "ONE": rows == 8,
+            "PRESCALED": rows == 8,
+            "BIASED": False,
+        }
         found.append((product_kernels.multiply_int4, numbers, tiles | sizes))
     return [*found, (product_kernels.expand_int4, numbers, tiles)]
 

@@ -49,9 +49,9 @@ def test_int4(rows: int, group: int) -> None:
     tiles, scales, values = random_int4(192, 8 * group, group)
     x, bias = randn(rows, 8 * group, dtype=torch.bfloat16), randn(192, dtype=torch.bfloat16, seed=2)
     kernels = products()
-    for given in (None, bias, None):
-        exact = x.double() @ values.t() + (0 if given is None else given.double())
-        assert error(kernels.int4(x, tiles, scales, given), exact) < TOLERANCES[torch.bfloat16]
+    for added in (None, bias, None):
+        exact = x.double() @ values.t() + (0 if added is None else added.double())
+        assert error(kernels.int4(x, tiles, scales, added), exact) < TOLERANCES[torch.bfloat16]
 
 
 @pytest.mark.parametrize("processors", [1, 4, 100])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
-from trtforge.runtime.step_kernels import StepKernels, step_kernels_for
+from trtforge.runtime.cuda.fused import StepKernels, step_kernels_for
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.triton_support import power_from, runs_triton
-from trtforge.runtime.native.bindings import ACTIVATIONS
+from trtforge.runtime.native.bindings import ACTIVATIONS, Native, native_for
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _COLUMNS = 1024
@@ -100,9 +100,7 @@ class FusedKernels:
         y = halves.new_empty(rows, size)
         if rows:
             grid, kind = (rows, -(-size // _COLUMNS), 1), ACTIVATIONS[activation]
-            self._launch(
-                self._kernels.gate, grid, halves, y, size, ACTIVATED=activated, KIND=kind, COLUMNS=_COLUMNS
-            )
+            self._launch(self._kernels.gate, grid, halves, y, size, ACTIVATED=activated, KIND=kind, COLUMNS=_COLUMNS)
         return y
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
@@ -205,3 +203,12 @@ def _on_gpu(index: int) -> FusedKernels:
     from trtforge.runtime.cuda import step_kernels
 
     return FusedKernels(step_kernels, launcher_for(index), e4m3=torch.cuda.get_device_capability(index) >= _E4M3_SM)
+
+
+StepKernels = Native | FusedKernels
+"""The kernels of a device for what lies between products and attention."""
+
+
+def step_kernels_for(device: torch.device, dtype: torch.dtype) -> StepKernels | None:
+    """The kernels for tensors on this device, a CPU or a GPU, and of this dtype, if there are any."""
+    return native_for(device, dtype) or fused_for(device, dtype)

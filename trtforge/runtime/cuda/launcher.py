@@ -21,7 +21,13 @@ class Launcher:
         self._compiled: dict[Hashable, Any] = {}
 
     def __call__(
-        self, kernel: Any, grid: tuple[int, int, int], *arguments: Any, warps: int = 4, stages: int = 3, **constants: Any
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        *arguments: Any,
+        warps: int = 4,
+        stages: int = 3,
+        **constants: Any,
     ) -> None:
         """`constants` in the order of the kernel's parameters, which follow those of `arguments`; EARLY is the last."""
         constants["EARLY"] = self._early

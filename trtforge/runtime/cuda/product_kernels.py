@@ -58,7 +58,7 @@ def multiply_one(
 
 @triton.jit
 def _low(codes):
-    """128 + the low half of each byte in bfloat16, whose last bits count ones there: four bytes in three instructions."""
+    """128 + the low half of each byte in bfloat16, whose last bits count ones there."""
     if _INTERPRETED:
         return (codes.to(tl.int32) & 15).to(tl.float32) + 128.0
     else:

@@ -47,7 +47,7 @@ def _shape_for(rows: int) -> _Shape:
 
 
 class Products:
-    """Launches `kernels`, the module `product_kernels`, on a GPU of this many multiprocessors, one product at a time."""
+    """Launches `kernels`, the module `product_kernels`, one at a time on a GPU of this many multiprocessors."""
 
     def __init__(self, kernels: Any, launch: Launcher, processors: int, device: torch.device) -> None:
         self._kernels = kernels
@@ -124,9 +124,7 @@ class Products:
         values = torch.empty(outputs, inputs, dtype=torch.bfloat16, device=weight.device)
         half = inputs // groups // 2
         grid = (outputs // TILE, groups, 1)
-        self._launch(
-            self._kernels.expand_int4, grid, weight, scales, values, inputs, outputs, TILE=TILE, HALF=half
-        )
+        self._launch(self._kernels.expand_int4, grid, weight, scales, values, inputs, outputs, TILE=TILE, HALF=half)
         return values
 
     def _splits(self, shape: _Shape, programs: int, groups: int) -> int:

@@ -182,7 +182,16 @@ def to_e4m3(values, scale):
 
 @triton.jit
 def write_slots(
-    values, slots, storage, values_row, width, scale, COLUMNS: tl.constexpr, INT8: tl.constexpr, E4M3: tl.constexpr, EARLY: tl.constexpr
+    values,
+    slots,
+    storage,
+    values_row,
+    width,
+    scale,
+    COLUMNS: tl.constexpr,
+    INT8: tl.constexpr,
+    E4M3: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (token, part): storage[slot] = the token's `width` values, or values / scale in a quantised cache."""
     wait_for_previous(EARLY)

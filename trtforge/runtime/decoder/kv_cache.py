@@ -14,13 +14,12 @@ from torch import Tensor
 
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.transforms import quantize_fp8
-from trtforge.runtime.cuda.fused import FusedKernels
+from trtforge.runtime.cuda.fused import FusedKernels, StepKernels, step_kernels_for
 from trtforge.runtime.cuda.paged_attention import paged_attention_for
 from trtforge.runtime.linears.float8 import from_e4m3
 from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows, native_for
 from trtforge.runtime.native.context import attend_context, attends_context
-from trtforge.runtime.step_kernels import StepKernels, step_kernels_for
 
 
 def storage_dtype(format_: KvCacheFormat, dtype: torch.dtype) -> torch.dtype:

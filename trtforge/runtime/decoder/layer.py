@@ -8,6 +8,7 @@ from torch import Tensor
 from trtforge.runtime.architecture.layout import LINEAR_ATTENTION, layer_name, router_name
 from trtforge.runtime.architecture.network import ResidualKind
 from trtforge.runtime.architecture.rotary import Rotation
+from trtforge.runtime.cuda.fused import StepKernels, step_kernels_for
 from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.grouped_query import load_grouped_query
 from trtforge.runtime.decoder.kv_cache import LayerCache
@@ -18,7 +19,6 @@ from trtforge.runtime.decoder.mlp import load_mlp
 from trtforge.runtime.decoder.moe import load_moe
 from trtforge.runtime.decoder.norms import Norm, RmsNorm
 from trtforge.runtime.linears.linear import Linear
-from trtforge.runtime.step_kernels import StepKernels, step_kernels_for
 
 
 class AttentionPart(Protocol):

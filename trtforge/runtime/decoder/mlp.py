@@ -4,11 +4,11 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.architecture.activations import NATIVE_ACTIVATIONS, Activation, activation_of
+from trtforge.runtime.cuda.fused import step_kernels_for
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.linears.linear import Linear, Placement
 from trtforge.runtime.native.activations import activate
 from trtforge.runtime.native.bindings import native_for
-from trtforge.runtime.step_kernels import step_kernels_for
 
 _CHUNK = 1024
 """Tokens whose hidden states a CPU computes together."""

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trtforge.runtime.cuda.fused import step_kernels_for
 from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.norms import norm, norm_heads
-from trtforge.runtime.step_kernels import step_kernels_for
 
 
 class Norm(Protocol):

@@ -12,6 +12,10 @@ from torch.nn import functional
 
 from trtforge.runtime.decoder.alibi import Alibi
 
+_PLANNED = 512
+"""On CUDA, sequences of multiples of so many tokens are computed by cuDNN, which plans each new length for 15 ms and
+more and is a little faster than the kernels that take any length."""
+
 
 @dataclass(frozen=True)
 class FusedScores:
@@ -36,6 +40,8 @@ class FusedScores:
 
     def sequence(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Queries (kv_heads x group, tokens, size), keys and values (kv_heads, keys, size); without mask, causal."""
+        if queries.is_cuda:
+            torch.backends.cuda.enable_cudnn_sdp(queries.shape[1] % _PLANNED == 0)
         return functional.scaled_dot_product_attention(
             queries.unsqueeze(0),
             keys.unsqueeze(0),

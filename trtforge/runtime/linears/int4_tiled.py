@@ -23,10 +23,10 @@ class Int4Tiled:
         assert stored.weights_scale is not None
         codes = unpack_int4(stored.weight.view(torch.int8))
         groups = stored.weights_scale.shape[1]
-        check_tiles(*codes.shape, groups)
+        check_tiles(codes.shape[0], codes.shape[1], groups)
         scales = stored.weights_scale.to(dtype).t().contiguous()
         packed = {"weight": tiles_of(codes, groups), "weights_scaling_factor": scales}
-        return with_bias(packed | packed_prequant(stored, dtype), stored, dtype)
+        return with_bias({**packed, **packed_prequant(stored, dtype)}, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
         outputs, inputs = shape
