@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.gpu.engines import LENGTHS, checkpoint_of, decoded, error, gpu_engine, ranks_of
+from tests.gpu.engines import BLOCK, LENGTHS, TOKENS, checkpoint_of, decoded, error, gpu_engine, ranks_of
 from tests.runtime.cuda.test_paged_attention import TOLERANCES, Case, difference
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.runtime.architecture.positions import ALL, Reach
@@ -14,6 +14,7 @@ from trtforge.runtime.decoder.block_copies import BlockCopies
 from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks import rank_model
+from trtforge.runtime.scheduling.batch import Step
 
 pytestmark = pytest.mark.gpu
 
@@ -76,3 +77,20 @@ def test_graphs_compute_what_single_operations_do(
     graphs = replayed.models[0].graphs
     assert graphs is not None
     assert graphs.captured_rows == (padded_rows(len(LENGTHS)),)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_several_prompts_at_once_are_computed_as_one_by_one(dtype: str, tmp_path: Path) -> None:
+    source = gpu_engine(checkpoint_of(tmp_path), tmp_path / "engine", dtype)
+    together, alone = ranks_of(source), ranks_of(source)
+    columns = -(-max(LENGTHS) // BLOCK)
+    tables = 1 + np.arange(len(LENGTHS) * columns).reshape(len(LENGTHS), columns)
+    tokens = [np.array(TOKENS[row][:length]) for row, length in enumerate(LENGTHS)]
+    ones, none = np.ones(len(LENGTHS), dtype=np.int64), np.zeros(len(LENGTHS), dtype=np.int64)
+    found = together.execute(Step(none, np.array(LENGTHS), ones, tables, np.concatenate(tokens)))
+    assert found is not None
+    for row, length in enumerate(LENGTHS):
+        one = np.array([length])
+        expected = alone.execute(Step(none[:1], one, ones[:1], tables[row : row + 1], tokens[row]))
+        assert expected is not None
+        assert error(found[row].cpu(), expected[0].cpu()) < 0.02

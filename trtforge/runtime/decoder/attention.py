@@ -15,7 +15,7 @@ from torch import Tensor
 from trtforge.runtime.architecture.positions import ALL, Reach
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.padding import buckets, padded_rows
-from trtforge.runtime.decoder.scores import Scores
+from trtforge.runtime.decoder.scores import FusedScores, Scores
 from trtforge.runtime.decoder.sequence_states import Spans
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 from trtforge.runtime.scheduling.batch import Ints, Step
@@ -51,6 +51,29 @@ class ContextRow:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """All context rows where each is a whole sequence: tokens [first, end).
+
+    offsets: int32 (sequences + 1,), of each and the end, from `first` on; `longest`: tokens of a sequence.
+    """
+
+    first: int
+    end: int
+    offsets: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, step: Step, rows: int, device: torch.device) -> "Packed | None":
+        """Those of a step after `rows` single-token rows, if there are several."""
+        counts = step.counts[rows:]
+        if len(counts) < 2 or step.starts[rows:].any():
+            return None
+        offsets = np.concatenate([[0], counts.cumsum()]).astype(np.int32)
+        first = int(step.counts[:rows].sum())
+        return cls(first, first + int(offsets[-1]), torch.from_numpy(offsets).to(device), int(counts.max()))
+
+
+@dataclass(frozen=True)
 class Batch:
     """A step as tensors on the device that computes it.
 
@@ -73,6 +96,8 @@ class Batch:
     """What it was made of, for layers that keep states of sequences."""
     windowed: "Batch | None" = None
     """The step as layers with windows see it, if they have blocks of their own."""
+    packed: Packed | None = None
+    """The context rows for a kernel that computes all of them, if there is one."""
 
     def seen_by(self, reach: Reach) -> "Batch":
         """The step as layers of this reach see it."""
@@ -129,6 +154,7 @@ class Batch:
                 context=context,
                 paged=_paged(step, rows, tokens_per_block, device) if in_place and rows else None,
                 step=step,
+                packed=Packed.of(step, rows, device) if device.type == "cuda" else None,
             )
 
         windowed = step.windowed
@@ -225,6 +251,10 @@ class Attention:
             cache.attend(queries, batch.paged, self._paged, out)
         for rows in batch.generation:
             out[rows.first : rows.end] = self._generate(queries[rows.first : rows.end], rows, cache)
+        packed = batch.packed
+        if packed is not None and self._takes(packed, queries, cache):
+            out[packed.first : packed.end] = self._packed(packed, queries, vectors)
+            return out
         in_place = self._by_kernels and cache.attends_context(self._paged)
         for row in batch.context:
             own, into = queries[row.first : row.end], out[row.first : row.end]
@@ -233,6 +263,18 @@ class Attention:
             else:
                 into.copy_(self.sequence(own, row.seen(vectors, cache), row.start))
         return out
+
+    def _takes(self, packed: Packed, queries: Tensor, cache: LayerCache) -> bool:
+        """Whether one kernel computes all of the whole sequences."""
+        whole = cache.exact and not self.latent and self._sees_all(packed.longest)
+        return whole and isinstance(self.scores, FusedScores) and self.scores.takes_packed(queries)
+
+    def _packed(self, packed: Packed, queries: Tensor, vectors: Tensor) -> Tensor:
+        """(tokens, heads x head_size) of the whole sequences."""
+        assert isinstance(self.scores, FusedScores), "see _takes"
+        keys, values = self._split(vectors[packed.first : packed.end], 1)
+        own = queries[packed.first : packed.end]
+        return self.scores.packed(own, keys, values, packed.offsets, packed.longest).flatten(1)
 
     def _generate(self, queries: Tensor, rows: GenerationRows, cache: LayerCache) -> Tensor:
         count = rows.end - rows.first

@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from trtforge.runtime.decoder.alibi import Alibi
 
+_HALVES = (torch.bfloat16, torch.float16)
+_LARGEST = 256  # head size of FlashAttention-2
 _PLANNED = 512
 """On CUDA, sequences of multiples of so many tokens are computed by cuDNN, which plans each new length for 15 ms and
 more and is a little faster than the kernels that take any length."""
@@ -51,6 +53,22 @@ class FusedScores:
             scale=self.scale,
             enable_gqa=len(queries) != len(keys),
         )[0]
+
+    def takes_packed(self, queries: Tensor) -> bool:
+        """Whether `packed` computes such queries: FlashAttention's sizes and types."""
+        size = queries.shape[-1]
+        return queries.is_cuda and queries.dtype in _HALVES and size <= _LARGEST and size % 8 == 0
+
+    def packed(self, queries: Tensor, keys: Tensor, values: Tensor, offsets: Tensor, longest: int) -> Tensor:
+        """Whole sequences, one after the other, by one kernel (FlashAttention-2, Dao 2023).
+
+        Queries (tokens, heads, size), keys and values (tokens, kv_heads, size), where sequence i has the tokens from
+        offsets[i] to offsets[i + 1], int32, of which there are at most `longest`; to (tokens, heads, size).
+        """
+        found: Tensor = torch.ops.aten._flash_attention_forward(
+            queries, keys, values, offsets, offsets, longest, longest, 0.0, True, False, scale=self.scale
+        )[0]
+        return found
 
 
 @dataclass(frozen=True)
