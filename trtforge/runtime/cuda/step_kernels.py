@@ -172,7 +172,7 @@ def rotation(
 @triton.jit
 def to_e4m3(values, scale):
     """values / scale in float32, saturated and rounded to E4M3: to four significant bits, halves to even."""
-    scaled = tl.minimum(tl.maximum(values.to(tl.float32) / scale, -_E4M3_MAX), _E4M3_MAX)
+    scaled = tl.minimum(tl.maximum(tl.div_rn(values.to(tl.float32), scale), -_E4M3_MAX), _E4M3_MAX)
     if _INTERPRETED:  # Triton's interpreter (3.9) cuts digits off; see `float8.round_to_e4m3`
         power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         magic = tl.maximum(power, 0.015625) * 1572864.0
@@ -201,7 +201,7 @@ def write_slots(
     if E4M3:
         found = to_e4m3(found, scale).to(tl.uint8, bitcast=True)
     elif INT8:
-        codes = tl.minimum(tl.maximum(found.to(tl.float32) / scale, -128.0), 127.0)
+        codes = tl.minimum(tl.maximum(tl.div_rn(found.to(tl.float32), scale), -128.0), 127.0)
         found = ((codes + _ROUNDING) - _ROUNDING).to(tl.int8)
     tl.store(storage + slot * width + at, found, mask=inside)
 
