@@ -73,7 +73,7 @@ def gpu(record: Record) -> str:
             f"{way.model}, {way.format}",
             f"{way.alone:g}",
             _share(way.bandwidth),
-            f"{way.together:g}",
+            f"{way.together:,g}",
             f"{way.together / way.transformers:.1f} times",
             f"{way.prompts:,}",
             _share(way.products),

@@ -39,7 +39,7 @@ def test_the_paged_kernel_equals_gathered_blocks(
 def test_engines_with_and_without_kernels_are_as_exact(
     kv: str | None, dtype: ModelDtype, slack: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against float32 on the CPU: where sums differ in their last bits, a cached number may be rounded the other way."""
+    """Against float32 on the CPU: where sums differ in their last bits, cached numbers may be rounded differently."""
     checkpoint = checkpoint_of(tmp_path, kv=kv)
     source = gpu_engine(checkpoint, tmp_path / "engine", dtype)
     exact = decoded(ranks_of(reference_of(checkpoint)), DEFAULT_TOKENS_PER_BLOCK)
