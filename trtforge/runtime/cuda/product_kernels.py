@@ -159,7 +159,8 @@ def multiply_int4(
     begin = split * each
     end = tl.minimum(groups, begin + each)
     known, inside = own < outputs, (row < rows)[None, :]
-    codes_at = weight + (own // TILE).to(tl.int64)[:, None] * groups * (TILE * HALF) + (own % TILE)[:, None] * HALF
+    read = tl.minimum(own, outputs - 1)  # a program of two tiles may have one
+    codes_at = weight + (read // TILE).to(tl.int64)[:, None] * groups * (TILE * HALF) + (read % TILE)[:, None] * HALF
     if EARLY:
         gdc_launch_dependents()
         for group in tl.static_range(_AHEAD):

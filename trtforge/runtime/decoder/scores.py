@@ -13,7 +13,7 @@ from torch.nn import functional
 from trtforge.runtime.decoder.alibi import Alibi
 
 _HALVES = (torch.bfloat16, torch.float16)
-_LARGEST = 256  # head size of FlashAttention-2
+_LARGEST, _FLASH_SM = 256, (8, 0)  # head size and compute capability of FlashAttention-2
 _PLANNED = 512
 """On CUDA, sequences of multiples of so many tokens are computed by cuDNN, which plans each new length for 15 ms and
 more and is a little faster than the kernels that take any length."""
@@ -57,7 +57,9 @@ class FusedScores:
     def takes_packed(self, queries: Tensor) -> bool:
         """Whether `packed` computes such queries: FlashAttention's sizes and types."""
         size = queries.shape[-1]
-        return queries.is_cuda and queries.dtype in _HALVES and size <= _LARGEST and size % 8 == 0
+        if not queries.is_cuda or queries.dtype not in _HALVES or size > _LARGEST or size % 8:
+            return False
+        return torch.cuda.get_device_capability(queries.device) >= _FLASH_SM
 
     def packed(self, queries: Tensor, keys: Tensor, values: Tensor, offsets: Tensor, longest: int) -> Tensor:
         """Whole sequences, one after the other, by one kernel (FlashAttention-2, Dao 2023).
