@@ -316,7 +316,7 @@ class Engine:
         """Hand out a token for each row that samples and each accepted draft; `times` gets when the first is known."""
         if any(row.scores for row in rows):
             score_prompts(rows, logits)
-        for row in rows:
+        for row in rows if self._drafter is not None else ():
             row.sequence.drafted += len(row.drafts)
             self._drafted_tokens += len(row.drafts)
         ends = accumulate(row.wanted for row in rows)

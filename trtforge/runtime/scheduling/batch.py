@@ -46,7 +46,7 @@ class Step:
         """The step for the scheduler's rows, in their order. A draft is a single-token row with the same blocks."""
         starts = np.array([row.start for row in rows], dtype=np.int64)
         counts = np.array([row.count for row in rows], dtype=np.int64)
-        wanted = np.array([row.wanted - len(row.drafts) for row in rows], dtype=np.int64)
+        wanted = np.array([row.count if row.scores else row.samples for row in rows], dtype=np.int64)
         adapted = any(row.sequence.adapter for row in rows)
         adapters = np.array([row.sequence.adapter for row in rows if adapted], dtype=np.int64)
         tables = np.zeros((len(rows), max(len(row.sequence.table.blocks) for row in rows)), dtype=np.int64)

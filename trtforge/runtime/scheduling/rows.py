@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from trtforge.runtime.scheduling.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every token, as `Output` is
 class Row:
     """Tokens [start, start + count) of a sequence; `samples`: the next token is sampled after the last one.
 
@@ -28,4 +28,4 @@ class Row:
 
 def packing_order(row: Row) -> tuple[bool, bool, int]:
     """Sorts the rows of a step: those of one token first, of these those with logits, then by position."""
-    return row.count > 1, row.wanted == 0, row.start
+    return row.count > 1, not (row.samples or row.scores or row.drafts), row.start

@@ -16,7 +16,7 @@ from trtforge.engine_process.requests import FinishReason
 from trtforge.runtime.scheduling.block_table import Prefix
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.rows import Row, packing_order
-from trtforge.runtime.scheduling.sequence import Sequence
+from trtforge.runtime.scheduling.sequence import Group, Sequence
 
 _MOST_SCORED = 512
 """Prompt tokens per step whose logits are kept: float32 logits of a vocabulary of 128,000 take 262 MB."""
@@ -80,14 +80,16 @@ class Scheduler:
         return self._scheduled() or self._scheduled()  # a group's last member may have been admitted without work
 
     def _scheduled(self) -> list[Row]:
-        pauses = self.pauses
+        pauses, size = self.pauses, self.blocks.tokens_per_block
         for sequence in self.running:
-            sequence.allocated_blocks -= self.blocks.trim(sequence.table, len(sequence.tokens))
+            if (len(sequence.table.blocks) - 1) * size >= len(sequence.tokens):
+                sequence.allocated_blocks -= self.blocks.trim(sequence.table, len(sequence.tokens))
         rows: dict[Sequence, Row] = {}
         contexts = [sequence for sequence in self.running if sequence.remaining > 1]
         if not (self._static and contexts):
-            for sequence in [sequence for sequence in self.running if self._generates(sequence)]:
-                if self._allocate(sequence, len(sequence.tokens), rows):
+            for sequence in [s for s in self.running if s.remaining == 1 and (not s.group or self._generates(s.group))]:
+                count = len(sequence.tokens)
+                if count <= len(sequence.table.blocks) * size or self._allocate(sequence, count, rows):
                     rows[sequence] = Row(sequence, sequence.computed, 1, samples=True)
             for sequence in self._padding:
                 rows[sequence] = Row(sequence, sequence.computed - 1, 1, samples=False)
@@ -328,11 +330,9 @@ class Scheduler:
             self.blocks.release(member.table)
         return paused
 
-    def _generates(self, sequence: Sequence) -> bool:
-        """Whether only the last token is to be computed: of all members of its group too."""
-        if sequence.group is None:
-            return sequence.remaining == 1
-        return all(member.remaining == 1 and member in self.running for member in sequence.group.members)
+    def _generates(self, group: Group) -> bool:
+        """Whether all of its members are running, and only the last token of each is to be computed."""
+        return all(member.remaining == 1 and member in self.running for member in group.members)
 
     def _reserved(self) -> int:
         """Number of blocks that running sequences may still need."""
