@@ -1,12 +1,14 @@
-"""Networks whose attention of single tokens is computed by the Triton kernels give transformers' logits."""
+"""Networks that are computed by the Triton kernels where there are any give transformers' logits."""
 
 import numpy as np
 import pytest
 
 from tests.runtime.converted import LONG, Families
-from tests.runtime.cuda.kernels import DEVICE, paged
+from tests.runtime.cuda.kernels import DEVICE, fused, paged, products
 from tests.runtime.thread_ranks import ThreadRanks
+from trtforge.runtime.cuda import fused as fused_kernels
 from trtforge.runtime.decoder import kv_cache
+from trtforge.runtime.linears import linear
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks.source import open_model
 from trtforge.runtime.scheduling.batch import Step
@@ -19,6 +21,8 @@ def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU computes as CUDA does: without the kernels in C++, with those in Triton's language."""
     monkeypatch.setenv(VARIABLE, "torch")
     monkeypatch.setattr(kv_cache, "paged_attention_for", lambda device: paged())
+    monkeypatch.setattr(fused_kernels, "fused_for", lambda device, dtype: fused())
+    monkeypatch.setattr(linear, "products_for", lambda device: products())
 
 
 @pytest.mark.usefixtures("by_triton")
