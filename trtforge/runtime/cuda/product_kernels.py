@@ -13,8 +13,16 @@ from trtforge.runtime.cuda.step_kernels import wait_for_previous
 
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _AHEAD = tl.constexpr(4)  # groups of inputs
-_OFFSET = tl.constexpr(136.0)
-"""What the numbers of `_low` and `_high` are above the codes."""
+_OFFSET = tl.constexpr(136.0)  # 8 of the codes, and 128, above which bfloat16 counts ones
+_HALVES_OF_BYTES = """{
+    .reg .b32 halves;
+    shr.u32 halves, $2, %d;
+    and.b32 halves, halves, 0x0F0F0F0F;
+    prmt.b32 $0, halves, 0x43434343, 0x4140;
+    prmt.b32 $1, halves, 0x43434343, 0x4342;
+}"""
+"""Of four bytes: each half becomes the lower byte of a bfloat16 whose upper one is that of 128."""
+_LOW_HALVES, _HIGH_HALVES = tl.constexpr(_HALVES_OF_BYTES % 0), tl.constexpr(_HALVES_OF_BYTES % 4)
 
 
 @triton.jit
@@ -57,42 +65,15 @@ def multiply_one(
 
 
 @triton.jit
-def _low(codes):
-    """128 + the low half of each byte in bfloat16, whose last bits count ones there."""
+def _codes(halves, HIGH: tl.constexpr):
+    """_OFFSET + the code in the low or HIGH half of each byte, in bfloat16, whose last bits count ones there."""
     if _INTERPRETED:
-        return (codes.to(tl.int32) & 15).to(tl.float32) + 128.0
+        return ((halves.to(tl.int32) >> (4 if HIGH else 0)) & 15).to(tl.float32) + 128.0
     else:
         return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 halves;
-            and.b32 halves, $2, 0x0F0F0F0F;
-            prmt.b32 $0, halves, 0x43434343, 0x4140;
-            prmt.b32 $1, halves, 0x43434343, 0x4342;
-            }""",
+            _HIGH_HALVES if HIGH else _LOW_HALVES,
             "=r,=r,r",
-            [codes],
-            dtype=tl.bfloat16,
-            is_pure=True,
-            pack=4,
-        )
-
-
-@triton.jit
-def _high(codes):
-    """128 + the high half of each byte in bfloat16."""
-    if _INTERPRETED:
-        return ((codes.to(tl.int32) >> 4) & 15).to(tl.float32) + 128.0
-    else:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 halves;
-            shr.u32 halves, $2, 4;
-            and.b32 halves, halves, 0x0F0F0F0F;
-            prmt.b32 $0, halves, 0x43434343, 0x4140;
-            prmt.b32 $1, halves, 0x43434343, 0x4342;
-            }""",
-            "=r,=r,r",
-            [codes],
+            [halves],
             dtype=tl.bfloat16,
             is_pure=True,
             pack=4,
@@ -154,7 +135,7 @@ def multiply_int4(
     """
     part, many, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     own, row = part * OUTPUTS + tl.arange(0, OUTPUTS), many * ROWS + tl.arange(0, ROWS)
-    groups, halves = inputs // (2 * HALF), tl.arange(0, HALF)
+    groups, half = inputs // (2 * HALF), tl.arange(0, HALF)
     each = (groups + SPLITS - 1) // SPLITS
     begin = split * each
     end = tl.minimum(groups, begin + each)
@@ -166,12 +147,12 @@ def multiply_int4(
         for group in tl.static_range(_AHEAD):
             _fetch(codes_at + tl.minimum(begin + group, groups - 1) * (TILE * HALF))
         gdc_wait()
-    codes_at += halves[None, :]
+    codes_at += half[None, :]
     found = tl.zeros([OUTPUTS, ROWS], tl.float32)
     none = tl.zeros([OUTPUTS, ROWS], tl.float32)
     for group in range(begin, end):
-        codes = tl.load(codes_at + group * (TILE * HALF), mask=known[:, None], other=0)
-        at = group * 2 * HALF + halves
+        halves = tl.load(codes_at + group * (TILE * HALF), mask=known[:, None], other=0)
+        at = group * 2 * HALF + half
         if ONE:
             first, second = tl.load(x + at), tl.load(x + at + HALF)
             if PRESCALED:
@@ -183,8 +164,8 @@ def multiply_int4(
             x_at = x + row[None, :] * x_row + at[:, None]
             low = tl.load(x_at, mask=inside, other=0.0)
             high = tl.load(x_at + HALF, mask=inside, other=0.0)
-        products = _product(_low(codes) - _OFFSET, low, none)
-        products = _product(_high(codes) - _OFFSET, high, products)
+        products = _product(_codes(halves, HIGH=False) - _OFFSET, low, none)
+        products = _product(_codes(halves, HIGH=True) - _OFFSET, high, products)
         found += products * tl.load(scales + group * outputs + own, mask=known, other=0.0).to(tl.float32)[:, None]
     stored, place = known[:, None] & inside, row[None, :] * outputs + own[:, None]
     last = True
@@ -209,10 +190,10 @@ def expand_int4(weight, scales, values, inputs, outputs, TILE: tl.constexpr, HAL
     """Program (tile, group): the values (outputs, inputs) of the weights in bfloat16."""
     wait_for_previous(EARLY)
     tile, group = tl.program_id(0), tl.program_id(1)
-    own, halves = tile * TILE + tl.arange(0, TILE), tl.arange(0, HALF)
+    own, half = tile * TILE + tl.arange(0, TILE), tl.arange(0, HALF)
     codes_at = weight + (tile.to(tl.int64) * (inputs // (2 * HALF)) + group) * (TILE * HALF)
-    codes = tl.load(codes_at + tl.arange(0, TILE)[:, None] * HALF + halves[None, :])
+    halves = tl.load(codes_at + tl.arange(0, TILE)[:, None] * HALF + half[None, :])
     scale = tl.load(scales + group * outputs + own).to(tl.float32)[:, None]
-    at = values + own.to(tl.int64)[:, None] * inputs + group * 2 * HALF + halves[None, :]
-    tl.store(at, ((_low(codes).to(tl.float32) - _OFFSET) * scale).to(tl.bfloat16))
-    tl.store(at + HALF, ((_high(codes).to(tl.float32) - _OFFSET) * scale).to(tl.bfloat16))
+    at = values + own.to(tl.int64)[:, None] * inputs + group * 2 * HALF + half[None, :]
+    tl.store(at, ((_codes(halves, HIGH=False).to(tl.float32) - _OFFSET) * scale).to(tl.bfloat16))
+    tl.store(at + HALF, ((_codes(halves, HIGH=True).to(tl.float32) - _OFFSET) * scale).to(tl.bfloat16))
