@@ -218,8 +218,8 @@ def test_figures_of_a_gpu_are_shown_with_its_name_and_the_date() -> None:
     changed = Record.model_validate(record.model_copy(update={"gpu": recorded}).model_dump())
     text = " ".join("".join(pages(changed).values()).split())
     assert "NVIDIA H100 80GB HBM3; torch 2.13 with CUDA 13.0, transformers 5.23; medians of 3 interleaved runs." in text
-    assert "| 8B, bfloat16 | 150 | 75 % | 6000 | 4.0 times | 40,000 | 70 % |" in text
-    assert "| 8B, fp8 | 150 | 40 % | 6000 | 4.0 times | 40,000 | 35 % |" in text
+    assert "| 8B, bfloat16 | 150 | 75 % | 6,000 | 4.0 times | 40,000 | 70 % |" in text
+    assert "| 8B, fp8 | 150 | 40 % | 6,000 | 4.0 times | 40,000 | 35 % |" in text
     assert "Measured on 2026-11-23. The shares are of what a copy moves, 3000 GB/s" in text
     assert "400 trillion multiply-adds a second in bfloat16, 800 in FP8" in text
 

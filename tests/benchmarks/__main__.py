@@ -85,7 +85,11 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="of `gpu`; cpu with --tiny")
     parser.add_argument(
-        "--sizes", nargs="+", choices=gpu.MODELS, default=tuple(gpu.MODELS), help="of the models of `gpu`"
+        "--sizes",
+        nargs="+",
+        choices=gpu.MODELS,
+        default=tuple(gpu.MODELS),
+        help="models of `gpu`; others are dropped",
     )
     parser.add_argument("--tiny", action="store_true", help="`gpu` with a model that shows only that it runs")
     parser.add_argument("--work", type=Path, help="where the second model of `domains` is kept, or already is")

@@ -24,7 +24,7 @@ def test_sketched_error_of_few_tokens_is_the_output_error(seed: int, width: int,
     inputs, difference = torch.randn(tokens, width, generator=generator), torch.randn(8, width, generator=generator)
     expected = (inputs @ difference.T).square().sum(0)
     found = statistics_of(inputs).output_errors(difference)
-    assert torch.allclose(found.sum(), expected.sum(), rtol=1e-2)
+    assert torch.allclose(found.sum(), expected.sum(), rtol=2e-2 if tokens == 1 else 4e-3)  # rounded to bfloat16
     assert torch.allclose(found, expected, rtol=0.1, atol=0.1)
 
 

@@ -36,6 +36,11 @@ def test_rms_norm(dtype: torch.dtype, size: int) -> None:
     assert is_near(fused().rms_norm(x, weight, 1e-5), normed(x, weight, 1e-5), dtype)
 
 
+def test_rms_norm_with_a_weight_of_another_type() -> None:
+    x, weight = randn(3, 96, dtype=torch.bfloat16), randn(96, seed=1)
+    assert is_near(fused().rms_norm(x, weight, 1e-5), normed(x, weight, 1e-5), torch.bfloat16)
+
+
 @by_dtype
 def test_rms_norm_of_columns(dtype: torch.dtype) -> None:
     x, y, weight = randn(3, 80, dtype=dtype), randn(3, 90, dtype=dtype, seed=2), randn(64, dtype=dtype, seed=1)

@@ -47,13 +47,17 @@ def _shape_for(rows: int) -> _Shape:
 
 
 class Products:
-    """Launches `kernels`, the module `product_kernels`, one at a time on a GPU of this many multiprocessors."""
+    """Launches `kernels`, the module `product_kernels`, on a GPU of this many multiprocessors."""
 
     def __init__(self, kernels: Any, launch: Launcher, processors: int, device: torch.device) -> None:
         self._kernels = kernels
         self._launch = launch
         self._processors = processors
-        self._arrived = torch.zeros(_COUNTERS * processors, dtype=torch.int32, device=device)
+        self._device = device
+
+    def new_counters(self) -> Tensor:
+        """What `int4` takes: zeros, which every product leaves zero again. Products at the same time need their own."""
+        return torch.zeros(_COUNTERS * self._processors, dtype=torch.int32, device=self._device)
 
     def one_row(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """(1, outputs) of x (1, inputs) and weight (outputs, inputs) of its type, both contiguous."""
@@ -76,11 +80,17 @@ class Products:
         return y
 
     def int4(
-        self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None, prescale: Tensor | None = None
+        self,
+        x: Tensor,
+        weight: Tensor,
+        scales: Tensor,
+        bias: Tensor | None,
+        counters: Tensor,
+        prescale: Tensor | None = None,
     ) -> Tensor:
         """(rows, outputs) of at most MOST_ROWS rows x (rows, inputs) and tiles of codes; scales (groups, outputs).
 
-        prescale (inputs,): of one row only.
+        `counters`: see `new_counters`. prescale (inputs,): of one row only.
         """
         rows, inputs = x.shape
         groups, outputs = scales.shape
@@ -100,7 +110,7 @@ class Products:
             y if bias is None else bias,
             y,
             y if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32),
-            y if splits == 1 else self._arrived,
+            counters,
             rows,
             x.stride(0),
             inputs,

@@ -1,6 +1,6 @@
 """Triton kernels of what lies between products and attention: norms, activations, rotations, and writes to the cache.
 
-`StepKernels` launches them. All of them compute in float32 and round once.
+`FusedKernels` launches them. All of them compute in float32, and round what they store.
 """
 
 import triton
@@ -8,10 +8,12 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
+from trtforge.core.number_limits import FP8_MAX, INT8_MAX
+
 _INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _ROUNDING = tl.constexpr(12582912.0)
 """1.5 x 2^23: added to a float32 below 2^22 and subtracted again, it leaves the nearest integer, halves to even."""
-_E4M3_MAX = tl.constexpr(448.0)
+_E4M3_MAX, _INT8_MAX = tl.constexpr(FP8_MAX), tl.constexpr(INT8_MAX)
 
 
 @triton.jit
@@ -172,7 +174,9 @@ def rotation(
 @triton.jit
 def to_e4m3(values, scale):
     """values / scale in float32, saturated and rounded to E4M3: to four significant bits, halves to even."""
-    scaled = tl.minimum(tl.maximum(tl.div_rn(values.to(tl.float32), scale), -_E4M3_MAX), _E4M3_MAX)
+    scaled = tl.div_rn(values.to(tl.float32), scale)
+    scaled = tl.maximum(scaled, -_E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
+    scaled = tl.minimum(scaled, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
     if _INTERPRETED:  # Triton's interpreter (3.9) cuts digits off; see `float8.round_to_e4m3`
         power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
         magic = tl.maximum(power, 0.015625) * 1572864.0
@@ -201,7 +205,7 @@ def write_slots(
     if E4M3:
         found = to_e4m3(found, scale).to(tl.uint8, bitcast=True)
     elif INT8:
-        codes = tl.minimum(tl.maximum(tl.div_rn(found.to(tl.float32), scale), -128.0), 127.0)
+        codes = tl.minimum(tl.maximum(tl.div_rn(found.to(tl.float32), scale), -_INT8_MAX - 1), _INT8_MAX)
         found = ((codes + _ROUNDING) - _ROUNDING).to(tl.int8)
     tl.store(storage + slot * width + at, found, mask=inside)
 

@@ -2,21 +2,36 @@
 
 import functools
 import importlib.util
+import logging
 import os
+import subprocess
 
 import torch
 
 from trtforge.runtime.native.bindings import VARIABLE
 
+_LOG = logging.getLogger(__name__)
+_LEAST_SM = (8, 0)  # compute capability that Triton supports
+
 
 def runs_triton(device: torch.device) -> bool:
     """Whether kernels in Triton's language compute on this device."""
-    return device.type == "cuda" and os.environ.get(VARIABLE) != "torch" and _has_triton()
+    return device.type == "cuda" and os.environ.get(VARIABLE) != "torch" and _works(device.index or 0)
 
 
 @functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+def _works(index: int) -> bool:
+    """Whether Triton can launch kernels: it compiles its launcher with the machine's C compiler."""
+    if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(index) < _LEAST_SM:
+        return False
+    from triton.runtime import driver
+
+    try:
+        driver.active.get_current_device()
+    except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
+        _LOG.warning("Triton does not work here, torch's slower operations are used: %s", error)
+        return False
+    return True
 
 
 @functools.cache

@@ -53,6 +53,6 @@ def _argmax_on_gpu(logits: Tensor) -> Tensor:
     rows, columns = logits.shape
     if columns % _PARTS:
         return logits.argmax(1)
-    largest, places = logits.view(rows, _PARTS, -1).max(2)
+    largest, places = logits.view(rows, _PARTS, columns // _PARTS).max(2)
     part = largest.argmax(1, keepdim=True)
     return (part * (columns // _PARTS) + places.gather(1, part)).squeeze(1)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trtforge.runtime.cuda.fused import step_kernels_for
+from trtforge.runtime.cuda.fused import fused_for, step_kernels_for
 from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.norms import norm, norm_heads
 
@@ -82,16 +82,22 @@ class _WideRmsNorm:
         self._factor = factor
         self._epsilon = epsilon
         self._kernels = native_for(factor.device, dtype)
+        self._fused = fused_for(factor.device, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._kernels is not None:
             return norm(self._kernels, x, self._factor, None, self._epsilon, centred=False)
+        if self._fused is not None:
+            return self._fused.rms_norm(x, self._factor, self._epsilon)
         return functional.rms_norm(x.float(), self._factor.shape, self._factor, self._epsilon).to(x.dtype)
 
     def in_place(self, heads: Tensor) -> bool:
-        if self._kernels is None or not _adjacent(heads):
+        if not _adjacent(heads) or (self._kernels is None and self._fused is None):
             return False
-        norm_heads(self._kernels, heads, self._factor, None, self._epsilon, centred=False)
+        if self._kernels is not None:
+            norm_heads(self._kernels, heads, self._factor, None, self._epsilon, centred=False)
+        elif self._fused is not None:
+            self._fused.rms_norm_heads(heads, self._factor, self._epsilon)
         return True
 
 

@@ -15,8 +15,8 @@ from trtforge.runtime.decoder.alibi import Alibi
 _HALVES = (torch.bfloat16, torch.float16)
 _LARGEST, _FLASH_SM = 256, (8, 0)  # head size and compute capability of FlashAttention-2
 _PLANNED = 512
-"""On CUDA, sequences of multiples of so many tokens are computed by cuDNN, which plans each new length for 15 ms and
-more and is a little faster than the kernels that take any length."""
+"""On CUDA, whole sequences of multiples of so many tokens may be computed by cuDNN, which plans each new length for 15
+ms and more and is a little faster than the kernels that take any length."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,16 @@ class FusedScores:
 
     def sequence(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Queries (kv_heads x group, tokens, size), keys and values (kv_heads, keys, size); without mask, causal."""
-        if queries.is_cuda:
-            torch.backends.cuda.enable_cudnn_sdp(queries.shape[1] % _PLANNED == 0)
+        if not queries.is_cuda or (mask is None and queries.shape[1] % _PLANNED == 0):
+            return self._sequence(queries, keys, values, mask)
+        enabled = torch.backends.cuda.cudnn_sdp_enabled()
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        try:
+            return self._sequence(queries, keys, values, mask)
+        finally:
+            torch.backends.cuda.enable_cudnn_sdp(enabled)
+
+    def _sequence(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         return functional.scaled_dot_product_attention(
             queries.unsqueeze(0),
             keys.unsqueeze(0),
@@ -59,7 +67,8 @@ class FusedScores:
         size = queries.shape[-1]
         if not queries.is_cuda or queries.dtype not in _HALVES or size > _LARGEST or size % 8:
             return False
-        return torch.cuda.get_device_capability(queries.device) >= _FLASH_SM
+        has_it = torch.backends.cuda.is_flash_attention_available()
+        return has_it and torch.cuda.get_device_capability(queries.device) >= _FLASH_SM
 
     def packed(self, queries: Tensor, keys: Tensor, values: Tensor, offsets: Tensor, longest: int) -> Tensor:
         """Whole sequences, one after the other, by one kernel (FlashAttention-2, Dao 2023).

@@ -11,7 +11,7 @@ from trtforge.models.transforms import dequantize_int4, unpack_int4
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 
-_TILE = 64  # outputs per tile of the CPU kernels' layout
+_OUTPUTS_OF_TILE = 64  # outputs per tile of the CPU kernels' layout
 _MANY_ROWS = 128  # expanding the weights was measured to be faster from this number of rows
 _KNOWN_LAYOUT = "AVX512"
 
@@ -42,9 +42,10 @@ class Int4Packed:
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
         codes = unpack_int4(stored.weight.view(torch.int8)).to(torch.int32) + 8
-        if codes.shape[0] % _TILE:
+        if codes.shape[0] % _OUTPUTS_OF_TILE:
             raise ForgeError(
-                f"an INT4 linear layer with {codes.shape[0]} outputs on a rank: int4 kernels take multiples of {_TILE}",
+                f"an INT4 linear layer with {codes.shape[0]} outputs on a rank: int4 kernels take multiples of "
+                f"{_OUTPUTS_OF_TILE}",
                 hint="Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`.",
             )
         if codes.shape[1] // stored.weights_scale.shape[1] not in PACKED_GROUPS:
@@ -88,12 +89,12 @@ def _expanded(weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
     into the mantissa of 128, where bfloat16 has steps of 1.
     """
     groups, outputs, _ = scales_and_zeros.shape
-    tiles = weight.view(outputs // _TILE, -1, _TILE // 2).to(torch.int16)
-    values = torch.empty(tiles.shape[1], outputs // _TILE, _TILE, dtype=torch.bfloat16)
+    tiles = weight.view(outputs // _OUTPUTS_OF_TILE, -1, _OUTPUTS_OF_TILE // 2).to(torch.int16)
+    values = torch.empty(tiles.shape[1], outputs // _OUTPUTS_OF_TILE, _OUTPUTS_OF_TILE, dtype=torch.bfloat16)
     by_tile = values.transpose(0, 1)
     for nibbles, into in (
-        (tiles & 15, by_tile[..., : _TILE // 2]),
-        (tiles >> 4, by_tile[..., _TILE // 2 :]),
+        (tiles & 15, by_tile[..., : _OUTPUTS_OF_TILE // 2]),
+        (tiles >> 4, by_tile[..., _OUTPUTS_OF_TILE // 2 :]),
     ):
         torch.sub(nibbles.bitwise_or_(0x4300).view(torch.bfloat16), 128 + 8, out=into)
     values.view(groups, -1, outputs).mul_(scales_and_zeros[:, None, :, 0])

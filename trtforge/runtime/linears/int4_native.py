@@ -20,7 +20,7 @@ from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded
 from trtforge.runtime.native.tiles import TILE
 
 _LOG = logging.getLogger(__name__)
-_OFFSET = 8  # a stored nibble is its value plus this
+OFFSET = 8  # a stored nibble is its value plus this
 
 
 class Int4Native:
@@ -98,7 +98,7 @@ def pack_words(codes: Tensor) -> Tensor:
     """int8 codes (out, in) from -8 to 7 to int16 words (out / 32, in / 4, 32)."""
     outputs, inputs = codes.shape
     # out = (tile, half, output), in = (quad, pair, which); nibble = (pair, half), word = (output, which)
-    parts = (codes.to(torch.int32) + _OFFSET).view(outputs // TILE, 2, TILE // 2, inputs // 4, 2, 2)
+    parts = (codes.to(torch.int32) + OFFSET).view(outputs // TILE, 2, TILE // 2, inputs // 4, 2, 2)
     nibbles = parts.permute(0, 3, 2, 5, 4, 1).reshape(outputs // TILE, inputs // 4, TILE, 4)
     return (nibbles << torch.arange(0, 16, 4, dtype=torch.int32)).sum(-1).to(torch.int16)
 
@@ -108,7 +108,7 @@ def unpack_words(words: Tensor) -> Tensor:
     tiles, quads, _ = words.shape
     nibbles = (words.to(torch.int32).unsqueeze(-1) >> torch.arange(0, 16, 4, dtype=torch.int32)) & 15
     parts = nibbles.view(tiles, quads, TILE // 2, 2, 2, 2).permute(0, 5, 2, 1, 4, 3)
-    return (parts.reshape(tiles * TILE, quads * 4) - _OFFSET).to(torch.int8)
+    return (parts.reshape(tiles * TILE, quads * 4) - OFFSET).to(torch.int8)
 
 
 def _dequantised(words: Tensor, scales: Tensor) -> Tensor:

@@ -10,10 +10,9 @@ from trtforge.models.transforms import unpack_int4
 from trtforge.runtime.cuda.fused import fused_for
 from trtforge.runtime.cuda.products import MOST_ROWS, TILE, products_for
 from trtforge.runtime.linears.int4_linear import load_prequant, packed_prequant
+from trtforge.runtime.linears.int4_native import OFFSET
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, with_bias
 from trtforge.runtime.linears.weights import Weights
-
-_OFFSET = 8
 
 
 class Int4Tiled:
@@ -36,19 +35,30 @@ class Int4Tiled:
         vector = load_bias(weights, prefix, shape, place, bias)
         prequant = load_prequant(weights, prefix, shape, place)
         products, fused = products_for(place.device), fused_for(place.device, place.dtype)
+        if products is None or fused is None:
+            return _by_torch(tiles, scales, inputs, vector, prequant)
+        counters = products.new_counters()
 
         def linear(x: Tensor) -> Tensor:
-            if products is not None and len(x) == 1:
-                return products.int4(x, tiles, scales, vector, prequant)
+            if len(x) == 1:
+                return products.int4(x, tiles, scales, vector, counters, prequant)
             if prequant is not None:
-                x = x * prequant if fused is None else fused.scale_columns(x, prequant)
-            if products is None:
-                return functional.linear(x, values_of(tiles, scales, inputs), vector)
+                x = fused.scale_columns(x, prequant)
             if len(x) <= MOST_ROWS:
-                return products.int4(x, tiles, scales, vector)
+                return products.int4(x, tiles, scales, vector, counters)
             return functional.linear(x, products.expand_int4(tiles, scales, inputs), vector)
 
         return linear
+
+
+def _by_torch(tiles: Tensor, scales: Tensor, inputs: int, bias: Tensor | None, prequant: Tensor | None) -> Linear:
+    """The layer without kernels: the weights are expanded in each call."""
+
+    def linear(x: Tensor) -> Tensor:
+        scaled = x if prequant is None else x * prequant
+        return functional.linear(scaled, values_of(tiles, scales, inputs), bias)
+
+    return linear
 
 
 def check_tiles(outputs: int, inputs: int, groups: int) -> None:
@@ -68,7 +78,7 @@ def check_tiles(outputs: int, inputs: int, groups: int) -> None:
 def tiles_of(codes: Tensor, groups: int) -> Tensor:
     """int8 codes (outputs, inputs) in -8..7 as int8 (outputs / TILE, groups, TILE, inputs / groups / 2)."""
     outputs, inputs = codes.shape
-    halves = (codes + _OFFSET).to(torch.uint8).view(outputs // TILE, TILE, groups, 2, inputs // groups // 2)
+    halves = (codes + OFFSET).to(torch.uint8).view(outputs // TILE, TILE, groups, 2, inputs // groups // 2)
     low, high = halves.unbind(3)
     return (low | (high << 4)).transpose(1, 2).contiguous().view(torch.int8)
 
@@ -76,7 +86,7 @@ def tiles_of(codes: Tensor, groups: int) -> Tensor:
 def values_of(tiles: Tensor, scales: Tensor, inputs: int) -> Tensor:
     """(outputs, inputs) values in the type of the scales, by torch's operations."""
     codes = tiles.view(torch.uint8).transpose(1, 2)  # (tiles, TILE, groups, half)
-    both = torch.stack((codes & 15, codes >> 4), dim=3).to(torch.int8) - _OFFSET
+    both = torch.stack((codes & 15, codes >> 4), dim=3).to(torch.int8) - OFFSET
     groups, outputs = scales.shape
     grouped = both.view(outputs, groups, inputs // groups).to(scales.dtype)
     return (grouped * scales.t().unsqueeze(2)).view(outputs, inputs)
