@@ -77,7 +77,7 @@ def kept_by(name: KernelName, dtype: ModelDtype) -> int:
 
 
 @pytest.mark.parametrize("dtype", get_args(ModelDtype))
-@pytest.mark.parametrize("name", sorted(KERNELS.keys() - {"int4_packed_cuda"}))
+@pytest.mark.parametrize("name", sorted(KERNELS))
 def test_bytes_of_a_packed_layer(name: KernelName, dtype: ModelDtype) -> None:
     if name in BFLOAT16_ONLY and dtype != "bfloat16":
         assert kernel_for("int4_awq", GROUP, "cpu", dtype, vnni=True, native=False, fp8_cores=True) == "int4_dense"

@@ -7,6 +7,7 @@ from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linears.fp8_linear import Fp8Dense
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
+from trtforge.runtime.linears.int4_tiled import Int4Tiled
 from trtforge.runtime.linears.linear import Dense, Kernel, Placement, Stored, merged
 from trtforge.runtime.linears.weights import Weights
 
@@ -14,7 +15,7 @@ from trtforge.runtime.linears.weights import Weights
 def computed(kernel: Kernel, stored: Stored, x: Tensor, out: int) -> Tensor:
     packed = kernel.pack(stored, x.dtype)
     weights = Weights.of({f"m.{name}": tensor for name, tensor in packed.items()})
-    linear = kernel.load(weights, "m", (out, x.shape[1]), Placement(torch.device("cpu"), x.dtype), bias=True)
+    linear = kernel.load(weights, "m", (out, x.shape[1]), Placement(x.device, x.dtype), bias=True)
     weights.finish()
     return linear(x)
 
@@ -43,7 +44,7 @@ def test_int4_computes_the_matrix_that_the_nibbles_stand_for(dtype: torch.dtype,
     stored, matrix = int4_layer()
     x = torch.randn(rows, 256).to(dtype)
     reference = x.float() @ matrix.t() + stored.bias
-    kernels = [Int4Dense()] if dtype is torch.float32 else [Int4Dense(), Int4Packed()]
+    kernels = [Int4Dense()] if dtype is torch.float32 else [Int4Dense(), Int4Packed(), Int4Tiled()]
     for kernel in kernels:
         assert relative(computed(kernel, stored, x, 64), reference) < tolerance
 
@@ -110,7 +111,8 @@ def test_a_bfloat16_matrix_is_computed_in_its_blocked_layout(rows: int) -> None:
     assert relative(computed(Dense(), stored, x, 48), reference) < 6e-3
 
 
-def test_an_int4_layer_that_the_kernels_cannot_tile_is_an_error() -> None:
+@pytest.mark.parametrize("kernel", [Int4Packed(), Int4Tiled()], ids=["packed", "tiled"])
+def test_an_int4_layer_that_the_kernels_cannot_tile_is_an_error(kernel: Kernel) -> None:
     stored, _ = int4_layer(out=48)
     with pytest.raises(ForgeError, match="48 outputs on a rank"):
-        Int4Packed().pack(stored, torch.bfloat16)
+        kernel.pack(stored, torch.bfloat16)

@@ -6,8 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.runtime.cuda.kernels import DEVICE, products
+from tests.runtime.cuda.kernels import DEVICE, fused, products
+from tests.runtime.test_linear import computed, int4_layer
 from trtforge.runtime.cuda.products import MOST_ROWS, TILE, _shape_for
+from trtforge.runtime.linears import int4_tiled
 from trtforge.runtime.linears.int4_tiled import tiles_of, values_of
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
@@ -105,3 +107,17 @@ def test_int4_weights_are_expanded(group: int) -> None:
     exact = values.to(torch.bfloat16)
     assert torch.equal(products().expand_int4(tiles, scales, 4 * group), exact)
     assert torch.equal(values_of(tiles, scales, 4 * group), exact)
+
+
+@pytest.mark.parametrize("rows", [1, 3, MOST_ROWS + 72])
+def test_an_int4_layer_by_the_kernels(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a bias and a scale of its inputs, of one row, of few, and of so many that the weights are expanded."""
+    monkeypatch.setattr(int4_tiled, "products_for", lambda device: products())
+    monkeypatch.setattr(int4_tiled, "fused_for", lambda device, dtype: fused())
+    stored, matrix = int4_layer()
+    assert stored.bias is not None
+    assert stored.prequant is not None
+    x = randn(rows, 256, dtype=torch.bfloat16)
+    exact = x.double().cpu() @ matrix.double().t() + stored.bias.double()
+    found = computed(int4_tiled.Int4Tiled(), stored, x, 64)
+    assert error(found.cpu(), exact) < 2 * TOLERANCES[torch.bfloat16]
