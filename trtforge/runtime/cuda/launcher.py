@@ -11,9 +11,9 @@ class Launcher:
     """Launches kernels on one GPU.
 
     Triton decides at every launch what an argument's value lets it compile: whether an address or number is a multiple
-    of 16, or a number is 1 or large (python/triton/runtime/jit.py). Kernels compiled for arguments of the same kinds are
-    kept here and launched without that. `early`: kernels start before the previous ones have ended, and wait for these
-    themselves (programmatic dependent launch, SM 9.0 and later).
+    of 16, or a number is 1 or large (python/triton/runtime/jit.py). Kernels compiled for the same kinds of arguments
+    are kept here and launched without that. `early`: kernels start before the previous ones have ended, and wait for
+    these themselves (programmatic dependent launch, SM 9.0 and later).
     """
 
     def __init__(self, *, early: bool) -> None:
