@@ -21,10 +21,11 @@ def statistics_of(inputs: torch.Tensor, part: int = 7) -> InputStatistics:
 @given(seed=st.integers(0, 1000), width=st.sampled_from([32, 64]), tokens=st.sampled_from([1, 50, 64]))
 def test_sketched_error_of_few_tokens_is_the_output_error(seed: int, width: int, tokens: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    inputs, difference = torch.randn(tokens, width, generator=generator), torch.randn(8, width, generator=generator)
+    drawn = (torch.randn(rows, width, generator=generator) for rows in (tokens, 8))
+    inputs, difference = (values.bfloat16().float() for values in drawn)  # the search may compute in bfloat16
     expected = (inputs @ difference.T).square().sum(0)
     found = statistics_of(inputs).output_errors(difference)
-    assert torch.allclose(found.sum(), expected.sum(), rtol=2e-2 if tokens == 1 else 4e-3)  # rounded to bfloat16
+    assert torch.allclose(found.sum(), expected.sum(), rtol=1e-2)
     assert torch.allclose(found, expected, rtol=0.1, atol=0.1)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.triton_support import power_from, runs_triton
 from trtforge.runtime.native.bindings import ACTIVATIONS, Native, native_for
+from trtforge.runtime.native.rms_norms import RmsNorms
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _COLUMNS = 1024
@@ -19,7 +20,7 @@ _TOGETHER = 4096  # elements of the heads that a program rotates
 _E4M3_SM = (8, 9)  # compute capability from which GPUs convert to E4M3
 
 
-class FusedKernels:
+class FusedKernels(RmsNorms):
     """Launches `kernels`, the module `step_kernels`. Tensors are contiguous where nothing else is said."""
 
     def __init__(self, kernels: Any, launch: Launcher, *, e4m3: bool) -> None:
@@ -28,16 +29,8 @@ class FusedKernels:
         self._launch = launch
         self.e4m3 = e4m3
 
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """x / rms(x) * weight over the last dimension of (..., size)."""
-        x = x.contiguous()
-        y = torch.empty_like(x)
-        size = x.shape[-1]
-        self.rms_norm_into(x.view(-1, size), weight, epsilon, y.view(-1, size))
-        return y
-
     def rms_norm_into(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> None:
-        """`rms_norm` of (rows, size), where x and y may be columns of wider tensors."""
+        """See RmsNorms."""
         self._norm(x.unsqueeze(1), None, weight, None, y.unsqueeze(1), 1.0, epsilon)
 
     def rms_norm_heads(self, heads: Tensor, weight: Tensor, epsilon: float) -> None:

@@ -131,6 +131,8 @@ class Batch:
         logit_rows = step.logit_rows()
         tokens, placed, wanted = (_packed(each, device, pads) for each in (step.tokens, positions, logit_rows))
 
+        packed = Packed.of(step, rows, device) if device.type == "cuda" else None
+
         def seen(step: Step, reaches: tuple[Reach, ...]) -> Batch:
             """The step as layers of these reaches see it, whose blocks are in its tables."""
             generation = [] if in_place else _generation(step, held[:rows], tokens_per_block, device, dtype, reaches)
@@ -154,7 +156,7 @@ class Batch:
                 context=context,
                 paged=_paged(step, rows, tokens_per_block, device) if in_place and rows else None,
                 step=step,
-                packed=Packed.of(step, rows, device) if device.type == "cuda" else None,
+                packed=packed,
             )
 
         windowed = step.windowed
@@ -252,8 +254,9 @@ class Attention:
         for rows in batch.generation:
             out[rows.first : rows.end] = self._generate(queries[rows.first : rows.end], rows, cache)
         packed = batch.packed
-        if packed is not None and self._takes(packed, queries, cache):
-            out[packed.first : packed.end] = self._packed(packed, queries, vectors)
+        at_once = None if packed is None else self._at_once(packed, queries, vectors, cache)
+        if packed is not None and at_once is not None:
+            out[packed.first : packed.end] = at_once
             return out
         in_place = self._by_kernels and cache.attends_context(self._paged)
         for row in batch.context:
@@ -264,17 +267,15 @@ class Attention:
                 into.copy_(self.sequence(own, row.seen(vectors, cache), row.start))
         return out
 
-    def _takes(self, packed: Packed, queries: Tensor, cache: LayerCache) -> bool:
-        """Whether one kernel computes all of the whole sequences."""
-        whole = cache.exact and not self.latent and self._sees_all(packed.longest)
-        return whole and isinstance(self.scores, FusedScores) and self.scores.takes_packed(queries)
-
-    def _packed(self, packed: Packed, queries: Tensor, vectors: Tensor) -> Tensor:
-        """(tokens, heads x head_size) of the whole sequences."""
-        assert isinstance(self.scores, FusedScores), "see _takes"
+    def _at_once(self, packed: Packed, queries: Tensor, vectors: Tensor, cache: LayerCache) -> Tensor | None:
+        """(tokens, heads x head_size) of the whole sequences by one kernel, if it computes them."""
+        scores, own = self.scores, queries[packed.first : packed.end]
+        if self.latent or not cache.exact or not self._sees_all(packed.longest):
+            return None
+        if not isinstance(scores, FusedScores) or not scores.takes_packed(own):
+            return None
         keys, values = self._split(vectors[packed.first : packed.end], 1)
-        own = queries[packed.first : packed.end]
-        return self.scores.packed(own, keys, values, packed.offsets, packed.longest).flatten(1)
+        return scores.packed(own, keys, values, packed.offsets, packed.longest).flatten(1)
 
     def _generate(self, queries: Tensor, rows: GenerationRows, cache: LayerCache) -> Tensor:
         count = rows.end - rows.first

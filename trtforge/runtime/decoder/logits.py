@@ -1,5 +1,7 @@
 """From hidden states to logits: final norm, a rank's columns of the LM head, scaling and capping of the whole."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -37,15 +39,19 @@ def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:
 
 def most_likely(logits: Tensor) -> Tensor:
     """The first argmax of each row. On the CPU, numpy's vectorised argmax is twenty times as fast as torch's."""
-    return _argmax_on_gpu(logits) if logits.is_cuda else torch.as_tensor(logits.numpy().argmax(1))
+    return torch.as_tensor(_argmax_where_fast(logits))
 
 
 def most_likely_tokens(logits: Tensor) -> list[int]:
     """`most_likely` as a list; on the CPU without torch, whose code is no longer in the processor's caches when a step
     ends."""
-    found = _argmax_on_gpu(logits) if logits.is_cuda else logits.numpy().argmax(1)
-    tokens: list[int] = found.tolist()
+    tokens: list[int] = _argmax_where_fast(logits).tolist()
     return tokens
+
+
+def _argmax_where_fast(logits: Tensor) -> Any:
+    """By torch on a GPU, by numpy on the CPU."""
+    return _argmax_on_gpu(logits) if logits.is_cuda else logits.numpy().argmax(1)
 
 
 def _argmax_on_gpu(logits: Tensor) -> Tensor:

@@ -92,12 +92,14 @@ class _WideRmsNorm:
         return functional.rms_norm(x.float(), self._factor.shape, self._factor, self._epsilon).to(x.dtype)
 
     def in_place(self, heads: Tensor) -> bool:
-        if not _adjacent(heads) or (self._kernels is None and self._fused is None):
+        if not _adjacent(heads):
             return False
         if self._kernels is not None:
             norm_heads(self._kernels, heads, self._factor, None, self._epsilon, centred=False)
         elif self._fused is not None:
             self._fused.rms_norm_heads(heads, self._factor, self._epsilon)
+        else:
+            return False
         return True
 
 

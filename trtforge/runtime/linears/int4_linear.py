@@ -42,18 +42,7 @@ class Int4Packed:
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
         codes = unpack_int4(stored.weight.view(torch.int8)).to(torch.int32) + 8
-        if codes.shape[0] % _OUTPUTS_OF_TILE:
-            raise ForgeError(
-                f"an INT4 linear layer with {codes.shape[0]} outputs on a rank: int4 kernels take multiples of "
-                f"{_OUTPUTS_OF_TILE}",
-                hint="Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`.",
-            )
-        if codes.shape[1] // stored.weights_scale.shape[1] not in PACKED_GROUPS:
-            raise ForgeError(
-                f"an INT4 linear layer with {codes.shape[1]} inputs on a rank: int4 kernels take multiples of "
-                f"{PACKED_GROUPS[-1]}",
-                hint="Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`.",
-            )
+        check_sizes(codes, stored.weights_scale.shape[1], _OUTPUTS_OF_TILE)
         weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
         scales = stored.weights_scale.t()
         scales_and_zeros = torch.stack((scales, torch.zeros_like(scales)), dim=2).to(dtype).contiguous()
@@ -99,6 +88,21 @@ def _expanded(weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
         torch.sub(nibbles.bitwise_or_(0x4300).view(torch.bfloat16), 128 + 8, out=into)
     values.view(groups, -1, outputs).mul_(scales_and_zeros[:, None, :, 0])
     return values.view(-1, outputs)
+
+
+def check_sizes(codes: Tensor, groups: int, tile: int) -> None:
+    """Raises ForgeError if kernels with tiles of so many outputs do not take a layer with codes (outputs, inputs)."""
+    outputs, inputs = codes.shape
+    hint = "Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`."
+    if outputs % tile:
+        raise ForgeError(
+            f"an INT4 linear layer with {outputs} outputs on a rank: int4 kernels take multiples of {tile}", hint=hint
+        )
+    if inputs // groups not in PACKED_GROUPS:
+        raise ForgeError(
+            f"an INT4 linear layer with {inputs} inputs on a rank: int4 kernels take multiples of {PACKED_GROUPS[-1]}",
+            hint=hint,
+        )
 
 
 def packed_prequant(stored: Stored, dtype: torch.dtype) -> Mapping[str, Tensor]:

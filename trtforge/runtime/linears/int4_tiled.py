@@ -4,12 +4,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trtforge.core.errors import ForgeError
-from trtforge.models.kernels import PACKED_GROUPS
 from trtforge.models.transforms import unpack_int4
 from trtforge.runtime.cuda.fused import fused_for
 from trtforge.runtime.cuda.products import MOST_ROWS, TILE, products_for
-from trtforge.runtime.linears.int4_linear import load_prequant, packed_prequant
+from trtforge.runtime.linears.int4_linear import check_sizes, load_prequant, packed_prequant
 from trtforge.runtime.linears.int4_native import OFFSET
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, with_bias
 from trtforge.runtime.linears.weights import Weights
@@ -22,7 +20,7 @@ class Int4Tiled:
         assert stored.weights_scale is not None
         codes = unpack_int4(stored.weight.view(torch.int8))
         groups = stored.weights_scale.shape[1]
-        check_tiles(codes.shape[0], codes.shape[1], groups)
+        check_sizes(codes, groups, TILE)
         scales = stored.weights_scale.to(dtype).t().contiguous()
         packed = {"weight": tiles_of(codes, groups), "weights_scaling_factor": scales}
         return with_bias({**packed, **packed_prequant(stored, dtype)}, stored, dtype)
@@ -59,20 +57,6 @@ def _by_torch(tiles: Tensor, scales: Tensor, inputs: int, bias: Tensor | None, p
         return functional.linear(scaled, values_of(tiles, scales, inputs), bias)
 
     return linear
-
-
-def check_tiles(outputs: int, inputs: int, groups: int) -> None:
-    """Raises ForgeError if the kernels do not take a layer of this size."""
-    hint = "Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`."
-    if outputs % TILE:
-        raise ForgeError(
-            f"an INT4 linear layer with {outputs} outputs on a rank: int4 kernels take multiples of {TILE}", hint=hint
-        )
-    if inputs // groups not in PACKED_GROUPS:
-        raise ForgeError(
-            f"an INT4 linear layer with {inputs} inputs on a rank: int4 kernels take multiples of {PACKED_GROUPS[-1]}",
-            hint=hint,
-        )
 
 
 def tiles_of(codes: Tensor, groups: int) -> Tensor:

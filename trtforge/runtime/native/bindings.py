@@ -17,6 +17,7 @@ from torch import Tensor
 from trtforge.core.threads import wait_briefly
 from trtforge.runtime.native.compiler import CompileError, compiled
 from trtforge.runtime.native.recorder import current_recorder
+from trtforge.runtime.native.rms_norms import RmsNorms
 from trtforge.runtime.native.structures import (
     ARGUMENTS,
     INTEGERS,
@@ -70,7 +71,7 @@ class PagedHeads:
     sinks: Tensor | None = None
 
 
-class Native:
+class Native(RmsNorms):
     """The kernels. Tensors are on the CPU, float32 or bfloat16, and contiguous where nothing else is said."""
 
     def __init__(self, library: Path) -> None:
@@ -98,16 +99,8 @@ class Native:
         """Run recorded calls again."""
         self.functions.replay(calls, len(calls))
 
-    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """x / rms(x) * weight over the last dimension of (..., size)."""
-        x = x.contiguous()
-        y = torch.empty_like(x)
-        size = x.shape[-1]
-        self.rms_norm_into(x.view(-1, size), weight, epsilon, y.view(-1, size))
-        return y
-
     def rms_norm_into(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> None:
-        """`rms_norm` of (rows, size), where x and y may be columns of wider tensors."""
+        """See RmsNorms."""
         rows, size = x.shape
         pointers = (tensor.data_ptr() for tensor in (x, weight, y))
         self.run("rms_norm", TYPES[x.dtype], *pointers, rows, x.stride(0), y.stride(0), 1, size, epsilon)
