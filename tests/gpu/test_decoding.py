@@ -11,14 +11,20 @@ from tests.gpu.test_formats import DTYPES
 from tests.runtime.cuda.test_paged_attention import TOLERANCES, Case, difference
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.recipe import KvCacheFormat
+from trtforge.engine_process.requests import GenerationRequest, SamplingParams
+from trtforge.runtime import engine as runtime_engine
 from trtforge.runtime.architecture.positions import ALL, Reach
 from trtforge.runtime.decoder import kv_cache
 from trtforge.runtime.decoder.block_copies import BlockCopies
 from trtforge.runtime.decoder.padding import padded_rows
+from trtforge.runtime.deferred import may_be_deferred
+from trtforge.runtime.engine import Engine, EngineOptions
+from trtforge.runtime.generate import generate_with
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks import rank_model
 from trtforge.runtime.ranks.source import DEFAULT_TOKENS_PER_BLOCK
 from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.rows import Row
 
 pytestmark = pytest.mark.gpu
 
@@ -112,3 +118,41 @@ def test_several_prompts_at_once_are_computed_as_one_by_one(dtype: str, tmp_path
         expected = alone.execute(Step(none[:1], one, ones[:1], tables[row : row + 1], tokens[row]))
         assert expected is not None
         assert error(found[row].cpu(), expected[0].cpu()) < 0.02
+
+
+def test_steps_that_begin_before_the_last_tokens_are_known_change_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of many lengths, some of which end early, pause, or sample with what the host must know."""
+    source = gpu_engine(checkpoint_of(tmp_path), tmp_path / "engine", "float32")
+    ends = [frozenset(), frozenset(range(3, 40))]
+    drawn = SamplingParams(top_k=5, temperature=3.0, seed=3)
+    requests = [
+        GenerationRequest(
+            str(at),
+            tuple(TOKENS[at % 5][at:][: 3 + at]),
+            5 + 3 * at,
+            drawn if at % 7 == 6 else SamplingParams(),
+            end_ids=ends[at % 3 == 0],
+        )
+        for at in range(20)
+    ]
+
+    begun_ahead: list[bool] = []
+
+    def counted(rows: list[Row]) -> bool:
+        begun_ahead.append(may_be_deferred(rows))
+        return begun_ahead[-1]
+
+    options = EngineOptions(scheduler="max_utilization", kv_cache_tokens=128, chunked_context=True, paced=False)
+    found = []
+    for decide in (counted, lambda rows: False):
+        monkeypatch.setattr(runtime_engine, "may_be_deferred", decide)
+        with Engine.load(source.directory, options) as engine:
+            made = generate_with(engine, requests)
+            found.append([(each.tokens, each.finish_reason) for each in made])
+            figures = engine.statistics()
+            assert (figures.kv_blocks_used, figures.paused_requests > 0) == (0, True)
+    assert sum(begun_ahead) > 20
+    assert found[0] == found[1]
+    assert {reason for _, reason in found[0]} == {"length", "end_id"}

@@ -111,7 +111,8 @@ def test_requests_in_flight_get_the_tokens_of_transformers(
 def test_no_schedule_changes_greedy_tokens(
     families: Families, name: str, prompts: list[list[int]], tmp_path: Path
 ) -> None:
-    """Prompts in chunks, prefixes reused, requests paused, drafts verified: the tokens are those of transformers.
+    """Prompts in chunks, prefixes reused, requests paused, drafts verified, steps begun ahead of the tokens of those
+    before: the tokens are those of transformers.
 
     But for longrope: its factors depend on a sequence's whole length, which an engine cannot know before its end.
     """
@@ -130,10 +131,12 @@ def test_no_schedule_changes_greedy_tokens(
         chosen=st.lists(st.integers(0, 3), min_size=2, max_size=4),
         policy=st.sampled_from(["guaranteed_no_evict", "max_utilization"]),
         reuse=st.booleans(),
-        drafts=st.sampled_from(["none", "ngram", "lookahead"]),
+        drafts=st.sampled_from(["none", "ahead", "ngram", "lookahead"]),
     )
     @example(chosen=[0, 2, 3], policy="guaranteed_no_evict", reuse=True, drafts="lookahead")
+    @example(chosen=[2, 0, 3], policy="max_utilization", reuse=True, drafts="ahead")
     def check(chosen: list[int], policy: SchedulerPolicy, reuse: bool, drafts: str) -> None:
+        ranks.computes_ahead = drafts == "ahead" and not split
         options = EngineOptions(scheduler=policy, kv_reuse=reuse, chunked_context=True)
         drafters: dict[str, Drafter] = {"ngram": NgramDrafter(NGRAMS), "lookahead": LookaheadDrafter(LOOKAHEAD)}
         with Engine(source, ranks, options, drafters.get(drafts)) as engine:  # type: ignore[arg-type]

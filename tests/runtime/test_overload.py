@@ -37,10 +37,10 @@ CAPACITY = BATCH / ((1 + MOST_NEW) / 2)  # requests per iteration, when each tak
 class NoModel:
     """Ranks that compute nothing."""
 
-    threads, num_blocks, num_host_blocks, num_window_blocks = 1, BLOCKS, 0, 0
+    threads, num_blocks, num_host_blocks, num_window_blocks, computes_ahead = 1, BLOCKS, 0, 0, False
     worker_pids: tuple[int, ...] = ()
 
-    def execute(self, step: Step, fills: object = None) -> Tensor | None:
+    def execute(self, step: Step, fills: object = None, latest: object = None) -> Tensor | None:
         wanted = int(step.wanted.sum())
         return torch.zeros(wanted, 131) if wanted else None
 

@@ -17,9 +17,13 @@ from trtforge.runtime.scheduling.batch import Step
 
 
 class ThreadRanks:
-    """Stands in for a RankGroup. Blocks that leave the cache are kept in host memory, as far as it has blocks."""
+    """Stands in for a RankGroup. Blocks that leave the cache are kept in host memory, as far as it has blocks.
+
+    `computes_ahead` may be set: a CPU has nothing to gain from it, but computes the same.
+    """
 
     threads = 1
+    computes_ahead = False
 
     def __init__(self, source: Source, blocks: int, host_blocks: int = 20, window_blocks: int = 0) -> None:
         self.num_blocks, self.num_host_blocks, self.num_window_blocks = blocks, host_blocks, window_blocks
@@ -43,13 +47,16 @@ class ThreadRanks:
 
         self.models = list(self._pool.map(load, range(world)))
 
-    def execute(self, step: Step, fills: Mapping[int, Tensor] | None = None) -> Tensor | None:
-        """float32 logits of the rows wanted. `fills`: of a single rank."""
+    def execute(
+        self, step: Step, fills: Mapping[int, Tensor] | None = None, latest: Tensor | None = None
+    ) -> Tensor | None:
+        """float32 logits of the rows wanted. `fills`, `latest`: of a single rank."""
         assert not fills or len(self.models) == 1, "several ranks store no blocks"
+        assert latest is None or len(self.models) == 1, "other ranks know no sampled tokens"
 
         @torch.inference_mode()
         def run(model: RankModel) -> Tensor | None:
-            return model.execute(Step.decode(step.encode()), fills)
+            return model.execute(Step.decode(step.encode()), fills, latest)
 
         first, *_ = self._pool.map(run, self.models)
         return first

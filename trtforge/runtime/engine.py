@@ -5,7 +5,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import accumulate, count
 from pathlib import Path
 from time import perf_counter
@@ -15,30 +15,28 @@ from torch import Tensor
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
-from trtforge.formats.attention_windows import partial_window, widest_window
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
 from trtforge.runtime.copies import Copies
+from trtforge.runtime.decoder.logits import most_likely
+from trtforge.runtime.deferred import Deferred, may_be_deferred
 from trtforge.runtime.delivery import OnOutput, deliver
-from trtforge.runtime.drafters import open_drafter, with_drafter
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
 from trtforge.runtime.inbox import Inbox
-from trtforge.runtime.kv_store import KvStore, open_store
-from trtforge.runtime.options import EngineOptions, EngineStatistics, block_figures
+from trtforge.runtime.kv_store import KvStore
+from trtforge.runtime.opening import new_scheduler, open_parts
+from trtforge.runtime.options import Counters, EngineOptions, EngineStatistics, block_figures
 from trtforge.runtime.pacing import Pace
 from trtforge.runtime.prompt_scores import score_prompts
-from trtforge.runtime.ranks.engine_adapters import EngineAdapters, taking_adapters
+from trtforge.runtime.ranks.engine_adapters import EngineAdapters
 from trtforge.runtime.ranks.rank_group import RankGroup
-from trtforge.runtime.ranks.source import Source, open_engine
+from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.sampler import Sampler
 from trtforge.runtime.scheduling.admission import why_refused, wrong_logits
 from trtforge.runtime.scheduling.batch import Step
-from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.rows import Row
-from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
-from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 from trtforge.runtime.trace import PHASES, Trace
 
 __all__ = ["Engine", "EngineOptions", "EngineStatistics"]
@@ -59,40 +57,23 @@ class Engine:
         trace: Trace | None = None,
         store: KvStore | None = None,
     ) -> None:
-        blocks = BlockManager(
-            ranks.num_blocks,
-            source.tokens_per_block,
-            reuse=source.shares(options.kv_reuse),
-            store=store,
-            window=widest_window(source.config) if options.chunked_context else None,
-            host_blocks=ranks.num_host_blocks,
-            windows=WindowBlocks.of(
-                ranks.num_window_blocks, partial_window(source.config), source.tokens_per_block, ranks.num_blocks
-            ),
-        )
         self._source = source
         self._ranks = ranks
         self._options = options
         self._adapters = EngineAdapters(source, lambda: {each.adapter for each in self._sequences.values()})
-        max_batch_size = min(source.limits.max_batch_size, options.max_batch_size or source.limits.max_batch_size)
-        self._scheduler = Scheduler(
-            replace(source.limits, max_batch_size=max_batch_size),
-            blocks,
-            policy=options.scheduler,
-            chunked_context=options.chunked_context,
-            batching=options.batching,
-            most_adapters=self._adapters.most,
-        )
+        self._scheduler = new_scheduler(source, ranks, options, store, self._adapters.most)
         self._guides = Guides(source.directory / TOKENIZER_DIRECTORY, source.config.vocab_size)
         self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device), self._guides)
         self._trace = trace
         self._inbox = Inbox()
         self._after_steps: tuple[Callable[[], None], ...] = ()
         self._sequences: dict[str, Sequence] = {}
-        self._arrivals = self._iterations = self._scheduled = 0
-        self._context_tokens = self._generated_tokens = self._drafted_tokens = self._accepted_tokens = 0
+        self._arrivals, self._counts = 0, Counters()
         self._drafter, self._store = drafter, store
         self._copies, self._pace = Copies(shares=not source.keeps_states), Pace()
+        self._computes_ahead = ranks.computes_ahead and drafter is None
+        self._deferred: Deferred | None = None
+        self._done = 0.0  # when the last step was
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
         atexit.register(self._at_exit)
@@ -100,25 +81,8 @@ class Engine:
     @classmethod
     def load(cls, directory: Path, options: EngineOptions | None = None) -> "Engine":
         """Load an engine of the torch backend on all its ranks, by default with its own features. Raises ForgeError."""
-        source = taking_adapters(open_engine(directory))
-        features = source.forge.features
-        options = options or EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context)
-        if options.speculation is None:
-            options = replace(options, speculation=features.of_torch)
-        source = with_drafter(source, options.speculation)
-        if options.kv_cache_host_memory_bytes:
-            source.require_shared("kv_cache_host_memory_bytes", options.kv_reuse)
         with ExitStack() as opened:
-            trace = None if options.trace is None else Trace(options.trace)  # at once: a wrong path ends no long load
-            if trace is not None:
-                opened.callback(trace.close)
-            ranks = RankGroup(source, threads=options.threads, memory=options.kv_memory)
-            opened.callback(ranks.close)
-            drafter = open_drafter(options.speculation, source, ranks)
-            if drafter is not None:
-                opened.callback(drafter.close)
-            store = open_store(options.kv_store, source, ranks.cache, reuse=options.kv_reuse)
-            engine = cls(source, ranks, options, drafter, trace, store)
+            engine = cls(*open_parts(directory, options, opened))
             opened.pop_all()
         return engine
 
@@ -166,16 +130,11 @@ class Engine:
         scheduler = self._scheduler
         return EngineStatistics(
             active_requests=len(self._sequences) + self._inbox.submitted,
-            scheduled_requests=self._scheduled,
             waiting_requests=len(scheduler.waiting) + self._inbox.submitted,
             max_requests=scheduler.limits.max_batch_size,
             **block_figures(scheduler.blocks),
-            iterations=self._iterations,
-            context_tokens=self._context_tokens,
-            generated_tokens=self._generated_tokens,
             paused_requests=scheduler.pauses,
-            drafted_tokens=self._drafted_tokens,
-            accepted_tokens=self._accepted_tokens,
+            **vars(self._counts),
         )
 
     def close(self) -> None:
@@ -284,33 +243,63 @@ class Engine:
             self._scheduler.add(sequence)
 
     def _step(self) -> None:
-        if self._scheduler.idle:
+        """Begin a step, hand out the tokens of the one before if they were deferred, then those of this one if not."""
+        deferred, self._deferred = self._deferred, None
+        if self._scheduler.idle:  # all requests whose tokens were deferred may have been cancelled
             return
         times = [perf_counter()]
         if self._drafter is not None:
             self._drafter.draft([s for s in self._scheduler.running if s.remaining == 1 and s.group is None])
         self._scheduler.most_context = self._pace.most_context if self._options.paced else None
+        if deferred is not None:
+            deferred.assume()
         rows = self._scheduler.schedule()
         times.append(perf_counter())
-        assert rows, "the scheduler found nothing to do"
-        step = Step.of_rows(rows, self._scheduler.blocks.take_copies(), self._scheduler.blocks.windows)
-        logits = self._ranks.execute(step, self._store.take_fills() if self._store is not None else None)
+        assert rows or deferred, "the scheduler found nothing to do"
+        logits = self._execute(rows, deferred) if rows else None
+        if logits is not None and self._computes_ahead and may_be_deferred(rows):
+            self._deferred = Deferred(rows, most_likely(logits), times[0])
         times.append(perf_counter())
+        before = self._counts.generated_tokens
+        if deferred is not None:
+            self._hand_out_deferred(deferred, times)
         if self._drafter is not None:
             self._drafter.observe(rows, logits)
-        self._iterations += 1
-        self._scheduled = len(rows)
         for row in rows:
             self._scheduler.complete(row)
-        self._context_tokens += sum(row.count for row in rows if row.start < len(row.sequence.request.prompt))
-        before = self._generated_tokens
-        if logits is not None:
+        if logits is not None and self._deferred is None:
             self._sample(rows, logits, times)
-        context = sum(row.count for row in rows if row.count > 1)
-        self._pace.observe(perf_counter() - times[0], context, alone=rows[0].count > 1)
+        if rows and self._deferred is None:
+            self._observe(times[0], sum(row.count for row in rows if row.count > 1), alone=rows[0].count > 1)
         if self._trace is not None:
             times += [perf_counter()] * (len(PHASES) + 1 - len(times))
-            self._trace.iteration(self._iterations, rows, times, self._generated_tokens - before, self._scheduler)
+            sampled = self._counts.generated_tokens - before
+            self._trace.iteration(self._counts.iterations, rows, times, sampled, self._scheduler)
+
+    def _execute(self, rows: list[Row], before: Deferred | None) -> Tensor | None:
+        """The logits of a step; `before`: the step before, if the host does not know its tokens."""
+        self._counts.iterations += 1
+        self._counts.scheduled_requests = len(rows)
+        self._counts.context_tokens += sum(row.count for row in rows if row.start < len(row.sequence.request.prompt))
+        step = Step.of_rows(rows, self._scheduler.blocks.take_copies(), self._scheduler.blocks.windows)
+        fills = self._store.take_fills() if self._store is not None else None
+        return self._ranks.execute(step, fills, None if before is None else before.tokens)
+
+    def _hand_out_deferred(self, deferred: Deferred, times: list[float]) -> None:
+        """Hand out the tokens of a step when they are known, which `times` gets; the next one has begun."""
+        known = deferred.known()
+        self._observe(deferred.begun, 0, alone=False)
+        times.append(self._done)
+        for row, token in known:
+            if row.sequence.finish_reason is None:
+                self._counts.generated_tokens += 1
+                self._hand_out(row.sequence, token, 0.0, ())
+
+    def _observe(self, begun: float, context: int, *, alone: bool) -> None:
+        """A step is done, which began then or, if that was later, when the one before was done."""
+        now = perf_counter()
+        self._pace.observe(now - max(begun, self._done), context, alone=alone)
+        self._done = now
 
     def _sample(self, rows: list[Row], logits: Tensor, times: list[float]) -> None:
         """Hand out a token for each row that samples and each accepted draft; `times` gets when the first is known."""
@@ -318,7 +307,7 @@ class Engine:
             score_prompts(rows, logits)
         for row in rows if self._drafter is not None else ():
             row.sequence.drafted += len(row.drafts)
-            self._drafted_tokens += len(row.drafts)
+            self._counts.drafted_tokens += len(row.drafts)
         ends = accumulate(row.wanted for row in rows)
         pending = [(row, end - 1 - len(row.drafts)) for row, end in zip(rows, ends, strict=True) if row.samples]
         pending += self._copies.joined(pending, self._scheduler)
@@ -326,7 +315,7 @@ class Engine:
         if searching:
             for search in advance_searches(searching, logits, self._sampler, self._scheduler):
                 self._end(search.members[0], search.finished[0][1].finish_reason, output=search.output())
-            self._generated_tokens += len(searching)
+            self._counts.generated_tokens += len(searching)
             pending = [(row, index) for row, index in pending if row.sequence not in searching]
         for depth in count():
             if not pending:
@@ -337,18 +326,18 @@ class Engine:
                 sequence.keep_logits(logits, index)
             own = logits if indices == list(range(len(logits))) else logits[indices]
             sampled = self._sampler.sample(sequences, own, depth)
-            self._generated_tokens += len(pending)
+            self._counts.generated_tokens += len(pending)
             log_probs = sampled.log_probs or [0.0] * len(pending)
             tops = sampled.top or [()] * len(pending)
             for index in sampled.stuck:
                 self._end(sequences[index], "error", error=no_token_left())
             if depth == 0:
-                times.append(perf_counter())
+                times[3:] = [perf_counter()]
             accepted = []
             for (row, index), token, log_prob, top in zip(pending, sampled.tokens, log_probs, tops, strict=True):
                 hits = depth < len(row.drafts) and token == row.drafts[depth]
                 row.sequence.accepted += hits
-                self._accepted_tokens += hits
+                self._counts.accepted_tokens += hits
                 if row.sequence.finish_reason is None:
                     self._hand_out(row.sequence, token, log_prob, top)
                 if hits and row.sequence.finish_reason is None:

@@ -76,6 +76,18 @@ class EngineStatistics:
     accepted_tokens: int
 
 
+@dataclass
+class Counters:
+    """What an engine has done, by the names in EngineStatistics; `scheduled_requests` are the rows of its last step."""
+
+    scheduled_requests: int = 0
+    iterations: int = 0
+    context_tokens: int = 0
+    generated_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+
+
 def block_figures(blocks: BlockManager) -> dict[str, int]:
     """The figures of the KV blocks, by their names in EngineStatistics."""
     return {

@@ -16,6 +16,7 @@ from trtforge.runtime.architecture.positions import ALL, Reach
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.padding import buckets, padded_rows
 from trtforge.runtime.decoder.scores import FusedScores, Scores
+from trtforge.runtime.decoder.sent import put_latest, sent
 from trtforge.runtime.decoder.sequence_states import Spans
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 from trtforge.runtime.scheduling.batch import Ints, Step
@@ -70,7 +71,7 @@ class Packed:
             return None
         offsets = np.concatenate([[0], counts.cumsum()]).astype(np.int32)
         first = int(step.counts[:rows].sum())
-        return cls(first, first + int(offsets[-1]), torch.from_numpy(offsets).to(device), int(counts.max()))
+        return cls(first, first + int(offsets[-1]), sent(offsets, device), int(counts.max()))
 
 
 @dataclass(frozen=True)
@@ -120,16 +121,18 @@ class Batch:
         reaches: tuple[Reach, ...] = (ALL,),
         pads: bool = False,
         in_place: bool = False,
+        latest: Tensor | None = None,
     ) -> "Batch":
         """The inputs that all layers share. `reaches`: those of the layers.
 
-        `in_place`: the layers read the cache in place.
+        `in_place`: the layers read the cache in place. `latest`: see `put_latest`.
         """
         held = -(-(step.starts + step.counts) // tokens_per_block)
         rows, ends = step.generation_rows, step.counts.cumsum()
         row_of, positions = step.positions()
         logit_rows = step.logit_rows()
         tokens, placed, wanted = (_packed(each, device, pads) for each in (step.tokens, positions, logit_rows))
+        put_latest(tokens, step.tokens, latest)
 
         packed = Packed.of(step, rows, device) if device.type == "cuda" else None
 
@@ -141,7 +144,7 @@ class Batch:
                     int(ends[row] - step.counts[row]),
                     int(ends[row]),
                     int(step.starts[row]),
-                    torch.from_numpy(step.tables[row, : held[row]]).to(device),
+                    sent(step.tables[row, : held[row]], device),
                 )
                 for row in range(rows, len(step.counts))
             )
@@ -180,8 +183,8 @@ def _generation(
     held = np.maximum.accumulate(held)  # drafts of a row come before the next row, which may be shorter
     for first, end in buckets(held):
         columns = int(held[end - 1])
-        blocks = torch.from_numpy(step.tables[first:end, :columns].reshape(-1)).to(device)
-        last = torch.from_numpy(step.starts[first:end]).to(device).unsqueeze(1)
+        blocks = sent(step.tables[first:end, :columns].reshape(-1), device)
+        last = sent(step.starts[first:end], device).unsqueeze(1)
         keys = torch.arange(columns * tokens_per_block, device=device)
         masks = {reach: _mask(last, keys, dtype, reach).view(end - first, 1, 1, -1) for reach in reaches}
         found.append(GenerationRows(first, end, blocks, masks))
@@ -190,14 +193,14 @@ def _generation(
 
 def _paged(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedRows:
     tables, lengths = np.ascontiguousarray(step.tables[:rows]), step.starts[:rows] + 1
-    return PagedRows(torch.from_numpy(tables).to(device), torch.from_numpy(lengths).to(device), tokens_per_block)
+    return PagedRows(sent(tables, device), sent(lengths, device), tokens_per_block)
 
 
 def _packed(values: Ints, device: torch.device, pads: bool = False) -> Tensor:
     """The integers on the device, followed by zeros if `pads`."""
     if pads and padded_rows(len(values)) > len(values):
         values = np.concatenate([values, np.zeros(padded_rows(len(values)) - len(values), dtype=np.int64)])
-    return torch.from_numpy(values).to(device)
+    return sent(values, device)
 
 
 @dataclass(frozen=True)

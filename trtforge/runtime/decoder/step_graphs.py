@@ -17,6 +17,7 @@ from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.decoder.recent import Recent
 from trtforge.runtime.decoder.recorded import MOST_RECORDINGS, MOST_ROWS
+from trtforge.runtime.decoder.sent import put_latest
 from trtforge.runtime.native.bindings import PagedRows
 from trtforge.runtime.scheduling.batch import Ints, Step
 
@@ -49,8 +50,11 @@ None where what is captured is not the whole computation; a RuntimeError if it f
 class Inputs(Protocol):
     """The memory that a graph reads."""
 
-    def fill(self, step: Step) -> None:
-        """Copy a step's integers, which are of at most as many rows and columns of block tables."""
+    def fill(self, step: Step, latest: Tensor | None = None) -> None:
+        """Copy a step's integers, which are of at most as many rows and columns of block tables.
+
+        `latest`: see `put_latest`.
+        """
 
     def batch(self) -> Batch:
         """The step that is computed from this memory."""
@@ -87,8 +91,8 @@ class PaddedInputs:
     spare: int
     windowed: "PaddedInputs | None" = None
 
-    def fill(self, step: Step) -> None:
-        """See Inputs: in one transfer, and another for layers with windows."""
+    def fill(self, step: Step, latest: Tensor | None = None) -> None:
+        """See Inputs: in one transfer, and another for layers with windows. The host does not wait for either."""
         count, used = step.tables.shape
         filled = np.zeros((4 + used, self.integers.shape[1]), dtype=np.int64)
         filled[0, :count], filled[1, :count] = step.tokens, step.starts
@@ -96,7 +100,11 @@ class PaddedInputs:
         filled[3, :count] = step.starts + 1
         filled[4:, :count] = step.tables.T
         filled[2, count:], filled[3, count:], filled[4, count:] = self.spare * self.block_size, 1, self.spare
-        self.integers[: len(filled)].copy_(torch.from_numpy(filled))
+        numbers = torch.from_numpy(filled)
+        self.integers[: len(filled)].copy_(
+            numbers.pin_memory() if self.integers.is_cuda else numbers, non_blocking=True
+        )
+        put_latest(self.integers[0], step.tokens, latest)
         if self.windowed is not None and (windowed := step.windowed) is not None:
             self.windowed.fill(windowed)
 
@@ -149,12 +157,13 @@ class ExactInputs:
     wanted: int
     windowed: "ExactInputs | None" = None
 
-    def fill(self, step: Step) -> None:
+    def fill(self, step: Step, latest: Tensor | None = None) -> None:
         """See Inputs."""
         integers, starts = self.integers, step.starts
         integers[0], integers[1], integers[3] = step.tokens, starts, starts + 1
         integers[2] = step.slots(np.arange(len(starts)), starts, self.block_size)
         self.tables[:, : step.tables.shape[1]] = step.tables
+        put_latest(torch.from_numpy(integers[0]), step.tokens, latest)
         if self.windowed is not None and (windowed := step.windowed) is not None:
             self.windowed.fill(windowed)
 
@@ -235,8 +244,11 @@ class StepGraphs:
         """The numbers of rows for which there are graphs."""
         return tuple(sorted({rows for rows, _ in self._graphs}))
 
-    def execute(self, step: Step) -> Outputs | None:
-        """The outputs of the step's rows; None, with nothing computed, if a graph does not compute such steps."""
+    def execute(self, step: Step, latest: Tensor | None = None) -> Outputs | None:
+        """The outputs of the step's rows; None, with nothing computed, if a graph does not compute such steps.
+
+        `latest`: see `put_latest`.
+        """
         if not self._takes(step):
             return None
         count, wanted = len(step.counts), int(step.wanted.sum())
@@ -244,9 +256,9 @@ class StepGraphs:
         key = rows, wanted if wanted < count else rows
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._captured(*key, step)
+            graph = self._captured(*key, step, latest)
         else:
-            graph.inputs.fill(step)
+            graph.inputs.fill(step, latest)
             graph.replay()
         if graph is None:
             return None
@@ -271,11 +283,11 @@ class StepGraphs:
         with_logits = int(step.wanted.sum())
         return self._memory.some_unwanted and with_logits > 0 and bool(step.wanted[:with_logits].all())
 
-    def _captured(self, rows: int, wanted: int, step: Step) -> _Graph | None:
+    def _captured(self, rows: int, wanted: int, step: Step, latest: Tensor | None) -> _Graph | None:
         """A graph, whose capture computed the step; None if its operations cannot be captured: never try again."""
         assert self._capture is not None, "see _takes"
         inputs, captured = self._memory.inputs(rows, wanted), None
-        inputs.fill(step)
+        inputs.fill(step, latest)
         batch = inputs.batch()
         try:
             captured = self._capture(lambda: self._compute(batch))

@@ -44,6 +44,8 @@ class RankGroup:
         self.threads = max(1, threads // world if threads else min(cores, useful))
         self._workers: list[WorkerProcess] = []
         place = placement_of(source, 0)
+        self.computes_ahead = place.device.type == "cuda" and world == 1  # other ranks know no sampled tokens
+        """Whether a step may begin before the host knows the tokens of the one before."""
         try:
             if world == 1:
                 self._collective: Collective = Alone()
@@ -118,15 +120,17 @@ class RankGroup:
             worker.check()
 
     @torch.inference_mode()
-    def execute(self, step: Step, fills: Mapping[int, Tensor] | None = None) -> Tensor | None:
-        """float32 logits of the wanted rows, which the next step may overwrite. `fills`: of rank 0.
+    def execute(
+        self, step: Step, fills: Mapping[int, Tensor] | None = None, latest: Tensor | None = None
+    ) -> Tensor | None:
+        """float32 logits of the wanted rows, which the next step may overwrite. `fills`, `latest`: of rank 0.
 
         See `RankModel.execute`. Raises ForgeError with the message of the rank that ended first.
         """
         try:
             if self._workers:
                 self._collective.broadcast_step(step.encode())
-            return self._model.execute(step, fills)
+            return self._model.execute(step, fills, latest)
         except RuntimeError as error:
             failure = self._failure()
             if failure is None:

@@ -176,11 +176,14 @@ class RankModel:
         reach, longest = Reach(widest_window(config)), self._source.limits.max_seq_len
         return Network(drafts.network, self._place, reach, longest, model)
 
-    def execute(self, step: Step, fills: Mapping[int, Tensor] | None = None) -> Tensor | None:
+    def execute(
+        self, step: Step, fills: Mapping[int, Tensor] | None = None, latest: Tensor | None = None
+    ) -> Tensor | None:
         """float32 logits of the wanted rows on rank 0; None on other ranks, and if no row is wanted. The next step may
         overwrite them.
 
         `fills`: blocks to overwrite after the step's copies, with their bytes of all layers one after another.
+        `latest`: see `put_latest`; only without other ranks.
         """
         assert self._copies is not None, "see allocate_cache"
         assert self._window_copies is not None, "see allocate_cache"
@@ -198,15 +201,15 @@ class RankModel:
         for part in self._parts(step):
             if self.adapters is not None:
                 self.adapters.begin(part)
-            replayed = None if self._graphs is None else self._graphs.execute(part)
+            replayed = None if self._graphs is None else self._graphs.execute(part, latest)
             if replayed is not None:
                 self._decoder.keep(replayed.last, replayed.states)
                 found.append(replayed.logits)
                 continue
-            found.append(self._decoder.forward(self._batch(part), self._layer_caches))
+            found.append(self._decoder.forward(self._batch(part, latest), self._layer_caches))
         return self._decoder.logits(found, int(step.wanted.sum()))
 
-    def _batch(self, step: Step) -> Batch:
+    def _batch(self, step: Step, latest: Tensor | None) -> Batch:
         """The step as the decoder's layers take it."""
         device, dtype, decoder = self._place.device, self._place.dtype, self._decoder
         return Batch.of(
@@ -217,6 +220,7 @@ class RankModel:
             reaches=decoder.spec.reaches,
             pads=device.type == "cpu" and dtype is not torch.float32 and not decoder.takes_any_rows,
             in_place=decoder.reads_in_place,
+            latest=latest,
         )
 
     @property

@@ -89,6 +89,8 @@ class Scheduler:
         if not (self._static and contexts):
             for sequence in [s for s in self.running if s.remaining == 1 and (not s.group or self._generates(s.group))]:
                 count = len(sequence.tokens)
+                if count >= sequence.limit:  # its last token is being computed
+                    continue
                 if count <= len(sequence.table.blocks) * size or self._allocate(sequence, count, rows):
                     rows[sequence] = Row(sequence, sequence.computed, 1, samples=True)
             for sequence in self._padding:

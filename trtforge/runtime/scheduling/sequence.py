@@ -120,6 +120,11 @@ class Sequence:
         return wanted and self.scored < len(self.request.prompt) - 1
 
     @property
+    def follows_logits(self) -> bool:
+        """Whether its next token is the argmax of its logits, whatever the tokens before are, and all it needs."""
+        return self.plain and self.request.guide is None and self.group is None and not self._keeps_logits
+
+    @property
     def remaining(self) -> int:
         """Tokens whose keys and values are not in the cache: 1 in the generation phase."""
         return len(self.tokens) - self.computed

@@ -1,0 +1,73 @@
+"""The parts of an engine: its ranks, a drafter, a trace, files for KV blocks, and its scheduler."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from trtforge.formats.attention_windows import partial_window, widest_window
+from trtforge.runtime.drafters import open_drafter, with_drafter
+from trtforge.runtime.drafting import Drafter
+from trtforge.runtime.kv_store import KvStore, open_store
+from trtforge.runtime.options import EngineOptions
+from trtforge.runtime.ranks.engine_adapters import taking_adapters
+from trtforge.runtime.ranks.rank_group import RankGroup
+from trtforge.runtime.ranks.source import Source, open_engine
+from trtforge.runtime.scheduling.blocks import BlockManager
+from trtforge.runtime.scheduling.scheduler import Scheduler
+from trtforge.runtime.scheduling.window_blocks import WindowBlocks
+from trtforge.runtime.trace import Trace
+
+Parts = tuple[Source, RankGroup, EngineOptions, Drafter | None, Trace | None, KvStore | None]
+"""What an `Engine` is made of, in this order."""
+
+
+def open_parts(directory: Path, options: EngineOptions | None, opened: ExitStack) -> Parts:
+    """The parts of an engine of the torch backend, on all its ranks, which `opened` closes.
+
+    Without options it has its own features. Raises ForgeError.
+    """
+    source = taking_adapters(open_engine(directory))
+    features = source.forge.features
+    options = options or EngineOptions(kv_reuse=features.kv_reuse, chunked_context=features.chunked_context)
+    if options.speculation is None:
+        options = replace(options, speculation=features.of_torch)
+    source = with_drafter(source, options.speculation)
+    if options.kv_cache_host_memory_bytes:
+        source.require_shared("kv_cache_host_memory_bytes", options.kv_reuse)
+    trace = None if options.trace is None else Trace(options.trace)  # at once: a wrong path ends no long load
+    if trace is not None:
+        opened.callback(trace.close)
+    ranks = RankGroup(source, threads=options.threads, memory=options.kv_memory)
+    opened.callback(ranks.close)
+    drafter = open_drafter(options.speculation, source, ranks)
+    if drafter is not None:
+        opened.callback(drafter.close)
+    store = open_store(options.kv_store, source, ranks.cache, reuse=options.kv_reuse)
+    return source, ranks, options, drafter, trace, store
+
+
+def new_scheduler(
+    source: Source, ranks: RankGroup, options: EngineOptions, store: KvStore | None, most_adapters: int
+) -> Scheduler:
+    """Of an engine's requests and KV blocks. `most_adapters`: different ones that may run at once."""
+    windows = WindowBlocks.of(
+        ranks.num_window_blocks, partial_window(source.config), source.tokens_per_block, ranks.num_blocks
+    )
+    blocks = BlockManager(
+        ranks.num_blocks,
+        source.tokens_per_block,
+        reuse=source.shares(options.kv_reuse),
+        store=store,
+        window=widest_window(source.config) if options.chunked_context else None,
+        host_blocks=ranks.num_host_blocks,
+        windows=windows,
+    )
+    max_batch_size = min(source.limits.max_batch_size, options.max_batch_size or source.limits.max_batch_size)
+    return Scheduler(
+        replace(source.limits, max_batch_size=max_batch_size),
+        blocks,
+        policy=options.scheduler,
+        chunked_context=options.chunked_context,
+        batching=options.batching,
+        most_adapters=most_adapters,
+    )
