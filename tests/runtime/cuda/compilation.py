@@ -29,15 +29,17 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 def variants(sm: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """Kernels with the types of their arguments and their constants."""
-    return [*_attention(), *_between(e4m3=sm >= _E4M3_SM), *_products()]
+    return [*_attention(e4m3=sm >= _E4M3_SM), *_between(e4m3=sm >= _E4M3_SM), *_products()]
 
 
 def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """What lies between products and attention."""
     numbers = dict.fromkeys(("x", "change", "weight", "total", "y", "halves", "heads", "cosines", "sines"), "*bf16")
+    numbers |= {"code_scale": "*bf16"}
     numbers |= dict.fromkeys(("x_row", "x_head", "y_row", "y_head", "size", "count", "heads_row", "heads_head"), "i32")
     numbers |= dict.fromkeys(("scale", "epsilon", "factor"), "fp32") | {"positions": "*i64", "frequencies": "*fp32"}
     numbers |= {"values": "*bf16", "slots": "*i64", "storage": "*bf16", "values_row": "i32", "width": "i32"}
+    largest = numbers | {"values": "*fp32", "places": "*i32", "chosen": "*i64", "columns": "i32", "parts": "i32"}
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
         (step_kernels.rms_norm, numbers, {"ADDS": True, "SIZE_PADDED": 4096}),
         (step_kernels.add, numbers, {"COLUMNS": 1024}),
@@ -46,12 +48,17 @@ def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (step_kernels.rotate, numbers, {"DIM": 128, "HALF_PADDED": 64, "HEADS": 32, "INTERLEAVED": False}),
         (step_kernels.rotation, numbers, {"HALF": 64, "HALF_PADDED": 64, "INTERLEAVED": True}),
         (step_kernels.write_slots, numbers, {"COLUMNS": 1024, "INT8": False, "E4M3": False}),
+        (step_kernels.largest_of_parts, largest | {"x": "*fp32"}, {"PARTS_PADDED": 64, "COLUMNS": 2048}),
+        (step_kernels.largest_of_row, largest, {"PARTS_PADDED": 64}),
         (step_kernels.write_slots, numbers | {"storage": "*i8"}, {"COLUMNS": 1024, "INT8": True, "E4M3": False}),
     ]
     if e4m3:
         codes = numbers | {"storage": "*u8", "codes": "*fp8e4nv"}
         found.append((step_kernels.write_slots, codes, {"COLUMNS": 1024, "INT8": False, "E4M3": True}))
         found.append((step_kernels.quantize, codes | {"scale": "*fp32"}, {"COLUMNS": 1024}))
+        as_codes = numbers | {"y": "*fp8e4nv", "code_scale": "*fp32"}
+        found.append((step_kernels.rms_norm, as_codes, {"ADDS": True, "SIZE_PADDED": 4096}))
+        found.append((step_kernels.gate, as_codes, {"ACTIVATED": 0, "KIND": 0, "COLUMNS": 1024}))
     return found
 
 
@@ -75,7 +82,7 @@ def _products() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     return [*found, (product_kernels.expand_int4, numbers, tiles)]
 
 
-def _attention() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+def _attention(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = []
     every = {"WINDOW": 100, "CHUNK": 64, "CAPPED": True, "BIASED": True, "SINKS": True, "SPLITS": 8}
     none = {"WINDOW": 0, "CHUNK": 0, "CAPPED": False, "BIASED": False, "SINKS": False, "SPLITS": 1}
@@ -86,13 +93,16 @@ def _attention() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         partial = "*fp32" if scores is every else f"*{kind}"
         types = {"queries": f"*{kind}", "cache": f"*{cache}", "tables": "*i64", "lengths": "*i64", "out": f"*{kind}"}
         types |= dict.fromkeys(("slopes", "sinks"), "*fp32" if scores is every else f"*{kind}")
+        types |= {"code_scale": f"*{kind}", "arrived": "*i32"}
         types |= dict.fromkeys(("sums", "largest", "totals"), partial)
         types |= dict.fromkeys(("scale", "cache_scale", "cap"), "fp32") | dict.fromkeys(_STRIDES, "i32")
         wide = {"TOKENS": 32} if kind == "fp32" else {}
         found.append((paged_kernels.attend_paged, types, shapes | scores | {"E4M3": cache == "u8"} | wide))
-    types = dict.fromkeys(("sums", "largest", "totals", "sinks"), "*fp32") | {"out": "*bf16", "out_row": "i32"}
-    constants = {"SIZE": 96, "SIZE_PADDED": 128, "SPLITS": 32, "SINKS": True}
-    return [*found, (paged_kernels.combine_splits, types, constants)]
+    if e4m3:
+        codes = {"out": "*fp8e4nv", "code_scale": "*fp32"}
+        kernel, whole, attending = found[0]
+        found.append((kernel, whole | codes, attending))
+    return found
 
 
 def main(target: GPUTarget) -> None:

@@ -19,7 +19,7 @@ def launcher() -> Launcher:
 
 def paged(processors: int = 16) -> PagedAttention:
     """Attention for a GPU of so few multiprocessors that tests compute one split and several."""
-    return PagedAttention(paged_kernels, launcher(), processors)
+    return PagedAttention(paged_kernels, launcher(), processors, DEVICE)
 
 
 def fused() -> FusedKernels:

@@ -1,16 +1,23 @@
 """Networks that are computed by the Triton kernels where there are any give transformers' logits."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
+from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.converted import LONG, Families
 from tests.runtime.cuda.kernels import DEVICE, fused, paged, products
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.cuda import fused as fused_kernels
+from trtforge.runtime.cuda.fused import FusedKernels
 from trtforge.runtime.decoder import kv_cache
-from trtforge.runtime.linears import linear
+from trtforge.runtime.linears import fp8_linear, linear
+from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.native.bindings import VARIABLE
-from trtforge.runtime.ranks.source import open_model
+from trtforge.runtime.ranks.source import open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step
 
 ROWS, BLOCKS_EACH = 3, 2
@@ -22,6 +29,7 @@ def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "torch")
     monkeypatch.setattr(kv_cache, "paged_attention_for", lambda device: paged())
     monkeypatch.setattr(fused_kernels, "fused_for", lambda device, dtype: fused())
+    monkeypatch.setattr(fp8_linear, "fused_for", lambda device, dtype: fused())
     monkeypatch.setattr(linear, "products_for", lambda device: products())
 
 
@@ -48,3 +56,39 @@ def test_single_tokens_give_the_logits_of_transformers(families: Families, name:
         expected = family.logits(LONG[row : row + length + 4])[-1]
         assert (made[row].cpu() - expected).abs().max() <= 2e-5 * expected.abs().max()
     ranks.close()
+
+
+@pytest.mark.usefixtures("by_triton")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_computes_the_inputs_of_fp8_layers_rounds_them_too(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms, gates, and attention of single tokens: the logits are those of rounding afterwards."""
+    model = tiny_llama(hidden_size=64, num_hidden_layers=2)
+    checkpoint = write_checkpoint(model, tmp_path / "checkpoint", Layout(quant="FP8", kv="FP8"))
+    kernels = Kernels(quantized="fp8_scaled_mm")
+    source = open_engine(write_engine(checkpoint, tmp_path / "engine", dtype=dtype, kernels=kernels))
+    tables, ones = np.arange(12).reshape(1, -1), np.array([1])
+    rounded, quantize = [0], FusedKernels.quantize
+
+    def counted(self: FusedKernels, values: Tensor, scale: Tensor) -> Tensor:
+        rounded[0] += 1
+        return quantize(self, values, scale)
+
+    monkeypatch.setattr(FusedKernels, "quantize", counted)
+    found, counts = [], []
+    for own_scale in (True, False):
+        if not own_scale:
+            monkeypatch.setattr(fp8_linear.ScaledMatmul, "input_scale", None)
+        ranks = ThreadRanks(source, 12)
+        for count, position in ((40, 0), (1, 40), (1, 41)):
+            tokens = np.array(LONG[position:][:count])
+            before = rounded[0]
+            made = ranks.execute(Step(np.array([position]), np.array([count]), ones, tables, tokens))
+            assert made is not None
+            found.append(made)
+            counts.append(rounded[0] - before)
+        ranks.close()
+    assert all(torch.equal(one, other) for one, other in zip(found[:3], found[3:], strict=True))
+    layers = source.config.num_hidden_layers
+    assert counts == [layers, 0, 0, 4 * layers, 4 * layers, 4 * layers]

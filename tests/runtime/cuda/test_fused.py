@@ -144,6 +144,40 @@ def test_e4m3(dtype: torch.dtype) -> None:
     assert torch.equal(found.view(torch.uint8), quantize_fp8(values, scale).view(torch.uint8))
 
 
+@by_dtype
+@pytest.mark.parametrize("scale", [1.0, 0.22])
+def test_norms_and_gates_as_e4m3_are_those_that_are_rounded_afterwards(dtype: torch.dtype, scale: float) -> None:
+    kernels, code_scale = fused(), torch.tensor([0.013], device=DEVICE)
+    x, change, weight = (randn(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate([(5, 96), (5, 96), (96,)]))
+    total, normed = kernels.add_rms_norm(x, change, weight, scale, 1e-5)
+    found, codes = kernels.add_rms_norm(x, change, weight, scale, 1e-5, code_scale)
+    assert torch.equal(found, total)
+    assert torch.equal(codes.view(torch.uint8), kernels.quantize(normed, code_scale).view(torch.uint8))
+    alone = kernels.rms_norm_codes(x, weight, 1e-5, code_scale)
+    expected = kernels.quantize(kernels.rms_norm(x, weight, 1e-5), code_scale)
+    assert torch.equal(alone.view(torch.uint8), expected.view(torch.uint8))
+    halves = randn(3, 2 * 1100, dtype=dtype)
+    gated = kernels.gate(halves, "silu", 1, code_scale)
+    expected = kernels.quantize(kernels.gate(halves, "silu", 1), code_scale)
+    assert gated.dtype is torch.float8_e4m3fn
+    assert torch.equal(gated.view(torch.uint8), expected.view(torch.uint8))
+    assert len(set(gated.view(torch.uint8).flatten().tolist())) > 150
+
+
+@by_dtype
+@pytest.mark.parametrize("columns", [1, 70, 2048, 9001])
+def test_the_first_of_the_largest_is_found(dtype: torch.dtype, columns: int) -> None:
+    """Of rows of a wider tensor, with many equal numbers, and with none but the smallest; NaN is never found."""
+    x = randn(6, columns + 3, dtype=dtype).round()[:, :columns]
+    x[1], x[2], x[3, columns // 2] = float("-inf"), 7.0, 1000.0
+    x[4, -1] = 1000.0
+    x[5, : columns - 1] = float("nan")
+    found = fused().argmax(x)
+    expected = x.float().nan_to_num(float("-inf")).cpu().numpy().argmax(1)  # torch's choice among several is any
+    assert found.dtype is torch.int64
+    assert found.tolist() == expected.tolist()
+
+
 def test_nothing_to_compute() -> None:
     kernels, none = fused(), torch.empty(0, 64, device=DEVICE)
     weight = torch.ones(64, device=DEVICE)
@@ -152,5 +186,6 @@ def test_nothing_to_compute() -> None:
     assert kernels.add(none, none, 1.0).shape == (0, 64)
     assert kernels.scale_columns(none, weight).shape == (0, 64)
     assert kernels.quantize(none, weight[:1]).shape == (0, 64)
+    assert kernels.argmax(none).shape == (0,)
     slots = torch.empty(0, dtype=torch.int64, device=DEVICE)
     kernels.write_slots(torch.zeros(2, 1, 64, device=DEVICE), slots, none.view(0, 1, 64))

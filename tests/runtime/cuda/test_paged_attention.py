@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.cuda.kernels import DEVICE, paged
 from trtforge.core.recipe import KvCacheFormat
+from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.architecture.positions import ALL, Reach
 from trtforge.runtime.cuda.paged_attention import paged_attention_for, splits_for
 from trtforge.runtime.decoder.alibi import Alibi
@@ -39,6 +40,8 @@ class Case:
     sinks: bool = False
     latent: bool = False
     processors: int = 16
+    codes: bool = False
+    """Whether E4M3 of the output is compared too, with what is rounded afterwards."""
 
     @property
     def scores(self) -> Scores:
@@ -86,7 +89,18 @@ def difference(case: Case) -> float:
     made = torch.full((rows, heads * case.size), torch.nan, dtype=case.dtype, device=DEVICE)
     scale = 1.0 if case.kv == "none" else 0.02
     paged(case.processors).attend(given_heads, in_place.paged, storage, scale, how, made)
+    if case.codes:
+        codes, code_scale = torch.empty_like(made, dtype=torch.float8_e4m3fn), torch.tensor([0.004], device=DEVICE)
+        paged(case.processors).attend(given_heads, in_place.paged, storage, scale, how, codes, code_scale)
+        assert torch.equal(codes.view(torch.uint8), quantize_fp8(made, code_scale).view(torch.uint8))
     return float((made.float() - expected).abs().max() / expected.abs().max())
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("lengths", [(5, 40), (700,)])
+def test_outputs_in_e4m3_are_those_that_are_rounded_afterwards(dtype: torch.dtype, lengths: tuple[int, ...]) -> None:
+    """One split and several."""
+    assert difference(Case(lengths, dtype=dtype, kv="fp8", sinks=True, codes=True)) < TOLERANCES[dtype]
 
 
 @settings(max_examples=40)

@@ -30,9 +30,10 @@ def test_one_row(dtype: torch.dtype, biased: bool, outputs: int, inputs: int) ->
     x, weight = randn(1, inputs, dtype=dtype), randn(outputs, inputs, dtype=dtype, seed=1)
     bias = randn(outputs, dtype=dtype, seed=2) if biased else None
     exact = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
-    found = products().one_row(x, weight, bias)
-    assert found.dtype is dtype
-    assert error(found, exact) < TOLERANCES[dtype]
+    for stored in (dtype, torch.float32):
+        found = products().one_row(x, weight, bias, stored)
+        assert found.dtype is stored
+        assert error(found, exact) < TOLERANCES[stored]
 
 
 def random_int4(outputs: int, inputs: int, group: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,6 +17,7 @@ from trtforge.runtime.native.rms_norms import RmsNorms
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _COLUMNS = 1024
 _TOGETHER = 4096  # elements of the heads that a program rotates
+_SEARCHED = 2048  # columns that a program searches
 _E4M3_SM = (8, 9)  # compute capability from which GPUs convert to E4M3
 
 
@@ -33,16 +34,28 @@ class FusedKernels(RmsNorms):
         """See RmsNorms."""
         self._norm(x.unsqueeze(1), None, weight, None, y.unsqueeze(1), 1.0, epsilon)
 
+    def rms_norm_codes(self, x: Tensor, weight: Tensor, epsilon: float, code_scale: Tensor) -> Tensor:
+        """`quantize` of the norm of (rows, size)."""
+        codes = torch.empty_like(x, dtype=torch.float8_e4m3fn)
+        self._norm(x.unsqueeze(1), None, weight, None, codes.unsqueeze(1), 1.0, epsilon, code_scale)
+        return codes
+
     def rms_norm_heads(self, heads: Tensor, weight: Tensor, epsilon: float) -> None:
         """`rms_norm` of (tokens, heads, size) in place; `heads` may be a slice of a tensor with more heads."""
         self._norm(heads, None, weight, None, heads, 1.0, epsilon)
 
     def add_rms_norm(
-        self, x: Tensor, change: Tensor, weight: Tensor, scale: float, epsilon: float
+        self,
+        x: Tensor,
+        change: Tensor,
+        weight: Tensor,
+        scale: float,
+        epsilon: float,
+        code_scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x + scale * change, and its RMS norm; x and change are (rows, size)."""
-        total, y = torch.empty_like(x), torch.empty_like(x)
-        self._norm(x.unsqueeze(1), change, weight, total, y.unsqueeze(1), scale, epsilon)
+        """x + scale * change, and its RMS norm; x and change are (rows, size). `code_scale`: of the norm's codes."""
+        total, y = torch.empty_like(x), torch.empty_like(x, dtype=_output_dtype(x, code_scale))
+        self._norm(x.unsqueeze(1), change, weight, total, y.unsqueeze(1), scale, epsilon, code_scale)
         return total, y
 
     def _norm(
@@ -54,8 +67,9 @@ class FusedKernels(RmsNorms):
         y: Tensor,
         scale: float,
         epsilon: float,
+        code_scale: Tensor | None = None,
     ) -> None:
-        """Of (rows, heads, size), whose heads' elements are adjacent."""
+        """Of (rows, heads, size), whose heads' elements are adjacent. `code_scale`: if `y` is E4M3."""
         rows, heads, size = x.shape
         if not rows:
             return
@@ -68,6 +82,7 @@ class FusedKernels(RmsNorms):
             weight,
             x if total is None else total,
             y,
+            weight if code_scale is None else code_scale,
             *x.stride()[:2],
             *y.stride()[:2],
             size,
@@ -86,14 +101,26 @@ class FusedKernels(RmsNorms):
             self._launch(self._kernels.add, grid, x, change, total, scale, count, COLUMNS=_COLUMNS)
         return total
 
-    def gate(self, halves: Tensor, activation: str, activated: int) -> Tensor:
-        """activation(one half) * other half, of (rows, 2 x size). `activated`: index of the activated half."""
+    def gate(self, halves: Tensor, activation: str, activated: int, code_scale: Tensor | None = None) -> Tensor:
+        """activation(one half) * other half, of (rows, 2 x size). `activated`: index of the activated half.
+
+        `code_scale`: of the codes that are wanted instead, see `quantize`.
+        """
         halves = halves.contiguous()
         rows, size = halves.shape[0], halves.shape[1] // 2
-        y = halves.new_empty(rows, size)
+        y = halves.new_empty(rows, size, dtype=_output_dtype(halves, code_scale))
         if rows:
-            grid, kind = (rows, -(-size // _COLUMNS), 1), ACTIVATIONS[activation]
-            self._launch(self._kernels.gate, grid, halves, y, size, ACTIVATED=activated, KIND=kind, COLUMNS=_COLUMNS)
+            self._launch(
+                self._kernels.gate,
+                (rows, -(-size // _COLUMNS), 1),
+                halves,
+                y,
+                halves if code_scale is None else code_scale,
+                size,
+                ACTIVATED=activated,
+                KIND=ACTIVATIONS[activation],
+                COLUMNS=_COLUMNS,
+            )
         return y
 
     def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> None:
@@ -184,6 +211,30 @@ class FusedKernels(RmsNorms):
             grid = (rows, -(-size // _COLUMNS), 1)
             self._launch(self._kernels.scale_columns, grid, x, factors, y, x.stride(0), size, COLUMNS=_COLUMNS)
         return y
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """The column of the largest element of each row, int64 (rows,), of (rows, columns) with adjacent elements.
+
+        The first one of several; NaN counts as -inf.
+        """
+        rows, columns = x.shape
+        chosen = torch.empty(rows, dtype=torch.int64, device=x.device)
+        parts = -(-columns // _SEARCHED)
+        padded = power_from(parts)
+        values, places = (
+            torch.empty(rows, padded, dtype=kind, device=x.device) for kind in (torch.float32, torch.int32)
+        )
+        if rows:
+            one, two = self._kernels.largest_of_parts, self._kernels.largest_of_row
+            sizes = {"PARTS_PADDED": padded, "COLUMNS": _SEARCHED}
+            self._launch(one, (rows, parts, 1), x, values, places, x.stride(0), columns, **sizes)
+            self._launch(two, (rows, 1, 1), values, places, chosen, parts, PARTS_PADDED=padded)
+        return chosen
+
+
+def _output_dtype(x: Tensor, code_scale: Tensor | None) -> torch.dtype:
+    """Of what a kernel computes of `x`: E4M3 where there is a scale for it."""
+    return x.dtype if code_scale is None else torch.float8_e4m3fn
 
 
 def fused_for(device: torch.device, dtype: torch.dtype) -> FusedKernels | None:

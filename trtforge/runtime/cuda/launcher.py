@@ -1,5 +1,6 @@
 """Launches Triton kernels."""
 
+import functools
 from collections.abc import Hashable
 from typing import Any
 
@@ -16,8 +17,9 @@ class Launcher:
     these themselves (programmatic dependent launch, SM 9.0 and later).
     """
 
-    def __init__(self, *, early: bool) -> None:
+    def __init__(self, *, early: bool, index: int = 0) -> None:
         self._early = early
+        self._index = index
         self._compiled: dict[Hashable, Any] = {}
 
     def __call__(
@@ -34,7 +36,7 @@ class Launcher:
         key = id(kernel), warps, stages, *constants.values(), *map(_kind, arguments)
         known = self._compiled.get(key)
         if known is not None:
-            stream = torch.cuda.current_stream().cuda_stream
+            stream = torch._C._cuda_getCurrentRawStream(self._index)  # as Triton's driver does
             packed = known.function, known.packed_metadata, None, None, None  # nobody is told of launches
             known.run(*grid, stream, *packed, *arguments, *constants.values())
             return
@@ -44,9 +46,10 @@ class Launcher:
             self._compiled[key] = made
 
 
+@functools.cache
 def launcher_for(index: int) -> Launcher:
     """For a GPU."""
-    return Launcher(early=torch.cuda.get_device_capability(index) >= (9, 0))
+    return Launcher(early=torch.cuda.get_device_capability(index) >= (9, 0), index=index)
 
 
 def _kind(argument: Tensor | float) -> Hashable:

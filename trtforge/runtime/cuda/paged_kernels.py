@@ -1,13 +1,14 @@
-"""Triton kernels of attention for single-token rows over a paged KV cache, split over the context.
+"""The Triton kernel of attention for single-token rows over a paged KV cache, split over the context.
 
 Online softmax: Milakov and Gimelshein 2018; splits of a long context that are combined afterwards: Flash-Decoding (Dao
-et al. 2023). `PagedAttention` launches them.
+et al. 2023). `PagedAttention` launches it.
 """
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
-from trtforge.runtime.cuda.step_kernels import wait_for_previous
+from trtforge.runtime.cuda.step_kernels import as_stored
 
 _WIDENS = tl.constexpr(bool(triton.knobs.runtime.interpret))
 """Triton's interpreter (3.9) multiplies the bits of bfloat16; products of the same numbers in float32 are exact."""
@@ -58,6 +59,8 @@ def attend_paged(
     sums,
     largest,
     totals,
+    arrived,
+    code_scale,
     scale,
     cache_scale,
     cap,
@@ -87,22 +90,29 @@ def attend_paged(
 ):
     """Program (row, KV head, split): the query heads of a KV head over one part of the row's context.
 
-    One split writes `out`; several write what `combine_splits` reads: sums (rows, heads, SPLITS, SIZE) of values,
-    largest and totals (rows, heads, SPLITS). VALUES: from a key's vector to that of its value. WINDOW, CHUNK: or 0.
+    Of several SPLITS each writes sums (rows, heads, SPLITS, SIZE) of values, largest and totals (rows, heads, SPLITS),
+    and the one that arrives last makes the output of them; it leaves `arrived` (rows x KV heads) zero again. Empty ones
+    count for nothing. VALUES: from a key's vector to that of its value. WINDOW, CHUNK: or 0. See `as_stored`.
+    The tables and lengths are a step's inputs: no kernel writes them, so they are read before the previous one ended.
     """
-    wait_for_previous(EARLY)
+    if EARLY:
+        gdc_launch_dependents()
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     kind: tl.constexpr = queries.dtype.element_ty
     groups, dims = tl.arange(0, GROUP_PADDED), tl.arange(0, SIZE_PADDED)
     heads = kv_head * GROUP + groups
     own, inside = groups < GROUP, dims < SIZE
     query_at = row.to(tl.int64) * query_row + heads[:, None] * query_head + dims[None, :]
-    query = tl.load(queries + query_at, mask=own[:, None] & inside[None, :], other=0.0)
     length = tl.load(lengths + row).to(tl.int32)
     first = _first_seen(length, WINDOW, CHUNK)
     part = (length - first + TOKENS * SPLITS - 1) // (TOKENS * SPLITS) * TOKENS
     begin = first + split * part
     end = tl.minimum(length, begin + part)
+    positions, table = begin + tl.arange(0, TOKENS), tables + row.to(tl.int64) * table_row
+    blocks = tl.load(table + (positions // BLOCK).to(tl.int64) * table_column, mask=positions < end, other=0)
+    if EARLY:
+        gdc_wait()
+    query = tl.load(queries + query_at, mask=own[:, None] & inside[None, :], other=0.0)
     most = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)
     found = tl.zeros([GROUP_PADDED, SIZE_PADDED], tl.float32)
@@ -110,12 +120,12 @@ def attend_paged(
         slope = tl.load(slopes + heads, mask=own, other=0.0)
     for start in range(begin, end, TOKENS):
         positions = start + tl.arange(0, TOKENS)
-        seen = positions < end
-        columns = (positions // BLOCK).to(tl.int64)
-        blocks = tl.load(tables + row.to(tl.int64) * table_row + columns * table_column, mask=seen, other=0)
+        seen, following = positions < end, positions + TOKENS
         keys_at = blocks * cache_block + (positions % BLOCK) * cache_slot + kv_head * cache_vector
         stored = seen[:, None] & inside[None, :]
         codes = tl.load(cache + keys_at[:, None] + dims[None, :], mask=stored, other=0)
+        values = tl.load(cache + keys_at[:, None] + VALUES * cache_vector + dims[None, :], mask=stored, other=0)
+        blocks = tl.load(table + (following // BLOCK).to(tl.int64) * table_column, mask=following < end, other=0)
         scores = _product(query, tl.trans(_numbers(codes, E4M3, kind))) * (scale * cache_scale)
         if CAPPED:
             scores = cap - 2 * cap / (tl.exp(2 * scores / cap) + 1)  # cap x tanh(scores / cap)
@@ -126,54 +136,38 @@ def attend_paged(
         weights = tl.exp(scores - higher[:, None])
         kept = tl.exp(most - higher)
         total = total * kept + tl.sum(weights, 1)
-        values = tl.load(cache + keys_at[:, None] + VALUES * cache_vector + dims[None, :], mask=stored, other=0)
         found = found * kept[:, None] + _product(weights.to(kind), _numbers(values, E4M3, kind))
         most = higher
-    found = found * cache_scale
-    if SPLITS == 1:
+    last = True
+    if SPLITS > 1:
+        first_part = (row.to(tl.int64) * tl.num_programs(1) * GROUP + heads) * SPLITS
+        at = first_part + split
+        tl.store(largest + at, most, mask=own)
+        tl.store(totals + at, total, mask=own)
+        tl.store(sums + at[:, None] * SIZE + dims[None, :], found, mask=own[:, None] & inside[None, :])
+        tl.debug_barrier()
+        counter = arrived + row * tl.num_programs(1) + kv_head
+        last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
+        if last:
+            tl.store(counter, 0)
+            parts = first_part[:, None] + tl.arange(0, SPLITS)[None, :]
+            each = tl.load(largest + parts, mask=own[:, None], other=0.0, cache_modifier=".cg")
+            most = tl.max(each, 1)
+            of_each = tl.load(totals + parts, mask=own[:, None], other=0.0, cache_modifier=".cg")
+            total = tl.sum(of_each * tl.exp(each - most[:, None]), 1)
+            found = tl.zeros([GROUP_PADDED, SIZE_PADDED], tl.float32)
+            for other in tl.static_range(SPLITS):
+                at = first_part + other
+                weight = tl.exp(tl.load(largest + at, mask=own, other=0.0, cache_modifier=".cg") - most)
+                part_at, known = sums + at[:, None] * SIZE + dims[None, :], own[:, None] & inside[None, :]
+                found += weight[:, None] * tl.load(part_at, mask=known, other=0.0, cache_modifier=".cg")
+    if last:
+        found = found * cache_scale
         if SINKS:
             sink = tl.load(sinks + heads, mask=own, other=0.0)
             higher = tl.maximum(most, sink)
             found = found * tl.exp(most - higher)[:, None]
             total = total * tl.exp(most - higher) + tl.exp(sink - higher)
         out_at = row.to(tl.int64) * out_row + heads[:, None] * SIZE + dims[None, :]
-        tl.store(out + out_at, (found / total[:, None]).to(kind), mask=own[:, None] & inside[None, :])
-    else:
-        count = tl.num_programs(1) * GROUP
-        at = (row.to(tl.int64) * count + heads) * SPLITS + split
-        tl.store(largest + at, most, mask=own)
-        tl.store(totals + at, total, mask=own)
-        tl.store(sums + at[:, None] * SIZE + dims[None, :], found, mask=own[:, None] & inside[None, :])
-
-
-@triton.jit
-def combine_splits(
-    sums,
-    largest,
-    totals,
-    sinks,
-    out,
-    out_row,
-    SIZE: tl.constexpr,
-    SIZE_PADDED: tl.constexpr,
-    SPLITS: tl.constexpr,
-    SINKS: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """Program (row, head): the output from what `attend_paged` found in each split. Empty splits count for nothing."""
-    wait_for_previous(EARLY)
-    row, head = tl.program_id(0), tl.program_id(1)
-    splits, dims = tl.arange(0, SPLITS), tl.arange(0, SIZE_PADDED)
-    at = (row.to(tl.int64) * tl.num_programs(1) + head) * SPLITS + splits
-    inside = dims < SIZE
-    most = tl.load(largest + at)
-    higher = tl.max(most, 0)
-    if SINKS:
-        higher = tl.maximum(higher, tl.load(sinks + head))
-    weights = tl.exp(most - higher)
-    total = tl.sum(weights * tl.load(totals + at), 0)
-    if SINKS:
-        total += tl.exp(tl.load(sinks + head) - higher)
-    parts = tl.load(sums + at[:, None] * SIZE + dims[None, :], mask=inside[None, :], other=0.0)
-    found = tl.sum(parts * weights[:, None], 0) / total
-    tl.store(out + row.to(tl.int64) * out_row + head * SIZE + dims, found.to(out.dtype.element_ty), mask=inside)
+        stored_as = as_stored(found / total[:, None], out, code_scale, kind)
+        tl.store(out + out_at, stored_as, mask=own[:, None] & inside[None, :])

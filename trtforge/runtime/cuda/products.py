@@ -59,10 +59,10 @@ class Products:
         """What `int4` takes: zeros, which every product leaves zero again. Products at the same time need their own."""
         return torch.zeros(_COUNTERS * self._processors, dtype=torch.int32, device=self._device)
 
-    def one_row(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """(1, outputs) of x (1, inputs) and weight (outputs, inputs) of its type, both contiguous."""
+    def one_row(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """(1, outputs), rounded to `dtype`, of x (1, inputs) and weight (outputs, inputs) of its type, contiguous."""
         outputs, inputs = weight.shape
-        y = x.new_empty(1, outputs)
+        y = x.new_empty(1, outputs, dtype=dtype)
         self._launch(
             self._kernels.multiply_one,
             (-(-outputs // _OUTPUTS), 1, 1),

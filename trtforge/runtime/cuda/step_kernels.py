@@ -28,12 +28,35 @@ def wait_for_previous(EARLY: tl.constexpr):
 
 
 @triton.jit
+def to_e4m3(values, scale):
+    """values / scale in float32, saturated and rounded to E4M3: to four significant bits, halves to even."""
+    scaled = tl.div_rn(values.to(tl.float32), scale)
+    scaled = tl.maximum(scaled, -_E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
+    scaled = tl.minimum(scaled, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
+    if _INTERPRETED:  # Triton's interpreter (3.9) cuts digits off; see `float8.round_to_e4m3`
+        power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        magic = tl.maximum(power, 0.015625) * 1572864.0
+        scaled = (scaled + magic) - magic
+    return scaled.to(tl.float8e4nv)
+
+
+@triton.jit
+def as_stored(values, target, code_scale, KIND: tl.constexpr):
+    """float32 values as `target` stores them: in the compute type KIND, or rounded to it and then to E4M3 codes."""
+    if target.dtype.element_ty == tl.float8e4nv:
+        return to_e4m3(values.to(KIND), tl.load(code_scale))
+    else:
+        return values.to(target.dtype.element_ty)
+
+
+@triton.jit
 def rms_norm(
     x,
     change,
     weight,
     total,
     y,
+    code_scale,
     x_row,
     x_head,
     y_row,
@@ -45,7 +68,10 @@ def rms_norm(
     SIZE_PADDED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (row, head): y = x / rms(x) * weight; with ADDS of total = x + scale * change, which is stored too."""
+    """Program (row, head): y = x / rms(x) * weight; with ADDS of total = x + scale * change, which is stored too.
+
+    `code_scale`: see `as_stored`.
+    """
     wait_for_previous(EARLY)
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, SIZE_PADDED)
@@ -59,7 +85,8 @@ def rms_norm(
         values = rounded.to(tl.float32)
     factor = 1.0 / tl.sqrt(tl.sum(values * values, 0) / size + epsilon)
     found = values * factor * tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + row * y_row + head * y_head + at, found.to(y.dtype.element_ty), mask=inside)
+    found = as_stored(found, y, code_scale, x.dtype.element_ty)
+    tl.store(y + row * y_row + head * y_head + at, found, mask=inside)
 
 
 @triton.jit
@@ -80,14 +107,24 @@ def _activated(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def gate(halves, y, size, ACTIVATED: tl.constexpr, KIND: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr):
-    """Program (row, part): y (rows, size) = activation(one half) * other half of (rows, 2 x size)."""
+def gate(
+    halves,
+    y,
+    code_scale,
+    size,
+    ACTIVATED: tl.constexpr,
+    KIND: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Program (row, part): y (rows, size) = activation(one half) * other half of (rows, 2 x size); see `as_stored`."""
     wait_for_previous(EARLY)
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside, start = at < size, halves + row * 2 * size
     activated = tl.load(start + ACTIVATED * size + at, mask=inside, other=0.0).to(tl.float32)
     other = tl.load(start + (1 - ACTIVATED) * size + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y + row * size + at, (_activated(activated, KIND) * other).to(y.dtype.element_ty), mask=inside)
+    found = as_stored(_activated(activated, KIND) * other, y, code_scale, halves.dtype.element_ty)
+    tl.store(y + row * size + at, found, mask=inside)
 
 
 @triton.jit
@@ -172,19 +209,6 @@ def rotation(
 
 
 @triton.jit
-def to_e4m3(values, scale):
-    """values / scale in float32, saturated and rounded to E4M3: to four significant bits, halves to even."""
-    scaled = tl.div_rn(values.to(tl.float32), scale)
-    scaled = tl.maximum(scaled, -_E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
-    scaled = tl.minimum(scaled, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
-    if _INTERPRETED:  # Triton's interpreter (3.9) cuts digits off; see `float8.round_to_e4m3`
-        power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-        magic = tl.maximum(power, 0.015625) * 1572864.0
-        scaled = (scaled + magic) - magic
-    return scaled.to(tl.float8e4nv)
-
-
-@triton.jit
 def write_slots(
     values,
     slots,
@@ -240,3 +264,32 @@ def scale_columns(x, factors, y, x_row, size, COLUMNS: tl.constexpr, EARLY: tl.c
     found = tl.load(x + row * x_row + at, mask=inside, other=0.0).to(tl.float32)
     found *= tl.load(factors + at, mask=inside, other=0.0).to(tl.float32)
     tl.store(y + row * size + at, found.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def largest_of_parts(
+    x, values, places, x_row, columns, PARTS_PADDED: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr
+):
+    """Program (row, part): the largest of COLUMNS elements of a row of `x`, and its column: the first one of several.
+
+    NaN counts as -inf. `values`, `places` (rows, PARTS_PADDED): those of the parts.
+    """
+    wait_for_previous(EARLY)
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = part * COLUMNS + tl.arange(0, COLUMNS)
+    found = tl.load(x + row * x_row + at, mask=at < columns, other=float("-inf")).to(tl.float32)
+    found = tl.where(found == found, found, float("-inf"))  # NaN, which has no order
+    value, place = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(values + row * PARTS_PADDED + part, value)
+    tl.store(places + row * PARTS_PADDED + part, tl.minimum(part * COLUMNS + place, columns - 1))
+
+
+@triton.jit
+def largest_of_row(values, places, chosen, parts, PARTS_PADDED: tl.constexpr, EARLY: tl.constexpr):
+    """Program (row): the column of the largest, from what `largest_of_parts` found."""
+    wait_for_previous(EARLY)
+    row, at = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS_PADDED)
+    found = tl.load(values + row * PARTS_PADDED + at, mask=at < parts, other=float("-inf"))
+    _, part = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
+    part = tl.minimum(part, parts - 1)
+    tl.store(chosen + row, tl.load(places + row * PARTS_PADDED + part).to(tl.int64))

@@ -239,18 +239,28 @@ class Attention:
         alibi = self.scores.alibi
         return alibi is None or not alibi.coarse
 
-    def __call__(self, heads: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
-        """(tokens, heads + cached vectors, head_size) to (tokens, heads x head_size); padding becomes zero."""
-        return self.of(heads[:, : self.num_heads], heads[:, self.num_heads :], batch, cache)
+    def __call__(self, heads: Tensor, batch: Batch, cache: LayerCache, code_scale: Tensor | None = None) -> Tensor:
+        """(tokens, heads + cached vectors, head_size) to (tokens, heads x head_size); padding becomes zero.
 
-    def of(self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
+        `code_scale`: of what may be given instead, where it costs nothing: E4M3 of the result / code_scale.
+        """
+        return self.of(heads[:, : self.num_heads], heads[:, self.num_heads :], batch, cache, code_scale)
+
+    def of(
+        self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache, code_scale: Tensor | None = None
+    ) -> Tensor:
         """As a call, of queries (tokens, heads, head_size) and what is cached (tokens, vectors, head_size)."""
         batch = batch.seen_by(self.reach)
         tokens = len(batch.slots)
         cache.write(batch.slots, vectors[:tokens])
         if len(batch.generation) == 1 and not batch.context and tokens == len(queries):
             return self._generate(queries, batch.generation[0], cache)
-        out = torch.empty(len(queries), self.num_heads * self.head_size, dtype=queries.dtype, device=queries.device)
+        shape = len(queries), self.num_heads * self.head_size
+        if batch.paged is not None and code_scale is not None and cache.attends_to_codes and not batch.context:
+            codes = torch.empty(shape, dtype=torch.float8_e4m3fn, device=queries.device)  # a GPU pads nothing
+            cache.attend(queries, batch.paged, self._paged, codes, code_scale)
+            return codes
+        out = torch.empty(shape, dtype=queries.dtype, device=queries.device)
         out[tokens:] = 0
         if batch.paged is not None:
             cache.attend(queries, batch.paged, self._paged, out)

@@ -14,7 +14,7 @@ from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.norms import Norm
 from trtforge.runtime.decoder.scores import FusedScores, Scores, SoftmaxScores
-from trtforge.runtime.linears.linear import Linear
+from trtforge.runtime.linears.linear import Linear, input_scale
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,13 @@ class GroupedQueryAttention:
             turned.copy_(functional.rms_norm(turned.float(), turned.shape[-1:], eps=self.l2_norm))
         if self.temperature is not None:
             heads[:, :queries] *= _factors(self.temperature, batch.positions).to(heads.dtype).view(-1, 1, 1)
-        found = self.attention(heads, batch, cache)
+        found = self.attention(heads, batch, cache, input_scale(self.dense) if gates is None else None)
         return self.dense(found if gates is None else found * gates.sigmoid())
+
+    @property
+    def input_scale(self) -> Tensor | None:
+        """See `linear.input_scale`."""
+        return input_scale(self.qkv)
 
 
 def _norm_heads(norm: Norm, heads: Tensor) -> None:

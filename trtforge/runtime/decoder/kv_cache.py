@@ -15,7 +15,7 @@ from torch import Tensor
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.cuda.fused import FusedKernels, StepKernels, step_kernels_for
-from trtforge.runtime.cuda.paged_attention import paged_attention_for
+from trtforge.runtime.cuda.paged_attention import PagedAttention, paged_attention_for
 from trtforge.runtime.linears.float8 import from_e4m3
 from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows, native_for
@@ -108,10 +108,22 @@ class LayerCache:
         """Overwrite a block with its bytes, uint8 (bytes of a block,)."""
         self._blocks[block].copy_(content.view(self._blocks.dtype).view(self._blocks.shape[1:]))
 
-    def attend(self, queries: Tensor, rows: PagedRows, heads: PagedHeads, out: Tensor) -> None:
-        """Attention of single-token rows in place."""
+    @property
+    def attends_to_codes(self) -> bool:
+        """Whether `attend` takes a `code_scale`."""
+        return isinstance(self._in_place, PagedAttention)
+
+    def attend(
+        self, queries: Tensor, rows: PagedRows, heads: PagedHeads, out: Tensor, code_scale: Tensor | None = None
+    ) -> None:
+        """Attention of single-token rows in place. `code_scale` (1,): `out` gets E4M3 of what is found / code_scale."""
         assert self._in_place is not None, "the rows are only for kernels that exist"
-        self._in_place.attend(queries, rows, self._blocks, 1.0 if self._scale is None else self._scale, heads, out)
+        scale = 1.0 if self._scale is None else self._scale
+        if code_scale is None:
+            self._in_place.attend(queries, rows, self._blocks, scale, heads, out)
+        else:
+            assert isinstance(self._in_place, PagedAttention), "see attends_to_codes"
+            self._in_place.attend(queries, rows, self._blocks, scale, heads, out, code_scale)
 
     def attends_context(self, heads: PagedHeads) -> bool:
         """Whether the CPU kernels compute attention of sequences in place."""

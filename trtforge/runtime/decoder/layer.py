@@ -18,7 +18,7 @@ from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.mlp import load_mlp
 from trtforge.runtime.decoder.moe import load_moe
 from trtforge.runtime.decoder.norms import Norm, RmsNorm
-from trtforge.runtime.linears.linear import Linear
+from trtforge.runtime.linears.linear import Linear, input_scale
 
 
 class AttentionPart(Protocol):
@@ -41,34 +41,50 @@ class Layer:
     scale: float
     kernels: StepKernels | None
 
-    def __call__(self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: LayerCache) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden)."""
+    def __call__(
+        self,
+        hidden: Tensor,
+        change: Tensor | None,
+        batch: Batch,
+        rotations: tuple[Rotation, ...],
+        cache: LayerCache,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The layer of `summed(hidden, change)`, (tokens, hidden), as two parts of such a sum.
+
+        What a layer adds last is added together with the norm that the next one begins with.
+        """
+        if self.kind == "sequential":
+            assert self.input_norm is not None
+            assert self.mlp_norm is not None
+            hidden, normed = self._normed_sum(self.input_norm, hidden, change, self.attention)
+            change = self._after(self.attention(normed, batch, rotations, cache), self.after_attention)
+            hidden, normed = self._normed_sum(self.mlp_norm, hidden, change, self.mlp)
+            return hidden, self._after(self.mlp(normed), self.after_mlp)
+        hidden = self.summed(hidden, change)
         match self.kind:
             case "output_norm":
                 hidden = self._add(hidden, self.attention(hidden, batch, rotations, cache), self.after_attention)
-                return self._add(hidden, self.mlp(hidden), self.after_mlp)
-            case "sequential":
-                change = self.attention(self._input(hidden), batch, rotations, cache)
-                hidden, normed = self._after_attention(hidden, change)
-                return self._add(hidden, self.mlp(normed), self.after_mlp)
+                return hidden, self._after(self.mlp(hidden), self.after_mlp)
             case "parallel":
                 normed = self._input(hidden)
                 mlp_input = normed if self.mlp_norm is None else self.mlp_norm(hidden)
-                return self._add(
-                    self._add(hidden, self.attention(normed, batch, rotations, cache)), self.mlp(mlp_input)
-                )
+                return self._add(hidden, self.attention(normed, batch, rotations, cache)), self.mlp(mlp_input)
             case "post_norm":
                 hidden = self._input(self._add(hidden, self.attention(hidden, batch, rotations, cache)))
-                return self._mlp_input(self._add(hidden, self.mlp(hidden)))
+                return self._mlp_input(self._add(hidden, self.mlp(hidden))), None
 
-    def _after_attention(self, hidden: Tensor, change: Tensor) -> tuple[Tensor, Tensor]:
-        """The residual after attention, and its norm."""
-        if self.after_attention is None and isinstance(self.mlp_norm, RmsNorm):
-            found = self.mlp_norm.of_sum(hidden, change, self.scale)
+    def summed(self, hidden: Tensor, change: Tensor | None) -> Tensor:
+        """The sum of the two parts, the second one scaled."""
+        return hidden if change is None else self._add(hidden, change)
+
+    def _normed_sum(self, norm: Norm, hidden: Tensor, change: Tensor | None, reader: object) -> tuple[Tensor, Tensor]:
+        """The sum of two parts, and its norm as `reader` takes it."""
+        if isinstance(norm, RmsNorm):
+            found = norm.of_sum(hidden, change, self.scale, input_scale(reader))
             if found is not None:
                 return found
-        hidden = self._add(hidden, change, self.after_attention)
-        return hidden, self._mlp_input(hidden)
+        hidden = self.summed(hidden, change)
+        return hidden, norm(hidden)
 
     def _input(self, hidden: Tensor) -> Tensor:
         assert self.input_norm is not None
@@ -78,9 +94,13 @@ class Layer:
         assert self.mlp_norm is not None
         return self.mlp_norm(hidden)
 
+    @staticmethod
+    def _after(change: Tensor, norm: Norm | None) -> Tensor:
+        """What is added to the residual of what attention or MLP computed."""
+        return change if norm is None else norm(change)
+
     def _add(self, hidden: Tensor, change: Tensor, norm: Norm | None = None) -> Tensor:
-        if norm is not None:
-            change = norm(change)
+        change = self._after(change, norm)
         if self.kernels is not None and hidden.is_contiguous() and change.is_contiguous():
             return self.kernels.add(hidden, change, self.scale)
         return hidden + change if self.scale == 1.0 else hidden + change * self.scale

@@ -7,21 +7,22 @@ from torch import Tensor
 
 from trtforge.runtime.architecture.layout import FINAL_NORM, LM_HEAD
 from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.cuda.fused import fused_for
 from trtforge.runtime.decoder.loader import Loader
-
-_PARTS = 64
-"""Of a row of logits on a GPU."""
+from trtforge.runtime.linears.linear import GpuMatrix
 
 
 class Head:
-    """From (rows, hidden) to this rank's columns of their logits."""
+    """From (rows, hidden) to this rank's columns of their logits: in float32 on a GPU that has all of them."""
 
     def __init__(self, loader: Loader) -> None:
         self._norm = loader.norm(FINAL_NORM) if loader.spec.final_norm else None
-        self.linear = loader.linear(LM_HEAD)
+        self.linear = linear = loader.linear(LM_HEAD)
+        alone = loader.spec.tp == 1 and loader.spec.pp == 1
+        self._multiply = linear.unrounded if alone and isinstance(linear, GpuMatrix) else linear
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        return self.linear(self.normed(hidden))
+        return self._multiply(self.normed(hidden))
 
     def normed(self, hidden: Tensor) -> Tensor:
         """What the LM head reads."""
@@ -50,15 +51,8 @@ def most_likely_tokens(logits: Tensor) -> list[int]:
 
 
 def _argmax_where_fast(logits: Tensor) -> Any:
-    """By torch on a GPU, by numpy on the CPU."""
-    return _argmax_on_gpu(logits) if logits.is_cuda else logits.numpy().argmax(1)
-
-
-def _argmax_on_gpu(logits: Tensor) -> Tensor:
-    """In parts, as torch gives few multiprocessors one row."""
-    rows, columns = logits.shape
-    if columns % _PARTS:
-        return logits.argmax(1)
-    largest, places = logits.view(rows, _PARTS, columns // _PARTS).max(2)
-    part = largest.argmax(1, keepdim=True)
-    return (part * (columns // _PARTS) + places.gather(1, part)).squeeze(1)
+    """By a kernel or torch on a GPU, by numpy on the CPU."""
+    if not logits.is_cuda:
+        return logits.numpy().argmax(1)
+    kernels = fused_for(logits.device, logits.dtype)
+    return logits.argmax(1) if kernels is None else kernels.argmax(logits)

@@ -1,12 +1,14 @@
 """The dense MLPs: plain, and gated in the two ways that TensorRT-LLM stores them."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from trtforge.runtime.architecture.activations import NATIVE_ACTIVATIONS, Activation, activation_of
-from trtforge.runtime.cuda.fused import step_kernels_for
+from trtforge.runtime.cuda.fused import FusedKernels, StepKernels, step_kernels_for
 from trtforge.runtime.decoder.loader import Loader
-from trtforge.runtime.linears.linear import Linear, Placement
+from trtforge.runtime.linears.linear import Linear, Placement, input_scale
 from trtforge.runtime.native.activations import activate
 from trtforge.runtime.native.bindings import native_for
 
@@ -18,7 +20,22 @@ def load_mlp(loader: Loader, name: str) -> Linear:
     """The MLP of a layer; its output is summed over ranks."""
     mlp = _load_mlp(loader, name)
     chunked = loader.place.device.type == "cpu" and loader.adapters is None  # adapters know the tokens of whole steps
-    return (lambda x: in_chunks(mlp, x, _CHUNK)) if chunked else mlp
+    return _InChunks(mlp) if chunked else mlp
+
+
+@dataclass(frozen=True)
+class _InChunks:
+    """An MLP, of at most _CHUNK tokens at once."""
+
+    mlp: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return in_chunks(self.mlp, x, _CHUNK)
+
+    @property
+    def input_scale(self) -> Tensor | None:
+        """See `linear.input_scale`."""
+        return input_scale(self.mlp)
 
 
 def in_chunks(function: Linear, x: Tensor, most: int) -> Tensor:
@@ -35,15 +52,31 @@ def _load_mlp(loader: Loader, name: str) -> Linear:
     match network.mlp:
         case "gated":
             # TensorRT-LLM's `fc` is what Hugging Face calls gate_proj, its `gate` is up_proj.
-            fc_gate = gated_halves(loader.place, loader.pair(f"{name}.fc", f"{name}.gate"), act, activated=0)
-            return lambda x: proj(fc_gate(x))
+            both = loader.pair(f"{name}.fc", f"{name}.gate")
+            return _Mlp(gated_halves(loader.place, both, act, activated=0, code_scale=input_scale(proj)), proj)
         case "up_gate":
-            up_gate = gated_halves(loader.place, loader.linear(f"{name}.fc"), act)
-            return lambda x: proj(up_gate(x))
+            both = loader.linear(f"{name}.fc")
+            return _Mlp(gated_halves(loader.place, both, act, code_scale=input_scale(proj)), proj)
         case "plain":
             fc = loader.linear(f"{name}.fc")
             own = _activation(loader.place, act)
             return lambda x: proj(own(fc(x)))
+
+
+@dataclass(frozen=True)
+class _Mlp:
+    """`proj` of what `inner` computes."""
+
+    inner: Linear
+    proj: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.proj(self.inner(x))
+
+    @property
+    def input_scale(self) -> Tensor | None:
+        """See `linear.input_scale`."""
+        return input_scale(self.inner)
 
 
 def _activation(place: Placement, act: Activation) -> Activation:
@@ -52,15 +85,36 @@ def _activation(place: Placement, act: Activation) -> Activation:
     return act if name is None or kernels is None else lambda x: activate(kernels, x, name)
 
 
-def gated_halves(place: Placement, both: Linear, act: Activation, activated: int = 1) -> Linear:
-    """act(one half) * other half, where one layer computes both. `activated`: index of the half that is activated."""
-    name, kernels = NATIVE_ACTIVATIONS.get(act), step_kernels_for(place.device, place.dtype)
+@dataclass(frozen=True)
+class _GatedHalves:
+    """What `gated_halves` gives."""
 
-    def inner(x: Tensor) -> Tensor:
-        halves = both(x)
+    both: Linear
+    act: Activation
+    activated: int
+    kernels: StepKernels | None
+    code_scale: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        halves, name, kernels = self.both(x), NATIVE_ACTIVATIONS.get(self.act), self.kernels
+        if name and isinstance(kernels, FusedKernels):
+            return kernels.gate(halves, name, self.activated, self.code_scale)
         if name and kernels is not None:
-            return kernels.gate(halves, name, activated)
+            return kernels.gate(halves, name, self.activated)
         parts = halves.chunk(2, dim=-1)
-        return act(parts[activated]).mul_(parts[1 - activated])
+        return self.act(parts[self.activated]).mul_(parts[1 - self.activated])
 
-    return inner
+    @property
+    def input_scale(self) -> Tensor | None:
+        """See `linear.input_scale`."""
+        return input_scale(self.both)
+
+
+def gated_halves(
+    place: Placement, both: Linear, act: Activation, activated: int = 1, code_scale: Tensor | None = None
+) -> Linear:
+    """act(one half) * other half, where one layer computes both. `activated`: index of the half that is activated.
+
+    `code_scale`: `input_scale` of the layer that reads it, which may get codes then.
+    """
+    return _GatedHalves(both, act, activated, step_kernels_for(place.device, place.dtype), code_scale)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trtforge.runtime.cuda.fused import fused_for, step_kernels_for
+from trtforge.runtime.cuda.fused import FusedKernels, fused_for, step_kernels_for
 from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.norms import norm, norm_heads
 
@@ -46,11 +46,21 @@ class RmsNorm:
         else:
             y.copy_(self(x))
 
-    def of_sum(self, x: Tensor, change: Tensor, scale: float) -> tuple[Tensor, Tensor] | None:
-        """x + scale * change and its norm, in one pass; None where no kernel computes both."""
-        if self._kernels is None or not (x.is_contiguous() and change.is_contiguous()):
+    def of_sum(
+        self, x: Tensor, change: Tensor | None, scale: float, code_scale: Tensor | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """x + scale * change and its norm, in one pass; None where no kernel computes both.
+
+        `code_scale`: the norm is wanted as E4M3 of itself / code_scale, where that costs nothing.
+        """
+        kernels, weight, epsilon = self._kernels, self._weight, self._epsilon
+        if kernels is None or not (x.is_contiguous() and (change is None or change.is_contiguous())):
             return None
-        return self._kernels.add_rms_norm(x, change, self._weight, scale, self._epsilon)
+        if isinstance(kernels, FusedKernels) and code_scale is not None:
+            if change is None:
+                return x, kernels.rms_norm_codes(x, weight, epsilon, code_scale)
+            return kernels.add_rms_norm(x, change, weight, scale, epsilon, code_scale)
+        return (x, self(x)) if change is None else kernels.add_rms_norm(x, change, weight, scale, epsilon)
 
 
 class LayerNorm:

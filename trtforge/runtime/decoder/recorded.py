@@ -165,10 +165,13 @@ class Layers:
         self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: Sequence[LayerCache]
     ) -> Tensor:
         self.states = []
+        change: Tensor | None = None
         for index, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True)):
             if index in self._kept:
+                hidden, change = layer.summed(hidden, change), None
                 self.states.append(hidden)
-            hidden = layer(hidden, batch, rotations, layer_cache)
+            hidden, change = layer(hidden, change, batch, rotations, layer_cache)
+        hidden = hidden if change is None else self._layers[-1].summed(hidden, change)
         if len(self._layers) in self._kept:
             self.states.append(hidden)
         return hidden
@@ -208,14 +211,17 @@ class Layers:
         if self._kernels is None:
             return self._computed(hidden, batch, rotations, cache)
         states: list[Tensor] = []
+        change: Tensor | None = None
         self._kept_arena.turn()
         with recorder.into(self._arena):
             for index, (layer, layer_cache) in enumerate(zip(self._layers, cache, strict=True)):
                 self._arena.turn()
                 if index in self._kept:
+                    hidden, change = layer.summed(hidden, change), None
                     with recorder.into(self._kept_arena):
                         states.append(self._kernels.add(hidden, hidden, 0.0))  # a copy: later layers overwrite it
-                hidden = layer(hidden, batch, rotations, layer_cache)
+                hidden, change = layer(hidden, change, batch, rotations, layer_cache)
+            hidden = hidden if change is None else self._layers[-1].summed(hidden, change)
         if len(self._layers) in self._kept:
             states.append(hidden)
         self.states = states

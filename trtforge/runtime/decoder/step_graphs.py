@@ -17,7 +17,7 @@ from trtforge.runtime.decoder.attention import Batch
 from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.decoder.recent import Recent
 from trtforge.runtime.decoder.recorded import MOST_RECORDINGS, MOST_ROWS
-from trtforge.runtime.decoder.sent import put_latest
+from trtforge.runtime.decoder.sent import Staging, put_latest
 from trtforge.runtime.native.bindings import PagedRows
 from trtforge.runtime.scheduling.batch import Ints, Step
 
@@ -87,6 +87,7 @@ class PaddedInputs:
     """
 
     integers: Tensor
+    staging: Staging
     block_size: int
     spare: int
     windowed: "PaddedInputs | None" = None
@@ -94,16 +95,13 @@ class PaddedInputs:
     def fill(self, step: Step, latest: Tensor | None = None) -> None:
         """See Inputs: in one transfer, and another for layers with windows. The host does not wait for either."""
         count, used = step.tables.shape
-        filled = np.zeros((4 + used, self.integers.shape[1]), dtype=np.int64)
+        filled = self.staging.filled_next(4 + used)
         filled[0, :count], filled[1, :count] = step.tokens, step.starts
         filled[2, :count] = step.slots(np.arange(count), step.starts, self.block_size)
         filled[3, :count] = step.starts + 1
         filled[4:, :count] = step.tables.T
         filled[2, count:], filled[3, count:], filled[4, count:] = self.spare * self.block_size, 1, self.spare
-        numbers = torch.from_numpy(filled)
-        self.integers[: len(filled)].copy_(
-            numbers.pin_memory() if self.integers.is_cuda else numbers, non_blocking=True
-        )
+        self.staging.send(4 + used)
         put_latest(self.integers[0], step.tokens, latest)
         if self.windowed is not None and (windowed := step.windowed) is not None:
             self.windowed.fill(windowed)
@@ -139,9 +137,9 @@ class PaddedMemory:
         windowed = None if self.window_spare is None else PaddedInputs(*self._of(rows, self.window_spare))
         return PaddedInputs(*self._of(rows, self.spare), windowed)
 
-    def _of(self, rows: int, spare: int) -> tuple[Tensor, int, int]:
+    def _of(self, rows: int, spare: int) -> tuple[Tensor, Staging, int, int]:
         integers = torch.zeros(4 + self.columns, rows, dtype=torch.int64, device=self.device)
-        return integers, self.block_size, spare
+        return integers, Staging(integers), self.block_size, spare
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
 """FP8 linear layers: E4M3 weights and statically scaled E4M3 activations, with per-tensor scaling factors."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from trtforge.models.transforms import quantize_fp8
-from trtforge.runtime.cuda.fused import fused_for
+from trtforge.runtime.cuda.fused import FusedKernels, fused_for
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
@@ -55,18 +57,41 @@ class Fp8ScaledMatmul:
         return with_bias(packed, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        columns = weights.take(f"{prefix}.weight", *shape).to(place.device).t()
-        weights_scale = weights.take_scalar(f"{prefix}.weights_scaling_factor").to(place.device)
-        activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
-        vector = load_bias(weights, prefix, shape, place, bias)
-        fused = fused_for(place.device, place.dtype)
+        return ScaledMatmul(
+            columns=weights.take(f"{prefix}.weight", *shape).to(place.device).t(),
+            weights_scale=weights.take_scalar(f"{prefix}.weights_scaling_factor").to(place.device),
+            activation_scale=weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device),
+            bias=load_bias(weights, prefix, shape, place, bias),
+            dtype=place.dtype,
+            fused=fused_for(place.device, place.dtype),
+        )
 
-        def linear(x: Tensor) -> Tensor:
-            codes = quantize_fp8(x, activation_scale) if fused is None else fused.quantize(x, activation_scale)
-            y = torch._scaled_mm(codes, columns, activation_scale, weights_scale, out_dtype=x.dtype)
-            return y if vector is None else y.add_(vector)
 
-        return linear
+@dataclass(frozen=True)
+class ScaledMatmul:
+    """y = x W^T + b of E4M3; `columns` (in, out). x is of type `dtype`, or E4M3 of inputs / activation_scale."""
+
+    columns: Tensor
+    weights_scale: Tensor
+    activation_scale: Tensor
+    bias: Tensor | None
+    dtype: torch.dtype
+    fused: FusedKernels | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        codes = x if x.dtype is torch.float8_e4m3fn else self._codes(x)
+        y = torch._scaled_mm(codes, self.columns, self.activation_scale, self.weights_scale, out_dtype=self.dtype)
+        return y if self.bias is None else y.add_(self.bias)
+
+    @property
+    def input_scale(self) -> Tensor | None:
+        """See `linear.input_scale`."""
+        return None if self.fused is None else self.activation_scale
+
+    def _codes(self, x: Tensor) -> Tensor:
+        if self.fused is None:
+            return quantize_fp8(x, self.activation_scale)
+        return self.fused.quantize(x, self.activation_scale)
 
 
 def _as_e4m3(weight: Tensor) -> Tensor:

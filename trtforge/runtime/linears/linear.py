@@ -54,6 +54,15 @@ class Linear(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
+def input_scale(linear: object) -> Tensor | None:
+    """The scale (1,) of what a linear layer, or a part that begins with one, also takes: E4M3 of its inputs / scale.
+
+    What computes the inputs then rounds them too. None: it takes the inputs only.
+    """
+    scale: Tensor | None = getattr(linear, "input_scale", None)
+    return scale
+
+
 class Kernel(Protocol):
     """A way to compute one kind of linear layer."""
 
@@ -125,13 +134,30 @@ def matrix(weight: Tensor, bias: Tensor | None = None) -> Linear:
             return lambda x: _onednn(x, reordered, bias)
     products = products_for(weight.device)
     if products is not None:
-        return _matrix_on_gpu(products, weight, bias)
+        return GpuMatrix(products, weight, bias)
     return lambda x: functional.linear(x, weight, bias)
 
 
-def _matrix_on_gpu(products: Products, weight: Tensor, bias: Tensor | None) -> Linear:
-    """One row by a kernel that only reads the weights."""
-    return lambda x: products.one_row(x, weight, bias) if len(x) == 1 else functional.linear(x, weight, bias)
+@dataclass(frozen=True)
+class GpuMatrix:
+    """y = x W^T + b, of one row by a kernel that only reads the weights."""
+
+    products: Products
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(x) == 1:
+            return self.products.one_row(x, self.weight, self.bias, x.dtype)
+        return functional.linear(x, self.weight, self.bias)
+
+    def unrounded(self, x: Tensor) -> Tensor:
+        """y in float32, as it was summed."""
+        if len(x) == 1:
+            return self.products.one_row(x, self.weight, self.bias, torch.float32)
+        if self.bias is None and x.is_cuda and x.dtype is not torch.float32:
+            return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+        return functional.linear(x, self.weight, self.bias).float()
 
 
 def _native_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Linear:

@@ -182,7 +182,7 @@ class _Rank:
 
         def compute(batch: Batch, hidden: Tensor) -> Tensor:
             rotations = tuple(rotary.at(batch.positions, self._place.dtype, batch.length) for rotary in self._rotaries)
-            return layer(hidden, batch, rotations, cache)
+            return layer.summed(*layer(hidden, None, batch, rotations, cache))
 
         self._compute = compute
 
