@@ -39,6 +39,15 @@ def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     numbers |= dict.fromkeys(("x_row", "x_head", "y_row", "y_head", "size", "count", "heads_row", "heads_head"), "i32")
     numbers |= dict.fromkeys(("scale", "epsilon", "factor"), "fp32") | {"positions": "*i64", "frequencies": "*fp32"}
     numbers |= {"values": "*bf16", "slots": "*i64", "storage": "*bf16", "values_row": "i32", "width": "i32"}
+    placed = {
+        "DIM": 64,
+        "SIZE": 80,
+        "SIZE_PADDED": 128,
+        "HEADS": 32,
+        "INTERLEAVED": False,
+        "INT8": False,
+        "E4M3": False,
+    }
     largest = numbers | {"values": "*fp32", "places": "*i32", "chosen": "*i64", "columns": "i32", "parts": "i32"}
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
         (step_kernels.rms_norm, numbers, {"ADDS": True, "SIZE_PADDED": 4096}),
@@ -48,6 +57,7 @@ def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (step_kernels.rotate, numbers, {"DIM": 128, "HALF_PADDED": 64, "HEADS": 32, "INTERLEAVED": False}),
         (step_kernels.rotation, numbers, {"HALF": 64, "HALF_PADDED": 64, "INTERLEAVED": True}),
         (step_kernels.write_slots, numbers, {"COLUMNS": 1024, "INT8": False, "E4M3": False}),
+        (step_kernels.rotate_and_write, numbers | dict.fromkeys(("queries", "rotated"), "i32"), placed),
         (step_kernels.largest_of_parts, largest | {"x": "*fp32"}, {"PARTS_PADDED": 64, "COLUMNS": 2048}),
         (step_kernels.largest_of_row, largest, {"PARTS_PADDED": 64}),
         (step_kernels.write_slots, numbers | {"storage": "*i8"}, {"COLUMNS": 1024, "INT8": True, "E4M3": False}),

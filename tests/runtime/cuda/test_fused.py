@@ -137,6 +137,25 @@ def test_slots_take_quantised_values(dtype: torch.dtype, storage: torch.dtype) -
 
 
 @by_dtype
+@pytest.mark.parametrize("storage", [None, torch.int8, torch.uint8])
+@pytest.mark.parametrize(("dim", "interleaved"), [(48, False), (64, False), (48, True)])
+def test_heads_are_rotated_and_written_at_once(
+    dtype: torch.dtype, storage: torch.dtype | None, dim: int, interleaved: bool
+) -> None:
+    """As one after the other. Of 5 queries, 2 keys and 2 values, whose heads are a part of wider tokens."""
+    kernels, heads, scale = fused(), randn(4, 10, 64, dtype=dtype)[:, 1:], 1.0 if storage is None else 0.03
+    cos, sin = (randn(4, 1, dim, dtype=dtype, seed=seed) for seed in (1, 2))
+    slots, expected = torch.tensor([5, 1, 0, 2], device=DEVICE), heads.clone()
+    found, cached = (torch.zeros(6, 4, 64, dtype=storage or dtype, device=DEVICE) for _ in range(2))
+    kernels.rotate(expected[:, :7], cos, sin, interleaved=interleaved)
+    kernels.quantize_slots(cached, slots, expected[:, 5:], scale)
+    kernels.rotate_and_write(heads, cos, sin, found, slots, scale, queries=5, keys=2, interleaved=interleaved)
+    assert torch.equal(heads, expected)
+    assert torch.equal(found, cached)
+    assert found[[5, 1, 0, 2]].float().abs().sum(dim=(1, 2)).min() > 0
+
+
+@by_dtype
 def test_e4m3(dtype: torch.dtype) -> None:
     values, scale = 30 * randn(3, 700, dtype=dtype), torch.tensor([0.11], device=DEVICE)
     values[0, :3] = torch.tensor([1e4, -1e4, 0.0], dtype=dtype)

@@ -193,6 +193,50 @@ class FusedKernels(RmsNorms):
             E4M3=storage.dtype is torch.uint8,
         )
 
+    def rotate_and_write(
+        self,
+        heads: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        storage: Tensor,
+        slots: Tensor,
+        scale: float,
+        *,
+        queries: int,
+        keys: int,
+        interleaved: bool,
+    ) -> None:
+        """`rotate` of the first `queries` + `keys` heads, and `quantize_slots` of all that follow the queries.
+
+        heads (tokens, queries + cached vectors, size) with adjacent heads; `scale`: 1.0 if the storage has their type.
+        """
+        tokens, count, size = heads.shape
+        if not tokens:
+            return
+        padded = power_from(size)
+        together = max(1, min(power_from(count), _TOGETHER // padded))
+        self._launch(
+            self._kernels.rotate_and_write,
+            (tokens, -(-count // together), 1),
+            heads,
+            cos,
+            sin,
+            slots,
+            storage,
+            count,
+            queries,
+            queries + keys,
+            *heads.stride()[:2],
+            scale,
+            DIM=cos.shape[-1],
+            SIZE=size,
+            SIZE_PADDED=padded,
+            HEADS=together,
+            INTERLEAVED=interleaved,
+            INT8=storage.dtype is torch.int8,
+            E4M3=storage.dtype is torch.uint8,
+        )
+
     def quantize(self, values: Tensor, scale: Tensor) -> Tensor:
         """E4M3 of values / scale (1,), saturated."""
         values = values.contiguous()

@@ -48,6 +48,48 @@ def _first_seen(length, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def _part_of(length, split, TOKENS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The positions that a split attends to: from the first one to before the second one."""
+    first = _first_seen(length, WINDOW, CHUNK)
+    part = (length - first + TOKENS * SPLITS - 1) // (TOKENS * SPLITS) * TOKENS
+    return first + split * part, tl.minimum(length, first + (split + 1) * part)
+
+
+@triton.jit
+def _keep(sums, largest, totals, at, own, known, dims, most, total, found, SIZE: tl.constexpr):
+    """Store what a split found, for the program that combines them."""
+    tl.store(largest + at, most, mask=own)
+    tl.store(totals + at, total, mask=own)
+    tl.store(sums + at[:, None] * SIZE + dims[None, :], found, mask=known)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _combined(sums, largest, totals, first_part, own, known, dims, SIZE: tl.constexpr, SPLITS: tl.constexpr):
+    """The largest score, the total and the sums of all splits, of which other programs wrote most. Empty ones count for
+    nothing."""
+    parts = first_part[:, None] + tl.arange(0, SPLITS)[None, :]
+    each = tl.load(largest + parts, mask=own[:, None], other=0.0, cache_modifier=".cg")
+    most = tl.max(each, 1)
+    of_each = tl.load(totals + parts, mask=own[:, None], other=0.0, cache_modifier=".cg")
+    total = tl.sum(of_each * tl.exp(each - most[:, None]), 1)
+    found = tl.zeros([known.shape[0], known.shape[1]], tl.float32)
+    for other in tl.static_range(SPLITS):
+        at = first_part + other
+        weight = tl.exp(tl.load(largest + at, mask=own, other=0.0, cache_modifier=".cg") - most)
+        sums_at = sums + at[:, None] * SIZE + dims[None, :]
+        found += weight[:, None] * tl.load(sums_at, mask=known, other=0.0, cache_modifier=".cg")
+    return most, total, found
+
+
+@triton.jit
+def _with_sinks(most, total, found, sinks):
+    """The sums and the total with a logit beside the scores, whose value is zero."""
+    higher = tl.maximum(most, sinks)
+    return found * tl.exp(most - higher)[:, None], total * tl.exp(most - higher) + tl.exp(sinks - higher)
+
+
+@triton.jit
 def attend_paged(
     queries,
     cache,
@@ -91,9 +133,9 @@ def attend_paged(
     """Program (row, KV head, split): the query heads of a KV head over one part of the row's context.
 
     Of several SPLITS each writes sums (rows, heads, SPLITS, SIZE) of values, largest and totals (rows, heads, SPLITS),
-    and the one that arrives last makes the output of them; it leaves `arrived` (rows x KV heads) zero again. Empty ones
-    count for nothing. VALUES: from a key's vector to that of its value. WINDOW, CHUNK: or 0. See `as_stored`.
-    The tables and lengths are a step's inputs: no kernel writes them, so they are read before the previous one ended.
+    and the one that arrives last makes the output of them; it leaves `arrived` (rows x KV heads) zero again. VALUES:
+    from a key's vector to that of its value. WINDOW, CHUNK: or 0. See `as_stored`. The tables and lengths are a step's
+    inputs, which no kernel writes: they are read before the previous one has ended.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -102,22 +144,18 @@ def attend_paged(
     groups, dims = tl.arange(0, GROUP_PADDED), tl.arange(0, SIZE_PADDED)
     heads = kv_head * GROUP + groups
     own, inside = groups < GROUP, dims < SIZE
+    known = own[:, None] & inside[None, :]
     query_at = row.to(tl.int64) * query_row + heads[:, None] * query_head + dims[None, :]
     length = tl.load(lengths + row).to(tl.int32)
-    first = _first_seen(length, WINDOW, CHUNK)
-    part = (length - first + TOKENS * SPLITS - 1) // (TOKENS * SPLITS) * TOKENS
-    begin = first + split * part
-    end = tl.minimum(length, begin + part)
+    begin, end = _part_of(length, split, TOKENS, SPLITS, WINDOW, CHUNK)
     positions, table = begin + tl.arange(0, TOKENS), tables + row.to(tl.int64) * table_row
     blocks = tl.load(table + (positions // BLOCK).to(tl.int64) * table_column, mask=positions < end, other=0)
     if EARLY:
         gdc_wait()
-    query = tl.load(queries + query_at, mask=own[:, None] & inside[None, :], other=0.0)
+    query = tl.load(queries + query_at, mask=known, other=0.0)
     most = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)
     found = tl.zeros([GROUP_PADDED, SIZE_PADDED], tl.float32)
-    if BIASED:
-        slope = tl.load(slopes + heads, mask=own, other=0.0)
     for start in range(begin, end, TOKENS):
         positions = start + tl.arange(0, TOKENS)
         seen, following = positions < end, positions + TOKENS
@@ -130,44 +168,25 @@ def attend_paged(
         if CAPPED:
             scores = cap - 2 * cap / (tl.exp(2 * scores / cap) + 1)  # cap x tanh(scores / cap)
         if BIASED:
-            scores += slope[:, None] * positions[None, :].to(tl.float32)
+            scores += tl.load(slopes + heads, mask=own, other=0.0)[:, None] * positions[None, :].to(tl.float32)
         scores = tl.where(seen[None, :], scores, float("-inf"))
         higher = tl.maximum(most, tl.max(scores, 1))
-        weights = tl.exp(scores - higher[:, None])
-        kept = tl.exp(most - higher)
+        weights, kept = tl.exp(scores - higher[:, None]), tl.exp(most - higher)
         total = total * kept + tl.sum(weights, 1)
         found = found * kept[:, None] + _product(weights.to(kind), _numbers(values, E4M3, kind))
         most = higher
     last = True
     if SPLITS > 1:
         first_part = (row.to(tl.int64) * tl.num_programs(1) * GROUP + heads) * SPLITS
-        at = first_part + split
-        tl.store(largest + at, most, mask=own)
-        tl.store(totals + at, total, mask=own)
-        tl.store(sums + at[:, None] * SIZE + dims[None, :], found, mask=own[:, None] & inside[None, :])
-        tl.debug_barrier()
+        _keep(sums, largest, totals, first_part + split, own, known, dims, most, total, found, SIZE)
         counter = arrived + row * tl.num_programs(1) + kv_head
         last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
         if last:
             tl.store(counter, 0)
-            parts = first_part[:, None] + tl.arange(0, SPLITS)[None, :]
-            each = tl.load(largest + parts, mask=own[:, None], other=0.0, cache_modifier=".cg")
-            most = tl.max(each, 1)
-            of_each = tl.load(totals + parts, mask=own[:, None], other=0.0, cache_modifier=".cg")
-            total = tl.sum(of_each * tl.exp(each - most[:, None]), 1)
-            found = tl.zeros([GROUP_PADDED, SIZE_PADDED], tl.float32)
-            for other in tl.static_range(SPLITS):
-                at = first_part + other
-                weight = tl.exp(tl.load(largest + at, mask=own, other=0.0, cache_modifier=".cg") - most)
-                part_at, known = sums + at[:, None] * SIZE + dims[None, :], own[:, None] & inside[None, :]
-                found += weight[:, None] * tl.load(part_at, mask=known, other=0.0, cache_modifier=".cg")
+            most, total, found = _combined(sums, largest, totals, first_part, own, known, dims, SIZE, SPLITS)
     if last:
         found = found * cache_scale
         if SINKS:
-            sink = tl.load(sinks + heads, mask=own, other=0.0)
-            higher = tl.maximum(most, sink)
-            found = found * tl.exp(most - higher)[:, None]
-            total = total * tl.exp(most - higher) + tl.exp(sink - higher)
+            found, total = _with_sinks(most, total, found, tl.load(sinks + heads, mask=own, other=0.0))
         out_at = row.to(tl.int64) * out_row + heads[:, None] * SIZE + dims[None, :]
-        stored_as = as_stored(found / total[:, None], out, code_scale, kind)
-        tl.store(out + out_at, stored_as, mask=own[:, None] & inside[None, :])
+        tl.store(out + out_at, as_stored(found / total[:, None], out, code_scale, kind), mask=known)

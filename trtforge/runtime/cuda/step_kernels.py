@@ -209,6 +209,18 @@ def rotation(
 
 
 @triton.jit
+def _as_cached(values, scale, INT8: tl.constexpr, E4M3: tl.constexpr):
+    """Values as a cache stores them: themselves, or values / scale in INT8 or E4M3."""
+    if E4M3:
+        return to_e4m3(values, scale).to(tl.uint8, bitcast=True)
+    elif INT8:
+        codes = tl.minimum(tl.maximum(tl.div_rn(values.to(tl.float32), scale), -_INT8_MAX - 1), _INT8_MAX)
+        return ((codes + _ROUNDING) - _ROUNDING).to(tl.int8)
+    else:
+        return values
+
+
+@triton.jit
 def write_slots(
     values,
     slots,
@@ -226,12 +238,49 @@ def write_slots(
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside, slot = at < width, tl.load(slots + row)
     found = tl.load(values + row * values_row + at, mask=inside, other=0.0)
-    if E4M3:
-        found = to_e4m3(found, scale).to(tl.uint8, bitcast=True)
-    elif INT8:
-        codes = tl.minimum(tl.maximum(tl.div_rn(found.to(tl.float32), scale), -_INT8_MAX - 1), _INT8_MAX)
-        found = ((codes + _ROUNDING) - _ROUNDING).to(tl.int8)
-    tl.store(storage + slot * width + at, found, mask=inside)
+    tl.store(storage + slot * width + at, _as_cached(found, scale, INT8, E4M3), mask=inside)
+
+
+@triton.jit
+def rotate_and_write(
+    heads,
+    cosines,
+    sines,
+    slots,
+    storage,
+    count,
+    queries,
+    rotated,
+    heads_row,
+    heads_head,
+    scale,
+    DIM: tl.constexpr,
+    SIZE: tl.constexpr,
+    SIZE_PADDED: tl.constexpr,
+    HEADS: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    INT8: tl.constexpr,
+    E4M3: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Program (token, part): `rotate` of HEADS of the first `rotated` of `count` heads, and `write_slots` of those that
+    follow `queries` of them."""
+    wait_for_previous(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    own, dims = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, SIZE_PADDED)
+    known = (own < count)[:, None] & (dims < SIZE)[None, :]
+    turned = (own < rotated)[:, None] & (dims < DIM)[None, :]
+    other = dims ^ 1 if INTERLEAVED else tl.where(dims < DIM // 2, dims + DIM // 2, dims - DIM // 2)
+    angle, start = row * DIM + dims, heads + row * heads_row + own[:, None] * heads_head
+    cos = tl.load(cosines + angle, mask=dims < DIM, other=1.0).to(tl.float32)
+    sin = tl.load(sines + angle, mask=dims < DIM, other=0.0).to(tl.float32)
+    values = tl.load(start + dims[None, :], mask=known, other=0.0).to(tl.float32)
+    partners = tl.load(start + other[None, :], mask=turned, other=0.0).to(tl.float32)
+    found = tl.where(turned, values * cos[None, :] + partners * sin[None, :], values).to(heads.dtype.element_ty)
+    tl.debug_barrier()  # all partners are read
+    tl.store(start + dims[None, :], found, mask=known & turned)
+    place = tl.load(slots + row) * (count - queries) * SIZE + (own - queries)[:, None] * SIZE + dims[None, :]
+    tl.store(storage + place, _as_cached(found, scale, INT8, E4M3), mask=known & (own >= queries)[:, None])
 
 
 @triton.jit

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.architecture.positions import ALL, Reach
+from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.padding import buckets, padded_rows
 from trtforge.runtime.decoder.scores import FusedScores, Scores
@@ -239,20 +240,40 @@ class Attention:
         alibi = self.scores.alibi
         return alibi is None or not alibi.coarse
 
-    def __call__(self, heads: Tensor, batch: Batch, cache: LayerCache, code_scale: Tensor | None = None) -> Tensor:
+    def __call__(
+        self,
+        heads: Tensor,
+        batch: Batch,
+        cache: LayerCache,
+        rotation: Rotation | None = None,
+        code_scale: Tensor | None = None,
+    ) -> Tensor:
         """(tokens, heads + cached vectors, head_size) to (tokens, heads x head_size); padding becomes zero.
 
-        `code_scale`: of what may be given instead, where it costs nothing: E4M3 of the result / code_scale.
+        `rotation`: of queries and keys, if they are still to be rotated. `code_scale`: of what may be given instead,
+        where it costs nothing: E4M3 of the result / code_scale.
         """
-        return self.of(heads[:, : self.num_heads], heads[:, self.num_heads :], batch, cache, code_scale)
+        seen = batch.seen_by(self.reach)
+        queries, vectors = heads[:, : self.num_heads], heads[:, self.num_heads :]
+        if rotation is not None:
+            counts = {"queries": self.num_heads, "keys": self.num_kv_heads}
+            if len(seen.slots) == len(heads) and cache.rotate_and_write(heads, rotation, seen.slots, **counts):
+                return self._of_written(queries, vectors, seen, cache, code_scale)
+            rotation.turn(heads[:, : self.num_heads + self.num_kv_heads])
+        cache.write(seen.slots, vectors[: len(seen.slots)])
+        return self._of_written(queries, vectors, seen, cache, code_scale)
 
-    def of(
+    def of(self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
+        """As a call, of queries (tokens, heads, head_size) and what is cached (tokens, vectors, head_size)."""
+        seen = batch.seen_by(self.reach)
+        cache.write(seen.slots, vectors[: len(seen.slots)])
+        return self._of_written(queries, vectors, seen, cache)
+
+    def _of_written(
         self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache, code_scale: Tensor | None = None
     ) -> Tensor:
-        """As a call, of queries (tokens, heads, head_size) and what is cached (tokens, vectors, head_size)."""
-        batch = batch.seen_by(self.reach)
+        """Of a step whose vectors are in the cache."""
         tokens = len(batch.slots)
-        cache.write(batch.slots, vectors[:tokens])
         if len(batch.generation) == 1 and not batch.context and tokens == len(queries):
             return self._generate(queries, batch.generation[0], cache)
         shape = len(queries), self.num_heads * self.head_size

@@ -45,14 +45,16 @@ class GroupedQueryAttention:
             query_norm, key_norm = self.head_norms
             _norm_heads(query_norm, heads[:, :queries])
             _norm_heads(key_norm, heads[:, queries : queries + keys])
-        if rotations and self.rotary is not None:
-            rotations[self.rotary].turn(heads[:, : queries + keys])
+        rotation = rotations[self.rotary] if rotations and self.rotary is not None else None
+        if rotation is not None and (self.l2_norm is not None or self.temperature is not None):
+            rotation.turn(heads[:, : queries + keys])  # before what follows
+            rotation = None
         if self.l2_norm is not None:
             turned = heads[:, : queries + keys]
             turned.copy_(functional.rms_norm(turned.float(), turned.shape[-1:], eps=self.l2_norm))
         if self.temperature is not None:
             heads[:, :queries] *= _factors(self.temperature, batch.positions).to(heads.dtype).view(-1, 1, 1)
-        found = self.attention(heads, batch, cache, input_scale(self.dense) if gates is None else None)
+        found = self.attention(heads, batch, cache, rotation, input_scale(self.dense) if gates is None else None)
         return self.dense(found if gates is None else found * gates.sigmoid())
 
     @property

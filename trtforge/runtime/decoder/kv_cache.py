@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.transforms import quantize_fp8
+from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.cuda.fused import FusedKernels, StepKernels, step_kernels_for
 from trtforge.runtime.cuda.paged_attention import PagedAttention, paged_attention_for
 from trtforge.runtime.linears.float8 import from_e4m3
@@ -92,6 +93,27 @@ class LayerCache:
             kernels.quantize_slots(self._slots, slots, values, self._scale)
         else:
             self._slots.index_copy_(0, slots, self._quantized(values))
+
+    def rotate_and_write(self, heads: Tensor, rotation: Rotation, slots: Tensor, *, queries: int, keys: int) -> bool:
+        """Rotate queries and keys of (tokens, queries + vectors, size) in place, and store the vectors.
+
+        False, with nothing done, without a kernel that does both.
+        """
+        kernels = self._writing
+        if not isinstance(kernels, FusedKernels) or heads.stride(2) != 1:
+            return False
+        kernels.rotate_and_write(
+            heads,
+            rotation.cos,
+            rotation.sin,
+            self._slots,
+            slots,
+            1.0 if self._scale is None else self._scale,
+            queries=queries,
+            keys=keys,
+            interleaved=rotation.interleaved,
+        )
+        return True
 
     def _quantized(self, values: Tensor) -> Tensor:
         if self._scale is None:
