@@ -71,7 +71,7 @@ def gpu(record: Record) -> str:
     rows = [
         (
             f"{way.model}, {way.format}",
-            f"{way.alone:g}",
+            f"{way.alone:,g}",
             _share(way.bandwidth),
             f"{way.together:,g}",
             f"{way.together / way.transformers:.1f} times",
