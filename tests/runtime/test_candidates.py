@@ -88,6 +88,6 @@ def test_draws_have_the_distribution_of_the_weights() -> None:
 
 def test_top_p_counts_within_the_top_k_tokens() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]]).log()
-    candidates, weights = most_likely_kept(logits, torch.tensor([[2], [3]]), torch.tensor([[0.5], [1.0]]))
+    candidates, weights = most_likely_kept(logits, torch.tensor([[2], [3]]), torch.tensor([[0.5], [1.0]]), 3)
     assert candidates.tolist() == [[0, 1, 2], [3, 2, 1]]
     torch.testing.assert_close(weights, torch.tensor([[4 / 7, 0, 0], [4 / 9, 3 / 9, 2 / 9]]))

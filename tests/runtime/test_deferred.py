@@ -30,6 +30,8 @@ KINDS: dict[str, Callable[[GenerationRequest, Tokens], GenerationRequest]] = {
     "end": lambda request, answer: replace(request, end_ids=frozenset(answer[6:7])),
     "stop": lambda request, answer: replace(request, stop_words=(answer[3:5], answer[8:10])),
     "drawn": lambda request, answer: replace(request, sampling=SamplingParams(top_k=20, temperature=2.0, seed=5)),
+    "nucleus": lambda request, answer: replace(request, sampling=SamplingParams(top_p=0.9, temperature=2.0, seed=7)),
+    "decay": lambda request, answer: replace(request, sampling=SamplingParams(top_p=0.9, top_p_decay=0.8, seed=7)),
     "penalty": lambda request, answer: replace(request, sampling=SamplingParams(repetition_penalty=1.5)),
     "scored": lambda request, answer: replace(request, sampling=SamplingParams(return_log_probs=True)),
     "urgent": lambda request, answer: replace(request, priority=0.9),

@@ -18,10 +18,17 @@ def sequence(params: SamplingParams, prompt: tuple[int, ...] = (1, 2, 3), **chan
     return Sequence.of(request, 0, 1000, lambda output: None)
 
 
-def drawn(params: SamplingParams, logits: Tensor, count: int = 4000) -> Tensor:
+def sampler_of(kind: str) -> Sampler:
+    """On the CPU, by what it does, or by what a GPU does."""
+    sampler = Sampler(VOCAB, torch.device("cpu"))
+    sampler._sorts = kind == "gpu"
+    return sampler
+
+
+def drawn(params: SamplingParams, logits: Tensor, count: int = 4000, kind: str = "cpu") -> Tensor:
     """Share of each token over many seeds."""
     rows = [sequence(replace(params, seed=seed)) for seed in range(count)]
-    sampler = Sampler(VOCAB, torch.device("cpu"))
+    sampler = sampler_of(kind)
     tokens = sampler.sample(rows, logits.repeat(count, 1)).tokens
     return torch.bincount(torch.tensor(tokens), minlength=VOCAB) / count
 
@@ -52,7 +59,8 @@ def test_without_top_k_and_top_p_the_most_likely_token_is_taken(params: Sampling
         SamplingParams(top_p=1.0, temperature=0.5),
     ],
 )
-def test_draws_follow_the_distribution_of_transformers(params: SamplingParams) -> None:
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_draws_follow_the_distribution_of_transformers(kind: str, params: SamplingParams) -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
     warpers = LogitsProcessorList()
     if params.top_k:
@@ -61,7 +69,7 @@ def test_draws_follow_the_distribution_of_transformers(params: SamplingParams) -
         warpers.append(TopPLogitsWarper(params.top_p))
     expected = warpers(torch.zeros(1, 1, dtype=torch.long), logits / (params.temperature or 1.0)).softmax(1)[0]
     count = 10_000
-    shares = drawn(params, logits, count)
+    shares = drawn(params, logits, count, kind)
     possible = expected > 0
     assert shares[~possible].sum() == 0
     often = expected * count >= 5  # the others make one class, if there are any
@@ -74,20 +82,19 @@ def test_draws_follow_the_distribution_of_transformers(params: SamplingParams) -
         assert chi_square < bound  # p = 0.001, by Wilson and Hilferty
 
 
-def test_a_batch_of_different_parameters_draws_what_each_row_draws_alone() -> None:
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+def test_a_batch_of_different_parameters_draws_what_each_row_draws_alone(kind: str) -> None:
     params = [
         SamplingParams(),
         SamplingParams(top_k=3, seed=5),
         SamplingParams(top_p=0.7, temperature=2.0, seed=6),
         SamplingParams(top_k=20, repetition_penalty=1.3, presence_penalty=0.4, seed=7),
         SamplingParams(frequency_penalty=0.8, return_log_probs=True),
+        *(SamplingParams(top_p=0.1 * at, temperature=3.0, seed=at) for at in range(1, 20)),
     ]
     logits = torch.randn(len(params), VOCAB, generator=torch.Generator().manual_seed(1))
-    together = Sampler(VOCAB, torch.device("cpu")).sample([sequence(p) for p in params], logits.clone())
-    alone = [
-        Sampler(VOCAB, torch.device("cpu")).sample([sequence(p)], logits[i : i + 1].clone()).tokens[0]
-        for i, p in enumerate(params)
-    ]
+    together = sampler_of(kind).sample([sequence(p) for p in params], logits.clone())
+    alone = [sampler_of(kind).sample([sequence(p)], logits[i : i + 1].clone()).tokens[0] for i, p in enumerate(params)]
     assert together.tokens == alone
 
 

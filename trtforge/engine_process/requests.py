@@ -72,6 +72,12 @@ class SamplingParams:
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
 
     @property
+    def remembers(self) -> bool:
+        """Whether a token's choice depends on the tokens before it, or has more to report than the token."""
+        changes = self.penalises or self.min_tokens > 0 or self.top_p_decay != 1.0
+        return changes or len(self.embedding_bias) > 0 or self.return_log_probs
+
+    @property
     def plain(self) -> bool:
         """Whether the token is the argmax of the unmodified logits, without log probabilities."""
         changed = self.penalises or self.min_tokens > 0 or len(self.embedding_bias) > 0

@@ -11,12 +11,13 @@ _FINER = 16.0  # by how much a threshold of probabilities is lowered
 _SUM_ROUNDING = 1e-6  # of sums of probabilities in float32
 
 
-def most_likely_kept(logits: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
-    """Of logits (rows, vocabulary) the tokens (rows, largest top_k), most likely first, and their weights.
+def most_likely_kept(logits: Tensor, top_k: Tensor, top_p: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Of logits (rows, vocabulary) the tokens (rows, most), most likely first, and their weights.
 
-    top_k, top_p: (rows, 1). top_p counts within the top_k tokens.
+    top_k, top_p: (rows, 1). top_p counts within the top_k tokens. `most`: the largest top_k.
     """
-    values, candidates = logits.topk(int(top_k.max()), dim=1)
+    whole = most == logits.shape[1]
+    values, candidates = logits.sort(dim=1, descending=True) if whole else logits.topk(most, dim=1)
     ranks = torch.arange(values.shape[1], device=logits.device)
     probabilities = values.masked_fill(ranks >= top_k, float("-inf")).softmax(dim=1)
     before = probabilities.cumsum(dim=1) - probabilities
@@ -53,9 +54,10 @@ def nucleus(logits: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
 def chosen_places(weights: Tensor, shares: Tensor) -> Tensor:
     """Of weights (rows, candidates) the first place in each row up to which more than its share of them lies.
 
-    shares: float64 (rows,) in [0, 1). Places with weight 0 are not chosen unless all are.
+    shares: float64 (rows,) in [0, 1). Places with weight 0 are not chosen unless all are. The host does not wait for a
+    GPU, which sums all weights.
     """
-    if weights.shape[1] <= _BLOCK:
+    if weights.is_cuda or weights.shape[1] <= _BLOCK:
         sums = weights.double().cumsum(dim=1)
         return _place(sums, shares.unsqueeze(1) * sums[:, -1:])
     whole = weights.shape[1] // _BLOCK * _BLOCK

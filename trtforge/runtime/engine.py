@@ -18,7 +18,6 @@ from trtforge.engine_process.requests import FinishReason, GenerationRequest, Ou
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
 from trtforge.runtime.copies import Copies
-from trtforge.runtime.decoder.logits import most_likely
 from trtforge.runtime.deferred import Deferred, may_be_deferred
 from trtforge.runtime.delivery import OnOutput, deliver
 from trtforge.runtime.drafting import Drafter
@@ -258,7 +257,7 @@ class Engine:
         assert rows or deferred, "the scheduler found nothing to do"
         logits = self._execute(rows, deferred) if rows else None
         if logits is not None and self._computes_ahead and may_be_deferred(rows):
-            self._deferred = Deferred(rows, most_likely(logits), times[0])
+            self._deferred = Deferred(rows, self._sampler.choose([row.sequence for row in rows], logits), times[0])
         times.append(perf_counter())
         before = self._counts.generated_tokens
         if deferred is not None:

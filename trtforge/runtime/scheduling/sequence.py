@@ -121,8 +121,11 @@ class Sequence:
 
     @property
     def follows_logits(self) -> bool:
-        """Whether its next token is the argmax of its logits, whatever the tokens before are, and all it needs."""
-        return self.plain and self.request.guide is None and self.group is None and not self._keeps_logits
+        """Whether its next token is chosen from its logits whatever the tokens before are, and is all that it needs."""
+        request = self.request
+        if request.guide is not None or self.group is not None or self._keeps_logits:
+            return False
+        return self.plain or not (request.sampling.remembers or request.bad_words)
 
     @property
     def remaining(self) -> int:
