@@ -168,6 +168,27 @@ def test_a_step_is_computed_for_nothing_after_an_end_id_only(
     ranks.end()
 
 
+def test_what_is_computed_for_nothing_is_not_counted(
+    source: Source, prompts: list[list[int]], expected: list[Tokens]
+) -> None:
+    """A prompt takes the place of a request that ends, in whichever step another one meets its end id."""
+    at = next(at for at in range(6, 20) if expected[0][at] not in expected[0][:at])
+    ranks = AheadRanks(source, 64)
+    for length in range(2, at + 4):
+        options = EngineOptions(kv_reuse=False, chunked_context=True, paced=False, max_batch_size=2)
+        with Engine(source, ranks, options) as engine:  # type: ignore[arg-type]
+            ending, beside, later = requests_for(prompts[:3])
+            asked = [
+                replace(ending, end_ids=frozenset({expected[0][at]})),
+                replace(beside, max_tokens=length),
+                replace(later, max_tokens=5),
+            ]
+            made = generate_with(engine, asked)
+            assert [each.tokens for each in made] == [expected[0][:at], expected[1][:length], expected[2][:5]]
+            assert engine.statistics().generated_tokens == at + 1 + length + 5
+    ranks.end()
+
+
 def test_an_engine_whose_deferred_requests_are_all_cancelled_waits_and_goes_on(
     source: Source, prompts: list[list[int]], expected: list[Tokens]
 ) -> None:

@@ -308,7 +308,11 @@ class Engine:
             row.sequence.drafted += len(row.drafts)
             self._counts.drafted_tokens += len(row.drafts)
         ends = accumulate(row.wanted for row in rows)
-        pending = [(row, end - 1 - len(row.drafts)) for row, end in zip(rows, ends, strict=True) if row.samples]
+        pending = [
+            (row, end - 1 - len(row.drafts))
+            for row, end in zip(rows, ends, strict=True)
+            if row.samples and row.sequence.finish_reason is None  # a deferred token may have ended it
+        ]
         pending += self._copies.joined(pending, self._scheduler)
         searching = {row.sequence: index for row, index in pending if row.sequence.group is not None}
         if searching:
