@@ -12,7 +12,7 @@ from tests.runtime.cuda.test_paged_attention import TOLERANCES, Case, difference
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.engine_process.requests import GenerationRequest, SamplingParams
-from trtforge.runtime import engine as runtime_engine
+from trtforge.runtime import deferred
 from trtforge.runtime.architecture.positions import ALL, Reach
 from trtforge.runtime.decoder import kv_cache
 from trtforge.runtime.decoder.block_copies import BlockCopies
@@ -147,7 +147,7 @@ def test_steps_that_begin_before_the_last_tokens_are_known_change_none(
     options = EngineOptions(scheduler="max_utilization", kv_cache_tokens=128, chunked_context=True, paced=False)
     found = []
     for decide in (counted, lambda rows: False):
-        monkeypatch.setattr(runtime_engine, "may_be_deferred", decide)
+        monkeypatch.setattr(deferred, "may_be_deferred", decide)
         with Engine.load(source.directory, options) as engine:
             made = generate_with(engine, requests)
             found.append([(each.tokens, each.finish_reason) for each in made])

@@ -165,6 +165,10 @@ def test_a_step_is_computed_for_nothing_after_an_end_id_only(
             assert made.tokens == expected[0][:at]
             assert engine.statistics().iterations == computed
             assert engine.statistics().generated_tokens == at + bool(end_ids)
+            idle = Event()
+            engine.ping(idle.set)
+            assert idle.wait(PATIENCE)
+            assert engine._deferred is None
     ranks.end()
 
 

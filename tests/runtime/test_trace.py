@@ -35,19 +35,31 @@ def events_of(path: Path, phase: str) -> list[dict[str, Any]]:
     ],
     ids=["plain", "paused", "chunked"],
 )
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
 def test_the_sums_of_a_trace_are_those_of_the_answers(
-    checkpoint: Path, prompts: list[list[int]], tmp_path: Path, options: EngineOptions, limits: dict[str, int]
+    checkpoint: Path,
+    prompts: list[list[int]],
+    tmp_path: Path,
+    options: EngineOptions,
+    limits: dict[str, int],
+    ahead: bool,
 ) -> None:
     path = tmp_path / "trace.json"
     directory = write_engine(checkpoint, tmp_path / "engine", **limits)
     traced = EngineOptions(**{**vars(options), "trace": path})
     with Engine.load(directory, traced) as engine:
+        engine._computes_ahead = ahead
         answers = generate_with(engine, requests_for(prompts, 12))
         said = engine.statistics()
     slices = events_of(path, "X")
+    last = [event for event in slices if event["name"].startswith("tokens of iteration ")]
+    assert [event["name"] for event in last[-1:]] == ([f"tokens of iteration {said.iterations}"] if ahead else [])
     iterations = [event for event in slices if event["name"].startswith("iteration ")]
+    wholes = sorted(iterations + last, key=lambda event: float(event["ts"]))
     assert [event["name"] for event in iterations] == [f"iteration {n + 1}" for n in range(said.iterations)]
-    assert sum(event["args"]["sampled"] for event in iterations) == sum(len(answer.tokens) for answer in answers)
+    assert sum(event["args"]["sampled"] for event in (*iterations, *last)) == sum(
+        len(answer.tokens) for answer in answers
+    )
     assert sum(event["args"]["tokens"]["context"] for event in iterations) == said.context_tokens
     if options.scheduler == "guaranteed_no_evict":
         assert said.context_tokens == sum(map(len, prompts))
@@ -57,12 +69,11 @@ def test_the_sums_of_a_trace_are_those_of_the_answers(
     for event in iterations:
         blocks = event["args"]["blocks"]
         assert blocks["used"] + blocks["free"] == said.kv_blocks_max
-    assert iterations[-1]["args"]["blocks"]["used"] == 0
-    assert iterations[-1]["args"]["sequences"] == {"running": 0, "waiting": 0}
+    assert wholes[-1]["args"]["blocks"]["used"] == 0
+    assert wholes[-1]["args"]["sequences"] == {"running": 0, "waiting": 0}
     for name in PHASES:
         phases = [event for event in slices if event["name"] == name]
-        assert len(phases) == len(iterations)
-        for phase, whole in zip(phases, iterations, strict=True):
+        for phase, whole in zip(phases, wholes, strict=True):
             assert whole["ts"] <= phase["ts"]
             assert phase["ts"] + phase["dur"] <= whole["ts"] + whole["dur"] + 0.5  # rounded to 0.1 us
 

@@ -73,7 +73,7 @@ class SamplingParams:
 
     @property
     def remembers(self) -> bool:
-        """Whether a token's choice depends on the tokens before it, or has more to report than the token."""
+        """Whether choosing a token takes what is kept of the tokens before it, or of the request, or reports more."""
         changes = self.penalises or self.min_tokens > 0 or self.top_p_decay != 1.0
         return changes or len(self.embedding_bias) > 0 or self.return_log_probs
 

@@ -3,34 +3,32 @@
 As TensorRT-LLM's overlap scheduler (PyExecutor._executor_loop_overlap, tensorrt_llm/_torch/pyexecutor/py_executor.py).
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 
 import torch
 from torch import Tensor
 
-from trtforge.runtime.scheduling.rows import Row
-
-
-def may_be_deferred(rows: Rows[Row]) -> bool:
-    """Whether all of a step's rows sample tokens that follow from their logits alone, none for the first time."""
-    return all(
-        row.samples and row.sequence.follows_logits and row.start >= len(row.sequence.request.prompt) for row in rows
-    )
+from trtforge.runtime.scheduling.rows import Row, context_tokens
+from trtforge.runtime.scheduling.sequence import Sequence
 
 
 class Deferred:
     """The rows of a step in the order of their logits, and their next tokens, int64 (rows,), on the device.
 
-    `begun`: when the host did, in seconds of `perf_counter`.
+    None of either where a step samples nothing. `begun`: when the host did, in seconds of `perf_counter`. `context`:
+    tokens of prompts; `alone`: whether the step had no others.
     """
 
-    def __init__(self, rows: Rows[Row], tokens: Tensor, begun: float) -> None:
+    def __init__(
+        self, rows: Rows[Row], tokens: Tensor | None, begun: float, context: int = 0, *, alone: bool = False
+    ) -> None:
         self.tokens = tokens
-        self.begun = begun
+        self.begun, self.context, self.alone = begun, context, alone
         self._rows = rows
-        self._copy = tokens.to("cpu", non_blocking=True)
+        self._copy = None if tokens is None else tokens.to("cpu", non_blocking=True)
         self._done: torch.cuda.Event | None = None
-        if tokens.is_cuda:
+        if torch.cuda.is_initialized():
             self._done = torch.cuda.Event()
             self._done.record()
 
@@ -45,4 +43,23 @@ class Deferred:
             self._done.synchronize()
         for row in self._rows:
             row.sequence.tokens.pop()
-        return list(zip(self._rows, self._copy.tolist(), strict=True))
+        return [] if self._copy is None else list(zip(self._rows, self._copy.tolist(), strict=True))
+
+
+def deferred(
+    rows: Rows[Row], logits: Tensor | None, choose: Callable[[list[Sequence], Tensor], Tensor], begun: float
+) -> Deferred | None:
+    """A step that was begun; None if the host must wait for its tokens. `choose`: see `Sampler`."""
+    if logits is None:
+        return Deferred([], None, begun, context_tokens(rows), alone=rows[0].count > 1)
+    if not may_be_deferred(rows):
+        return None
+    return Deferred(rows, choose([row.sequence for row in rows], logits), begun)
+
+
+def may_be_deferred(rows: Rows[Row]) -> bool:
+    """Whether all of a step's rows sample tokens that follow from their logits alone, none for the first time."""
+    return all(
+        row.count == 1 and row.samples and row.sequence.follows_logits and row.start >= len(row.sequence.request.prompt)
+        for row in rows
+    )

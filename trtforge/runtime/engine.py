@@ -18,7 +18,7 @@ from trtforge.engine_process.requests import FinishReason, GenerationRequest, Ou
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
 from trtforge.runtime.copies import Copies
-from trtforge.runtime.deferred import Deferred, may_be_deferred
+from trtforge.runtime.deferred import Deferred, deferred
 from trtforge.runtime.delivery import OnOutput, deliver
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides, no_token_left
@@ -34,7 +34,7 @@ from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.sampler import Sampler
 from trtforge.runtime.scheduling.admission import why_refused, wrong_logits
 from trtforge.runtime.scheduling.batch import Step
-from trtforge.runtime.scheduling.rows import Row
+from trtforge.runtime.scheduling.rows import Row, context_tokens
 from trtforge.runtime.scheduling.sequence import Sequence
 from trtforge.runtime.trace import PHASES, Trace
 
@@ -243,25 +243,25 @@ class Engine:
 
     def _step(self) -> None:
         """Begin a step, hand out the tokens of the one before if they were deferred, then those of this one if not."""
-        deferred, self._deferred = self._deferred, None
+        earlier, self._deferred = self._deferred, None
         if self._scheduler.idle:  # all requests whose tokens were deferred may have been cancelled
             return
         times = [perf_counter()]
         if self._drafter is not None:
             self._drafter.draft([s for s in self._scheduler.running if s.remaining == 1 and s.group is None])
         self._scheduler.most_context = self._pace.most_context if self._options.paced else None
-        if deferred is not None:
-            deferred.assume()
+        if earlier is not None:
+            earlier.assume()
         rows = self._scheduler.schedule()
         times.append(perf_counter())
-        assert rows or deferred, "the scheduler found nothing to do"
-        logits = self._execute(rows, deferred) if rows else None
-        if logits is not None and self._computes_ahead and may_be_deferred(rows):
-            self._deferred = Deferred(rows, self._sampler.choose([row.sequence for row in rows], logits), times[0])
+        assert rows or earlier, "the scheduler found nothing to do"
+        logits = self._execute(rows, earlier) if rows else None
+        if rows and self._computes_ahead:
+            self._deferred = deferred(rows, logits, self._sampler.choose, times[0])
         times.append(perf_counter())
         before = self._counts.generated_tokens
-        if deferred is not None:
-            self._hand_out_deferred(deferred, times)
+        if earlier is not None:
+            self._hand_out_deferred(earlier, times)
         if self._drafter is not None:
             self._drafter.observe(rows, logits)
         for row in rows:
@@ -269,7 +269,9 @@ class Engine:
         if logits is not None and self._deferred is None:
             self._sample(rows, logits, times)
         if rows and self._deferred is None:
-            self._observe(times[0], sum(row.count for row in rows if row.count > 1), alone=rows[0].count > 1)
+            self._observe(times[0], context_tokens(rows), alone=rows[0].count > 1)
+        if self._scheduler.idle:  # the step that has begun is for requests that have ended
+            self._deferred = None
         if self._trace is not None:
             times += [perf_counter()] * (len(PHASES) + 1 - len(times))
             sampled = self._counts.generated_tokens - before
@@ -284,10 +286,10 @@ class Engine:
         fills = self._store.take_fills() if self._store is not None else None
         return self._ranks.execute(step, fills, None if before is None else before.tokens)
 
-    def _hand_out_deferred(self, deferred: Deferred, times: list[float]) -> None:
+    def _hand_out_deferred(self, earlier: Deferred, times: list[float]) -> None:
         """Hand out the tokens of a step when they are known, which `times` gets; the next one has begun."""
-        known = deferred.known()
-        self._observe(deferred.begun, 0, alone=False)
+        known = earlier.known()
+        self._observe(earlier.begun, earlier.context, alone=earlier.alone)
         times.append(self._done)
         for row, token in known:
             if row.sequence.finish_reason is None:

@@ -77,10 +77,10 @@ class Sampler:
         if all(row.plain for row in rows):
             return most_likely(logits)
         self._change(rows, logits)
-        tokens = most_likely(logits)
         drawn = [index for index, row in enumerate(rows) if not row.request.sampling.greedy]
         if len(drawn) == len(rows):
             return self._draw(rows, logits, depth)
+        tokens = most_likely(logits)
         if drawn:
             at = self._index(drawn)
             tokens[at] = self._draw([rows[index] for index in drawn], logits[at], depth)

@@ -63,6 +63,8 @@ class Trace:
     def iteration(self, number: int, rows: Rows[Row], times: Rows[float], sampled: int, scheduler: Scheduler) -> None:
         """An iteration that is over. `times`: perf_counter where each phase began and the last one ended.
 
+        Without rows it only handed out tokens of the step before, which has the same number.
+
         `sampled`: tokens that were sampled, end ids included; the scheduler is in its state after the iteration.
         """
         marks = [round((moment - self._start) * 1e6, 1) for moment in times]
@@ -73,7 +75,8 @@ class Trace:
         tokens = {"context": context, "generation": sum(row.count for row in rows) - context}
         slice_args = {"rows": len(rows), "sampled": sampled, "pauses": scheduler.pauses}
         args = {**slice_args, "tokens": tokens, "blocks": held, "sequences": sequences}
-        events = [_slice(f"iteration {number}", marks[0], marks[-1], args)]
+        name = f"iteration {number}" if rows else f"tokens of iteration {number}"
+        events = [_slice(name, marks[0], marks[-1], args)]
         events += [_slice(name, marks[index], marks[index + 1], {}) for index, name in enumerate(PHASES)]
         for name, values in (("tokens", tokens), ("KV blocks", held), ("sequences", sequences)):
             events.append({"name": name, "ph": "C", "ts": marks[0], "pid": _ENGINE, "args": values})

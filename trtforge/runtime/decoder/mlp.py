@@ -20,22 +20,7 @@ def load_mlp(loader: Loader, name: str) -> Linear:
     """The MLP of a layer; its output is summed over ranks."""
     mlp = _load_mlp(loader, name)
     chunked = loader.place.device.type == "cpu" and loader.adapters is None  # adapters know the tokens of whole steps
-    return _InChunks(mlp) if chunked else mlp
-
-
-@dataclass(frozen=True)
-class _InChunks:
-    """An MLP, of at most _CHUNK tokens at once."""
-
-    mlp: Linear
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return in_chunks(self.mlp, x, _CHUNK)
-
-    @property
-    def input_scale(self) -> Tensor | None:
-        """See `linear.input_scale`."""
-        return input_scale(self.mlp)
+    return (lambda x: in_chunks(mlp, x, _CHUNK)) if chunked else mlp
 
 
 def in_chunks(function: Linear, x: Tensor, most: int) -> Tensor:

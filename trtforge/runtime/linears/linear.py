@@ -155,9 +155,10 @@ class GpuMatrix:
         """y in float32, as it was summed."""
         if len(x) == 1:
             return self.products.one_row(x, self.weight, self.bias, torch.float32)
-        if self.bias is None and x.is_cuda and x.dtype is not torch.float32:
-            return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
-        return functional.linear(x, self.weight, self.bias).float()
+        if not x.is_cuda or x.dtype is torch.float32:
+            return functional.linear(x, self.weight, self.bias).float()
+        y = torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+        return y if self.bias is None else y.add_(self.bias)
 
 
 def _native_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Linear:

@@ -1,5 +1,6 @@
 """What a step computes of a sequence."""
 
+from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 
 from trtforge.runtime.scheduling.sequence import Sequence
@@ -29,3 +30,8 @@ class Row:
 def packing_order(row: Row) -> tuple[bool, bool, int]:
     """Sorts the rows of a step: those of one token first, of these those with logits, then by position."""
     return row.count > 1, not (row.samples or row.scores or row.drafts), row.start
+
+
+def context_tokens(rows: Rows[Row]) -> int:
+    """Tokens of the rows that compute several: chunks of contexts."""
+    return sum(row.count for row in rows if row.count > 1)
