@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,13 @@ from tests.runtime.checkpoints import write_engine
 from tests.runtime.test_engine import Tokens, requests_for
 from tests.runtime.test_speculation import KeptRanks
 from trtforge.core.recipe import SchedulerPolicy
-from trtforge.engine_process.requests import GenerationRequest, Output, SamplingParams
-from trtforge.runtime.decoder.sent import put_latest
+from trtforge.engine_process.requests import GenerationRequest, Guide, Output, SamplingParams
+from trtforge.runtime.decoder.latest import put_latest
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.ranks.source import Source, open_engine
 from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.sequence import Group, Sequence
 
 KINDS: dict[str, Callable[[GenerationRequest, Tokens], GenerationRequest]] = {
     "plain": lambda request, answer: request,
@@ -124,6 +126,31 @@ def test_no_schedule_changes_what_requests_get(
     assert sum(each.begun_early for each in ahead.values()) > 300
     for each in (*usual.values(), *ahead.values()):
         each.end()
+
+
+@pytest.mark.parametrize(
+    ("changes", "follows"),
+    [
+        ({}, True),
+        ({"stop_words": ((1, 2),), "end_ids": frozenset({3})}, True),
+        ({"sampling": SamplingParams(top_k=5, top_p=0.5, temperature=0.7)}, True),
+        ({"sampling": SamplingParams(top_p=0.9, top_p_decay=0.5)}, False),
+        ({"sampling": SamplingParams(presence_penalty=0.5)}, False),
+        ({"sampling": SamplingParams(min_tokens=3)}, False),
+        ({"sampling": SamplingParams(embedding_bias=(1.0,))}, False),
+        ({"sampling": SamplingParams(return_log_probs=True)}, False),
+        ({"bad_words": ((7,),)}, False),
+        ({"guide": Guide("json")}, False),
+        ({"generation_logits": True}, False),
+        ({"context_logits": True}, False),
+    ],
+)
+def test_what_needs_the_tokens_before_waits_for_them(changes: dict[str, Any], follows: bool) -> None:
+    request = replace(GenerationRequest("a", (5, 6), 10), **changes)
+    sequence = Sequence.of(request, 0, 100, lambda output: None)
+    assert sequence.follows_logits is follows
+    sequence.group = Group(2, [sequence])
+    assert not sequence.follows_logits
 
 
 def test_a_step_begins_before_the_tokens_of_the_one_before_are_handed_out(source: Source) -> None:

@@ -16,8 +16,8 @@ from trtforge.runtime.scheduling.sequence import Sequence
 class Deferred:
     """The rows of a step in the order of their logits, and their next tokens, int64 (rows,), on the device.
 
-    None of either where a step samples nothing. `begun`: when the host did, in seconds of `perf_counter`. `context`:
-    tokens of prompts; `alone`: whether the step had no others.
+    No rows and no tokens where a step samples nothing. `begun`: when the host did, in seconds of `perf_counter`.
+    `context`: tokens of chunks; `alone`: whether the step had no others.
     """
 
     def __init__(

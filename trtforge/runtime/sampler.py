@@ -14,8 +14,8 @@ from torch import Tensor
 
 from trtforge.engine_process.requests import TopLogProbs
 from trtforge.runtime.candidates import chosen_places, most_likely_kept, nucleus
+from trtforge.runtime.cuda.pinned import sent
 from trtforge.runtime.decoder.logits import most_likely, most_likely_tokens
-from trtforge.runtime.decoder.sent import sent
 from trtforge.runtime.guidance.guides import Guides
 from trtforge.runtime.prompt_scores import top_log_probs
 from trtforge.runtime.scheduling.sequence import Sequence
@@ -169,21 +169,23 @@ class Sampler:
     def _kept(self, rows: list[Sequence], logits: Tensor) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         """Indices of some rows, their tokens (rows, candidates) and the tokens' weights: 0 for what is excluded.
 
-        Rows with top_k come together, most likely tokens first; on a GPU so do those without, as it sorts all tokens
+        Rows with top_k come together, most likely tokens first; on a GPU so do those with top_p, as it sorts all tokens
         sooner than the host finds the likely ones. How a row is treated does not depend on the others.
         """
         bounds = [min(row.request.sampling.top_k or self._vocab_size, self._vocab_size) for row in rows]
-        bounded = [index for index, row in enumerate(rows) if row.request.sampling.top_k]
-        others = [index for index, row in enumerate(rows) if not row.request.sampling.top_k]
-        sorted_at_once = range(0, len(others) if self._sorts else 0, _SORTED)
-        for indices in filter(None, (bounded, *(others[first : first + _SORTED] for first in sorted_at_once))):
+        bounded = [index for index, bound in enumerate(bounds) if bound < self._vocab_size]
+        others = [index for index, bound in enumerate(bounds) if bound == self._vocab_size]
+        shares = [_top_p(row) for row in rows]
+        likely = [index for index in others if self._sorts and shares[index] < 1.0]
+        for indices in filter(None, (bounded, *_parts(likely))):
             top_k = self._column([bounds[index] for index in indices])
-            top_p = self._column([_top_p(rows[index]) for index in indices])
+            top_p = self._column([shares[index] for index in indices])
             of_these = logits if len(indices) == len(rows) else logits[self._index(indices)]
             yield indices, *most_likely_kept(of_these, top_k, top_p, max(bounds[index] for index in indices))
-        for index in others if not self._sorts else ():
-            candidates, weights = nucleus(logits[index], _top_p(rows[index]))
-            yield [index], candidates.unsqueeze(0), weights.unsqueeze(0)
+        for index in others:
+            if index not in likely:
+                candidates, weights = nucleus(logits[index], shares[index])
+                yield [index], candidates.unsqueeze(0), weights.unsqueeze(0)
 
     def _count(self, row: Sequence) -> Tensor:
         """How often each token occurs in prompt and output."""
@@ -205,6 +207,11 @@ class Sampler:
 
     def _index(self, values: list[int]) -> Tensor:
         return sent(np.array(values, dtype=np.int64), self._device)
+
+
+def _parts(indices: list[int]) -> list[list[int]]:
+    """At most _SORTED each."""
+    return [indices[first : first + _SORTED] for first in range(0, len(indices), _SORTED)]
 
 
 def _possible(top: TopLogProbs) -> TopLogProbs:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from trtforge.runtime.adapters.files import AdapterFile
 from trtforge.runtime.adapters.parts import Part, adapted_parts
 from trtforge.runtime.architecture.layout import layer_name
 from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.cuda.pinned import sent
 from trtforge.runtime.linears.linear import Linear, Placement
 from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.scheduling.batch import Step
@@ -187,7 +189,7 @@ class RankAdapters:
             self.moves += 1
         self._row_slots[:rows] = torch.tensor(slots[:rows])
         if used and self._kernels is None:
-            own = torch.tensor(slots[:rows], device=self._files.place.device).view(-1, 1)
+            own = sent(np.array(slots[:rows], dtype=np.int64), self._files.place.device).view(-1, 1)
             others = (own != torch.arange(first, end, device=own.device)).view(rows, -1, 1, 1)
         ends = step.counts.cumsum().tolist()
         counts = step.counts.tolist()

@@ -28,8 +28,8 @@ class PagedAttention:
         self._kernels = kernels
         self._launch = launch
         self._processors = processors
-        self._arrived = torch.zeros(processors, dtype=torch.int32, device=device)
-        """Of the splits of each program; more programs than multiprocessors are not split."""
+        self._arrived = torch.zeros(_PROGRAMS * processors // 2, dtype=torch.int32, device=device)
+        """Of the splits of each row and KV head; more of these are not split, see `splits_for`."""
 
     def attends(self, size: int) -> bool:
         """Whether heads have a size that the kernels compute."""

@@ -1,11 +1,14 @@
 """Host memory that a GPU copies from and to by itself.
 
 torch's own pinned tensors are rounded up to powers of two (ATen/core/CachingHostAllocator.h), which may be twice the
-memory that was asked for and counted.
+memory that was asked for and counted: `pin` is for large memory, the rest for a step's integers.
 """
 
 import weakref
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,3 +18,37 @@ def pin(memory: Tensor) -> None:
     driver, address = torch.cuda.cudart(), memory.data_ptr()
     torch.cuda.check_error(driver.cudaHostRegister(address, memory.nbytes, 0))
     weakref.finalize(memory, driver.cudaHostUnregister, address)
+
+
+def sent(values: npt.NDArray[Any], device: torch.device) -> Tensor:
+    """The numbers on the device. A GPU copies them when it gets there; the host does not wait for it."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+class Staging:
+    """Memory of the host whose contents `target`, int64 (rows, columns), gets.
+
+    A GPU copies it when it gets there; there are two that take turns, so that one is filled meanwhile.
+    """
+
+    def __init__(self, target: Tensor) -> None:
+        self._target = target
+        self._turns = [torch.zeros(target.shape, dtype=target.dtype, pin_memory=target.is_cuda) for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in self._turns] if target.is_cuda else []
+        self._turn = 0
+
+    def filled_next(self, rows: int) -> npt.NDArray[np.int64]:
+        """The first `rows` rows of what is sent next, zeroed."""
+        self._turn = 1 - self._turn
+        if self._copied:
+            self._copied[self._turn].synchronize()
+        numbers: npt.NDArray[np.int64] = self._turns[self._turn][:rows].numpy()
+        numbers[:] = 0
+        return numbers
+
+    def send(self, rows: int) -> None:
+        """Copy the first `rows` rows."""
+        self._target[:rows].copy_(self._turns[self._turn][:rows], non_blocking=True)
+        if self._copied:
+            self._copied[self._turn].record()

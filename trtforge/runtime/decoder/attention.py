@@ -14,10 +14,11 @@ from torch import Tensor
 
 from trtforge.runtime.architecture.positions import ALL, Reach
 from trtforge.runtime.architecture.rotary import Rotation
+from trtforge.runtime.cuda.pinned import sent
 from trtforge.runtime.decoder.kv_cache import LayerCache
+from trtforge.runtime.decoder.latest import put_latest
 from trtforge.runtime.decoder.padding import buckets, padded_rows
 from trtforge.runtime.decoder.scores import FusedScores, Scores
-from trtforge.runtime.decoder.sent import put_latest, sent
 from trtforge.runtime.decoder.sequence_states import Spans
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 from trtforge.runtime.scheduling.batch import Ints, Step

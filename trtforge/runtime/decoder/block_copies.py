@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trtforge.runtime.cuda.pinned import pin
+from trtforge.runtime.cuda.pinned import pin, sent
 from trtforge.runtime.decoder.kv_cache import zeros
 from trtforge.runtime.scheduling.batch import Ints
 
@@ -47,8 +47,8 @@ class _Places:
 
     def __init__(self, blocks: Ints, first: int, device: torch.device) -> None:
         inside = blocks < first
-        self.rows = torch.from_numpy(inside.nonzero()[0]).to(device)
-        self.blocks = torch.from_numpy(blocks[inside]).to(device)
+        self.rows = sent(inside.nonzero()[0], device)
+        self.blocks = sent(blocks[inside], device)
         rows = (~inside).nonzero()[0]
         each = np.stack((rows, blocks[rows] - first), axis=1)
         begins = np.flatnonzero((np.diff(each, axis=0, prepend=each[:1]) != 1).any(axis=1))

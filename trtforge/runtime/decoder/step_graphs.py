@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trtforge.runtime.cuda.pinned import Staging
 from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.latest import put_latest
 from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.decoder.recent import Recent
 from trtforge.runtime.decoder.recorded import MOST_RECORDINGS, MOST_ROWS
-from trtforge.runtime.decoder.sent import Staging, put_latest
 from trtforge.runtime.native.bindings import PagedRows
 from trtforge.runtime.scheduling.batch import Ints, Step
 
