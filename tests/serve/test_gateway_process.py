@@ -1,6 +1,7 @@
 """OpenAI's API in `trtforge serve`: its port, its command, its lines of output, and what happens when it dies."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -183,7 +184,8 @@ def test_a_port_that_another_program_took_is_a_warning_if_nobody_asked_for_it(
         assert server.process.stderr is not None
         warning = next(line.strip() for line in server.process.stderr if line.startswith("the OpenAI gateway"))
         steps = server.process.stderr.readline(), server.process.stderr.readline()
-    assert warning.startswith(LOST.format(gateway, 1, "").partition(";")[0])
+    # not always the first one: a Triton server that failed by chance is started again, with another gateway
+    assert re.match(r"the OpenAI gateway \(process \d+\) ended with status 1: error: ", warning)
     assert f"127.0.0.1:{port}" in warning
     assert warning.endswith("; the server goes on without OpenAI's API")
     assert steps[0] == "try:\n"
