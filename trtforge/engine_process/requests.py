@@ -74,14 +74,17 @@ class SamplingParams:
     @property
     def remembers(self) -> bool:
         """Whether choosing a token takes what is kept of the tokens before it, or of the request, or reports more."""
-        changes = self.penalises or self.min_tokens > 0 or self.top_p_decay != 1.0
-        return changes or len(self.embedding_bias) > 0 or self.return_log_probs
+        return self._alters or self.top_p_decay != 1.0
 
     @property
     def plain(self) -> bool:
         """Whether the token is the argmax of the unmodified logits, without log probabilities."""
-        changed = self.penalises or self.min_tokens > 0 or len(self.embedding_bias) > 0
-        return self.greedy and not changed and not self.return_log_probs
+        return self.greedy and not self._alters
+
+    @property
+    def _alters(self) -> bool:
+        """Whether logits are modified but for the temperature, or log probabilities are wanted."""
+        return self.penalises or self.min_tokens > 0 or len(self.embedding_bias) > 0 or self.return_log_probs
 
 
 GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]

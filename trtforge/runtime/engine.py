@@ -291,7 +291,8 @@ class Engine:
         known = earlier.known()
         self._observe(earlier.begun, earlier.context, alone=earlier.alone)
         times.append(self._done)
-        known.sort(key=lambda each: each[0].sequence.why_ends(each[1]) is not None)  # an end may wait for the GPU
+        if self._store is not None:  # the end of a sequence waits for the GPU: last
+            known.sort(key=lambda each: each[0].sequence.why_ends(each[1]) is not None)
         for row, token in known:
             if row.sequence.finish_reason is None:
                 self._counts.generated_tokens += 1

@@ -177,15 +177,15 @@ class Sampler:
         others = [index for index, bound in enumerate(bounds) if bound == self._vocab_size]
         shares = [_top_p(row) for row in rows]
         likely = [index for index in others if self._sorts and shares[index] < 1.0]
+        alone = [index for index in others if not self._sorts or shares[index] >= 1.0]
         for indices in filter(None, (bounded, *_parts(likely))):
             top_k = self._column([bounds[index] for index in indices])
             top_p = self._column([shares[index] for index in indices])
             of_these = logits if len(indices) == len(rows) else logits[self._index(indices)]
             yield indices, *most_likely_kept(of_these, top_k, top_p, max(bounds[index] for index in indices))
-        for index in others:
-            if index not in likely:
-                candidates, weights = nucleus(logits[index], shares[index])
-                yield [index], candidates.unsqueeze(0), weights.unsqueeze(0)
+        for index in alone:
+            candidates, weights = nucleus(logits[index], shares[index])
+            yield [index], candidates.unsqueeze(0), weights.unsqueeze(0)
 
     def _count(self, row: Sequence) -> Tensor:
         """How often each token occurs in prompt and output."""

@@ -261,17 +261,18 @@ class Attention:
             if len(seen.slots) == len(heads) and cache.rotate_and_write(heads, rotation, seen.slots, **counts):
                 return self._of_written(queries, vectors, seen, cache, code_scale)
             rotation.turn(heads[:, : self.num_heads + self.num_kv_heads])
-        cache.write(seen.slots, vectors[: len(seen.slots)])
-        return self._of_written(queries, vectors, seen, cache, code_scale)
+        return self.of(queries, vectors, batch, cache, code_scale)
 
-    def of(self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
+    def of(
+        self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache, code_scale: Tensor | None = None
+    ) -> Tensor:
         """As a call, of queries (tokens, heads, head_size) and what is cached (tokens, vectors, head_size)."""
         seen = batch.seen_by(self.reach)
         cache.write(seen.slots, vectors[: len(seen.slots)])
-        return self._of_written(queries, vectors, seen, cache)
+        return self._of_written(queries, vectors, seen, cache, code_scale)
 
     def _of_written(
-        self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache, code_scale: Tensor | None = None
+        self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache, code_scale: Tensor | None
     ) -> Tensor:
         """Of a step whose vectors are in the cache."""
         tokens = len(batch.slots)

@@ -78,6 +78,7 @@ class LayerCache:
         self._scratch = scratch
         self._slots = storage.flatten(0, 1)
         self._scale = scale
+        self._factor = 1.0 if scale is None else scale
         self._dtype = dtype
         self._kernels = native_for(storage.device, dtype)
         self._writing = _writing_kernels(storage, dtype)
@@ -108,7 +109,7 @@ class LayerCache:
             rotation.sin,
             self._slots,
             slots,
-            1.0 if self._scale is None else self._scale,
+            self._factor,
             queries=queries,
             keys=keys,
             interleaved=rotation.interleaved,
@@ -140,12 +141,11 @@ class LayerCache:
     ) -> None:
         """Attention of single-token rows in place. `code_scale` (1,): `out` gets E4M3 of what is found / code_scale."""
         assert self._in_place is not None, "the rows are only for kernels that exist"
-        scale = 1.0 if self._scale is None else self._scale
         if code_scale is None:
-            self._in_place.attend(queries, rows, self._blocks, scale, heads, out)
+            self._in_place.attend(queries, rows, self._blocks, self._factor, heads, out)
         else:
             assert isinstance(self._in_place, PagedAttention), "see attends_to_codes"
-            self._in_place.attend(queries, rows, self._blocks, scale, heads, out, code_scale)
+            self._in_place.attend(queries, rows, self._blocks, self._factor, heads, out, code_scale)
 
     def attends_context(self, heads: PagedHeads) -> bool:
         """Whether the CPU kernels compute attention of sequences in place."""
@@ -154,8 +154,7 @@ class LayerCache:
     def attend_context(self, queries: Tensor, start: int, blocks: Tensor, heads: PagedHeads, out: Tensor) -> None:
         """Attention of a sequence's tokens from position `start` on, in place, by the CPU kernels."""
         assert self._kernels is not None, "see attends_context"
-        scale = 1.0 if self._scale is None else self._scale
-        attend_context(self._kernels, queries, start, blocks, self._blocks, scale, heads, out)
+        attend_context(self._kernels, queries, start, blocks, self._blocks, self._factor, heads, out)
 
     def read(self, blocks: Tensor) -> Tensor:
         """(tokens, vectors, size) of these blocks, in the compute type; valid until the next read."""

@@ -54,8 +54,6 @@ class Layer:
         What a layer adds last is added together with the norm that the next one begins with.
         """
         if self.kind == "sequential":
-            assert self.input_norm is not None
-            assert self.mlp_norm is not None
             hidden, normed = self._normed_sum(self.input_norm, hidden, change, self.attention)
             change = self._after(self.attention(normed, batch, rotations, cache), self.after_attention)
             hidden, normed = self._normed_sum(self.mlp_norm, hidden, change, self.mlp)
@@ -63,7 +61,8 @@ class Layer:
         hidden = self.summed(hidden, change)
         match self.kind:
             case "output_norm":
-                hidden = self._add(hidden, self.attention(hidden, batch, rotations, cache), self.after_attention)
+                change = self._after(self.attention(hidden, batch, rotations, cache), self.after_attention)
+                hidden = self._add(hidden, change)
                 return hidden, self._after(self.mlp(hidden), self.after_mlp)
             case "parallel":
                 normed = self._input(hidden)
@@ -77,8 +76,11 @@ class Layer:
         """The sum of the two parts, the second one scaled."""
         return hidden if change is None else self._add(hidden, change)
 
-    def _normed_sum(self, norm: Norm, hidden: Tensor, change: Tensor | None, reader: object) -> tuple[Tensor, Tensor]:
+    def _normed_sum(
+        self, norm: Norm | None, hidden: Tensor, change: Tensor | None, reader: object
+    ) -> tuple[Tensor, Tensor]:
         """The sum of two parts, and its norm as `reader` takes it."""
+        assert norm is not None
         if isinstance(norm, RmsNorm):
             found = norm.of_sum(hidden, change, self.scale, input_scale(reader))
             if found is not None:
@@ -99,8 +101,7 @@ class Layer:
         """What is added to the residual of what attention or MLP computed."""
         return change if norm is None else norm(change)
 
-    def _add(self, hidden: Tensor, change: Tensor, norm: Norm | None = None) -> Tensor:
-        change = self._after(change, norm)
+    def _add(self, hidden: Tensor, change: Tensor) -> Tensor:
         if self.kernels is not None and hidden.is_contiguous() and change.is_contiguous():
             return self.kernels.add(hidden, change, self.scale)
         return hidden + change if self.scale == 1.0 else hidden + change * self.scale

@@ -72,16 +72,17 @@ def _activation(place: Placement, act: Activation) -> Activation:
 
 @dataclass(frozen=True)
 class _GatedHalves:
-    """What `gated_halves` gives."""
+    """What `gated_halves` gives. `name`: of the activation, where kernels have it."""
 
     both: Linear
     act: Activation
+    name: str | None
     activated: int
     kernels: StepKernels | None
     code_scale: Tensor | None
 
     def __call__(self, x: Tensor) -> Tensor:
-        halves, name, kernels = self.both(x), NATIVE_ACTIVATIONS.get(self.act), self.kernels
+        halves, name, kernels = self.both(x), self.name, self.kernels
         if name and isinstance(kernels, FusedKernels):
             return kernels.gate(halves, name, self.activated, self.code_scale)
         if name and kernels is not None:
@@ -102,4 +103,5 @@ def gated_halves(
 
     `code_scale`: `input_scale` of the layer that reads it, which may get codes then.
     """
-    return _GatedHalves(both, act, activated, step_kernels_for(place.device, place.dtype), code_scale)
+    kernels = step_kernels_for(place.device, place.dtype)
+    return _GatedHalves(both, act, NATIVE_ACTIVATIONS.get(act), activated, kernels, code_scale)
