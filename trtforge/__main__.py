@@ -106,10 +106,23 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _end_at_once(said: str) -> NoReturn:
-    if os.isatty(2) and os.environ.get("TERM") not in ("dumb", "unknown"):
-        os.write(2, _CLEAN_LINE)
-    os.write(2, f"{said}\n".encode(errors="backslashreplace"))
+    """Print `said` as the last line and end the process."""
+    stderr = _taken_from_other_threads()
+    if os.isatty(stderr) and os.environ.get("TERM") not in ("dumb", "unknown"):
+        os.write(stderr, _CLEAN_LINE)
+    os.write(stderr, f"{said}\n".encode(errors="backslashreplace"))
     os._exit(_STATUS)
+
+
+def _taken_from_other_threads() -> int:
+    """A descriptor of standard error that only the caller has: what the thread of a bar still draws is discarded."""
+    try:
+        stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # no descriptors are left
+        return 2
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    return stderr
 
 
 if __name__ == "__main__":

@@ -260,6 +260,25 @@ def test_an_import_is_interrupted_at_its_end_and_cleans_up(tmp_path: Path, outco
     assert done.stderr == "interrupted\n"
 
 
+def test_a_bar_that_another_thread_draws_does_not_follow_the_message(tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text("import os, signal\nfor _ in 'ab':\n    os.kill(os.getpid(), signal.SIGINT)\n")
+    body = (
+        "import threading, time\n"
+        "def draw():\n"
+        "    while True:\n"
+        "        os.write(2, b'a bar\\n')\n"
+        "threading.Thread(target=draw, daemon=True).start()\n"
+        "end = os._exit\n"
+        "os._exit = lambda status: (time.sleep(0.2), end(status))\n"
+        "import hanging"
+    )
+    done = running(body, tmp_path)
+    assert done.returncode == 130
+    lines = done.stderr.splitlines()
+    assert lines[-1] == "interrupted"
+    assert set(lines[:-1]) == {"a bar"}
+
+
 def test_a_second_interruption_ends_an_import_that_hangs(tmp_path: Path) -> None:
     (tmp_path / "hanging.py").write_text(
         "import os, signal, time\nfor _ in 'ab':\n    os.kill(os.getpid(), signal.SIGINT)\n"
