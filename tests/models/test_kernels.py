@@ -1,5 +1,6 @@
 """What is known of kernels without torch is what they write: the bytes that each keeps of a layer."""
 
+from dataclasses import replace
 from functools import partial
 from typing import get_args
 
@@ -9,17 +10,28 @@ from torch import Tensor
 
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.recipe import QuantFormat
-from trtforge.models.kernels import KEPT, REFERENCE, KernelName, kernel_for, plain_kernel
+from trtforge.models.kernels import (
+    CUDA_KERNELS,
+    KEPT,
+    REFERENCE,
+    UNSUITED,
+    KernelName,
+    kernel_for,
+    kernel_of_size,
+    plain_kernel,
+)
+from trtforge.runtime.linears.byte_cuda import Fp8Cuda, Fp8RowwiseCuda, Int8Cuda, SmoothQuantCuda
 from trtforge.runtime.linears.byte_native import Fp8Native, Fp8RowwiseNative, Int8Native
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
 from trtforge.runtime.linears.int4_native import Int4Native
-from trtforge.runtime.linears.int4_tiled import Int4Tiled
+from trtforge.runtime.linears.int4_tiled import Int4Tiled, W4A8Tiled
 from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Dense, Kernel, Stored
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
+from trtforge.runtime.linears.nvfp4_tiled import Nvfp4Tiled
 from trtforge.runtime.linears.plain_native import PlainNative
 from trtforge.runtime.linears.w4a8_linear import W4A8, W4A8Native
 
@@ -30,23 +42,29 @@ KERNELS: dict[KernelName, Kernel] = {
     "plain_native_cpu": PlainNative(),
     "fp8_dense": Fp8Dense(),
     "fp8_native_cpu": Fp8Native(),
+    "fp8_codes_cuda": Fp8Cuda(),
     "fp8_scaled_mm": Fp8ScaledMatmul(),
     "fp8_rowwise_dense": Fp8RowwiseDense(),
     "fp8_rowwise_native_cpu": Fp8RowwiseNative(),
+    "fp8_rowwise_codes_cuda": Fp8RowwiseCuda(),
     "int4_dense": Int4Dense(),
     "int4_native_cpu": Int4Native(),
     "int4_packed_cpu": Int4Packed(),
     "int4_packed_cuda": Int4Tiled(),
     "int8_dense": Int8Dense(),
     "int8_native_cpu": Int8Native(),
+    "int8_codes_cuda": Int8Cuda(),
     "int8_sq_dense": SmoothQuant(integer=False),
     "int8_sq_cpu": SmoothQuant(integer=True),
+    "int8_sq_codes_cuda": SmoothQuantCuda(),
     "nvfp4_dense": Nvfp4Dense(),
+    "nvfp4_packed_cuda": Nvfp4Tiled(),
     "w4a8_dense": W4A8(Int4Dense()),
     "w4a8_native_cpu": W4A8Native(),
     "w4a8_packed_cpu": W4A8(Int4Packed()),
+    "w4a8_packed_cuda": W4A8Tiled(),
 }
-BFLOAT16_ONLY = {"int4_packed_cpu", "int4_packed_cuda", "w4a8_packed_cpu"}
+BFLOAT16_ONLY = {"int4_packed_cpu", "w4a8_packed_cpu", *CUDA_KERNELS}
 
 
 def stored(name: KernelName) -> Stored:
@@ -69,6 +87,13 @@ def stored(name: KernelName) -> Stored:
             return Stored(torch.zeros(OUT, INPUTS, dtype=torch.bfloat16))
         case _:
             return Stored(torch.zeros(OUT, INPUTS))
+
+
+def sliced(layer: Stored, outputs: int) -> Stored:
+    """Its first outputs."""
+    rows = outputs * len(layer.weight) // OUT
+    assert layer.weights_scale is not None
+    return replace(layer, weight=layer.weight[:rows], weights_scale=layer.weights_scale[:outputs])
 
 
 def kept_by(name: KernelName, dtype: ModelDtype) -> int:
@@ -94,7 +119,21 @@ def test_int4_layouts_take_the_same_room_in_bfloat16() -> None:
 
     assert room("int4_packed_cpu") == room("int4_native_cpu")
     assert room("int4_packed_cuda") == room("int4_packed_cpu") - OUT * (INPUTS // GROUP) * 2
-    assert room("w4a8_packed_cpu") == room("w4a8_native_cpu")
+    assert room("w4a8_packed_cpu") == room("w4a8_native_cpu") == room("w4a8_packed_cuda")
+
+
+@pytest.mark.parametrize("name", sorted(UNSUITED))
+def test_layers_of_other_sizes_are_stored_as_plan_says(name: KernelName) -> None:
+    """Of 40 outputs, which no kernel takes whose weights lie in tiles."""
+    other = kernel_of_size(name, 40, INPUTS)
+    assert other == UNSUITED[name] != name
+    assert kernel_of_size(name, OUT, INPUTS) == name
+    if name.endswith(("int4_native_cpu", "packed_cuda", "w4a8_native_cpu")):
+        layer = sliced(stored(name), 40)
+        packed, expected = (KERNELS[each].pack(layer, torch.bfloat16) for each in (name, other))
+        assert {key: tensor.nbytes for key, tensor in packed.items()} == {
+            key: tensor.nbytes for key, tensor in expected.items()
+        }
 
 
 def test_every_format_has_a_kernel_on_every_machine() -> None:
@@ -106,7 +145,13 @@ def test_every_format_has_a_kernel_on_every_machine() -> None:
     ("format", "group", "device", "dtype", "vnni", "fp8_cores", "expected"),
     [
         ("fp8", 128, "cuda", "bfloat16", False, True, "fp8_scaled_mm"),
-        ("fp8", 128, "cuda", "bfloat16", True, False, "fp8_dense"),
+        ("fp8", 128, "cuda", "bfloat16", True, False, "fp8_codes_cuda"),
+        ("fp8", 128, "cuda", "float16", True, False, "fp8_dense"),
+        ("fp8_rowwise", 128, "cuda", "bfloat16", True, True, "fp8_rowwise_codes_cuda"),
+        ("fp8_rowwise", 128, "cuda", "float32", True, True, "fp8_rowwise_dense"),
+        ("int8_wo", 128, "cuda", "bfloat16", True, True, "int8_codes_cuda"),
+        ("nvfp4", 128, "cuda", "bfloat16", True, False, "nvfp4_packed_cuda"),
+        ("nvfp4", 128, "cuda", "float16", True, True, "nvfp4_dense"),
         ("fp8", 128, "cpu", "bfloat16", True, True, "fp8_dense"),
         ("int4_awq", 128, "cuda", "bfloat16", False, False, "int4_packed_cuda"),
         ("int4_awq", 128, "cuda", "float16", False, True, "int4_dense"),
@@ -114,10 +159,13 @@ def test_every_format_has_a_kernel_on_every_machine() -> None:
         ("int4_wo", 48, "cpu", "bfloat16", True, False, "int4_packed_cpu"),
         ("w4a8_awq", 128, "cpu", "bfloat16", True, False, "w4a8_packed_cpu"),
         ("int4_awq", 48, "cpu", "bfloat16", True, False, "int4_dense"),
-        ("w4a8_awq", 64, "cuda", "bfloat16", True, True, "w4a8_dense"),
+        ("w4a8_awq", 64, "cuda", "bfloat16", True, True, "w4a8_packed_cuda"),
+        ("w4a8_awq", 64, "cuda", "float16", True, True, "w4a8_dense"),
         ("int8_sq", 128, "cpu", "float32", False, False, "int8_sq_dense"),
         ("int8_sq", 128, "cpu", "float32", True, False, "int8_sq_cpu"),
         ("int8_sq", 128, "cuda", "float16", True, True, "int8_sq_dense"),
+        ("int8_sq", 128, "cuda", "bfloat16", False, True, "int8_sq_codes_cuda"),
+        ("none", 128, "cuda", "bfloat16", False, True, "dense"),
     ],
 )
 def test_the_fastest_kernel_is_chosen(

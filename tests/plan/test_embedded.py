@@ -46,7 +46,8 @@ def memory(found: Evaluation) -> Memory:
         ("int4_awq", None, COMPILES, ("cpu", "float32", "int4_native_cpu")),
         ("fp8", None, COMPILES, ("cpu", "float32", "fp8_native_cpu")),
         ("fp8", "h100-80gb", PLAIN, ("cuda", "bfloat16", "fp8_scaled_mm")),
-        ("fp8", "a100-80gb", ABLE, ("cuda", "bfloat16", "fp8_dense")),
+        ("fp8", "a100-80gb", ABLE, ("cuda", "bfloat16", "fp8_codes_cuda")),
+        ("int8_wo", "a100-80gb", ABLE, ("cuda", "bfloat16", "int8_codes_cuda")),
     ],
 )
 def test_how_it_computes(quant: str, target: str | None, processor: Processor, expected: tuple[str, str, str]) -> None:

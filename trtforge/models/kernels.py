@@ -4,10 +4,11 @@ Needs no torch; the kernels themselves are in `runtime.linears`.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from trtforge.core.device import UsableDevice
 from trtforge.core.dtypes import FLOAT32_BYTES, ModelDtype, dtype_named
+from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.core.recipe import QuantFormat
 
 KernelName = Literal[
@@ -15,22 +16,31 @@ KernelName = Literal[
     "plain_native_cpu",
     "fp8_dense",
     "fp8_native_cpu",
+    "fp8_codes_cuda",
     "fp8_scaled_mm",
     "fp8_rowwise_dense",
     "fp8_rowwise_native_cpu",
+    "fp8_rowwise_codes_cuda",
     "int4_dense",
     "int4_native_cpu",
     "int4_packed_cpu",
     "int4_packed_cuda",
     "int8_dense",
     "int8_native_cpu",
+    "int8_codes_cuda",
     "int8_sq_dense",
     "int8_sq_cpu",
+    "int8_sq_codes_cuda",
     "nvfp4_dense",
+    "nvfp4_packed_cuda",
     "w4a8_dense",
     "w4a8_native_cpu",
     "w4a8_packed_cpu",
+    "w4a8_packed_cuda",
 ]
+
+CUDA_KERNELS = tuple(name for name in get_args(KernelName) if name.endswith("_cuda"))
+"""Kernels in Triton's language, which keep weights as they are stored."""
 
 REFERENCE: dict[QuantFormat, KernelName] = {
     "none": "dense",
@@ -51,12 +61,18 @@ PACKED_GROUPS = (256, 128, 64, 32)
 
 CPU_OUTPUTS, CPU_INPUTS = 32, 16
 """What the sizes of a layer are multiples of where the CPU kernels expand its weights."""
+TILE_OUTPUTS, TILE_INPUTS = 64, PACKED_GROUPS[-1]
+"""What the sizes of a layer are multiples of where a GPU's kernels multiply 4-bit weights, which lie in tiles."""
 UNSUITED: dict[KernelName, KernelName] = {
     "plain_native_cpu": "dense",
     "fp8_native_cpu": "fp8_dense",
     "fp8_rowwise_native_cpu": "fp8_rowwise_dense",
     "int8_native_cpu": "int8_dense",
     "int4_native_cpu": "int4_dense",
+    "w4a8_native_cpu": "w4a8_dense",
+    "int4_packed_cuda": "int4_dense",
+    "w4a8_packed_cuda": "w4a8_dense",
+    "nvfp4_packed_cuda": "nvfp4_dense",
 }
 """What computes layers of other sizes."""
 
@@ -64,6 +80,27 @@ UNSUITED: dict[KernelName, KernelName] = {
 def suits_cpu(outputs: int, inputs: int) -> bool:
     """Whether the CPU kernels can expand the weights of a layer of this size."""
     return outputs % CPU_OUTPUTS == 0 and inputs % CPU_INPUTS == 0
+
+
+def suits_tiles(outputs: int, inputs: int) -> bool:
+    """Whether 4-bit weights of a layer of this size lie in tiles on a GPU."""
+    return outputs % TILE_OUTPUTS == 0 and inputs % TILE_INPUTS == 0
+
+
+def kernel_of_size(name: KernelName, outputs: int, inputs: int) -> KernelName:
+    """The kernel that computes a layer of this size where `name` is wanted."""
+    suits = suits_tiles if name.endswith("_packed_cuda") else suits_cpu
+    return name if suits(outputs, inputs) else UNSUITED.get(name, name)
+
+
+_CODES_ON_GPUS: dict[QuantFormat, KernelName] = {
+    "fp8": "fp8_codes_cuda",
+    "fp8_rowwise": "fp8_rowwise_codes_cuda",
+    "int8_wo": "int8_codes_cuda",
+    "int8_sq": "int8_sq_codes_cuda",
+    "nvfp4": "nvfp4_packed_cuda",
+}
+"""Kernels that keep weights as they are stored, whatever their groups."""
 
 
 def kernel_for(
@@ -87,6 +124,10 @@ def kernel_for(
     match format, device:
         case "fp8", "cuda" if fp8_cores:
             return "fp8_scaled_mm"
+        case _, "cuda" if dtype == "bfloat16" and format in _CODES_ON_GPUS:
+            return _CODES_ON_GPUS[format]
+        case "w4a8_awq", "cuda" if packs:
+            return "w4a8_packed_cuda"
         case "int4_awq" | "int4_wo", "cuda" if packs:
             return "int4_packed_cuda"
         case "int4_awq" | "int4_wo", "cpu" if native and grouped:
@@ -120,8 +161,8 @@ class Kept:
     """Memory that a kernel needs for an (out, in) layer, without its bias.
 
     `bits`: of a weight; None: the compute dtype, or with `wide` float32 instead of float16. `per_layer`, `per_output`,
-    `per_input` and `per_group_bytes` are bytes; `per_group` and `per_input_elements` are elements of the compute dtype.
-    Groups are those of each output.
+    `per_input`, `per_group_bytes` and `per_block_bytes` are bytes; `per_group` and `per_input_elements` are elements of
+    the compute dtype. Groups are those of each output, blocks those of NVFP4.
     """
 
     bits: int | None = None
@@ -131,6 +172,7 @@ class Kept:
     per_input: int = 0
     per_group: int = 0
     per_group_bytes: int = 0
+    per_block_bytes: int = 0
     per_input_elements: int = 0
 
     def nbytes(self, out: int, inputs: int, dtype: ModelDtype, group_size: int, *, prescaled: bool) -> int:
@@ -139,9 +181,10 @@ class Kept:
         value = dtype_named("float32").size if self.wide and dtype == "float16" else size
         weight = out * inputs * value if self.bits is None else -(-out * inputs * self.bits // 8)
         groups = out * (inputs // group_size) * (self.per_group * size + self.per_group_bytes)
+        blocks = out * (inputs // NVFP4_BLOCK) * self.per_block_bytes
         vectors = self.per_output * out + self.per_input * inputs
         prescale = self.per_input_elements * inputs * size if prescaled else 0
-        return weight + groups + vectors + prescale + self.per_layer
+        return weight + groups + blocks + vectors + prescale + self.per_layer
 
 
 KEPT: dict[KernelName, Kept] = {
@@ -150,10 +193,12 @@ KEPT: dict[KernelName, Kept] = {
     # activation_scaling_factor, and output_scaling_factor or weights_scaling_factor
     "fp8_dense": Kept(wide=True, per_layer=2 * FLOAT32_BYTES),
     "fp8_native_cpu": Kept(bits=8, per_layer=2 * FLOAT32_BYTES),
+    "fp8_codes_cuda": Kept(bits=8, per_layer=2 * FLOAT32_BYTES),
     "fp8_scaled_mm": Kept(bits=8, per_layer=2 * FLOAT32_BYTES),
     # per_channel_scale
     "fp8_rowwise_dense": Kept(wide=True, per_output=FLOAT32_BYTES),
     "fp8_rowwise_native_cpu": Kept(bits=8, per_output=FLOAT32_BYTES),
+    "fp8_rowwise_codes_cuda": Kept(bits=8, per_output=FLOAT32_BYTES),
     # prequant_scaling_factor; packed also scales, for the CPU with zeros
     "int4_dense": Kept(per_input_elements=1),
     # a float32 scale for each group
@@ -162,14 +207,18 @@ KEPT: dict[KernelName, Kept] = {
     "int4_packed_cuda": Kept(bits=4, per_group=1, per_input_elements=1),
     "int8_dense": Kept(),
     "int8_native_cpu": Kept(bits=8, per_output=FLOAT32_BYTES),
+    "int8_codes_cuda": Kept(bits=8, per_output=FLOAT32_BYTES),
     # prequant_scaling_factor and output_scaling_factor in float32, activation_scaling_factor
     "int8_sq_dense": Kept(wide=True, per_input=FLOAT32_BYTES, per_output=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
     "int8_sq_cpu": Kept(bits=8, per_input=FLOAT32_BYTES, per_output=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
+    "int8_sq_codes_cuda": Kept(bits=8, per_input=FLOAT32_BYTES, per_output=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
     # activation_scaling_factor and output_scaling_factor
     "nvfp4_dense": Kept(wide=True, per_layer=2 * FLOAT32_BYTES),
+    "nvfp4_packed_cuda": Kept(bits=4, per_block_bytes=1, per_layer=2 * FLOAT32_BYTES),
     # input_scaling_factor in float32, output_scaling_factor
     "w4a8_dense": Kept(wide=True, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
     "w4a8_native_cpu": Kept(bits=4, per_group_bytes=FLOAT32_BYTES, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
+    "w4a8_packed_cuda": Kept(bits=4, per_group_bytes=FLOAT32_BYTES, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
     "w4a8_packed_cpu": Kept(bits=4, per_group=2, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
 }
 """What each kernel's `pack` stores (runtime/linears); a test compares the two."""

@@ -13,7 +13,7 @@ from trtforge.core.parallel import Parallel
 from trtforge.formats.attention_windows import fitting_blocks
 from trtforge.machine.processor import Processor, compute_dtype
 from trtforge.models.checkpoint_plan import Layout
-from trtforge.models.kernels import KEPT, PACKED_GROUPS, UNSUITED, Kept, KernelName, kernel_for, plain_kernel, suits_cpu
+from trtforge.models.kernels import KEPT, PACKED_GROUPS, Kept, KernelName, kernel_for, kernel_of_size, plain_kernel
 from trtforge.plan.budget import other_formats
 from trtforge.plan.drafting import Target
 from trtforge.plan.embedded_drafting import embedded_drafter
@@ -113,7 +113,7 @@ class Embedded:
 
     def _kept(self, format: str, matrix: Matrix) -> Kept:
         name = {"none": self.plain, "fp8": self.fp8}.get(format, self.kernel)
-        return KEPT[name if suits_cpu(matrix.out, matrix.inputs) else UNSUITED.get(name, name)]
+        return KEPT[kernel_of_size(name, matrix.out, matrix.inputs)]
 
     def _unquantised(self, matrix: Matrix) -> int:
         if matrix.absorbed:  # the generation phase uses its factors, as the context phase does

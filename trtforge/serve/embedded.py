@@ -13,12 +13,13 @@ from trtforge.formats.trtllm import read_engine_config
 from trtforge.machine.compiler import find_compiler
 from trtforge.machine.host import Host
 from trtforge.machine.nvml import VISIBLE_DEVICES, LoadNvml, load_nvml
+from trtforge.models.kernels import CUDA_KERNELS
 from trtforge.serve.host_checks import visible_gpus
 
 _LOG = logging.getLogger(__name__)
 _AGAIN = "compile the checkpoint again on this machine (`trtforge compile CHECKPOINT OUT --backend torch`)"
-_LEAST_SM: Mapping[str, int] = {"int4_packed_cuda": 80, "fp8_scaled_mm": 89}
-"""Lowest compute capability x 10 that torch's kernel supports: aten/src/ATen/native/cuda/int4mm.cu and Blas.cpp."""
+_LEAST_SM: Mapping[str, int] = {"fp8_scaled_mm": 89} | dict.fromkeys(CUDA_KERNELS, 80)
+"""Lowest compute capability x 10: torch's aten/src/ATen/native/cuda/Blas.cpp, and Triton's (triton_support.py)."""
 
 
 def check_trace(facts: RepositoryFacts, trace: Path | None) -> None:

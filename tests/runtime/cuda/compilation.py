@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from trtforge.runtime.cuda import paged_kernels, product_kernels, step_kernels
+from trtforge.runtime.cuda import paged_kernels, product_kernels, rounding_kernels, step_kernels, tile_kernels
 
 _STRIDES = [
     name
@@ -24,12 +24,15 @@ _STRIDES = [
 ]
 _E4M3_SM = 89  # from which GPUs convert to E4M3
 _EARLY_SM = 90  # from which kernels start before the previous ones have ended
+_SHAPES = ((64, 16, 1), (128, 64, 2))
+"""Outputs, rows and splits of programs that multiply codes."""
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
 def variants(sm: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """Kernels with the types of their arguments and their constants."""
-    return [*_attention(e4m3=sm >= _E4M3_SM), *_between(e4m3=sm >= _E4M3_SM), *_products()]
+    e4m3 = sm >= _E4M3_SM
+    return [*_attention(e4m3=e4m3), *_between(e4m3=e4m3), *_products(e4m3=e4m3), *_tiles(), *_rounding()]
 
 
 def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
@@ -72,24 +75,48 @@ def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     return found
 
 
-def _products() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
-    numbers = dict.fromkeys(("x", "weight", "bias", "y", "scales", "prescale", "values"), "*bf16")
-    numbers |= {"sums": "*fp32", "arrived": "*i32"}
+def _products(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    numbers = dict.fromkeys(("x", "weight", "bias", "y", "prescale", "values"), "*bf16")
+    numbers |= dict.fromkeys(("scales", "factor", "factors", "sums"), "*fp32") | {"arrived": "*i32"}
     numbers |= dict.fromkeys(("inputs", "outputs", "rows", "x_row"), "i32")
-    one = {"OUTPUTS": 8, "INPUTS": 1024, "BIASED": True}
+    converts = {"CONVERTS": e4m3}
+    one = converts | {"OUTPUTS": 8, "INPUTS": 1024, "SCALED": False, "FACTORED": False, "BIASED": True}
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = [(product_kernels.multiply_one, numbers, one)]
-    tiles, numbers = {"TILE": 64, "HALF": 64}, numbers | {"weight": "*i8"}
-    for own, rows, splits in ((64, 8, 4), (64, 16, 1), (128, 64, 2)):
-        sizes = {
-            "OUTPUTS": own,
-            "ROWS": rows,
-            "SPLITS": splits,
-            "ONE": rows == 8,
-            "PRESCALED": rows == 8,
-            "BIASED": False,
-        }
-        found.append((product_kernels.multiply_int4, numbers, tiles | sizes))
-    return [*found, (product_kernels.expand_int4, numbers, tiles)]
+    for kind in ("*i8", "*u8"):
+        codes = numbers | {"weight": kind}
+        found.append((product_kernels.multiply_one, codes, one | {"SCALED": True, "FACTORED": kind == "*u8"}))
+        for own, rows, splits in _SHAPES:
+            sizes = {"OUTPUTS": own, "ROWS": rows, "INPUTS": 128, "SPLITS": splits}
+            every = converts | sizes | {"FACTORED": kind == "*u8", "BIASED": False}
+            found.append((product_kernels.multiply_codes, codes, every))
+        expanded = converts | {"COLUMNS": 1024, "SCALED": kind == "*i8"}
+        found.append((product_kernels.expand_codes, codes, expanded))
+        sums = numbers | {"sums": "*i32" if kind == "*i8" else "*bf16"}
+        found.append((product_kernels.scale_sums, sums, {"COLUMNS": 1024, "FACTORED": True, "BIASED": True}))
+    return found
+
+
+def _tiles() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    numbers = dict.fromkeys(("x", "bias", "y", "prescale", "values"), "*bf16") | {"weight": "*i8", "factor": "*fp32"}
+    numbers |= {"sums": "*fp32", "arrived": "*i32"} | dict.fromkeys(("inputs", "outputs", "rows", "x_row"), "i32")
+    found: list[tuple[Any, dict[str, str], dict[str, Any]]] = []
+    for scales in ("*bf16", "*u8"):
+        types, tiles = numbers | {"scales": scales}, {"TILE": 64, "HALF": 64, "NVFP4": scales == "*u8"}
+        for own, rows, splits in ((64, 8, 4), *_SHAPES):
+            sizes = {"OUTPUTS": own, "ROWS": rows, "SPLITS": splits, "ONE": rows == 8}
+            every = tiles | sizes | {"PRESCALED": rows == 8 and scales == "*bf16", "BIASED": False}
+            found.append((tile_kernels.multiply_tiles, types, every))
+        found.append((tile_kernels.expand_tiles, types, tiles))
+    return found
+
+
+def _rounding() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    types = dict.fromkeys(("x", "y"), "*bf16") | dict.fromkeys(("prescale", "scale", "tokens"), "*fp32")
+    types |= dict.fromkeys(("x_row", "size"), "i32") | {"least": "fp32"}
+    return [
+        (rounding_kernels.round_rows, types, {"COLUMNS": columns, "KIND": kind, "PRESCALED": kind == 1, "BY_ROW": own})
+        for kind, columns, own in ((0, 1024, False), (1, 1024, False), (2, 1024, False), (0, 4096, True))
+    ]
 
 
 def _attention(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:

@@ -3,11 +3,12 @@
 import torch
 import triton
 
-from trtforge.runtime.cuda import paged_kernels, product_kernels, step_kernels
+from trtforge.runtime.cuda import paged_kernels, product_kernels, rounding_kernels, step_kernels, tile_kernels
 from trtforge.runtime.cuda.fused import FusedKernels
 from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.paged_attention import PagedAttention
 from trtforge.runtime.cuda.products import Products
+from trtforge.runtime.cuda.rounding import Rounding
 
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 
@@ -27,6 +28,11 @@ def fused() -> FusedKernels:
     return FusedKernels(step_kernels, launcher(), e4m3=True)
 
 
-def products(processors: int = 4) -> Products:
-    """Products on a GPU of so few multiprocessors."""
-    return Products(product_kernels, launcher(), processors, DEVICE)
+def products(processors: int = 4, *, e4m3: bool = True) -> Products:
+    """Products on a GPU of so few multiprocessors, which converts E4M3 or does not."""
+    return Products(product_kernels, tile_kernels, launcher(), processors, DEVICE, e4m3=e4m3)
+
+
+def rounding() -> Rounding:
+    """Activations in the numbers of a format."""
+    return Rounding(rounding_kernels, launcher())

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.converted import LONG, Families
-from tests.runtime.cuda.kernels import DEVICE, fused, paged, products
+from tests.runtime.cuda.kernels import DEVICE, fused, paged, products, rounding
 from tests.runtime.thread_ranks import ThreadRanks
+from trtforge.core.dtypes import ModelDtype
+from trtforge.models.kernels import KernelName
 from trtforge.runtime.cuda import fused as fused_kernels
 from trtforge.runtime.cuda.fused import FusedKernels
 from trtforge.runtime.decoder import kv_cache, layer, mlp
-from trtforge.runtime.linears import fp8_linear, linear
+from trtforge.runtime.linears import byte_cuda, fp8_linear, int4_tiled, linear
 from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks.source import open_engine, open_model
@@ -31,6 +33,9 @@ def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_kernels, "fused_for", lambda device, dtype: fused())
     monkeypatch.setattr(fp8_linear, "fused_for", lambda device, dtype: fused())
     monkeypatch.setattr(linear, "products_for", lambda device: products())
+    for module in (byte_cuda, int4_tiled):
+        monkeypatch.setattr(module, "products_for", lambda device: products())
+        monkeypatch.setattr(module, "rounding_for", lambda device: rounding())
 
 
 @pytest.mark.usefixtures("by_triton")
@@ -93,3 +98,41 @@ def test_what_computes_the_inputs_of_fp8_layers_rounds_them_too(
     assert all(torch.equal(one, other) for one, other in zip(found[:3], found[3:], strict=True))
     layers = source.config.num_hidden_layers
     assert counts == [layers, 0, 0, 4 * layers, 4 * layers, 4 * layers]
+
+
+@pytest.mark.usefixtures("by_triton")
+@pytest.mark.parametrize(
+    ("quant", "kernel"),
+    [
+        ("W8A16", "int8_codes_cuda"),
+        ("W8A8_SQ_PER_CHANNEL", "int8_sq_codes_cuda"),
+        ("FP8", "fp8_codes_cuda"),
+        ("W4A8_AWQ", "w4a8_packed_cuda"),
+    ],
+)
+def test_engines_whose_weights_stay_codes(quant: str, kernel: KernelName, tmp_path: Path) -> None:
+    """As near to the reference in float32 as reference kernels in bfloat16."""
+    model = tiny_llama(hidden_size=64, intermediate_size=128, num_hidden_layers=1)
+    checkpoint = write_checkpoint(model, tmp_path / "checkpoint", Layout(quant=quant))
+    engine = write_engine(checkpoint, tmp_path / "engine", dtype="bfloat16", kernels=Kernels(quantized=kernel))
+    dtypes: tuple[ModelDtype, ...] = ("float32", "bfloat16")
+    sources = [open_model(checkpoint, "cpu", dtype) for dtype in dtypes] + [open_engine(engine)]
+    found = []
+    for source in sources:
+        ranks = ThreadRanks(source, 12)
+        columns = 64 // source.tokens_per_block
+        for count, position in ((9, 0), (1, 9)):
+            made = ranks.execute(
+                Step(
+                    np.array([position]),
+                    np.array([count]),
+                    np.array([1]),
+                    np.arange(columns).reshape(1, -1),
+                    np.array(LONG[position:][:count]),
+                )
+            )
+        assert made is not None
+        found.append(made.float().cpu())
+        ranks.close()
+    exact, by_torch, by_kernels = found
+    assert (by_kernels - exact).norm() < 1.5 * (by_torch - exact).norm() + 0.01 * exact.norm()

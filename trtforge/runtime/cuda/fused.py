@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.cuda.launcher import Launcher, launcher_for
-from trtforge.runtime.cuda.triton_support import power_from, runs_triton
+from trtforge.runtime.cuda.triton_support import converts_e4m3, power_from, runs_triton
 from trtforge.runtime.native.bindings import ACTIVATIONS, Native, native_for
 from trtforge.runtime.native.rms_norms import RmsNorms
 
@@ -18,7 +18,6 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _COLUMNS = 1024
 _TOGETHER = 4096  # elements of the heads that a program rotates
 _SEARCHED = 2048  # columns that a program searches
-_E4M3_SM = (8, 9)  # compute capability from which GPUs convert to E4M3
 
 
 class FusedKernels(RmsNorms):
@@ -290,7 +289,7 @@ def fused_for(device: torch.device, dtype: torch.dtype) -> FusedKernels | None:
 def _on_gpu(index: int) -> FusedKernels:
     from trtforge.runtime.cuda import step_kernels
 
-    return FusedKernels(step_kernels, launcher_for(index), e4m3=torch.cuda.get_device_capability(index) >= _E4M3_SM)
+    return FusedKernels(step_kernels, launcher_for(index), e4m3=converts_e4m3(index))
 
 
 StepKernels = Native | FusedKernels

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
+from trtforge.runtime.cuda.number_kernels import numbers_of_e4m3
 from trtforge.runtime.cuda.step_kernels import as_stored
 
 _WIDENS = tl.constexpr(bool(triton.knobs.runtime.interpret))
@@ -25,11 +26,9 @@ def _product(left, right):
 
 @triton.jit
 def _numbers(codes, E4M3: tl.constexpr, TYPE: tl.constexpr):
-    """Cached values in the compute type, without their scale. E4M3 becomes float16 by its bits: exact on every GPU."""
+    """Cached values in the compute type, without their scale."""
     if E4M3:
-        bits = codes.to(tl.uint16)
-        half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True)
-        return (half.to(tl.float32) * 256.0).to(TYPE)
+        return numbers_of_e4m3(codes).to(TYPE)
     elif codes.dtype == tl.int8:
         return codes.to(tl.float32).to(TYPE)
     else:

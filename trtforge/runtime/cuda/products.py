@@ -1,4 +1,7 @@
-"""Products of few rows on CUDA, for which the weights are read once: by Triton kernels, where there are any."""
+"""Products of few rows on CUDA, for which the weights are read once: by Triton kernels, where there are any.
+
+Weights are numbers, codes of 8 bits, or codes of 4 bits in tiles.
+"""
 
 import functools
 from dataclasses import dataclass
@@ -8,25 +11,31 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.cuda.launcher import Launcher, launcher_for
-from trtforge.runtime.cuda.triton_support import power_from, processors_of, runs_triton
+from trtforge.runtime.cuda.triton_support import converts_e4m3, power_from, processors_of, runs_triton
 
 TILE = 64
-"""Outputs of a tile of INT4 weights."""
+"""Outputs of a tile of 4-bit weights."""
 MOST_ROWS = 128
-"""Of products with INT4 weights as they are: more take longer than expanding the weights first."""
+"""Of products with codes as they are: more take longer than expanding the weights first."""
 _COUNTERS = 4  # for each multiprocessor: products of more programs are not split
 _LEAST_GROUPS = 2  # of a split's inputs
+_INPUTS_OF_CODES = 128  # of 8 bits, of a program's step
 _LEAST_SIDE = 8  # of a matrix product
 _MOST_TOGETHER = 64  # rows of a program
 _OUTPUTS, _INPUTS = 8, 1024  # of a program's step where there is one row
 _FEW_OUTPUTS = 2048  # of a layer: programs with more warps keep the memory busier
 
 
+def readable(codes: Tensor) -> Tensor:
+    """Codes of 8 bits as the kernels take them: contiguous, E4M3 in uint8."""
+    return (codes.view(torch.uint8) if codes.dtype is torch.float8_e4m3fn else codes).contiguous()
+
+
 @dataclass(frozen=True)
 class _Shape:
-    """Of the programs that multiply INT4 weights: outputs and rows of one, and into how many parts inputs are split.
+    """Of the programs that multiply codes: outputs and rows of one, and into how many parts inputs are split.
 
-    `most_programs`: for each multiprocessor, up to which inputs are split. Measured on an H200.
+    `most_programs`: for each multiprocessor, up to which inputs are split. Measured with INT4 on an H200.
     """
 
     outputs: int
@@ -47,20 +56,42 @@ def _shape_for(rows: int) -> _Shape:
 
 
 class Products:
-    """Launches `kernels`, the module `product_kernels`, on a GPU of this many multiprocessors."""
+    """Launches kernels on a GPU of this many multiprocessors.
 
-    def __init__(self, kernels: Any, launch: Launcher, processors: int, device: torch.device) -> None:
+    `kernels`: the module `product_kernels`; `tiles`: `tile_kernels`.
+    """
+
+    def __init__(
+        self, kernels: Any, tiles: Any, launch: Launcher, processors: int, device: torch.device, *, e4m3: bool
+    ) -> None:
+        """`e4m3`: whether the GPU converts E4M3."""
+        self._e4m3 = e4m3
         self._kernels = kernels
+        self._tiles = tiles
         self._launch = launch
         self._processors = processors
         self._device = device
 
     def new_counters(self) -> Tensor:
-        """What `int4` takes: zeros, which every product leaves zero again. Products at the same time need their own."""
+        """What `codes`, `int4` and `nvfp4` take: zeros, which every product leaves zero again.
+
+        Products at the same time need their own.
+        """
         return torch.zeros(_COUNTERS * self._processors, dtype=torch.int32, device=self._device)
 
-    def one_row(self, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """(1, outputs), rounded to `dtype`, of x (1, inputs) and weight (outputs, inputs) of its type, contiguous."""
+    def one_row(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        scales: Tensor | None = None,
+        factor: Tensor | None = None,
+    ) -> Tensor:
+        """(1, outputs), rounded to `dtype`, of x (1, inputs) and weight (outputs, inputs), contiguous.
+
+        The weight is of x's type, or codes of 8 bits. Sums are multiplied with scales (outputs,) and factor (1,).
+        """
         outputs, inputs = weight.shape
         y = x.new_empty(1, outputs, dtype=dtype)
         self._launch(
@@ -68,14 +99,104 @@ class Products:
             (-(-outputs // _OUTPUTS), 1, 1),
             x,
             weight,
+            y if scales is None else scales,
+            y if factor is None else factor,
             y if bias is None else bias,
             y,
             inputs,
             outputs,
             OUTPUTS=_OUTPUTS,
             INPUTS=_INPUTS,
+            CONVERTS=self._e4m3,
+            SCALED=scales is not None,
+            FACTORED=factor is not None,
             BIASED=bias is not None,
             warps=8 if outputs <= _FEW_OUTPUTS else 4,
+        )
+        return y
+
+    def codes(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        scales: Tensor,
+        bias: Tensor | None,
+        counters: Tensor,
+        factors: Tensor | None = None,
+    ) -> Tensor:
+        """(rows, outputs) of at most MOST_ROWS rows x (rows, inputs) and codes of 8 bits (outputs, inputs), contiguous.
+
+        `counters`: see `new_counters`. Sums are multiplied with scales (outputs,) and factors (rows,).
+        """
+        rows, (outputs, inputs) = len(x), weight.shape
+        if rows == 1:
+            return self.one_row(x, weight, bias, x.dtype, scales, factors)
+        y = x.new_empty(rows, outputs)
+        if not rows:
+            return y
+        shape = _shape_for(rows)
+        parts, many = -(-outputs // shape.outputs), -(-rows // shape.rows)
+        splits = self._splits(shape, parts * many, inputs // _INPUTS_OF_CODES)
+        self._launch(
+            self._kernels.multiply_codes,
+            (parts, many, splits),
+            x,
+            weight,
+            scales,
+            scales if factors is None else factors,
+            y if bias is None else bias,
+            y,
+            y if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32),
+            counters,
+            rows,
+            x.stride(0),
+            inputs,
+            outputs,
+            OUTPUTS=shape.outputs,
+            ROWS=shape.rows,
+            INPUTS=_INPUTS_OF_CODES,
+            SPLITS=splits,
+            CONVERTS=self._e4m3,
+            FACTORED=factors is not None,
+            BIASED=bias is not None,
+            warps=shape.warps,
+            stages=shape.stages,
+        )
+        return y
+
+    def expand_codes(self, weight: Tensor, scales: Tensor | None = None) -> Tensor:
+        """bfloat16 values of codes of 8 bits (outputs, inputs), contiguous, times scales (outputs,)."""
+        outputs, inputs = weight.shape
+        values = torch.empty(outputs, inputs, dtype=torch.bfloat16, device=weight.device)
+        self._launch(
+            self._kernels.expand_codes,
+            (outputs, -(-inputs // _INPUTS), 1),
+            weight,
+            values if scales is None else scales,
+            values,
+            inputs,
+            COLUMNS=_INPUTS,
+            CONVERTS=self._e4m3,
+            SCALED=scales is not None,
+        )
+        return values
+
+    def scale_sums(self, sums: Tensor, scales: Tensor, factors: Tensor | None, bias: Tensor | None) -> Tensor:
+        """bfloat16 sums (rows, outputs) * scales (outputs,) * factors (rows,) + bias; of bfloat16 in place."""
+        rows, outputs = sums.shape
+        y = sums if sums.dtype is torch.bfloat16 else sums.new_empty(rows, outputs, dtype=torch.bfloat16)
+        self._launch(
+            self._kernels.scale_sums,
+            (rows, -(-outputs // _INPUTS), 1),
+            sums,
+            scales,
+            scales if factors is None else factors,
+            y if bias is None else bias,
+            y,
+            outputs,
+            COLUMNS=_INPUTS,
+            FACTORED=factors is not None,
+            BIASED=bias is not None,
         )
         return y
 
@@ -92,8 +213,28 @@ class Products:
 
         `counters`: see `new_counters`. prescale (inputs,): of one row only.
         """
+        return self._of_tiles(x, weight, scales, bias, counters, prescale, None)
+
+    def nvfp4(
+        self, x: Tensor, weight: Tensor, blocks: Tensor, factor: Tensor, bias: Tensor | None, counters: Tensor
+    ) -> Tensor:
+        """As `int4`, with scales of blocks in tiles. Sums are multiplied with factor (1,)."""
+        return self._of_tiles(x, weight, blocks, bias, counters, None, factor)
+
+    def _of_tiles(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        scales: Tensor,
+        bias: Tensor | None,
+        counters: Tensor,
+        prescale: Tensor | None,
+        factor: Tensor | None,
+    ) -> Tensor:
+        """`factor`: of NVFP4; None: the codes are INT4."""
         rows, inputs = x.shape
-        groups, outputs = scales.shape
+        tiles, groups, _, half = weight.shape
+        outputs = tiles * TILE
         y = x.new_empty(rows, outputs)
         if not rows:
             return y
@@ -101,12 +242,13 @@ class Products:
         parts, many = -(-outputs // shape.outputs), -(-rows // shape.rows)
         splits = self._splits(shape, parts * many, groups)
         self._launch(
-            self._kernels.multiply_int4,
+            self._tiles.multiply_tiles,
             (parts, many, splits),
             x,
             weight,
             scales,
-            scales if prescale is None else prescale,
+            x if prescale is None else prescale,
+            x if factor is None else factor,
             y if bias is None else bias,
             y,
             y if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32),
@@ -116,25 +258,33 @@ class Products:
             inputs,
             outputs,
             TILE=TILE,
-            HALF=inputs // groups // 2,
+            HALF=half,
             OUTPUTS=shape.outputs,
             ROWS=shape.rows,
             SPLITS=splits,
             ONE=rows == 1,
             PRESCALED=prescale is not None,
+            NVFP4=factor is not None,
             BIASED=bias is not None,
             warps=shape.warps,
             stages=shape.stages,
         )
         return y
 
-    def expand_int4(self, weight: Tensor, scales: Tensor, inputs: int) -> Tensor:
-        """(outputs, inputs) bfloat16 values of tiles of codes."""
-        groups, outputs = scales.shape
+    def expand_int4(self, weight: Tensor, scales: Tensor) -> Tensor:
+        """(outputs, inputs) bfloat16 values of tiles of codes; scales (groups, outputs)."""
+        return self._expanded(weight, scales, nvfp4=False)
+
+    def expand_nvfp4(self, weight: Tensor, blocks: Tensor) -> Tensor:
+        """As `expand_int4`, with scales of blocks in tiles."""
+        return self._expanded(weight, blocks, nvfp4=True)
+
+    def _expanded(self, weight: Tensor, scales: Tensor, *, nvfp4: bool) -> Tensor:
+        tiles, groups, _, half = weight.shape
+        outputs, inputs = tiles * TILE, groups * 2 * half
         values = torch.empty(outputs, inputs, dtype=torch.bfloat16, device=weight.device)
-        half = inputs // groups // 2
-        grid = (outputs // TILE, groups, 1)
-        self._launch(self._kernels.expand_int4, grid, weight, scales, values, inputs, outputs, TILE=TILE, HALF=half)
+        sizes = {"TILE": TILE, "HALF": half, "NVFP4": nvfp4}
+        self._launch(self._tiles.expand_tiles, (tiles, groups, 1), weight, scales, values, inputs, outputs, **sizes)
         return values
 
     def _splits(self, shape: _Shape, programs: int, groups: int) -> int:
@@ -150,6 +300,8 @@ def products_for(device: torch.device) -> Products | None:
 
 @functools.cache
 def _on_gpu(index: int) -> Products:
-    from trtforge.runtime.cuda import product_kernels
+    from trtforge.runtime.cuda import product_kernels, tile_kernels
 
-    return Products(product_kernels, launcher_for(index), processors_of(index), torch.device("cuda", index))
+    device = torch.device("cuda", index)
+    launch, processors = launcher_for(index), processors_of(index)
+    return Products(product_kernels, tile_kernels, launch, processors, device, e4m3=converts_e4m3(index))

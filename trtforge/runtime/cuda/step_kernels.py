@@ -28,16 +28,35 @@ def wait_for_previous(EARLY: tl.constexpr):
 
 
 @triton.jit
+def _saturated_e4m3(values):
+    largest = tl.minimum(values, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(largest, -_E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def nearest_e4m3(values):
+    """float32 values, saturated and rounded to numbers of E4M3: see `float8.round_to_e4m3`."""
+    values = _saturated_e4m3(values)
+    power = (values.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    magic = tl.maximum(power, 0.015625) * 1572864.0
+    return (values + magic) - magic
+
+
+@triton.jit
+def nearest_int8(values):
+    """float32 values, saturated and rounded to numbers of INT8, halves to even."""
+    values = tl.minimum(tl.maximum(values, -_INT8_MAX - 1), _INT8_MAX)
+    return (values + _ROUNDING) - _ROUNDING
+
+
+@triton.jit
 def to_e4m3(values, scale):
     """values / scale in float32, saturated and rounded to E4M3: to four significant bits, halves to even."""
     scaled = tl.div_rn(values.to(tl.float32), scale)
-    scaled = tl.maximum(scaled, -_E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
-    scaled = tl.minimum(scaled, _E4M3_MAX, propagate_nan=tl.PropagateNan.ALL)
-    if _INTERPRETED:  # Triton's interpreter (3.9) cuts digits off; see `float8.round_to_e4m3`
-        power = (scaled.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-        magic = tl.maximum(power, 0.015625) * 1572864.0
-        scaled = (scaled + magic) - magic
-    return scaled.to(tl.float8e4nv)
+    if _INTERPRETED:  # Triton's interpreter (3.9) cuts digits off
+        return nearest_e4m3(scaled).to(tl.float8e4nv)
+    else:
+        return _saturated_e4m3(scaled).to(tl.float8e4nv)
 
 
 @triton.jit
@@ -214,8 +233,7 @@ def _as_cached(values, scale, INT8: tl.constexpr, E4M3: tl.constexpr):
     if E4M3:
         return to_e4m3(values, scale).to(tl.uint8, bitcast=True)
     elif INT8:
-        codes = tl.minimum(tl.maximum(tl.div_rn(values.to(tl.float32), scale), -_INT8_MAX - 1), _INT8_MAX)
-        return ((codes + _ROUNDING) - _ROUNDING).to(tl.int8)
+        return nearest_int8(tl.div_rn(values.to(tl.float32), scale)).to(tl.int8)
     else:
         return values
 

@@ -12,6 +12,7 @@ from trtforge.runtime.native.bindings import VARIABLE
 
 _LOG = logging.getLogger(__name__)
 _LEAST_SM = (8, 0)  # compute capability that Triton supports
+_E4M3_SM = (8, 9)  # from which GPUs convert to E4M3 and back
 
 
 def runs_triton(device: torch.device) -> bool:
@@ -38,6 +39,11 @@ def _works(index: int) -> bool:
 def processors_of(index: int) -> int:
     """Multiprocessors of a GPU."""
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
+
+
+def converts_e4m3(index: int) -> bool:
+    """Whether a GPU converts numbers to E4M3 and back."""
+    return torch.cuda.get_device_capability(index) >= _E4M3_SM
 
 
 def power_from(number: int) -> int:

@@ -35,7 +35,7 @@ class Fp8Native:
         kernels = _kernels(shape, place)
         if kernels is None:
             stored = Stored(weight, vector, weights_scale, activation_scale)
-            return _repacked(Fp8Dense(), stored, prefix, shape, place)
+            return repacked(Fp8Dense(), stored, prefix, shape, place)
         layer = ExpandedLayer(
             "e4m3",
             pack_bytes(weight.view(torch.int8)),
@@ -68,7 +68,7 @@ class _ScaledByOutput:
         vector = load_bias(weights, prefix, shape, place, bias)
         kernels = _kernels(shape, place)
         if kernels is None:
-            return _repacked(self.reference, Stored(weight, vector, scales), prefix, shape, place)
+            return repacked(self.reference, Stored(weight, vector, scales), prefix, shape, place)
         layer = ExpandedLayer(
             self.format,
             pack_bytes(weight.view(torch.int8)),
@@ -99,7 +99,7 @@ def _kernels(shape: tuple[int, int], place: Placement) -> Native | None:
     return native_for(place.device, place.dtype) if suits_cpu(*shape) else None
 
 
-def _repacked(kernel: Kernel, stored: Stored, prefix: str, shape: tuple[int, int], place: Placement) -> Linear:
+def repacked(kernel: Kernel, stored: Stored, prefix: str, shape: tuple[int, int], place: Placement) -> Linear:
     """The layer as another kernel computes it."""
     packed = {f"{prefix}.{name}": tensor for name, tensor in kernel.pack(stored, place.dtype).items()}
     return kernel.load(Weights.of(packed, prefix), prefix, shape, place, bias=stored.bias is not None)

@@ -42,7 +42,7 @@ class Int4Packed:
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
         codes = unpack_int4(stored.weight.view(torch.int8)).to(torch.int32) + 8
-        check_sizes(codes, stored.weights_scale.shape[1], _OUTPUTS_OF_TILE)
+        _check_sizes(codes, stored.weights_scale.shape[1])
         weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
         scales = stored.weights_scale.t()
         scales_and_zeros = torch.stack((scales, torch.zeros_like(scales)), dim=2).to(dtype).contiguous()
@@ -90,13 +90,14 @@ def _expanded(weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
     return values.view(-1, outputs)
 
 
-def check_sizes(codes: Tensor, groups: int, tile: int) -> None:
-    """Raises ForgeError if kernels with tiles of so many outputs do not take a layer with codes (outputs, inputs)."""
+def _check_sizes(codes: Tensor, groups: int) -> None:
+    """Raises ForgeError if torch's kernel does not take a layer with codes (outputs, inputs)."""
     outputs, inputs = codes.shape
     hint = "Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`."
-    if outputs % tile:
+    if outputs % _OUTPUTS_OF_TILE:
         raise ForgeError(
-            f"an INT4 linear layer with {outputs} outputs on a rank: int4 kernels take multiples of {tile}", hint=hint
+            f"an INT4 linear layer with {outputs} outputs on a rank: int4 kernels take multiples of {_OUTPUTS_OF_TILE}",
+            hint=hint,
         )
     if inputs // groups not in PACKED_GROUPS:
         raise ForgeError(

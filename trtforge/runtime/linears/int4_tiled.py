@@ -1,15 +1,22 @@
-"""INT4 linear layers on CUDA, with weights in the tiles that `cuda.product_kernels` reads."""
+"""INT4 linear layers on CUDA, with weights in the tiles that `cuda.tile_kernels` reads: INT4-AWQ and W4A8-AWQ.
+
+Layers of sizes that the kernels do not take hold their weights in the compute type.
+"""
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trtforge.models.kernels import suits_tiles
 from trtforge.models.transforms import unpack_int4
 from trtforge.runtime.cuda.fused import fused_for
-from trtforge.runtime.cuda.products import MOST_ROWS, TILE, products_for
-from trtforge.runtime.linears.int4_linear import check_sizes, load_prequant, packed_prequant
+from trtforge.runtime.cuda.products import MOST_ROWS, TILE, Products, products_for
+from trtforge.runtime.cuda.rounding import rounding_for
+from trtforge.runtime.linears.float8 import round_to_e4m3
+from trtforge.runtime.linears.int4_linear import Int4Dense, load_prequant, packed_prequant
 from trtforge.runtime.linears.int4_native import OFFSET
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.w4a8_linear import W4A8, group_scales, packed_factors
 from trtforge.runtime.linears.weights import Weights
 
 
@@ -19,22 +26,20 @@ class Int4Tiled:
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
         codes = unpack_int4(stored.weight.view(torch.int8))
-        groups = stored.weights_scale.shape[1]
-        check_sizes(codes, groups, TILE)
-        scales = stored.weights_scale.to(dtype).t().contiguous()
-        packed = {"weight": tiles_of(codes, groups), "weights_scaling_factor": scales}
+        if not suits_tiles(*codes.shape):
+            return Int4Dense().pack(stored, dtype)
+        packed = packed_tiles(codes, stored.weights_scale.to(dtype))
         return with_bias({**packed, **packed_prequant(stored, dtype)}, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        outputs, inputs = shape
-        scales = weights.take(f"{prefix}.weights_scaling_factor").to(place.device)
-        groups = len(scales)
-        tiles = weights.take(f"{prefix}.weight", outputs // TILE, groups, TILE, inputs // groups // 2).to(place.device)
+        if not suits_tiles(*shape):
+            return Int4Dense().load(weights, prefix, shape, place, bias=bias)
+        tiles, scales = take_tiles(weights, prefix, shape, place)
         vector = load_bias(weights, prefix, shape, place, bias)
         prequant = load_prequant(weights, prefix, shape, place)
         products, fused = products_for(place.device), fused_for(place.device, place.dtype)
         if products is None or fused is None:
-            return _by_torch(tiles, scales, inputs, vector, prequant)
+            return _by_torch(tiles, scales, vector, prequant)
         counters = products.new_counters()
 
         def linear(x: Tensor) -> Tensor:
@@ -42,19 +47,68 @@ class Int4Tiled:
                 return products.int4(x, tiles, scales, vector, counters, prequant)
             if prequant is not None:
                 x = fused.scale_columns(x, prequant)
-            if len(x) <= MOST_ROWS:
-                return products.int4(x, tiles, scales, vector, counters)
-            return functional.linear(x, products.expand_int4(tiles, scales, inputs), vector)
+            return _multiplied(products, x, tiles, scales, vector, counters)
 
         return linear
 
 
-def _by_torch(tiles: Tensor, scales: Tensor, inputs: int, bias: Tensor | None, prequant: Tensor | None) -> Linear:
+class W4A8Tiled:
+    """As `W4A8`: the sums' factor multiplies the groups' scales, which are float32."""
+
+    def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
+        codes = unpack_int4(stored.weight.view(torch.int8))
+        if not suits_tiles(*codes.shape):
+            return W4A8(Int4Dense()).pack(stored, dtype)
+        return with_bias({**packed_tiles(codes, group_scales(stored)), **packed_factors(stored)}, stored, dtype)
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        if not suits_tiles(*shape):
+            return W4A8(Int4Dense()).load(weights, prefix, shape, place, bias=bias)
+        tiles, scales = take_tiles(weights, prefix, shape, place)
+        scales = scales * weights.take_scalar(f"{prefix}.output_scaling_factor").to(place.device)
+        input_scales = weights.take(f"{prefix}.input_scaling_factor", shape[1]).to(place.device)
+        vector = load_bias(weights, prefix, shape, place, bias)
+        products, rounding = products_for(place.device), rounding_for(place.device)
+        if products is None or rounding is None:
+            multiply = _by_torch(tiles, scales, vector, None)
+            return lambda x: multiply(round_to_e4m3(x * input_scales, 1.0).to(x.dtype))
+        counters, one = products.new_counters(), torch.ones(1, device=place.device)
+
+        def linear(x: Tensor) -> Tensor:
+            numbers = rounding(x, "e4m3", one, input_scales)
+            return _multiplied(products, numbers, tiles, scales, vector, counters)
+
+        return linear
+
+
+def _multiplied(
+    products: Products, x: Tensor, tiles: Tensor, scales: Tensor, bias: Tensor | None, counters: Tensor
+) -> Tensor:
+    if len(x) <= MOST_ROWS:
+        return products.int4(x, tiles, scales, bias, counters)
+    return functional.linear(x, products.expand_int4(tiles, scales), bias)
+
+
+def packed_tiles(codes: Tensor, scales: Tensor) -> dict[str, Tensor]:
+    """`weight` in tiles, and its scales (groups, out), of int8 codes (out, in) and scales (out, groups)."""
+    return {"weight": tiles_of(codes, scales.shape[1]), "weights_scaling_factor": scales.t().contiguous()}
+
+
+def take_tiles(weights: Weights, prefix: str, shape: tuple[int, int], place: Placement) -> tuple[Tensor, Tensor]:
+    """What `packed_tiles` packed of a layer of `shape` (out, in), on its device."""
+    outputs, inputs = shape
+    scales = weights.take(f"{prefix}.weights_scaling_factor").to(place.device)
+    groups = len(scales)
+    tiles = weights.take(f"{prefix}.weight", outputs // TILE, groups, TILE, inputs // groups // 2)
+    return tiles.to(place.device), scales
+
+
+def _by_torch(tiles: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None) -> Linear:
     """The layer without kernels: the weights are expanded in each call."""
 
     def linear(x: Tensor) -> Tensor:
         scaled = x if prequant is None else x * prequant
-        return functional.linear(scaled, values_of(tiles, scales, inputs), bias)
+        return functional.linear(scaled, values_of(tiles, scales).to(x.dtype), bias)
 
     return linear
 
@@ -67,10 +121,10 @@ def tiles_of(codes: Tensor, groups: int) -> Tensor:
     return (low | (high << 4)).transpose(1, 2).contiguous().view(torch.int8)
 
 
-def values_of(tiles: Tensor, scales: Tensor, inputs: int) -> Tensor:
-    """(outputs, inputs) values in the type of the scales, by torch's operations."""
+def values_of(tiles: Tensor, scales: Tensor) -> Tensor:
+    """(outputs, inputs) values in the type of the scales (groups, outputs), by torch's operations."""
     codes = tiles.view(torch.uint8).transpose(1, 2)  # (tiles, TILE, groups, half)
     both = torch.stack((codes & 15, codes >> 4), dim=3).to(torch.int8) - OFFSET
     groups, outputs = scales.shape
-    grouped = both.view(outputs, groups, inputs // groups).to(scales.dtype)
-    return (grouped * scales.t().unsqueeze(2)).view(outputs, inputs)
+    grouped = both.view(outputs, groups, -1).to(scales.dtype)
+    return (grouped * scales.t().unsqueeze(2)).view(outputs, -1)

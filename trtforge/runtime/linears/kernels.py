@@ -11,16 +11,18 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import QuantFormat
 from trtforge.models.kernels import REFERENCE, KernelName, kernel_for, plain_kernel
 from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.linears.byte_cuda import Fp8Cuda, Fp8RowwiseCuda, Int8Cuda, SmoothQuantCuda
 from trtforge.runtime.linears.byte_native import Fp8Native, Fp8RowwiseNative, Int8Native
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
 from trtforge.runtime.linears.int4_native import Int4Native
-from trtforge.runtime.linears.int4_tiled import Int4Tiled
+from trtforge.runtime.linears.int4_tiled import Int4Tiled, W4A8Tiled
 from trtforge.runtime.linears.int8 import multiplies_int8
 from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Dense, Kernel
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
+from trtforge.runtime.linears.nvfp4_tiled import Nvfp4Tiled
 from trtforge.runtime.linears.plain_native import PlainNative
 from trtforge.runtime.linears.w4a8_linear import W4A8, W4A8Native
 from trtforge.runtime.native.bindings import native, native_for
@@ -119,28 +121,40 @@ def _kernel(name: KernelName) -> Kernel:
             return Fp8Dense()
         case "fp8_native_cpu":
             return Fp8Native()
+        case "fp8_codes_cuda":
+            return Fp8Cuda()
         case "fp8_scaled_mm":
             return Fp8ScaledMatmul()
         case "fp8_rowwise_dense":
             return Fp8RowwiseDense()
         case "fp8_rowwise_native_cpu":
             return Fp8RowwiseNative()
+        case "fp8_rowwise_codes_cuda":
+            return Fp8RowwiseCuda()
         case "nvfp4_dense":
             return Nvfp4Dense()
+        case "nvfp4_packed_cuda":
+            return Nvfp4Tiled()
         case "int8_dense":
             return Int8Dense()
         case "int8_native_cpu":
             return Int8Native()
+        case "int8_codes_cuda":
+            return Int8Cuda()
         case "int8_sq_dense":
             return SmoothQuant(integer=False)
         case "int8_sq_cpu":
             return SmoothQuant(integer=True)
+        case "int8_sq_codes_cuda":
+            return SmoothQuantCuda()
         case "w4a8_dense":
             return W4A8(Int4Dense())
         case "w4a8_native_cpu":
             return W4A8Native()
         case "w4a8_packed_cpu":
             return W4A8(Int4Packed())
+        case "w4a8_packed_cuda":
+            return W4A8Tiled()
         case "int4_dense":
             return Int4Dense()
         case "int4_native_cpu":

@@ -26,17 +26,8 @@ class W4A8:
         self._weights = weights
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
-        assert stored.weights_scale is not None
-        assert stored.weights_scale_2 is not None
-        assert stored.activation_scale is not None
-        assert stored.prequant is not None
-        scales = (stored.weights_scale / stored.weights_scale_2).half().float()
-        plain = replace(stored, bias=None, prequant=None, weights_scale=scales)
-        packed = self._weights.pack(plain, wide(dtype)) | {
-            "input_scaling_factor": stored.prequant.float() / stored.activation_scale,
-            "output_scaling_factor": stored.weights_scale_2 * stored.activation_scale,
-        }
-        return with_bias(packed, stored, dtype)
+        plain = replace(stored, bias=None, prequant=None, weights_scale=group_scales(stored))
+        return with_bias(self._weights.pack(plain, wide(dtype)) | packed_factors(stored), stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
         matrix = self._weights.load(weights, prefix, shape, replace(place, dtype=wide(place.dtype)), bias=False)
@@ -49,6 +40,24 @@ class W4A8:
             return y if vector is None else y.add_(vector)
 
         return linear
+
+
+def group_scales(stored: Stored) -> Tensor:
+    """float32 (out, groups): the scales of the codes, without the second scale and rounded to float16."""
+    assert stored.weights_scale is not None
+    assert stored.weights_scale_2 is not None
+    return (stored.weights_scale / stored.weights_scale_2).half().float()
+
+
+def packed_factors(stored: Stored) -> dict[str, Tensor]:
+    """The factors of the inputs (in,) before they are rounded, and of the sums (1,)."""
+    assert stored.weights_scale_2 is not None
+    assert stored.activation_scale is not None
+    assert stored.prequant is not None
+    return {
+        "input_scaling_factor": stored.prequant.float() / stored.activation_scale,
+        "output_scaling_factor": stored.weights_scale_2 * stored.activation_scale,
+    }
 
 
 class W4A8Native(W4A8):

@@ -1,0 +1,140 @@
+"""Linear layers of 8-bit weights on CUDA, which stay in 8 bits.
+
+Weight-only INT8, SmoothQuant, row-wise FP8, and FP8 for GPUs without products of E4M3. Activations are rounded to
+numbers that bfloat16 holds exactly; few rows are multiplied with the codes, and their sums are scaled before they are
+rounded. For many rows the weights are expanded to bfloat16 in each call. Layers are packed as for the CPU kernels;
+without Triton they hold their weights in the compute type.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trtforge.models.transforms import FP8_ROW_SCALE_MIN
+from trtforge.runtime.cuda.products import MOST_ROWS, Products, products_for, readable
+from trtforge.runtime.cuda.rounding import rounding_for
+from trtforge.runtime.linears.byte_native import Fp8Native, Fp8RowwiseNative, Int8Native, repacked
+from trtforge.runtime.linears.fp8_linear import Fp8Dense
+from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense, wide
+from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
+from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias
+from trtforge.runtime.linears.weights import Weights
+
+_INT8_SIDE = 8  # what the sizes of torch's products of INT8 are multiples of
+
+
+@dataclass(frozen=True)
+class CodesProduct:
+    """y = x W^T * scales + b, of bfloat16 numbers x (rows, in); weight (out, in) of codes, scales (out,) in float32."""
+
+    products: Products
+    weight: Tensor
+    scales: Tensor
+    bias: Tensor | None
+    counters: Tensor
+
+    @classmethod
+    def of(cls, products: Products, weight: Tensor, scales: Tensor, bias: Tensor | None) -> "CodesProduct":
+        """On the device of `bias` and of the kernels."""
+        return cls(products, readable(weight), scales.contiguous(), bias, products.new_counters())
+
+    def __call__(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
+        """`factors` (rows,): of the sums of each row."""
+        if len(x) <= MOST_ROWS:
+            return self.products.codes(x, self.weight, self.scales, self.bias, self.counters, factors)
+        sums = functional.linear(x, self.products.expand_codes(self.weight))
+        return self.products.scale_sums(sums, self.scales, factors, self.bias)
+
+    def of_scaled_weights(self, x: Tensor) -> Tensor:
+        """As a call; weights of many rows are scaled before they are rounded to bfloat16, not their sums."""
+        if len(x) <= MOST_ROWS:
+            return self(x)
+        return functional.linear(x, self.products.expand_codes(self.weight, self.scales), self.bias)
+
+
+class Int8Cuda(Int8Native):
+    """Weight-only INT8."""
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        weight, scales = _weight(weights, prefix, shape), weights.take(f"{prefix}.per_channel_scale", shape[0])
+        vector, products = load_bias(weights, prefix, shape, place, bias), products_for(place.device)
+        if products is None:
+            return repacked(Int8Dense(), Stored(weight, vector, scales), prefix, shape, place)
+        return CodesProduct.of(products, weight.to(place.device), scales.to(place.device), vector).of_scaled_weights
+
+
+class Fp8RowwiseCuda(Fp8RowwiseNative):
+    """E4M3 weights with a scale of each output, E4M3 activations with one of each token."""
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        weight = _weight(weights, prefix, shape).view(torch.float8_e4m3fn)
+        scales = weights.take(f"{prefix}.per_channel_scale", shape[0])
+        vector, products = load_bias(weights, prefix, shape, place, bias), products_for(place.device)
+        rounding = rounding_for(place.device)
+        if products is None or rounding is None:
+            return repacked(Fp8RowwiseDense(), Stored(weight, vector, scales), prefix, shape, place)
+        product = CodesProduct.of(products, weight.to(place.device), scales.to(place.device), vector)
+        return lambda x: product(*rounding.by_row(x, FP8_ROW_SCALE_MIN))
+
+
+class Fp8Cuda(Fp8Native):
+    """E4M3 weights and statically scaled E4M3 activations, with per-tensor scaling factors."""
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        weight = _weight(weights, prefix, shape)
+        weights_scale = weights.take_scalar(f"{prefix}.weights_scaling_factor")
+        activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor")
+        vector, products = load_bias(weights, prefix, shape, place, bias), products_for(place.device)
+        rounding = rounding_for(place.device)
+        if products is None or rounding is None:
+            return repacked(Fp8Dense(), Stored(weight, vector, weights_scale, activation_scale), prefix, shape, place)
+        scales, scale = (weights_scale * activation_scale).expand(shape[0]), activation_scale.to(place.device)
+        product = CodesProduct.of(products, weight.to(place.device), scales.to(place.device), vector)
+        return lambda x: product(rounding(x, "e4m3", scale))
+
+
+class SmoothQuantCuda(SmoothQuant):
+    """INT8 smoothed activations times INT8 weights; sums are scaled per output channel."""
+
+    def __init__(self) -> None:
+        super().__init__(integer=True)
+
+    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        products, rounding = products_for(place.device), rounding_for(place.device)
+        if products is None or rounding is None:
+            return _smooth_quant_by_torch(weights, prefix, shape, place, bias=bias)
+        weight = _weight(weights, prefix, shape).to(place.device)
+        prequant = weights.take(f"{prefix}.prequant_scaling_factor", shape[1]).to(place.device)
+        scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
+        scales = weights.take(f"{prefix}.output_scaling_factor", shape[0]).to(place.device)
+        vector = load_bias(weights, prefix, shape, place, bias)
+        product = CodesProduct.of(products, weight, scales, vector)
+        multiplies = not any(size % _INT8_SIDE for size in shape)
+
+        def linear(x: Tensor) -> Tensor:
+            numbers = rounding(x, "int8", scale, prequant)
+            if len(x) <= MOST_ROWS or not multiplies:
+                return product(numbers)
+            sums = torch._int_mm(numbers.to(torch.int8), weight.t())
+            return products.scale_sums(sums, scales, None, vector)
+
+        return linear
+
+
+def _weight(weights: Weights, prefix: str, shape: tuple[int, int]) -> Tensor:
+    return weights.take(f"{prefix}.weight", *shape)
+
+
+def _smooth_quant_by_torch(
+    weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool
+) -> Linear:
+    """The layer as `SmoothQuant` computes it on any device, from the packed tensors of integer weights."""
+    names = ["prequant_scaling_factor", "activation_scaling_factor", "output_scaling_factor"]
+    packed = {f"{prefix}.{name}": weights.take(f"{prefix}.{name}") for name in names}
+    packed[f"{prefix}.weight"] = _weight(weights, prefix, shape).to(wide(place.dtype))
+    vector = load_bias(weights, prefix, shape, place, bias)
+    if vector is not None:
+        packed[f"{prefix}.bias"] = vector
+    return SmoothQuant(integer=False).load(Weights.of(packed, prefix), prefix, shape, place, bias=vector is not None)
