@@ -31,6 +31,7 @@ from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Dense, Kernel, Stored
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
+from trtforge.runtime.linears.nvfp4_native import Nvfp4Native
 from trtforge.runtime.linears.nvfp4_tiled import Nvfp4Tiled
 from trtforge.runtime.linears.plain_native import PlainNative
 from trtforge.runtime.linears.w4a8_linear import W4A8, W4A8Native
@@ -58,6 +59,7 @@ KERNELS: dict[KernelName, Kernel] = {
     "int8_sq_cpu": SmoothQuant(integer=True),
     "int8_sq_codes_cuda": SmoothQuantCuda(),
     "nvfp4_dense": Nvfp4Dense(),
+    "nvfp4_native_cpu": Nvfp4Native(),
     "nvfp4_packed_cuda": Nvfp4Tiled(),
     "w4a8_dense": W4A8(Int4Dense()),
     "w4a8_native_cpu": W4A8Native(),
@@ -128,7 +130,7 @@ def test_layers_of_other_sizes_are_stored_as_plan_says(name: KernelName) -> None
     other = kernel_of_size(name, 40, INPUTS)
     assert other == UNSUITED[name] != name
     assert kernel_of_size(name, OUT, INPUTS) == name
-    if name.endswith(("int4_native_cpu", "packed_cuda", "w4a8_native_cpu")):
+    if name.endswith(("int4_native_cpu", "packed_cuda", "w4a8_native_cpu", "nvfp4_native_cpu")):
         layer = sliced(stored(name), 40)
         packed, expected = (KERNELS[each].pack(layer, torch.bfloat16) for each in (name, other))
         assert {key: tensor.nbytes for key, tensor in packed.items()} == {
@@ -188,7 +190,7 @@ def test_the_fastest_kernel_is_chosen(
         ("fp8", "fp8_native_cpu"),
         ("fp8_rowwise", "fp8_rowwise_native_cpu"),
         ("int8_wo", "int8_native_cpu"),
-        ("nvfp4", "nvfp4_dense"),
+        ("nvfp4", "nvfp4_native_cpu"),
     ],
 )
 def test_the_own_kernels_are_chosen(format: QuantFormat, dtype: ModelDtype, expected: str) -> None:

@@ -7,12 +7,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.runtime.kernel_levels import LEVELS, kernels_at
+from trtforge.core.number_limits import E2M1_VALUES
 from trtforge.models.kernels import suits_cpu
 from trtforge.models.transforms import FP8_ROW_SCALE_MIN
 from trtforge.runtime.linears.float8 import round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import token_scales
 from trtforge.runtime.linears.int4_native import pack_words
 from trtforge.runtime.linears.int8 import round_to_int8
+from trtforge.runtime.linears.nvfp4_linear import round_to_nvfp4
 from trtforge.runtime.native.expanded import (
     ExpandedLayer,
     Format,
@@ -47,6 +49,9 @@ def weights(format: Format, outputs: int, inputs: int, generator: torch.Generato
         case "int4":
             codes = torch.randint(-8, 8, (outputs, inputs), dtype=torch.int8, generator=generator)
             return codes.double(), pack_words(codes)
+        case "e2m1":
+            chosen = torch.randint(16, (outputs, inputs), generator=generator)
+            return torch.tensor(E2M1_VALUES).double()[chosen], pack_words((chosen - 8).to(torch.int8))
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -91,7 +96,7 @@ def test_products(
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", CLOSE)
-@pytest.mark.parametrize("inputs", ["e4m3", "int8", "e4m3 by row"])
+@pytest.mark.parametrize("inputs", ["e4m3", "int8", "e4m3 by row", "nvfp4"])
 def test_activations_are_rounded_as_torchs_operations_round_them(
     level: str, dtype: torch.dtype, inputs: Inputs
 ) -> None:
@@ -107,6 +112,8 @@ def test_activations_are_rounded_as_torchs_operations_round_them(
             expected = round_to_e4m3(x, 0.37)
         case "int8":
             expected = round_to_int8(x, 0.37).float()
+        case "nvfp4":
+            expected = round_to_nvfp4(x, torch.tensor([0.37]))
         case _:
             layer = ExpandedLayer("int8", pack_bytes(codes), size, inputs=inputs, activation_scale=FP8_ROW_SCALE_MIN)
             expected = round_to_e4m3(x, token_scales(x)) * token_scales(x)
@@ -124,6 +131,17 @@ def test_every_number_of_e4m3_is_exact(level: str, dtype: torch.dtype) -> None:
         made = linear_expanded(kernels_at(level), torch.ones(rows, 256, dtype=dtype), layer)
         exact = codes.view(torch.float8_e4m3fn).float().sum(dim=1)
         assert torch.equal(made.float(), exact.expand(rows, -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_number_of_e2m1_is_exact(level: str, dtype: torch.dtype) -> None:
+    codes = torch.zeros(32, 16, dtype=torch.int8)
+    codes[range(32), torch.arange(32) % 16] = torch.arange(32, dtype=torch.int8) % 16
+    layer = ExpandedLayer("e2m1", pack_words(codes - 8), 32)
+    for rows in (1, 3):
+        made = linear_expanded(kernels_at(level), torch.ones(rows, 16, dtype=dtype), layer)
+        assert torch.equal(made.float(), torch.tensor(E2M1_VALUES).repeat(2).expand(rows, -1))
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -12,13 +12,15 @@ from trtforge.runtime.linears.int4_linear import Int4Dense
 from trtforge.runtime.linears.int4_native import Int4Native
 from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Dense, Kernel, Placement, Stored
+from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
+from trtforge.runtime.linears.nvfp4_native import Nvfp4Native
 from trtforge.runtime.linears.plain_native import PlainNative
 from trtforge.runtime.linears.w4a8_linear import W4A8, W4A8Native
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import VARIABLE
 
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2**-6}
-SUITED, ODD = (64, 96), (60, 40)
+SUITED, ODD = (64, 96), (60, 48)
 PAIRS: dict[str, tuple[Kernel, Kernel]] = {
     "bfloat16": (PlainNative(), Dense()),
     "float16": (PlainNative(), Dense()),
@@ -27,6 +29,7 @@ PAIRS: dict[str, tuple[Kernel, Kernel]] = {
     "int8_wo": (Int8Native(), Int8Dense()),
     "int8_sq": (SmoothQuant(integer=True), SmoothQuant(integer=False)),
     "int4_awq": (Int4Native(), Int4Dense()),
+    "nvfp4": (Nvfp4Native(), Nvfp4Dense()),
     "w4a8": (W4A8Native(), W4A8(Int4Dense())),
 }
 """The kernel, and the reference."""
@@ -52,8 +55,12 @@ def stored(name: str, shape: tuple[int, int]) -> Stored:
             return Stored(codes, bias, scales)
         case "int8_sq":
             return Stored(codes, bias, scales, one, prequant)
+        case "nvfp4":
+            halves = torch.randint(0, 256, (outputs, inputs // 2), dtype=torch.uint8, generator=generator)
+            blocks = (torch.rand(outputs, inputs // 16, generator=generator) * 448).to(torch.float8_e4m3fn)
+            return Stored(halves, bias, blocks, one / 4, None, one)
         case _:
-            groups = torch.rand(outputs, inputs // (32 if shape == SUITED else 20), generator=generator) + 0.5
+            groups = torch.rand(outputs, inputs // (32 if shape == SUITED else 24), generator=generator) + 0.5
             return Stored(pack_int4(codes // 16), bias, groups, one, prequant, torch.tensor([0.01]))
 
 

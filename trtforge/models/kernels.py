@@ -32,6 +32,7 @@ KernelName = Literal[
     "int8_sq_cpu",
     "int8_sq_codes_cuda",
     "nvfp4_dense",
+    "nvfp4_native_cpu",
     "nvfp4_packed_cuda",
     "w4a8_dense",
     "w4a8_native_cpu",
@@ -72,6 +73,7 @@ UNSUITED: dict[KernelName, KernelName] = {
     "w4a8_native_cpu": "w4a8_dense",
     "int4_packed_cuda": "int4_dense",
     "w4a8_packed_cuda": "w4a8_dense",
+    "nvfp4_native_cpu": "nvfp4_dense",
     "nvfp4_packed_cuda": "nvfp4_dense",
 }
 """What computes layers of other sizes."""
@@ -144,6 +146,8 @@ def kernel_for(
             return "fp8_native_cpu"
         case "fp8_rowwise", "cpu" if native:
             return "fp8_rowwise_native_cpu"
+        case "nvfp4", "cpu" if native:
+            return "nvfp4_native_cpu"
         case "int8_wo", "cpu" if native:
             return "int8_native_cpu"
         case _:
@@ -214,6 +218,7 @@ KEPT: dict[KernelName, Kept] = {
     "int8_sq_codes_cuda": Kept(bits=8, per_input=FLOAT32_BYTES, per_output=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
     # activation_scaling_factor and output_scaling_factor
     "nvfp4_dense": Kept(wide=True, per_layer=2 * FLOAT32_BYTES),
+    "nvfp4_native_cpu": Kept(bits=4, per_block_bytes=FLOAT32_BYTES, per_layer=2 * FLOAT32_BYTES),
     "nvfp4_packed_cuda": Kept(bits=4, per_block_bytes=1, per_layer=2 * FLOAT32_BYTES),
     # input_scaling_factor in float32, output_scaling_factor
     "w4a8_dense": Kept(wide=True, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),

@@ -22,6 +22,7 @@ from trtforge.runtime.linears.int8 import multiplies_int8
 from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Dense, Kernel
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
+from trtforge.runtime.linears.nvfp4_native import Nvfp4Native
 from trtforge.runtime.linears.nvfp4_tiled import Nvfp4Tiled
 from trtforge.runtime.linears.plain_native import PlainNative
 from trtforge.runtime.linears.w4a8_linear import W4A8, W4A8Native
@@ -133,6 +134,8 @@ def _kernel(name: KernelName) -> Kernel:
             return Fp8RowwiseCuda()
         case "nvfp4_dense":
             return Nvfp4Dense()
+        case "nvfp4_native_cpu":
+            return Nvfp4Native()
         case "nvfp4_packed_cuda":
             return Nvfp4Tiled()
         case "int8_dense":

@@ -43,11 +43,16 @@ class Nvfp4Dense:
         return linear
 
 
+def halves_of(packed: Tensor) -> Tensor:
+    """uint8 (rows, 2 x columns), the halves of (rows, columns) bytes: the low one comes first."""
+    pairs = packed.view(torch.uint8)
+    return torch.stack((pairs & 0x0F, pairs >> 4), dim=2).flatten(1)
+
+
 def from_e2m1(packed: Tensor) -> Tensor:
-    """(rows, 2 x columns) float32 of (rows, columns) bytes: the low nibble comes first."""
+    """(rows, 2 x columns) float32 of (rows, columns) bytes of two codes."""
     table = torch.tensor(E2M1_VALUES, device=packed.device)
-    codes = torch.stack((packed & 0x0F, packed >> 4), dim=2).flatten(1)
-    return table[codes.long()]
+    return table[halves_of(packed).long()]
 
 
 def round_to_nvfp4(values: Tensor, scale: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from trtforge.runtime.cuda.products import MOST_ROWS, TILE, products_for
 from trtforge.runtime.cuda.rounding import rounding_for
 from trtforge.runtime.linears.float8 import from_e4m3
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, with_bias
-from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense, from_e2m1, round_to_nvfp4
+from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense, from_e2m1, halves_of, round_to_nvfp4
 from trtforge.runtime.linears.weights import Weights
 
 _MOST_INPUTS = 128  # of a tile
@@ -79,15 +79,13 @@ def _group(inputs: int) -> int:
 def tiles_of(packed: Tensor, group: int) -> Tensor:
     """int8 (outputs / TILE, groups, TILE, group / 2) of bytes (outputs, inputs / 2), whose low half comes first."""
     outputs, inputs = packed.shape[0], 2 * packed.shape[1]
-    pairs = packed.view(torch.uint8)
-    codes = torch.stack((pairs & 15, pairs >> 4), dim=2)
-    low, high = codes.view(outputs // TILE, TILE, inputs // group, 2, group // 2).unbind(3)
+    low, high = halves_of(packed).view(outputs // TILE, TILE, inputs // group, 2, group // 2).unbind(3)
     return (low | (high << 4)).transpose(1, 2).contiguous().view(torch.int8)
 
 
 def blocks_of(scales: Tensor, group: int) -> Tensor:
     """E4M3 in uint8 (outputs / TILE, groups, TILE, group / 16) of E4M3 (outputs, inputs / 16)."""
-    blocks = scales.view(torch.uint8).unflatten(1, (-1, group // NVFP4_BLOCK)).unflatten(0, (-1, TILE))
+    blocks: Tensor = scales.view(torch.uint8).unflatten(1, (-1, group // NVFP4_BLOCK)).unflatten(0, (-1, TILE))
     return blocks.transpose(1, 2).contiguous()
 
 
@@ -98,4 +96,5 @@ def values_of(tiles: Tensor, blocks: Tensor) -> Tensor:
     pairs = codes.unflatten(1, (-1, 2))
     values = from_e2m1(pairs[..., 0] | (pairs[..., 1] << 4))
     scales = from_e4m3(blocks.transpose(1, 2).flatten(0, 1).flatten(1).view(torch.float8_e4m3fn), torch.float32)
-    return (values.unflatten(1, (-1, NVFP4_BLOCK)) * scales.unsqueeze(2)).flatten(1)
+    scaled: Tensor = values.unflatten(1, (-1, NVFP4_BLOCK)) * scales.unsqueeze(2)
+    return scaled.flatten(1)

@@ -10,8 +10,8 @@ from trtforge.runtime.native.bindings import TYPES, Native
 from trtforge.runtime.native.structures import FORMATS, INPUTS, ExpandedLinear
 from trtforge.runtime.native.tiles import TILE
 
-Format = Literal["bfloat16", "float16", "int8", "e4m3", "int4"]
-Inputs = Literal["as they are", "e4m3", "int8", "e4m3 by row"]
+Format = Literal["bfloat16", "float16", "int8", "e4m3", "int4", "e2m1"]
+Inputs = Literal["as they are", "e4m3", "int8", "e4m3 by row", "nvfp4"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ExpandedLayer:
 
     `weight`: as `tiles` packs its format. float32 `scales`: (out / 32, groups, 32), `prequant` (in,), `bias` (out,).
     `inputs`: how activations are rounded; "e4m3 by row" divides by a scale of each row, of at least `activation_scale`,
-    and multiplies its outputs with it.
+    and multiplies its outputs with it; "nvfp4" gives E2M1 times an E4M3 scale of each 16 inputs, without `prequant`.
     """
 
     format: Format

@@ -244,9 +244,9 @@ OF_ROWS = frozenset(
 )
 """Those of them that `mix_experts` calls with another number of rows than they were recorded with."""
 
-FORMATS = ("bfloat16", "float16", "int8", "e4m3", "int4")
+FORMATS = ("bfloat16", "float16", "int8", "e4m3", "int4", "e2m1")
 """How `linear_expanded` takes weights: `Format` of source/linears.h."""
-INPUTS = ("as they are", "e4m3", "int8", "e4m3 by row")
+INPUTS = ("as they are", "e4m3", "int8", "e4m3 by row", "nvfp4")
 """How it rounds activations: `Inputs` of source/linears.h."""
 
 PRODUCTS = ("linear_bfloat16", "linear_int4")

@@ -20,6 +20,7 @@ constexpr int64_t BLOCK = 96;   // rows whose sums are kept together
 static inline void put_lanes(float* into, Lanes value) { *(Lanes*)into = value; }
 
 constexpr int64_t AHEAD = 512;  // words that are fetched from memory before a single row needs them
+constexpr int64_t BLOCK_OF_NVFP4 = 16;
 constexpr int64_t SUMMED = 16;  // inputs of a single row whose sum is kept
 
 // A way to multiply: what inputs and expanded weights are, how a tile's words become `count` inputs of expanded weights, and
@@ -245,12 +246,33 @@ static inline Vector rounded_to_int8(Vector exact) {
     return (larger(-128.0f, smaller(127.0f, exact)) + 0x1.8p23f) - 0x1.8p23f;
 }
 
-// 16 inputs, times their pre-quantisation scales and rounded as the layer asks for.
+// Numbers of a block as E2M1 times `scale`, the block's: two significant bits, steps of a half below 2, halves to even.
+static inline Vector rounded_to_e2m1(Vector exact, float scale) {
+    const Vector inside = larger(-6.0f, smaller(6.0f, exact / (scale > 0.0f ? scale : 1.0f)));
+    const Vector magic = larger(1.0f, (Vector)((Words)inside & 0x7f800000)) * 0x1.8p22f;
+    return ((inside + magic) - magic) * scale;
+}
+
+// The E4M3 scale of the block of 16 inputs that input i is in, of inputs divided by `scale`.
+template <typename T>
+static inline float scale_of_block(const T* x, int64_t i, float scale) {
+    Vector most = {};
+    for (int64_t at = i / BLOCK_OF_NVFP4 * BLOCK_OF_NVFP4, end = at + BLOCK_OF_NVFP4; at < end; at += WIDTH) {
+        const Vector v = absolute(load(x + at) / scale);
+        most = most > v ? most : v;
+    }
+    float largest = 0.0f;
+    for (int64_t lane = 0; lane < WIDTH; ++lane) largest = std::max(largest, float(most[lane]));
+    return rounded_to_e4m3(Vector() + largest / 6.0f)[0];
+}
+
+// WIDTH inputs, times their pre-quantisation scales and rounded as the layer asks for.
 template <Inputs KIND, typename T>
 static inline Vector prepared(const ExpandedLinear& l, const T* x, int64_t i, float scale) {
     Vector v = load(x + i);
     if (l.prequant) v *= load(l.prequant + i);
     if (KIND == E4M3 || KIND == E4M3_BY_ROW) return rounded_to_e4m3(v / scale);
+    if (KIND == NVFP4) return rounded_to_e2m1(v / scale, scale_of_block(x, i, scale));  // it has no prequant
     return KIND == INT8 ? rounded_to_int8(v / scale) : v;
 }
 
@@ -284,6 +306,7 @@ static inline auto by_kind(int64_t kind, F f) {
         case E4M3: return f(std::integral_constant<Inputs, E4M3>());
         case E4M3_BY_ROW: return f(std::integral_constant<Inputs, E4M3_BY_ROW>());
         case INT8: return f(std::integral_constant<Inputs, INT8>());
+        case NVFP4: return f(std::integral_constant<Inputs, NVFP4>());
         default: return f(std::integral_constant<Inputs, AS_THEY_ARE>());
     }
 }
@@ -411,6 +434,7 @@ EXPORT void linear_expanded(int64_t type, const ExpandedLinear* l) {
         case OF_INT8: return with_type<FromBytes<Int8>>(type, *l);
         case OF_E4M3: return with_type<FromBytes<E4m3>>(type, *l);
         case OF_INT4: return with_type<FromInt4>(type, *l);
+        case OF_E2M1: return with_type<FromE2m1>(type, *l);
     }
 }
 

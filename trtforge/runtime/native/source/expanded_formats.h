@@ -3,12 +3,13 @@
 // Weights are packed in tiles of 32 outputs, of which each 32-bit word holds one output:
 //   bfloat16, float16  (outputs / 32, inputs / 2, 32, 2)  two inputs
 //   int8, E4M3         (outputs / 32, inputs / 4, 32, 4)  four inputs
-// 4 bits: two outputs, 16 apart, as matmul.cpp describes. Integers become multiples of theirs by a power of two, for which
+// INT4, E2M1: nibbles of two outputs, 16 apart, as matmul.cpp describes. Integers become multiples of theirs by a power of two, for which
 // the sums, or the inputs of a single row, are corrected.
 
 #pragma once
 
 #include "float32.h"
+#include "vectors.h"
 
 #include <type_traits>
 
@@ -126,6 +127,44 @@ struct FromInt4 {
                     const LaneWords high = (signs << (28 - NIBBLES[i] - 4 * half)) & 0xf0000000u;
                     put(i, half * WORDS + o, __builtin_convertvector((LaneIntegers)high, Lanes));
                 }
+        }
+    }
+};
+
+// E2M1, the elements of NVFP4, in the places of INT4's.
+struct FromE2m1 {
+    using Single = FromE2m1;
+    static constexpr int64_t INPUTS = 4, WORDS = 16;
+    static constexpr float FACTOR = 1.0f, OFFSET = 0.0f;
+    static constexpr bool IN_BFLOAT16 = true;
+
+#if defined(__AVX512F__) && !defined(TRTFORGE_NARROW_VECTORS)
+    static Lanes of(LaneWords high) {
+        const __m512 numbers = _mm512_setr_ps(0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,  //
+                                              -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f);
+        return (Lanes)_mm512_permutexvar_ps((__m512i)(high >> 28), numbers);
+    }
+#else
+    // The bits move to their places in float32, whose exponents are 126 higher. Of a subnormal number the mantissa
+    // alone is left of one between 1 and 2: float32 has subnormal numbers too, but computes with them slowly.
+    static Lanes of(LaneWords high) {
+        const LaneWords bits = (high >> 6) & 0x01c00000u;
+        const Lanes normal = (Lanes)(bits + 0x3f000000u), subnormal = (Lanes)((bits & 0x00400000u) | 0x3f800000u) - 1.0f;
+        const Lanes size = (bits & 0x01800000u) != 0 ? normal : subnormal;
+        return (Lanes)((LaneWords)size | (high & 0x80000000u));
+    }
+#endif
+
+    template <class Put>
+    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
+#pragma GCC unroll 4
+        for (int64_t o = 0; o < WORDS; o += LANES) {
+            const LaneWords first = words(from + o);
+#pragma GCC unroll 4
+            for (int64_t i = 0; i < INPUTS; ++i)
+#pragma GCC unroll 2
+                for (int64_t half = 0; half < 2; ++half)
+                    put(i, half * WORDS + o, of(first << (28 - NIBBLES[i] - 4 * half)));
         }
     }
 };
