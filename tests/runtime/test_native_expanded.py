@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.runtime.kernel_levels import LEVELS, kernels_at
-from trtforge.core.number_limits import E2M1_VALUES
+from trtforge.core.number_limits import E2M1_VALUES, NVFP4_BLOCK
 from trtforge.models.kernels import suits_cpu
 from trtforge.models.transforms import FP8_ROW_SCALE_MIN
 from trtforge.runtime.linears.float8 import round_to_e4m3
@@ -75,6 +75,7 @@ def test_products(
     exact, packed = weights(format, outputs, inputs, generator)
     x = torch.randn(rows, inputs, generator=generator).to(dtype)
     scales = prequant = bias = None
+    group = NVFP4_BLOCK if format == "e2m1" else group
     wanted = x.double()
     if prescaled:
         prequant = torch.rand(inputs, generator=generator) + 0.5
@@ -138,7 +139,7 @@ def test_every_number_of_e4m3_is_exact(level: str, dtype: torch.dtype) -> None:
 def test_every_number_of_e2m1_is_exact(level: str, dtype: torch.dtype) -> None:
     codes = torch.zeros(32, 16, dtype=torch.int8)
     codes[range(32), torch.arange(32) % 16] = torch.arange(32, dtype=torch.int8) % 16
-    layer = ExpandedLayer("e2m1", pack_words(codes - 8), 32)
+    layer = ExpandedLayer("e2m1", pack_words(codes - 8), 32, torch.ones(1, 1, 32))
     for rows in (1, 3):
         made = linear_expanded(kernels_at(level), torch.ones(rows, 16, dtype=dtype), layer)
         assert torch.equal(made.float(), torch.tensor(E2M1_VALUES).repeat(2).expand(rows, -1))

@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.runtime.native.bindings import TYPES, Native
 from trtforge.runtime.native.structures import FORMATS, INPUTS, ExpandedLinear
 from trtforge.runtime.native.tiles import TILE
@@ -19,6 +20,7 @@ class ExpandedLayer:
     """y = factor x round(x prequant / activation_scale) W^T + bias, of (out, in) weights.
 
     `weight`: as `tiles` packs its format. float32 `scales`: (out / 32, groups, 32), `prequant` (in,), `bias` (out,).
+    E2M1 has groups of 16.
     `inputs`: how activations are rounded; "e4m3 by row" divides by a scale of each row, of at least `activation_scale`,
     and multiplies its outputs with it; "nvfp4" gives E2M1 times an E4M3 scale of each 16 inputs, without `prequant`.
     """
@@ -41,6 +43,7 @@ def row_scales(scales: Tensor) -> Tensor:
 
 def linear_expanded(kernels: Native, x: Tensor, layer: ExpandedLayer) -> Tensor:
     """The layer's outputs for x (..., in), in its dtype."""
+    assert layer.format != "e2m1" or (layer.scales is not None and layer.scales.shape[1] * NVFP4_BLOCK == x.shape[-1])
     x = x.contiguous()
     inputs = x.shape[-1]
     y = x.new_empty(*x.shape[:-1], layer.outputs)

@@ -23,6 +23,19 @@ constexpr int64_t AHEAD = 512;  // words that are fetched from memory before a s
 constexpr int64_t BLOCK_OF_NVFP4 = 16;
 constexpr int64_t SUMMED = 16;  // inputs of a single row whose sum is kept
 
+// Weights of outputs from `o` on. Those of a format that is SCALED are multiplied with their block's of scales (blocks,
+// TILE), which begin where `first` is 0.
+template <class Format>
+static inline __attribute__((always_inline)) Lanes scaled(Lanes weights, const float* scales, int64_t first, int64_t o) {
+    if constexpr (Format::SCALED) return weights * *(const Lanes*)(scales + first / BLOCK_OF_NVFP4 * TILE + o);
+    return weights;
+}
+
+// Scales of blocks (blocks, TILE), if there are any, from an input on.
+static inline const float* scales_from(const float* scales, int64_t input) {
+    return scales ? scales + input / BLOCK_OF_NVFP4 * TILE : nullptr;
+}
+
 // A way to multiply: what inputs and expanded weights are, how a tile's words become `count` inputs of expanded weights, and
 // sums (rows, TILE) = or, unless `fresh`, += up to ROWS rows of x times these.
 
@@ -32,9 +45,11 @@ struct Floats {
 
     // (count, TILE).
     template <class Format>
-    static void expand(const uint32_t* from, int64_t count, float* into) {
+    static void expand(const uint32_t* from, int64_t count, const float* scales, float* into) {
         for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
-            Format::expand(from, [&](int64_t i, int64_t o, Lanes v) { put_lanes(into + (first + i) * TILE + o, v); });
+            Format::expand(from, [&](int64_t i, int64_t o, Lanes v) {
+                put_lanes(into + (first + i) * TILE + o, scaled<Format>(v, scales, first, o));
+            });
         }
     }
 
@@ -77,13 +92,14 @@ struct Pairs {
 
     // (count / 2, TILE, 2), see products.h.
     template <class Format>
-    static void expand(const uint32_t* from, int64_t count, bfloat16* into) {
+    static void expand(const uint32_t* from, int64_t count, const float* scales, bfloat16* into) {
 #if defined(__AVX512VBMI__)
         if constexpr (std::is_same_v<Format, FromBytes<E4m3>>) return look_up(from, count, into);
 #endif
         for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
             Lanes even[TILE / LANES];
-            Format::expand(from, [&](int64_t i, int64_t o, Lanes v) __attribute__((always_inline)) {
+            Format::expand(from, [&](int64_t i, int64_t o, Lanes weights) __attribute__((always_inline)) {
+                const Lanes v = scaled<Format>(weights, scales, first, o);
                 if (i % 2 == 0) {
                     even[o / LANES] = v;
                 } else {
@@ -172,14 +188,15 @@ static void multiply_row(const Rows<float>& row, const uint32_t* from, int64_t f
 }
 
 // sums (rows, TILE) = or, unless `fresh`, += rows times inputs [first, first + count) of a tile, which are in one chunk.
+// `scales`: of the tile's blocks, if the weights of several rows are multiplied with them.
 template <class Way, class Format>
-static void multiply_part(const Rows<typename Way::Input>& x, const uint32_t* tile, int64_t first, int64_t count,
-                          bool fresh, float* sums) {
+static void multiply_part(const Rows<typename Way::Input>& x, const uint32_t* tile, const float* scales, int64_t first,
+                          int64_t count, bool fresh, float* sums) {
     const uint32_t* from = tile + first / Format::INPUTS * Format::WORDS;
     if constexpr (std::is_same_v<Way, Floats>)
         if (x.partial) return multiply_row<typename Format::Single>(x, from, first, count, fresh, sums);
     alignas(64) typename Way::Input weights[CHUNK * TILE];
-    Way::template expand<Format>(from, count, weights);
+    Way::template expand<Format>(from, count, scales_from(scales, first), weights);
     const int64_t words = count / Format::INPUTS * Format::WORDS;
     for (int64_t row = 0, rows; row < x.count; row += rows) {  // beside each block of rows, a part of the next weights
         rows = float32::share(x.count - row, Way::ROWS);
@@ -191,11 +208,11 @@ static void multiply_part(const Rows<typename Way::Input>& x, const uint32_t* ti
 
 // As `multiply_part`, over inputs [first, end).
 template <class Way, class Format>
-static void multiply_inputs(const Rows<typename Way::Input>& x, const uint32_t* tile, int64_t first, int64_t end,
-                            bool fresh, float* sums) {
+static void multiply_inputs(const Rows<typename Way::Input>& x, const uint32_t* tile, const float* scales, int64_t first,
+                            int64_t end, bool fresh, float* sums) {
     for (int64_t next; first < end; first = next, fresh = false) {
         next = std::min(first / CHUNK * CHUNK + CHUNK, end);
-        multiply_part<Way, Format>(x, tile, first, next - first, fresh, sums);
+        multiply_part<Way, Format>(x, tile, scales, first, next - first, fresh, sums);
     }
 }
 
@@ -222,14 +239,14 @@ template <class Way, class Format, typename T>
 static void multiply_tile(const ExpandedLinear& l, const Rows<typename Way::Input>& x, int64_t first, T* y) {
     alignas(64) float sums[BLOCK * TILE], totals[BLOCK * TILE];
     const uint32_t* tile = (const uint32_t*)l.weight + first / TILE * (l.inputs / Format::INPUTS * Format::WORDS);
-    if (l.scales) {
-        const float* scales = l.scales + first * (l.inputs / l.group);
+    const float* scales = l.scales ? l.scales + first * (l.inputs / l.group) : nullptr;
+    if (scales && (x.partial || !Format::SCALED)) {
         for (int64_t start = 0; start < l.inputs; start += l.group, scales += TILE) {
-            multiply_inputs<Way, Format>(x, tile, start, start + l.group, true, sums);
+            multiply_inputs<Way, Format>(x, tile, nullptr, start, start + l.group, true, sums);
             float32::add_scaled(sums, scales, x.count, start == 0, totals);
         }
     } else {
-        multiply_inputs<Way, Format>(x, tile, 0, l.inputs, true, totals);
+        multiply_inputs<Way, Format>(x, tile, scales, 0, l.inputs, true, totals);
     }
     Output<T>{l, x.factors, y, first}.put(0, x.count, totals);
 }
@@ -393,9 +410,11 @@ static void multiply_blocks(const ExpandedLinear& l) {
         const auto expand = [&](int64_t input, bfloat16* into) {
             const uint32_t* from = w + input / Format::INPUTS * Format::WORDS;
             prefetch(from + WORDS * AHEAD, WORDS);
-            Pairs::expand<Format>(from, amx::DEPTH<bfloat16>, into);
+            Pairs::expand<Format>(from, amx::DEPTH<bfloat16>, scales_from(scales, input), into);
         };
-        amx::multiply_expanded(x, l.group, scales, expand, Output<T>{l, factors, (T*)l.y, first});
+        const Output<T> output{l, factors, (T*)l.y, first};
+        Format::SCALED ? amx::multiply_expanded(x, l.inputs, nullptr, expand, output)
+                       : amx::multiply_expanded(x, l.group, scales, expand, output);
     });
 }
 
@@ -411,7 +430,7 @@ template <class Format, typename T>
 static void multiply(const ExpandedLinear& l) {
 #if defined(HAS_AMX)
     if constexpr (Format::IN_BFLOAT16)
-        if (inputs_are_bfloat16<T>(l) && amx::suits(l.scales ? l.group : l.inputs)) return multiply_blocks<Format, T>(l);
+        if (inputs_are_bfloat16<T>(l) && amx::suits(l.scales && !Format::SCALED ? l.group : l.inputs)) return multiply_blocks<Format, T>(l);
 #endif
     if (l.rows == 1) return multiply_single<Format, T>(l);
 #if defined(__AVX512BF16__)

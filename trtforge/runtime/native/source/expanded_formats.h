@@ -25,7 +25,8 @@ typedef int32_t LaneIntegers __attribute__((vector_size(LANES * 4), aligned(4), 
 static inline LaneWords words(const void* from) { return *(const LaneWords*)from; }
 
 // Each format: `WORDS` 32-bit words hold `INPUTS` inputs of a tile. `expand` calls put(input, output, value) for vectors of
-// the weights times `FACTOR`; `IN_BFLOAT16`: whether bfloat16 holds them exactly. `Single` is how a single row takes them:
+// the weights times `FACTOR`; `IN_BFLOAT16`: whether bfloat16 holds them exactly. `SCALED`: the scales of a layer are those
+// of blocks of 16 inputs, with which weights are exact in bfloat16 too, so that several rows take them scaled. `Single` is how a single row takes them:
 // weights plus `OFFSET`, and times its `POWERS[input]` if it has such.
 
 struct Bfloat16 {
@@ -45,7 +46,7 @@ struct FromHalves {
     using Single = FromHalves;
     static constexpr int64_t INPUTS = 2, WORDS = 32;
     static constexpr float FACTOR = 1.0f, OFFSET = 0.0f;
-    static constexpr bool IN_BFLOAT16 = std::is_same_v<Number, Bfloat16>;
+    static constexpr bool IN_BFLOAT16 = std::is_same_v<Number, Bfloat16>, SCALED = false;
     template <class Put>
     static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
 #pragma GCC unroll 8
@@ -63,7 +64,7 @@ struct FromBytes {
     using Single = FromBytes;
     static constexpr int64_t INPUTS = 4, WORDS = 32;
     static constexpr float FACTOR = Number::FACTOR, OFFSET = 0.0f;
-    static constexpr bool IN_BFLOAT16 = true;
+    static constexpr bool IN_BFLOAT16 = true, SCALED = false;
     template <class Put>
     static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
 #pragma GCC unroll 8
@@ -114,7 +115,7 @@ struct FromInt4 {
     using Single = NibblesInPlace;
     static constexpr int64_t INPUTS = 4, WORDS = 16;
     static constexpr float FACTOR = 0x1p28f;
-    static constexpr bool IN_BFLOAT16 = true;
+    static constexpr bool IN_BFLOAT16 = true, SCALED = false;
     template <class Put>
     static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
 #pragma GCC unroll 4
@@ -136,7 +137,7 @@ struct FromE2m1 {
     using Single = FromE2m1;
     static constexpr int64_t INPUTS = 4, WORDS = 16;
     static constexpr float FACTOR = 1.0f, OFFSET = 0.0f;
-    static constexpr bool IN_BFLOAT16 = true;
+    static constexpr bool IN_BFLOAT16 = true, SCALED = true;
 
 #if defined(__AVX512F__) && !defined(TRTFORGE_NARROW_VECTORS)
     static Lanes of(LaneWords high) {

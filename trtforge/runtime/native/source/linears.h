@@ -49,8 +49,8 @@ enum Format : int64_t { OF_BFLOAT16, OF_FLOAT16, OF_INT8, OF_E4M3, OF_INT4, OF_E
 // `activation_scale` to E2M1 times an E4M3 scale of each 16 inputs.
 enum Inputs : int64_t { AS_THEY_ARE, E4M3, INT8, E4M3_BY_ROW, NVFP4 };
 
-// y (rows, outputs) = factor round(x prequant) W^T + bias. `scales`: (outputs / 32, inputs / group, 32), or null;
-// `prequant`: (inputs,), or null. x and y are in float32 or bfloat16; inputs are multiples of 16.
+// y (rows, outputs) = factor round(x prequant) W^T + bias. `scales`: (outputs / 32, inputs / group, 32), or null; E2M1
+// has them for groups of 16. `prequant`: (inputs,), or null. x and y are in float32 or bfloat16; inputs are multiples of 16.
 struct ExpandedLinear {
     const void* x;
     const void* weight;
