@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
 from transformers.models.qwen3_next import modeling_qwen3_next as theirs
 
 from tests.runtime.checkpoints import write_engine
@@ -34,6 +35,7 @@ from trtforge.runtime.generate import generate, generate_with
 from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.native.bindings import VARIABLE, Native
+from trtforge.runtime.native.convolution import convolve
 from trtforge.runtime.ranks.source import Source, open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step
 
@@ -125,6 +127,57 @@ def test_kernels_compute_single_tokens_as_torch_does(
     assert float((torch.stack(after) - torch.stack(wanted)).abs().max()) < 1e-5 * largest
     assert all(new.data_ptr() == old.data_ptr() for new, old in zip(after, states, strict=True)) == spent
     assert spent or all(torch.equal(*pair) for pair in zip(states, before, strict=True))
+
+
+@settings(max_examples=40)
+@given(
+    count=st.integers(1, 70),
+    heads=st.integers(1, 4),
+    sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)) | st.just((128, 128)),
+    seed=st.integers(0, 9),
+)
+def test_kernels_compute_sequences_as_torch_does(
+    level: Native, count: int, heads: int, sizes: tuple[int, int], seed: int
+) -> None:
+    """Also of value sizes that fill no vectors; the state before them is left as it was."""
+    generator = torch.Generator().manual_seed(seed)
+    key, value = sizes
+    queries, keys = (functional.normalize(torch.randn(count, heads, key, generator=generator), dim=2) for _ in "qk")
+    values, rates = torch.randn(count, heads, value, generator=generator), torch.rand(count, heads, generator=generator)
+    tokens = Tokens(queries, keys, values, rates, -torch.rand(count, heads, generator=generator))
+    state = torch.randn(heads, key, value, generator=generator)
+    before = state.clone()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, "torch")
+        expected, wanted = sequence(tokens, state)
+    found, after = sequence(tokens, state)
+    largest = max(float(part.abs().max()) for part in (values, before))
+    assert float((found - expected).abs().max()) < 1e-5 * largest
+    assert float((after - wanted).abs().max()) < 1e-5 * largest
+    assert torch.equal(state, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(max_examples=40)
+@given(
+    rows=st.integers(1, 3),
+    count=st.integers(1, 40),
+    channels=st.integers(1, 70),
+    inputs=st.integers(1, 5),
+    seed=st.integers(0, 9),
+)
+def test_the_convolution_is_that_of_torch(
+    level: Native, dtype: torch.dtype, rows: int, count: int, channels: int, inputs: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    window = torch.randn(rows, count + inputs - 1, channels, generator=generator).to(dtype)
+    taps = torch.randn(inputs, channels, generator=generator)
+    exact = functional.conv1d(window.double().mT, taps.double().t().unsqueeze(1), groups=channels).mT
+    found = convolve(level, window, taps)
+    assert (found.dtype, found.shape) == (dtype, (rows, count, channels))
+    steps = 2**-7 if dtype is torch.bfloat16 else 1e-5
+    largest = float(functional.silu(exact).abs().max()) + 1.0
+    assert float((found.double() - functional.silu(exact)).abs().max()) < steps * largest
 
 
 def step(*rows: tuple[int, int, list[int]]) -> Step:

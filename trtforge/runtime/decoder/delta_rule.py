@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.native.bindings import native_for
-from trtforge.runtime.native.delta_rule import delta_tokens
+from trtforge.runtime.native.delta_rule import Parts, delta_sequence, delta_tokens
 
 _CHUNK = 64
 _ADDED = 1e-6  # to the squared norms of queries and keys
@@ -38,15 +38,18 @@ class Tokens:
         queries, keys = (_normalised(each.float()).repeat_interleave(shared, dim=1) for each in (queries, keys))
         return cls(queries * keys.shape[-1] ** -0.5, keys, values.float(), rates.float(), decays)
 
+    @property
+    def parts(self) -> Parts:
+        """The tensors, as the kernels take them."""
+        return self.queries, self.keys, self.values, self.rates, self.decays
+
     def __getitem__(self, tokens: slice | Tensor) -> "Tokens":
         """Some of the tokens."""
-        parts = (self.queries, self.keys, self.values, self.rates, self.decays)
-        return Tokens(*(part[tokens] for part in parts))
+        return Tokens(*(part[tokens] for part in self.parts))
 
     def by_head(self) -> "Tokens":
         """(tokens, heads, ...) as (heads, tokens, ...)."""
-        parts = (self.queries, self.keys, self.values, self.rates, self.decays)
-        return Tokens(*(part.transpose(0, 1) for part in parts))
+        return Tokens(*(part.transpose(0, 1) for part in self.parts))
 
 
 def one_token(tokens: Tokens, states: Sequence[Tensor], spent: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
@@ -58,8 +61,7 @@ def one_token(tokens: Tokens, states: Sequence[Tensor], spent: Sequence[bool]) -
     if kernels is not None:
         states = [state.contiguous() for state in states]
         after = [state if taken else torch.empty_like(state) for state, taken in zip(states, spent, strict=True)]
-        parts = (tokens.queries, tokens.keys, tokens.values, tokens.rates, tokens.decays)
-        return delta_tokens(kernels, parts, states, after), after
+        return delta_tokens(kernels, tokens.parts, states, after), after
     memory = torch.stack(list(states)) * tokens.decays.exp()[..., None, None]
     known = torch.einsum("rhkv,rhk->rhv", memory, tokens.keys)
     learned = (tokens.values - known) * tokens.rates[..., None]
@@ -69,6 +71,9 @@ def one_token(tokens: Tokens, states: Sequence[Tensor], spent: Sequence[bool]) -
 
 def sequence(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens of one sequence: (tokens, heads, value size), and the state after them (heads, key size, value size)."""
+    kernels = native_for(tokens.keys.device, tokens.keys.dtype)
+    if kernels is not None:
+        return delta_sequence(kernels, tokens.parts, state)
     found = []
     for first in range(0, len(tokens.keys), _CHUNK):
         outputs, state = _chunk(tokens[first : first + _CHUNK].by_head(), state)

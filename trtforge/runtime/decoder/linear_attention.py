@@ -21,6 +21,8 @@ from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.sequence_states import SequenceStates, Span, State
 from trtforge.runtime.linears.linear import Linear, matrix
+from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.convolution import convolve
 
 
 @dataclass(frozen=True)
@@ -101,13 +103,13 @@ class LinearAttention:
     @cached_property
     def _taps(self) -> Tensor:
         """The convolution's weight in float32, (inputs, channels)."""
-        return self.kernel.squeeze(1).t().float()
+        return self.kernel.squeeze(1).t().float().contiguous()
 
     def _convolved(self, window: Tensor) -> Tensor:
         """(rows, tokens before and own, channels) to (rows, own tokens, channels), activated."""
-        if window.shape[1] == self.sizes.kernel:  # one token: a sum, for which a convolution takes long to begin
-            summed = (window.float() * self._taps).sum(dim=1, keepdim=True)
-            return functional.silu(summed.to(window.dtype))
+        kernels = native_for(window.device, window.dtype)
+        if kernels is not None:
+            return convolve(kernels, window, self._taps)
         channels = window.transpose(1, 2)
         return functional.silu(functional.conv1d(channels, self.kernel, groups=len(self.kernel))).transpose(1, 2)
 

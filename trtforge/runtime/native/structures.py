@@ -127,6 +127,15 @@ class DeltaTokens(ctypes.Structure):
     )
 
 
+class DeltaSequence(ctypes.Structure):
+    """`DeltaSequence` of source/delta_rule.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("from", "to", "queries", "keys", "values", "rates", "decays", "out")),
+        *((name, _integer) for name in ("tokens", "heads", "key_size", "value_size")),
+    )
+
+
 class Rounding(ctypes.Structure):
     """`Rounding` of source/rounding.cpp."""
 
@@ -200,7 +209,9 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "scale_rows_by_gate": (_integer, _pointer, _pointer, _pointer, *(_integer,) * 3),
     "route": (_pointer,),
     "mix_experts": (_integer, _pointer),
+    "convolve": (_integer, *(_pointer,) * 3, *(_integer,) * 4),
     "delta_tokens": (_pointer,),
+    "delta_sequence": (_pointer,),
     "project_heads": (_integer, _pointer),
     "copy_heads": (_pointer, _pointer, *(_integer,) * 7),
     "replay": (_pointer, _integer),

@@ -1,4 +1,5 @@
-// The gated delta rule of linear attention for single tokens: each state is read and written once.
+// The gated delta rule of linear attention. Single tokens: each state is read and written once. Sequences: columns of a
+// state do not depend on each other, so that a few of them stay in the first cache for all tokens.
 
 #include "team.h"
 #include "vectors.h"
@@ -52,5 +53,68 @@ EXPORT void delta_tokens(const DeltaTokens* given) {
     team::run(d.rows * d.heads * d.key_size * d.value_size >= PARALLEL_FROM, [&](team::Member& member) {
         std::vector<float> learned(size_t(d.value_size));
         member.each(d.rows * d.heads, [&](int64_t i) { advance(d, i / d.heads, i % d.heads, learned.data()); });
+    });
+}
+
+// Tokens of one sequence, in order. from, to: the state (heads, key_size, value_size) before and after them. queries, keys:
+// (tokens, heads, key_size); values, out: (tokens, heads, value_size); rates and log decays: (tokens, heads).
+struct DeltaSequence {
+    const float* from;
+    float* to;
+    const float *queries, *keys, *values, *rates, *decays;
+    float* out;
+    int64_t tokens, heads, key_size, value_size;
+};
+
+constexpr int64_t VECTORS = 2, COLUMNS = VECTORS * WIDTH;  // of a state
+
+// All tokens on `count` columns of a head's state from `first` on. state: (key_size, COLUMNS), those beyond `count` zero.
+// While a token changes the state, it is asked for what it knows of the next one's key.
+static void advance_columns(const DeltaSequence& d, int64_t head, int64_t first, int64_t count, float* state) {
+    Vector known[VECTORS] = {};
+    for (int64_t k = 0; k < d.key_size; ++k)
+        for (int64_t v = 0; v < VECTORS; ++v)
+            known[v] += load(state + k * COLUMNS + v * WIDTH) * d.keys[head * d.key_size + k];
+    for (int64_t token = 0; token < d.tokens; ++token) {
+        const int64_t place = token * d.heads + head, following = token + 1 < d.tokens ? place + d.heads : place;
+        const float decay = std::exp(d.decays[place]), rate = d.rates[place];
+        const float *query = d.queries + place * d.key_size, *key = d.keys + place * d.key_size;
+        const float* next = d.keys + following * d.key_size;
+        float numbers[COLUMNS] = {};
+        std::copy_n(d.values + place * d.value_size + first, count, numbers);
+        Vector learned[VECTORS], found[VECTORS] = {}, recalled[VECTORS] = {};
+        for (int64_t v = 0; v < VECTORS; ++v) learned[v] = (load(numbers + v * WIDTH) - known[v] * decay) * rate;
+        for (int64_t k = 0; k < d.key_size; ++k)
+#pragma GCC unroll 2
+            for (int64_t v = 0; v < VECTORS; ++v) {
+                float* at = state + k * COLUMNS + v * WIDTH;
+                const Vector now = load(at) * decay + learned[v] * key[k];
+                put(at, now);
+                found[v] += now * query[k];
+                recalled[v] += now * next[k];
+            }
+        for (int64_t v = 0; v < VECTORS; ++v) {
+            put(numbers + v * WIDTH, found[v]);
+            known[v] = recalled[v];
+        }
+        std::copy_n(numbers, count, d.out + place * d.value_size + first);
+    }
+}
+
+EXPORT void delta_sequence(const DeltaSequence* given) {
+    const DeltaSequence& d = *given;
+    const int64_t parts = (d.value_size + COLUMNS - 1) / COLUMNS;
+    team::run(d.tokens * d.heads * d.key_size * d.value_size >= PARALLEL_FROM, [&](team::Member& member) {
+        member.each(d.heads * parts, [&](int64_t i) {
+            const int64_t head = i / parts, first = i % parts * COLUMNS, count = std::min(COLUMNS, d.value_size - first);
+            const int64_t place = head * d.key_size * d.value_size + first;
+            float* state = memory_for<float>(d.key_size * COLUMNS);
+            std::fill(state, state + d.key_size * COLUMNS, 0.0f);
+            for (int64_t k = 0; k < d.key_size; ++k)
+                std::copy_n(d.from + place + k * d.value_size, count, state + k * COLUMNS);
+            advance_columns(d, head, first, count, state);
+            for (int64_t k = 0; k < d.key_size; ++k)
+                std::copy_n(state + k * COLUMNS, count, d.to + place + k * d.value_size);
+        });
     });
 }
