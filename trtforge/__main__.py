@@ -107,10 +107,11 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _end_at_once(said: str) -> NoReturn:
     """Print `said` as the last line and end the process."""
-    stderr = _taken_from_other_threads()
-    if os.isatty(stderr) and os.environ.get("TERM") not in ("dumb", "unknown"):
-        os.write(stderr, _CLEAN_LINE)
-    os.write(stderr, f"{said}\n".encode(errors="backslashreplace"))
+    with suppress(OSError):  # nobody reads it any more
+        stderr = _taken_from_other_threads()
+        if os.isatty(stderr) and os.environ.get("TERM") not in ("dumb", "unknown"):
+            os.write(stderr, _CLEAN_LINE)
+        os.write(stderr, f"{said}\n".encode(errors="backslashreplace"))
     os._exit(_STATUS)
 
 

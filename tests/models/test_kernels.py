@@ -107,7 +107,7 @@ def kept_by(name: KernelName, dtype: ModelDtype) -> int:
 @pytest.mark.parametrize("name", sorted(KERNELS))
 def test_bytes_of_a_packed_layer(name: KernelName, dtype: ModelDtype) -> None:
     if name in BFLOAT16_ONLY and dtype != "bfloat16":
-        assert kernel_for("int4_awq", GROUP, "cpu", dtype, vnni=True, native=False, fp8_cores=True) == "int4_dense"
+        assert kernel_for("int4_awq", GROUP, "cpu", dtype, vnni=True, native=False, sm=90) == "int4_dense"
         return
     prescaled = name.startswith(("int4", "w4a8"))
     assert KEPT[name].nbytes(OUT, INPUTS, dtype, GROUP, prescaled=prescaled) == kept_by(name, dtype)
@@ -124,12 +124,27 @@ def test_int4_layouts_take_the_same_room_in_bfloat16() -> None:
     assert room("w4a8_packed_cpu") == room("w4a8_native_cpu") == room("w4a8_packed_cuda")
 
 
+@pytest.mark.parametrize("name", ["int4_native_cpu", "int4_packed_cuda", "w4a8_native_cpu", "w4a8_packed_cuda"])
+def test_int4_layers_of_other_groups_are_stored_as_plan_says(name: KernelName) -> None:
+    """Of one group of 192 inputs."""
+    other = kernel_of_size(name, OUT, 192, 192)
+    assert other == UNSUITED[name]
+    layer = replace(
+        stored(name),
+        weight=torch.zeros(OUT // 2, 192, dtype=torch.int8),
+        weights_scale=torch.ones(OUT, 1),
+        prequant=torch.ones(192),
+    )
+    packed, expected = (KERNELS[each].pack(layer, torch.bfloat16) for each in (name, other))
+    assert {key: each.shape for key, each in packed.items()} == {key: each.shape for key, each in expected.items()}
+
+
 @pytest.mark.parametrize("name", sorted(UNSUITED))
 def test_layers_of_other_sizes_are_stored_as_plan_says(name: KernelName) -> None:
     """Of 40 outputs, which no kernel takes whose weights lie in tiles."""
-    other = kernel_of_size(name, 40, INPUTS)
+    other = kernel_of_size(name, 40, INPUTS, GROUP)
     assert other == UNSUITED[name] != name
-    assert kernel_of_size(name, OUT, INPUTS) == name
+    assert kernel_of_size(name, OUT, INPUTS, GROUP) == name
     if name.endswith(("int4_native_cpu", "packed_cuda", "w4a8_native_cpu", "nvfp4_native_cpu")):
         layer = sliced(stored(name), 40)
         packed, expected = (KERNELS[each].pack(layer, torch.bfloat16) for each in (name, other))
@@ -144,36 +159,38 @@ def test_every_format_has_a_kernel_on_every_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "group", "device", "dtype", "vnni", "fp8_cores", "expected"),
+    ("format", "group", "device", "dtype", "vnni", "sm", "expected"),
     [
-        ("fp8", 128, "cuda", "bfloat16", False, True, "fp8_scaled_mm"),
-        ("fp8", 128, "cuda", "bfloat16", True, False, "fp8_codes_cuda"),
-        ("fp8", 128, "cuda", "float16", True, False, "fp8_dense"),
-        ("fp8_rowwise", 128, "cuda", "bfloat16", True, True, "fp8_rowwise_codes_cuda"),
-        ("fp8_rowwise", 128, "cuda", "float32", True, True, "fp8_rowwise_dense"),
-        ("int8_wo", 128, "cuda", "bfloat16", True, True, "int8_codes_cuda"),
-        ("nvfp4", 128, "cuda", "bfloat16", True, False, "nvfp4_packed_cuda"),
-        ("nvfp4", 128, "cuda", "float16", True, True, "nvfp4_dense"),
-        ("fp8", 128, "cpu", "bfloat16", True, True, "fp8_dense"),
-        ("int4_awq", 128, "cuda", "bfloat16", False, False, "int4_packed_cuda"),
-        ("int4_awq", 128, "cuda", "float16", False, True, "int4_dense"),
-        ("int4_awq", 64, "cpu", "bfloat16", True, False, "int4_packed_cpu"),
-        ("int4_wo", 48, "cpu", "bfloat16", True, False, "int4_packed_cpu"),
-        ("w4a8_awq", 128, "cpu", "bfloat16", True, False, "w4a8_packed_cpu"),
-        ("int4_awq", 48, "cpu", "bfloat16", True, False, "int4_dense"),
-        ("w4a8_awq", 64, "cuda", "bfloat16", True, True, "w4a8_packed_cuda"),
-        ("w4a8_awq", 64, "cuda", "float16", True, True, "w4a8_dense"),
-        ("int8_sq", 128, "cpu", "float32", False, False, "int8_sq_dense"),
-        ("int8_sq", 128, "cpu", "float32", True, False, "int8_sq_cpu"),
-        ("int8_sq", 128, "cuda", "float16", True, True, "int8_sq_dense"),
-        ("int8_sq", 128, "cuda", "bfloat16", False, True, "int8_sq_codes_cuda"),
-        ("none", 128, "cuda", "bfloat16", False, True, "dense"),
+        ("fp8", 128, "cuda", "bfloat16", False, 90, "fp8_scaled_mm"),
+        ("fp8", 128, "cuda", "bfloat16", True, 80, "fp8_codes_cuda"),
+        ("fp8", 128, "cuda", "float16", True, 80, "fp8_dense"),
+        ("fp8_rowwise", 128, "cuda", "bfloat16", True, 90, "fp8_rowwise_codes_cuda"),
+        ("fp8_rowwise", 128, "cuda", "float32", True, 90, "fp8_rowwise_dense"),
+        ("int8_wo", 128, "cuda", "bfloat16", True, 90, "int8_codes_cuda"),
+        ("nvfp4", 128, "cuda", "bfloat16", True, 80, "nvfp4_packed_cuda"),
+        ("nvfp4", 128, "cuda", "float16", True, 90, "nvfp4_dense"),
+        ("fp8", 128, "cpu", "bfloat16", True, 0, "fp8_dense"),
+        ("int4_awq", 128, "cuda", "bfloat16", False, 80, "int4_packed_cuda"),
+        ("int4_awq", 128, "cuda", "float16", False, 90, "int4_dense"),
+        ("int4_awq", 64, "cpu", "bfloat16", True, 0, "int4_packed_cpu"),
+        ("int4_wo", 48, "cpu", "bfloat16", True, 0, "int4_packed_cpu"),
+        ("w4a8_awq", 128, "cpu", "bfloat16", True, 0, "w4a8_packed_cpu"),
+        ("int4_awq", 48, "cpu", "bfloat16", True, 0, "int4_dense"),
+        ("w4a8_awq", 64, "cuda", "bfloat16", True, 90, "w4a8_packed_cuda"),
+        ("w4a8_awq", 64, "cuda", "float16", True, 90, "w4a8_dense"),
+        ("int8_sq", 128, "cpu", "float32", False, 0, "int8_sq_dense"),
+        ("int8_sq", 128, "cpu", "float32", True, 0, "int8_sq_cpu"),
+        ("int8_sq", 128, "cuda", "float16", True, 90, "int8_sq_dense"),
+        ("int8_sq", 128, "cuda", "bfloat16", False, 90, "int8_sq_codes_cuda"),
+        ("none", 128, "cuda", "bfloat16", False, 90, "dense"),
+        ("int8_wo", 128, "cuda", "bfloat16", False, 75, "int8_dense"),
+        ("int4_awq", 128, "cuda", "bfloat16", False, 75, "int4_dense"),
     ],
 )
 def test_the_fastest_kernel_is_chosen(
-    format: QuantFormat, group: int, device: str, dtype: ModelDtype, vnni: bool, fp8_cores: bool, expected: str
+    format: QuantFormat, group: int, device: str, dtype: ModelDtype, vnni: bool, sm: int, expected: str
 ) -> None:
-    choose = partial(kernel_for, format, group, device, dtype, vnni=vnni, fp8_cores=fp8_cores)  # type: ignore[arg-type]
+    choose = partial(kernel_for, format, group, device, dtype, vnni=vnni, sm=sm)  # type: ignore[arg-type]
     assert choose(native=False) == expected
     if device == "cuda":
         assert choose(native=True) == expected
@@ -194,13 +211,13 @@ def test_the_fastest_kernel_is_chosen(
     ],
 )
 def test_the_own_kernels_are_chosen(format: QuantFormat, dtype: ModelDtype, expected: str) -> None:
-    choose = partial(kernel_for, format, 128, "cpu", dtype, vnni=False, native=True, fp8_cores=False)
+    choose = partial(kernel_for, format, 128, "cpu", dtype, vnni=False, native=True, sm=0)
     assert choose() == expected
 
 
 @pytest.mark.parametrize("format", get_args(QuantFormat))
 def test_float16_has_no_own_kernels(format: QuantFormat) -> None:
-    choose = partial(kernel_for, format, 128, "cpu", "float16", vnni=False, fp8_cores=False)
+    choose = partial(kernel_for, format, 128, "cpu", "float16", vnni=False, sm=0)
     assert choose(native=True) == choose(native=False) == REFERENCE[format]
 
 

@@ -40,6 +40,8 @@ KernelName = Literal[
     "w4a8_packed_cuda",
 ]
 
+TRITON_SM, FP8_SM = 80, 89
+"""Compute capabilities x 10 from which GPUs run Triton's kernels, and multiply E4M3."""
 CUDA_KERNELS = tuple(name for name in get_args(KernelName) if name.endswith("_cuda"))
 """Kernels in Triton's language, which keep weights as they are stored."""
 
@@ -89,10 +91,12 @@ def suits_tiles(outputs: int, inputs: int) -> bool:
     return outputs % TILE_OUTPUTS == 0 and inputs % TILE_INPUTS == 0
 
 
-def kernel_of_size(name: KernelName, outputs: int, inputs: int) -> KernelName:
-    """The kernel that computes a layer of this size where `name` is wanted."""
-    suits = suits_tiles if name.endswith("_packed_cuda") else suits_cpu
-    return name if suits(outputs, inputs) else UNSUITED.get(name, name)
+def kernel_of_size(name: KernelName, outputs: int, inputs: int, group_size: int) -> KernelName:
+    """The kernel that computes a layer of this size where `name` is wanted. `group_size`: of INT4 weights."""
+    suits = suits_tiles(outputs, inputs) if name.endswith("_packed_cuda") else suits_cpu(outputs, inputs)
+    if name.startswith(("int4", "w4a8")):
+        suits = suits and group_size in PACKED_GROUPS and inputs % group_size == 0
+    return name if suits else UNSUITED.get(name, name)
 
 
 _CODES_ON_GPUS: dict[QuantFormat, KernelName] = {
@@ -113,24 +117,25 @@ def kernel_for(
     *,
     vnni: bool,
     native: bool,
-    fp8_cores: bool,
+    sm: int,
 ) -> KernelName:
     """The fastest kernel.
 
-    `vnni`: the CPU has VNNI; `native`: there are trtforge's own CPU kernels; `fp8_cores`: the GPU has FP8 tensor cores
-    (SM 8.9 and later).
+    `vnni`: the CPU has VNNI; `native`: there are trtforge's own CPU kernels; `sm`: compute capability x 10 of the GPU,
+    0 without one.
     """
     grouped = format == "int4_wo" or group_size in PACKED_GROUPS
     packs = dtype == "bfloat16" and grouped
+    codes = dtype == "bfloat16" and sm >= TRITON_SM
     native = native and dtype != "float16"
     match format, device:
-        case "fp8", "cuda" if fp8_cores:
+        case "fp8", "cuda" if sm >= FP8_SM:
             return "fp8_scaled_mm"
-        case _, "cuda" if dtype == "bfloat16" and format in _CODES_ON_GPUS:
+        case _, "cuda" if codes and format in _CODES_ON_GPUS:
             return _CODES_ON_GPUS[format]
-        case "w4a8_awq", "cuda" if packs:
+        case "w4a8_awq", "cuda" if codes and grouped:
             return "w4a8_packed_cuda"
-        case "int4_awq" | "int4_wo", "cuda" if packs:
+        case "int4_awq" | "int4_wo", "cuda" if codes and grouped:
             return "int4_packed_cuda"
         case "int4_awq" | "int4_wo", "cpu" if native and grouped:
             return "int4_native_cpu"

@@ -5,6 +5,7 @@ Unlike TensorRT-LLM it holds weights in the compute dtype, unless a kernel takes
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 
 from trtforge.core.device import CPU_CACHE_BYTES, UsableDevice
@@ -13,7 +14,16 @@ from trtforge.core.parallel import Parallel
 from trtforge.formats.attention_windows import fitting_blocks
 from trtforge.machine.processor import Processor, compute_dtype
 from trtforge.models.checkpoint_plan import Layout
-from trtforge.models.kernels import KEPT, PACKED_GROUPS, Kept, KernelName, kernel_for, kernel_of_size, plain_kernel
+from trtforge.models.kernels import (
+    KEPT,
+    PACKED_GROUPS,
+    TRITON_SM,
+    Kept,
+    KernelName,
+    kernel_for,
+    kernel_of_size,
+    plain_kernel,
+)
 from trtforge.plan.budget import other_formats
 from trtforge.plan.drafting import Target
 from trtforge.plan.embedded_drafting import embedded_drafter
@@ -24,8 +34,6 @@ from trtforge.plan.memory import Memory, RankMemory
 from trtforge.plan.model import Model
 from trtforge.plan.request import Request
 from trtforge.plan.weights import Matrix, RankWeights
-
-_FP8_CORES = 89
 
 
 @dataclass(frozen=True)
@@ -47,14 +55,13 @@ class Embedded:
             device = "cpu" if request.gpu is None else "cuda"
         dtype = compute_dtype(request.engine.compute_dtype, request.dtype, device, processor)
         name = WEIGHTS[request.quant].name
-        fp8 = request.gpu is not None and request.gpu.sm >= _FP8_CORES
-        native = processor.kernels
-        machine = {"vnni": processor.vnni, "native": native, "fp8_cores": fp8}
+        native, sm = processor.kernels, TRITON_SM if request.gpu is None else request.gpu.sm
+        choose = partial(kernel_for, vnni=processor.vnni, native=native, sm=sm)
         return cls(
             device,
             dtype,
-            kernel_for(name, request.group_size, device, dtype, **machine),
-            kernel_for("fp8", request.group_size, device, dtype, **machine),
+            choose(name, request.group_size, device, dtype),
+            choose("fp8", request.group_size, device, dtype),
             plain_kernel(request.dtype, device, dtype, native=native),
         )
 
@@ -111,16 +118,16 @@ class Embedded:
     def _weights(self, weights: RankWeights, request: Request, parallel: Parallel, stage: int) -> int:
         return _total(weights, parallel, stage, lambda matrix: self._matrix(matrix, request))
 
-    def _kept(self, format: str, matrix: Matrix) -> Kept:
+    def _kept(self, format: str, matrix: Matrix, group: int) -> Kept:
         name = {"none": self.plain, "fp8": self.fp8}.get(format, self.kernel)
-        return KEPT[kernel_of_size(name, matrix.out, matrix.inputs)]
+        return KEPT[kernel_of_size(name, matrix.out, matrix.inputs, group)]
 
     def _unquantised(self, matrix: Matrix) -> int:
         if matrix.absorbed:  # the generation phase uses its factors, as the context phase does
             return 0
         if matrix.exact:
             return matrix.weights * matrix.itemsize
-        kept = self._kept("none", matrix)
+        kept = self._kept("none", matrix, 1)
         return matrix.count * kept.nbytes(matrix.out, matrix.inputs, self.compute_dtype, 1, prescaled=False)
 
     def _draft(self, weights: RankWeights) -> int:
@@ -134,7 +141,7 @@ class Embedded:
         if format.name == "int4_wo":  # a row's scale, repeated for a group size that the kernels support
             group = next((size for size in PACKED_GROUPS if matrix.inputs % size == 0), matrix.inputs)
         prescaled = format.per_input_elements > 0
-        kept = self._kept(format.name if matrix.own else request.quant, matrix)
+        kept = self._kept(format.name if matrix.own else request.quant, matrix, group)
         known = matrix.count * kept.nbytes(matrix.out, matrix.inputs, self.compute_dtype, group, prescaled=prescaled)
         if request.bits is None:
             return known

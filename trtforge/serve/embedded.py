@@ -13,13 +13,13 @@ from trtforge.formats.trtllm import read_engine_config
 from trtforge.machine.compiler import find_compiler
 from trtforge.machine.host import Host
 from trtforge.machine.nvml import VISIBLE_DEVICES, LoadNvml, load_nvml
-from trtforge.models.kernels import CUDA_KERNELS
+from trtforge.models.kernels import CUDA_KERNELS, FP8_SM, TRITON_SM
 from trtforge.serve.host_checks import visible_gpus
 
 _LOG = logging.getLogger(__name__)
 _AGAIN = "compile the checkpoint again on this machine (`trtforge compile CHECKPOINT OUT --backend torch`)"
-_LEAST_SM: Mapping[str, int] = {"fp8_scaled_mm": 89} | dict.fromkeys(CUDA_KERNELS, 80)
-"""Lowest compute capability x 10: torch's aten/src/ATen/native/cuda/Blas.cpp, and Triton's (triton_support.py)."""
+_LEAST_SM: Mapping[str, int] = {"fp8_scaled_mm": FP8_SM} | dict.fromkeys(CUDA_KERNELS, TRITON_SM)
+"""Lowest compute capability x 10 of kernels."""
 
 
 def check_trace(facts: RepositoryFacts, trace: Path | None) -> None:
@@ -80,8 +80,8 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
     gpu = gpus[0] if gpus else None
     if gpu is None or gpu.sm is None:
         return
-    name = str(kernels.get("quantized"))
-    if gpu.sm < _LEAST_SM.get(name, 0):
+    names = [str(kernels.get(part)) for part in ("quantized", "fp8")]
+    for name in (name for name in names if gpu.sm < _LEAST_SM.get(name, 0)):
         raise ForgeError(
             f"the engine was compiled with the kernel {name}, which needs SM {_LEAST_SM[name]}; "
             f"this machine's {gpu.name} has SM {gpu.sm}",

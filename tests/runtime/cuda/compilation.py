@@ -16,6 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from trtforge.runtime.cuda import paged_kernels, product_kernels, rounding_kernels, step_kernels, tile_kernels
+from trtforge.runtime.cuda.products import _shape_for
 
 _STRIDES = [
     name
@@ -24,8 +25,7 @@ _STRIDES = [
 ]
 _E4M3_SM = 89  # from which GPUs convert to E4M3
 _EARLY_SM = 90  # from which kernels start before the previous ones have ended
-_SHAPES = ((64, 16, 1), (128, 64, 2))
-"""Outputs, rows and splits of programs that multiply codes."""
+_ROWS_AND_SPLITS = ((1, 4), (16, 1), (64, 2))
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 
 
@@ -85,10 +85,9 @@ def _products(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]
     for kind in ("*i8", "*u8"):
         codes = numbers | {"weight": kind}
         found.append((product_kernels.multiply_one, codes, one | {"SCALED": True, "FACTORED": kind == "*u8"}))
-        for own, rows, splits in _SHAPES:
-            sizes = {"OUTPUTS": own, "ROWS": rows, "INPUTS": 128, "SPLITS": splits}
-            every = converts | sizes | {"FACTORED": kind == "*u8", "BIASED": False}
-            found.append((product_kernels.multiply_codes, codes, every))
+        for rows, splits in _ROWS_AND_SPLITS[1:]:
+            every = converts | _shape(rows) | {"INPUTS": 128, "SPLITS": splits, "FACTORED": kind == "*u8"}
+            found.append((product_kernels.multiply_codes, codes, every | {"BIASED": False}))
         expanded = converts | {"COLUMNS": 1024, "SCALED": kind == "*i8"}
         found.append((product_kernels.expand_codes, codes, expanded))
         sums = numbers | {"sums": "*i32" if kind == "*i8" else "*bf16"}
@@ -98,16 +97,22 @@ def _products(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]
 
 def _tiles() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     numbers = dict.fromkeys(("x", "bias", "y", "prescale", "values"), "*bf16") | {"weight": "*i8", "factor": "*fp32"}
-    numbers |= {"sums": "*fp32", "arrived": "*i32"} | dict.fromkeys(("inputs", "outputs", "rows", "x_row"), "i32")
+    numbers |= {"sums": "*fp32", "arrived": "*i32"}
+    numbers |= dict.fromkeys(("inputs", "outputs", "rows", "x_row", "scales_group"), "i32")
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = []
-    for scales in ("*bf16", "*u8"):
-        types, tiles = numbers | {"scales": scales}, {"TILE": 64, "HALF": 64, "NVFP4": scales == "*u8"}
-        for own, rows, splits in ((64, 8, 4), *_SHAPES):
-            sizes = {"OUTPUTS": own, "ROWS": rows, "SPLITS": splits, "ONE": rows == 8}
-            every = tiles | sizes | {"PRESCALED": rows == 8 and scales == "*bf16", "BIASED": False}
-            found.append((tile_kernels.multiply_tiles, types, every))
+    for scales, half in (("*bf16", 64), ("*fp32", 128), ("*u8", 64), ("*u8", 16)):
+        types, tiles = numbers | {"scales": scales}, {"TILE": 64, "HALF": half, "NVFP4": scales == "*u8"}
+        for rows, splits in _ROWS_AND_SPLITS:
+            every = tiles | _shape(rows) | {"SPLITS": splits, "ONE": rows == 1, "BIASED": False}
+            found.append((tile_kernels.multiply_tiles, types, every | {"PRESCALED": rows == 1 and scales == "*bf16"}))
         found.append((tile_kernels.expand_tiles, types, tiles))
     return found
+
+
+def _shape(rows: int) -> dict[str, Any]:
+    """Of the programs that multiply codes with so many rows."""
+    shape = _shape_for(rows)
+    return {"OUTPUTS": shape.outputs, "ROWS": shape.rows, "warps": shape.warps, "stages": shape.stages}
 
 
 def _rounding() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
@@ -148,11 +153,12 @@ def main(target: GPUTarget) -> None:
     for kernel, types, constants in variants(target.arch):
         names = kernel.arg_names
         constants = constants | {"EARLY": target.arch >= _EARLY_SM}
+        options = {"num_warps": constants.pop("warps", 4), "num_stages": constants.pop("stages", 3)}
         signature = {name: "constexpr" if name in constants else types[name] for name in names}
         aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if signature[name][0] in "*i"}
         values = {(names.index(name),): value for name, value in constants.items()}
         source = ASTSource(kernel, signature, values, aligned)
-        made = triton.compile(source, target=target)
+        made = triton.compile(source, target=target, options=options)
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             Path(file.name).write_bytes(made.asm["cubin"])
             shown = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout

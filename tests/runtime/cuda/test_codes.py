@@ -9,6 +9,7 @@ from tests.runtime.cuda.test_products import TOLERANCES, error, randn
 from tests.runtime.test_integer_linear import w4a8_layer
 from tests.runtime.test_linear import computed
 from trtforge.core.number_limits import E2M1_VALUES
+from trtforge.runtime.cuda import products as cuda_products
 from trtforge.runtime.cuda.products import MOST_ROWS
 from trtforge.runtime.linears import byte_cuda, int4_tiled, nvfp4_tiled
 from trtforge.runtime.linears.float8 import from_e4m3
@@ -16,9 +17,10 @@ from trtforge.runtime.linears.fp8_linear import Fp8Dense
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
 from trtforge.runtime.linears.int4_linear import Int4Dense
 from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
-from trtforge.runtime.linears.linear import Kernel, Stored
+from trtforge.runtime.linears.linear import Kernel, Placement, Stored
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense, from_e2m1
 from trtforge.runtime.linears.w4a8_linear import W4A8
+from trtforge.runtime.linears.weights import Weights
 
 ROWS = [1, 3, MOST_ROWS + 1]
 LAYERS: dict[str, tuple[Kernel, Kernel]] = {
@@ -128,6 +130,29 @@ def test_codes_in_splits_of_the_inputs(processors: int) -> None:
         assert error(kernels.codes(x, weight, scales, None, counters, factors), exact) < TOLERANCES[torch.bfloat16]
         assert not counters.any()
     assert kernels.codes(x[:0], weight, scales, None, counters).shape == (0, 192)
+
+
+@pytest.mark.parametrize("format", LAYERS)
+def test_weights_of_many_rows_are_expanded_in_slices(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_the_gpu(monkeypatch, e4m3=True)
+    monkeypatch.setattr(cuda_products, "_MOST_EXPANDED", 64 * 256)
+    monkeypatch.setattr(byte_cuda, "_MOST_SUMMED", 50)
+    outputs = 64 if format == "w4a8" else 192
+    assert is_near(format, outputs, 256, MOST_ROWS + 1)
+
+
+@pytest.mark.parametrize("format", LAYERS)
+def test_a_bias_is_left_to_the_caller(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a layer of which each rank computes a part of the sums."""
+    on_the_gpu(monkeypatch, e4m3=True)
+    kernel, stored, x = LAYERS[format][0], layer(format, 64, 256), randn(3, 256, dtype=torch.bfloat16)
+    packed = {f"m.{name}": each for name, each in kernel.pack(stored, x.dtype).items()}
+    place = Placement(DEVICE, x.dtype)
+    with_bias, without = (
+        kernel.load(Weights.of(packed), "m", (64, 256), place, bias=wanted)(x).double() for wanted in (True, False)
+    )
+    assert stored.bias is not None
+    assert error(without + stored.bias.to(DEVICE).double(), with_bias) < TOLERANCES[torch.bfloat16]
 
 
 def test_every_code_is_its_number() -> None:

@@ -22,7 +22,10 @@ REFERENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 def inputs(rows: int, size: int) -> Tensor:
     """Numbers of many sizes, some beyond what the formats hold, and a row of zeros."""
     generator = torch.Generator().manual_seed(rows + size)
-    x = torch.randn(rows, size, generator=generator) * torch.logspace(-4, 2, size)[torch.randperm(size)]
+    x = (
+        torch.randn(rows, size, generator=generator)
+        * torch.logspace(-4, 2, size)[torch.randperm(size, generator=generator)]
+    )
     x[0, :16] = 0.0
     x[-1] = 0.0 if rows > 1 else x[-1]
     return x.to(DEVICE, torch.bfloat16)

@@ -8,17 +8,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
-from trtforge.runtime.cuda.number_kernels import numbers_of_e4m3
+from trtforge.runtime.cuda.number_kernels import INTERPRETED, numbers_of_e4m3
 from trtforge.runtime.cuda.step_kernels import as_stored
-
-_WIDENS = tl.constexpr(bool(triton.knobs.runtime.interpret))
-"""Triton's interpreter (3.9) multiplies the bits of bfloat16; products of the same numbers in float32 are exact."""
 
 
 @triton.jit
 def _product(left, right):
     """left x right, summed in float32; float32 itself is not rounded to TF32."""
-    if _WIDENS:
+    if INTERPRETED:  # see `number_kernels.product`
         return tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
     else:
         return tl.dot(left, right, input_precision="ieee")

@@ -4,19 +4,23 @@ Weights are numbers, codes of 8 bits, or codes of 4 bits in tiles.
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from trtforge.models.kernels import TILE_OUTPUTS
 from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.triton_support import converts_e4m3, power_from, processors_of, runs_triton
 
-TILE = 64
+TILE = TILE_OUTPUTS
 """Outputs of a tile of 4-bit weights."""
 MOST_ROWS = 128
 """Of products with codes as they are: more take longer than expanding the weights first."""
+_MOST_EXPANDED = 1 << 26  # weights: more are expanded in slices, which take 128 MB
 _COUNTERS = 4  # for each multiprocessor: products of more programs are not split
 _LEAST_GROUPS = 2  # of a split's inputs
 _INPUTS_OF_CODES = 128  # of 8 bits, of a program's step
@@ -164,6 +168,14 @@ class Products:
         )
         return y
 
+    def many_codes(self, x: Tensor, weight: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        """(rows, outputs) of any number of rows x and codes of 8 bits, times scales (outputs,) before the sums."""
+
+        def expanded(own: slice) -> Tensor:
+            return self.expand_codes(weight[own], None if scales is None else scales[own])
+
+        return _by_slices(x, len(weight), expanded, bias)
+
     def expand_codes(self, weight: Tensor, scales: Tensor | None = None) -> Tensor:
         """bfloat16 values of codes of 8 bits (outputs, inputs), contiguous, times scales (outputs,)."""
         outputs, inputs = weight.shape
@@ -181,10 +193,20 @@ class Products:
         )
         return values
 
-    def scale_sums(self, sums: Tensor, scales: Tensor, factors: Tensor | None, bias: Tensor | None) -> Tensor:
-        """bfloat16 sums (rows, outputs) * scales (outputs,) * factors (rows,) + bias; of bfloat16 in place."""
+    def scale_sums(
+        self,
+        sums: Tensor,
+        scales: Tensor,
+        factors: Tensor | None,
+        bias: Tensor | None,
+        into: Tensor | None = None,
+    ) -> Tensor:
+        """bfloat16 sums (rows, outputs) * scales (outputs,) * factors (rows,) + bias, contiguous.
+
+        `into`: what they are stored in, if the sums are not bfloat16, which is scaled in place.
+        """
         rows, outputs = sums.shape
-        y = sums if sums.dtype is torch.bfloat16 else sums.new_empty(rows, outputs, dtype=torch.bfloat16)
+        y = sums if into is None else into
         self._launch(
             self._kernels.scale_sums,
             (rows, -(-outputs // _INPUTS), 1),
@@ -271,6 +293,23 @@ class Products:
         )
         return y
 
+    def many_int4(self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        """As `int4`, of any number of rows."""
+
+        def expanded(own: slice) -> Tensor:
+            return self.expand_int4(weight[own.start // TILE : own.stop // TILE], scales[:, own])
+
+        return _by_slices(x, len(weight) * TILE, expanded, bias)
+
+    def many_nvfp4(self, x: Tensor, weight: Tensor, blocks: Tensor) -> Tensor:
+        """As `many_int4`, with scales of blocks in tiles."""
+
+        def expanded(own: slice) -> Tensor:
+            tiles = slice(own.start // TILE, own.stop // TILE)
+            return self.expand_nvfp4(weight[tiles], blocks[tiles])
+
+        return _by_slices(x, len(weight) * TILE, expanded, None)
+
     def expand_int4(self, weight: Tensor, scales: Tensor) -> Tensor:
         """(outputs, inputs) bfloat16 values of tiles of codes; scales (groups, outputs)."""
         return self._expanded(weight, scales, nvfp4=False)
@@ -284,13 +323,26 @@ class Products:
         outputs, inputs = tiles * TILE, groups * 2 * half
         values = torch.empty(outputs, inputs, dtype=torch.bfloat16, device=weight.device)
         sizes = {"TILE": TILE, "HALF": half, "NVFP4": nvfp4}
-        self._launch(self._tiles.expand_tiles, (tiles, groups, 1), weight, scales, values, inputs, outputs, **sizes)
+        arguments = weight, scales, values, inputs, scales.stride(0)
+        self._launch(self._tiles.expand_tiles, (tiles, groups, 1), *arguments, **sizes)
         return values
 
     def _splits(self, shape: _Shape, programs: int, groups: int) -> int:
         """Parts of the inputs, a power of two: enough programs to keep the GPU's memory busy."""
         wanted = min(shape.most_programs * self._processors // programs, groups // _LEAST_GROUPS, shape.most_splits)
         return 1 << max(0, wanted.bit_length() - 1)
+
+
+def _by_slices(x: Tensor, outputs: int, expanded: Callable[[slice], Tensor], bias: Tensor | None) -> Tensor:
+    """x times the weights that `expanded` makes of some outputs, of so many at once that they take little memory."""
+    step = max(1, _MOST_EXPANDED // (x.shape[1] * TILE)) * TILE
+    if outputs <= step:
+        return functional.linear(x, expanded(slice(0, outputs)), bias)
+    y = x.new_empty(len(x), outputs)
+    for first in range(0, outputs, step):
+        own = slice(first, min(outputs, first + step))
+        torch.mm(x, expanded(own).t(), out=y[:, own])
+    return y if bias is None else y.add_(bias)
 
 
 def products_for(device: torch.device) -> Products | None:

@@ -1,4 +1,4 @@
-"""The Triton kernel that rounds activations to a format's numbers. `FusedKernels.rounded` launches it.
+"""The Triton kernel that rounds activations to a format's numbers. `Rounding` launches it.
 
 The numbers are stored in the compute type, which holds those of E4M3, INT8 and NVFP4 exactly.
 """

@@ -9,8 +9,8 @@ from triton.language.extra import libdevice
 from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
 from trtforge.core.number_limits import FP8_MAX, INT8_MAX
+from trtforge.runtime.cuda.number_kernels import INTERPRETED
 
-_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 _ROUNDING = tl.constexpr(12582912.0)
 """1.5 x 2^23: added to a float32 below 2^22 and subtracted again, it leaves the nearest integer, halves to even."""
 _E4M3_MAX, _INT8_MAX = tl.constexpr(FP8_MAX), tl.constexpr(INT8_MAX)
@@ -53,7 +53,7 @@ def nearest_int8(values):
 def to_e4m3(values, scale):
     """values / scale in float32, saturated and rounded to E4M3: to four significant bits, halves to even."""
     scaled = tl.div_rn(values.to(tl.float32), scale)
-    if _INTERPRETED:  # Triton's interpreter (3.9) cuts digits off
+    if INTERPRETED:  # Triton's interpreter (3.9) cuts digits off
         return nearest_e4m3(scaled).to(tl.float8e4nv)
     else:
         return _saturated_e4m3(scaled).to(tl.float8e4nv)
@@ -189,7 +189,7 @@ def rotate(
 @triton.jit
 def _cosine_and_sine(angles):
     """Of any angle: a GPU's own instructions, which `tl.cos` may use, are wrong for large ones."""
-    if _INTERPRETED:
+    if INTERPRETED:
         return tl.cos(angles), tl.sin(angles)
     else:
         return libdevice.cos(angles), libdevice.sin(angles)

@@ -159,13 +159,16 @@ def expand_tiles(
     scales,
     values,
     inputs,
-    outputs,
+    scales_group,
     TILE: tl.constexpr,
     HALF: tl.constexpr,
     NVFP4: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (tile, group): the values (outputs, inputs) of the weights in bfloat16."""
+    """Program (tile, group): the values (outputs, inputs) of the weights in bfloat16.
+
+    INT4: scales (groups, outputs), whose groups begin `scales_group` numbers apart.
+    """
     wait_for_previous(EARLY)
     tile, group = tl.program_id(0), tl.program_id(1)
     own, half = tl.arange(0, TILE), tl.arange(0, HALF)
@@ -178,7 +181,7 @@ def expand_tiles(
         low = _values(halves, tl.load(blocks_at), HALF, HIGH=False)
         high = _values(halves, tl.load(blocks_at + HALF // _BLOCK), HALF, HIGH=True)
     else:
-        scale = tl.load(scales + group * outputs + output).to(tl.float32)[:, None]
+        scale = tl.load(scales + group * scales_group + output).to(tl.float32)[:, None]
         low = ((_codes(halves, HIGH=False).to(tl.float32) - _OFFSET) * scale).to(tl.bfloat16)
         high = ((_codes(halves, HIGH=True).to(tl.float32) - _OFFSET) * scale).to(tl.bfloat16)
     tl.store(at, low)

@@ -8,11 +8,10 @@ import subprocess
 
 import torch
 
+from trtforge.models.kernels import FP8_SM, TRITON_SM
 from trtforge.runtime.native.bindings import VARIABLE
 
 _LOG = logging.getLogger(__name__)
-_LEAST_SM = (8, 0)  # compute capability that Triton supports
-_E4M3_SM = (8, 9)  # from which GPUs convert to E4M3 and back
 
 
 def runs_triton(device: torch.device) -> bool:
@@ -23,7 +22,7 @@ def runs_triton(device: torch.device) -> bool:
 @functools.cache
 def _works(index: int) -> bool:
     """Whether Triton can launch kernels: it compiles its launcher with the machine's C compiler."""
-    if importlib.util.find_spec("triton") is None or torch.cuda.get_device_capability(index) < _LEAST_SM:
+    if importlib.util.find_spec("triton") is None or sm_of(index) < TRITON_SM:
         return False
     from triton.runtime import driver
 
@@ -43,7 +42,13 @@ def processors_of(index: int) -> int:
 
 def converts_e4m3(index: int) -> bool:
     """Whether a GPU converts numbers to E4M3 and back."""
-    return torch.cuda.get_device_capability(index) >= _E4M3_SM
+    return sm_of(index) >= FP8_SM
+
+
+def sm_of(index: int) -> int:
+    """A GPU's compute capability x 10."""
+    major, minor = torch.cuda.get_device_capability(index)
+    return 10 * major + minor
 
 
 def power_from(number: int) -> int:

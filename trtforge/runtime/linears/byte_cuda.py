@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trtforge.models.transforms import FP8_ROW_SCALE_MIN
 from trtforge.runtime.cuda.products import MOST_ROWS, Products, products_for, readable
@@ -22,6 +21,7 @@ from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias
 from trtforge.runtime.linears.weights import Weights
 
+_MOST_SUMMED = 1024  # rows, whose sums of INT8 take four bytes each
 _INT8_SIDE = 8  # what the sizes of torch's products of INT8 are multiples of
 
 
@@ -44,14 +44,14 @@ class CodesProduct:
         """`factors` (rows,): of the sums of each row."""
         if len(x) <= MOST_ROWS:
             return self.products.codes(x, self.weight, self.scales, self.bias, self.counters, factors)
-        sums = functional.linear(x, self.products.expand_codes(self.weight))
+        sums = self.products.many_codes(x, self.weight)
         return self.products.scale_sums(sums, self.scales, factors, self.bias)
 
     def of_scaled_weights(self, x: Tensor) -> Tensor:
         """As a call; weights of many rows are scaled before they are rounded to bfloat16, not their sums."""
         if len(x) <= MOST_ROWS:
             return self(x)
-        return functional.linear(x, self.products.expand_codes(self.weight, self.scales), self.bias)
+        return self.products.many_codes(x, self.weight, self.scales, self.bias)
 
 
 class Int8Cuda(Int8Native):
@@ -117,8 +117,11 @@ class SmoothQuantCuda(SmoothQuant):
             numbers = rounding(x, "int8", scale, prequant)
             if len(x) <= MOST_ROWS or not multiplies:
                 return product(numbers)
-            sums = torch._int_mm(numbers.to(torch.int8), weight.t())
-            return products.scale_sums(sums, scales, None, vector)
+            y = x.new_empty(len(x), shape[0])
+            parts = -(-len(x) // _MOST_SUMMED)
+            for part, into in zip(numbers.tensor_split(parts), y.tensor_split(parts), strict=True):
+                products.scale_sums(torch._int_mm(part.to(torch.int8), weight.t()), scales, None, vector, into)
+            return y
 
         return linear
 

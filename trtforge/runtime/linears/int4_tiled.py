@@ -1,13 +1,12 @@
 """INT4 linear layers on CUDA, with weights in the tiles that `cuda.tile_kernels` reads: INT4-AWQ and W4A8-AWQ.
 
-Layers of sizes that the kernels do not take hold their weights in the compute type.
+Layers of sizes that the kernels do not take hold their weights in the compute type, and so do all without Triton.
 """
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from trtforge.models.kernels import suits_tiles
+from trtforge.models.kernels import PACKED_GROUPS, suits_tiles
 from trtforge.models.transforms import unpack_int4
 from trtforge.runtime.cuda.fused import fused_for
 from trtforge.runtime.cuda.products import MOST_ROWS, TILE, Products, products_for
@@ -15,7 +14,7 @@ from trtforge.runtime.cuda.rounding import rounding_for
 from trtforge.runtime.linears.float8 import round_to_e4m3
 from trtforge.runtime.linears.int4_linear import Int4Dense, load_prequant, packed_prequant
 from trtforge.runtime.linears.int4_native import OFFSET
-from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, with_bias
+from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.w4a8_linear import W4A8, group_scales, packed_factors
 from trtforge.runtime.linears.weights import Weights
 
@@ -26,20 +25,21 @@ class Int4Tiled:
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
         codes = unpack_int4(stored.weight.view(torch.int8))
-        if not suits_tiles(*codes.shape):
+        if not _suits(codes, stored.weights_scale):
             return Int4Dense().pack(stored, dtype)
-        packed = packed_tiles(codes, stored.weights_scale.to(dtype))
+        packed = _packed_tiles(codes, stored.weights_scale.to(dtype))
         return with_bias({**packed, **packed_prequant(stored, dtype)}, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        if not suits_tiles(*shape):
+        if not _has_tiles(weights, prefix):
             return Int4Dense().load(weights, prefix, shape, place, bias=bias)
-        tiles, scales = take_tiles(weights, prefix, shape, place)
+        tiles, scales = _take_tiles(weights, prefix, shape, place)
         vector = load_bias(weights, prefix, shape, place, bias)
         prequant = load_prequant(weights, prefix, shape, place)
         products, fused = products_for(place.device), fused_for(place.device, place.dtype)
         if products is None or fused is None:
-            return _by_torch(tiles, scales, vector, prequant)
+            multiply = matrix(values_of(tiles, scales).to(place.dtype), vector)
+            return multiply if prequant is None else lambda x: multiply(x * prequant)
         counters = products.new_counters()
 
         def linear(x: Tensor) -> Tensor:
@@ -56,21 +56,21 @@ class W4A8Tiled:
     """As `W4A8`: the sums' factor multiplies the groups' scales, which are float32."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
-        codes = unpack_int4(stored.weight.view(torch.int8))
-        if not suits_tiles(*codes.shape):
+        codes, scales = unpack_int4(stored.weight.view(torch.int8)), group_scales(stored)
+        if not _suits(codes, scales):
             return W4A8(Int4Dense()).pack(stored, dtype)
-        return with_bias({**packed_tiles(codes, group_scales(stored)), **packed_factors(stored)}, stored, dtype)
+        return with_bias({**_packed_tiles(codes, scales), **packed_factors(stored)}, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        if not suits_tiles(*shape):
+        if not _has_tiles(weights, prefix):
             return W4A8(Int4Dense()).load(weights, prefix, shape, place, bias=bias)
-        tiles, scales = take_tiles(weights, prefix, shape, place)
+        tiles, scales = _take_tiles(weights, prefix, shape, place)
         scales = scales * weights.take_scalar(f"{prefix}.output_scaling_factor").to(place.device)
         input_scales = weights.take(f"{prefix}.input_scaling_factor", shape[1]).to(place.device)
         vector = load_bias(weights, prefix, shape, place, bias)
         products, rounding = products_for(place.device), rounding_for(place.device)
         if products is None or rounding is None:
-            multiply = _by_torch(tiles, scales, vector, None)
+            multiply = matrix(values_of(tiles, scales).to(place.dtype), vector)
             return lambda x: multiply(round_to_e4m3(x * input_scales, 1.0).to(x.dtype))
         counters, one = products.new_counters(), torch.ones(1, device=place.device)
 
@@ -86,31 +86,31 @@ def _multiplied(
 ) -> Tensor:
     if len(x) <= MOST_ROWS:
         return products.int4(x, tiles, scales, bias, counters)
-    return functional.linear(x, products.expand_int4(tiles, scales), bias)
+    return products.many_int4(x, tiles, scales, bias)
 
 
-def packed_tiles(codes: Tensor, scales: Tensor) -> dict[str, Tensor]:
+def _suits(codes: Tensor, scales: Tensor) -> bool:
+    """Whether the kernels take codes (out, in) with scales (out, groups)."""
+    return suits_tiles(*codes.shape) and codes.shape[1] // scales.shape[1] in PACKED_GROUPS
+
+
+def _has_tiles(weights: Weights, prefix: str) -> bool:
+    """Whether a layer was packed in tiles."""
+    return weights.has(f"{prefix}.weights_scaling_factor")
+
+
+def _packed_tiles(codes: Tensor, scales: Tensor) -> dict[str, Tensor]:
     """`weight` in tiles, and its scales (groups, out), of int8 codes (out, in) and scales (out, groups)."""
     return {"weight": tiles_of(codes, scales.shape[1]), "weights_scaling_factor": scales.t().contiguous()}
 
 
-def take_tiles(weights: Weights, prefix: str, shape: tuple[int, int], place: Placement) -> tuple[Tensor, Tensor]:
-    """What `packed_tiles` packed of a layer of `shape` (out, in), on its device."""
+def _take_tiles(weights: Weights, prefix: str, shape: tuple[int, int], place: Placement) -> tuple[Tensor, Tensor]:
+    """What `_packed_tiles` packed of a layer of `shape` (out, in), on its device."""
     outputs, inputs = shape
     scales = weights.take(f"{prefix}.weights_scaling_factor").to(place.device)
     groups = len(scales)
     tiles = weights.take(f"{prefix}.weight", outputs // TILE, groups, TILE, inputs // groups // 2)
     return tiles.to(place.device), scales
-
-
-def _by_torch(tiles: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None) -> Linear:
-    """The layer without kernels: the weights are expanded in each call."""
-
-    def linear(x: Tensor) -> Tensor:
-        scaled = x if prequant is None else x * prequant
-        return functional.linear(scaled, values_of(tiles, scales).to(x.dtype), bias)
-
-    return linear
 
 
 def tiles_of(codes: Tensor, groups: int) -> Tensor:

@@ -11,6 +11,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import QuantFormat
 from trtforge.models.kernels import REFERENCE, KernelName, kernel_for, plain_kernel
 from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.cuda.triton_support import sm_of
 from trtforge.runtime.linears.byte_cuda import Fp8Cuda, Fp8RowwiseCuda, Int8Cuda, SmoothQuantCuda
 from trtforge.runtime.linears.byte_native import Fp8Native, Fp8RowwiseNative, Int8Native
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
@@ -92,7 +93,6 @@ def choose_kernels(
 
 
 def _fastest(algorithm: QuantFormat, group_size: int, device: UsableDevice, dtype: ModelDtype) -> KernelName:
-    fp8_cores = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)
     kernels = native_for(torch.device(device), DTYPES[dtype])
     return kernel_for(
         algorithm,
@@ -101,7 +101,7 @@ def _fastest(algorithm: QuantFormat, group_size: int, device: UsableDevice, dtyp
         dtype,
         vnni=multiplies_int8(),
         native=kernels is not None,
-        fp8_cores=fp8_cores,
+        sm=sm_of(torch.cuda.current_device()) if torch.cuda.is_available() else 0,
     )
 
 

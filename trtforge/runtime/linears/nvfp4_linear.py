@@ -34,13 +34,17 @@ class Nvfp4Dense:
         multiply = matrix(weights.take(f"{prefix}.weight", *shape).to(place.device, wide(place.dtype)))
         activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
         output_scale = float(weights.take_scalar(f"{prefix}.output_scaling_factor"))
-        vector = load_bias(weights, prefix, shape, place, bias)
+        return by_numbers(multiply, activation_scale, output_scale, load_bias(weights, prefix, shape, place, bias))
 
-        def linear(x: Tensor) -> Tensor:
-            y = (multiply(round_to_nvfp4(x, activation_scale).to(wide(x.dtype))) * output_scale).to(x.dtype)
-            return y if vector is None else y.add_(vector)
 
-        return linear
+def by_numbers(multiply: Linear, activation_scale: Tensor, output_scale: float, bias: Tensor | None) -> Linear:
+    """The layer of a matrix of values times their block scales."""
+
+    def linear(x: Tensor) -> Tensor:
+        y = (multiply(round_to_nvfp4(x, activation_scale).to(wide(x.dtype))) * output_scale).to(x.dtype)
+        return y if bias is None else y.add_(bias)
+
+    return linear
 
 
 def halves_of(packed: Tensor) -> Tensor:
@@ -51,8 +55,12 @@ def halves_of(packed: Tensor) -> Tensor:
 
 def from_e2m1(packed: Tensor) -> Tensor:
     """(rows, 2 x columns) float32 of (rows, columns) bytes of two codes."""
-    table = torch.tensor(E2M1_VALUES, device=packed.device)
-    return table[halves_of(packed).long()]
+    return numbers_of_e2m1(halves_of(packed))
+
+
+def numbers_of_e2m1(codes: Tensor) -> Tensor:
+    """float32 numbers of codes from 0 to 15."""
+    return torch.tensor(E2M1_VALUES, device=codes.device)[codes.long()]
 
 
 def round_to_nvfp4(values: Tensor, scale: Tensor) -> Tensor:

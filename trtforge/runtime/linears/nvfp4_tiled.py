@@ -1,20 +1,20 @@
 """NVFP4 linear layers on CUDA, with weights and the scales of blocks in the tiles that `cuda.tile_kernels` reads.
 
 Any GPU from SM 8.0 computes them: values and activations are exact in bfloat16. Layers of sizes that the kernels do not
-take hold their weights in the compute type.
+take hold their weights in the compute type, and so do all without Triton.
 """
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.models.kernels import PACKED_GROUPS, suits_tiles
 from trtforge.runtime.cuda.products import MOST_ROWS, TILE, products_for
 from trtforge.runtime.cuda.rounding import rounding_for
 from trtforge.runtime.linears.float8 import from_e4m3
-from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, with_bias
-from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense, from_e2m1, halves_of, round_to_nvfp4
+from trtforge.runtime.linears.fp8_rowwise_linear import wide
+from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
+from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense, by_numbers, halves_of, numbers_of_e2m1
 from trtforge.runtime.linears.weights import Weights
 
 _MOST_INPUTS = 128  # of a tile
@@ -51,22 +51,16 @@ class Nvfp4Tiled:
         vector = load_bias(weights, prefix, shape, place, bias)
         products, rounding = products_for(place.device), rounding_for(place.device)
 
-        def by_torch(x: Tensor) -> Tensor:
-            numbers = round_to_nvfp4(x, activation_scale).to(x.dtype)
-            y = functional.linear(numbers, values_of(tiles, blocks).to(x.dtype)) * factor
-            y = y.to(x.dtype)
-            return y if vector is None else y.add_(vector)
-
         if products is None or rounding is None:
-            return by_torch
+            multiply = matrix(values_of(tiles, blocks).to(wide(place.dtype)))
+            return by_numbers(multiply, activation_scale, float(factor), vector)
         counters, scales = products.new_counters(), factor.expand(outputs).contiguous()
 
         def linear(x: Tensor) -> Tensor:
             numbers = rounding(x, "nvfp4", activation_scale)
             if len(x) <= MOST_ROWS:
                 return products.nvfp4(numbers, tiles, blocks, factor, vector, counters)
-            sums = functional.linear(numbers, products.expand_nvfp4(tiles, blocks))
-            return products.scale_sums(sums, scales, None, vector)
+            return products.scale_sums(products.many_nvfp4(numbers, tiles, blocks), scales, None, vector)
 
         return linear
 
@@ -93,8 +87,7 @@ def values_of(tiles: Tensor, blocks: Tensor) -> Tensor:
     """float32 (outputs, inputs) values times their blocks' scales, by torch's operations."""
     halves = tiles.view(torch.uint8).transpose(1, 2)  # (tiles, TILE, groups, half)
     codes = torch.stack((halves & 15, halves >> 4), dim=3).flatten(0, 1).flatten(1)  # (outputs, inputs)
-    pairs = codes.unflatten(1, (-1, 2))
-    values = from_e2m1(pairs[..., 0] | (pairs[..., 1] << 4))
+    values = numbers_of_e2m1(codes)
     scales = from_e4m3(blocks.transpose(1, 2).flatten(0, 1).flatten(1).view(torch.float8_e4m3fn), torch.float32)
     scaled: Tensor = values.unflatten(1, (-1, NVFP4_BLOCK)) * scales.unsqueeze(2)
     return scaled.flatten(1)

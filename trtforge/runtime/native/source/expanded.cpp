@@ -430,7 +430,8 @@ template <class Format, typename T>
 static void multiply(const ExpandedLinear& l) {
 #if defined(HAS_AMX)
     if constexpr (Format::IN_BFLOAT16)
-        if (inputs_are_bfloat16<T>(l) && amx::suits(l.scales && !Format::SCALED ? l.group : l.inputs)) return multiply_blocks<Format, T>(l);
+        if (inputs_are_bfloat16<T>(l) && amx::suits(l.scales && !Format::SCALED ? l.group : l.inputs))
+            return multiply_blocks<Format, T>(l);
 #endif
     if (l.rows == 1) return multiply_single<Format, T>(l);
 #if defined(__AVX512BF16__)

@@ -3,8 +3,8 @@
 // Weights are packed in tiles of 32 outputs, of which each 32-bit word holds one output:
 //   bfloat16, float16  (outputs / 32, inputs / 2, 32, 2)  two inputs
 //   int8, E4M3         (outputs / 32, inputs / 4, 32, 4)  four inputs
-// INT4, E2M1: nibbles of two outputs, 16 apart, as matmul.cpp describes. Integers become multiples of theirs by a power of two, for which
-// the sums, or the inputs of a single row, are corrected.
+// INT4, E2M1: nibbles of two outputs, 16 apart, as matmul.cpp describes. Integers become multiples of theirs by a power of
+// two, for which the sums, or the inputs of a single row, are corrected.
 
 #pragma once
 
@@ -26,8 +26,8 @@ static inline LaneWords words(const void* from) { return *(const LaneWords*)from
 
 // Each format: `WORDS` 32-bit words hold `INPUTS` inputs of a tile. `expand` calls put(input, output, value) for vectors of
 // the weights times `FACTOR`; `IN_BFLOAT16`: whether bfloat16 holds them exactly. `SCALED`: the scales of a layer are those
-// of blocks of 16 inputs, with which weights are exact in bfloat16 too, so that several rows take them scaled. `Single` is how a single row takes them:
-// weights plus `OFFSET`, and times its `POWERS[input]` if it has such.
+// of blocks of 16 inputs, with which weights are exact in bfloat16 too, so that several rows take them scaled. `Single` is
+// how a single row takes them: weights plus `OFFSET`, and times its `POWERS[input]` if it has such.
 
 struct Bfloat16 {
     static Lanes of(LaneWords high) { return (Lanes)high; }
