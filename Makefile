@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := build/clients
+LEVELS = $(shell grep -lE 'kernel_levels|level: Native' tests/runtime/test_*.py)
 # The CPU build where the package index offers one; a range would fetch gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
 # A file's tests stay together: many share what is made once. Files come in the order of tests/conftest.py.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-clients test-gpu check coverage bench bench-gpu bench-peers assault soak clean
+.PHONY: help install demo test test-levels test-clients test-gpu check coverage bench bench-gpu bench-peers assault soak clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -29,6 +30,9 @@ demo: install ## Build the demo model in INT4-AWQ, serve it with Triton, stream 
 
 test: install ## All tests that need no GPU, in two processes.
 	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
+
+test-levels: install ## The CPU kernels' tests with every set of instructions that this machine can run.
+	TRTFORGE_TEST_LEVELS=all $(BIN)/python -m pytest $(PARALLEL) $(LEVELS)
 
 test-clients: $(CLIENTS)/.installed ## Other projects' clients and test suites against OpenAI's API, in an environment of their own.
 	$(CLIENTS)/bin/python -m pytest -o asyncio_mode=auto -o asyncio_default_test_loop_scope=session tests/clients
@@ -51,7 +55,7 @@ check: install ## Lint, types and layering.
 
 coverage: install ## Branch coverage of the tests, child processes included (half an hour).
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest $(PARALLEL) -q -m "not gpu"
+	TRTFORGE_TEST_LEVELS=all $(BIN)/coverage run -m pytest $(PARALLEL) -q -m "not gpu"
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 

@@ -44,7 +44,7 @@ def run(repository: Path, name: str, options: Options) -> Report:
     if options.times:
         report.rows.append({"what": "idle", "stops": options.times, "slowest": slowest})
     for number in _SIGNALS:
-        for tokens, drain in ((400, None), (1000, 1)):
+        for tokens, drain in ((900, None), (1000, 1)):
             try:
                 with_streams(report, repository, number, options, tokens=tokens, drain=drain)
             except AssaultError as error:
@@ -115,11 +115,13 @@ async def _stop_beside(
         ]
         # The signal comes when the engine has taken all: one that arrives later is refused, as it must be.
         for _ in range(600):
+            if all(each.responses for each in progress):
+                break
             gauges = await asyncio.to_thread(server.gauges)
             if gauges is not None and gauges.active == streams and any(each.responses for each in progress):
                 break
-            if all(one.done() for one in asked):
-                raise AssaultError(f"{streams} streams of {tokens} tokens ended before all were seen to be open")
             await asyncio.sleep(0.05)
+        if all(one.done() for one in asked):
+            raise AssaultError(f"{streams} streams of {tokens} tokens ended before all were seen to be open")
         stopped = await asyncio.to_thread(server.stop, number, 120)
         return list(await asyncio.gather(*asked)), stopped

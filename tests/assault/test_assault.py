@@ -87,5 +87,5 @@ def test_a_killed_process_is_heard_of_and_leaves_nothing(repository: Path) -> No
 def test_a_server_with_streams_stops_when_they_are_whole(repository: Path) -> None:
     report = Report("stop")
     options = startstop.Options(streams=20, drained=PATIENCE)
-    startstop.with_streams(report, repository, signal.SIGTERM, options, tokens=400, drain=None)
+    startstop.with_streams(report, repository, signal.SIGTERM, options, tokens=900, drain=None)
     require(report)

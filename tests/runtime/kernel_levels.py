@@ -1,6 +1,10 @@
-"""The CPU kernels as they are compiled for machines with fewer instructions than this one has."""
+"""The CPU kernels as they are compiled for machines with fewer instructions than this one has.
+
+Tests compile two of the levels; with TRTFORGE_TEST_LEVELS=all (`make test-levels`) all that this machine can run.
+"""
 
 import functools
+import os
 
 from trtforge.machine.host import Host
 from trtforge.machine.processor import read_instruction_sets
@@ -18,13 +22,14 @@ _NEEDED = {
 DOTS = "native, bfloat16 by its own instructions"
 TILES = "native, tile registers in software"
 _HERE = read_instruction_sets(Host())
-LEVELS = (
+_ALL = (
     *(level for level, needed in _NEEDED.items() if needed <= _HERE),
     NATIVE,
     *((DOTS,) if "avx512_bf16" in _HERE else ()),
     TILES,
 )
 """Those that this machine can run. `NATIVE` is all that it has, with the faster way to multiply bfloat16."""
+LEVELS = _ALL if os.environ.get("TRTFORGE_TEST_LEVELS") == "all" else (NATIVE, TILES)
 _DEFINES = {
     DOTS: ("TRTFORGE_DOTS", "TRTFORGE_WITHOUT_AMX"),
     TILES: ("TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"),

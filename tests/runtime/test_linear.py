@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,7 +9,7 @@ from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linears.fp8_linear import Fp8Dense
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
-from trtforge.runtime.linears.int4_tiled import Int4Tiled
+from trtforge.runtime.linears.int4_tiled import Int4Tiled, W4A8Tiled
 from trtforge.runtime.linears.linear import Dense, Kernel, Placement, Stored, merged
 from trtforge.runtime.linears.weights import Weights
 
@@ -111,8 +113,16 @@ def test_a_bfloat16_matrix_is_computed_in_its_blocked_layout(rows: int) -> None:
     assert relative(computed(Dense(), stored, x, 48), reference) < 6e-3
 
 
-@pytest.mark.parametrize("kernel", [Int4Packed(), Int4Tiled()], ids=["packed", "tiled"])
-def test_an_int4_layer_that_the_kernels_cannot_tile_is_an_error(kernel: Kernel) -> None:
+def test_an_int4_layer_that_torchs_kernel_cannot_tile_is_an_error() -> None:
     stored, _ = int4_layer(out=48)
     with pytest.raises(ForgeError, match="48 outputs on a rank"):
-        kernel.pack(stored, torch.bfloat16)
+        Int4Packed().pack(stored, torch.bfloat16)
+
+
+@pytest.mark.parametrize("kernel", [Int4Tiled(), W4A8Tiled()], ids=["int4", "w4a8"])
+def test_an_int4_layer_that_lies_in_no_tiles_keeps_numbers(kernel: Kernel) -> None:
+    stored, matrix = int4_layer(out=48)
+    one = torch.ones(1)
+    stored = replace(stored, weights_scale_2=one, activation_scale=one / 50)
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
+    assert relative(computed(kernel, stored, x, 48), x.float() @ matrix.t() + stored.bias) < 0.05

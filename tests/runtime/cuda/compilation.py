@@ -100,11 +100,12 @@ def _tiles() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     numbers |= {"sums": "*fp32", "arrived": "*i32"}
     numbers |= dict.fromkeys(("inputs", "outputs", "rows", "x_row", "scales_group"), "i32")
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = []
-    for scales, half in (("*bf16", 64), ("*fp32", 128), ("*u8", 64), ("*u8", 16)):
+    every, last = _ROWS_AND_SPLITS, _ROWS_AND_SPLITS[-1:]
+    for scales, half, counts in (("*bf16", 64, every), ("*fp32", 128, last), ("*u8", 64, every), ("*u8", 16, last)):
         types, tiles = numbers | {"scales": scales}, {"TILE": 64, "HALF": half, "NVFP4": scales == "*u8"}
-        for rows, splits in _ROWS_AND_SPLITS:
-            every = tiles | _shape(rows) | {"SPLITS": splits, "ONE": rows == 1, "BIASED": False}
-            found.append((tile_kernels.multiply_tiles, types, every | {"PRESCALED": rows == 1 and scales == "*bf16"}))
+        for rows, splits in counts:
+            sizes = tiles | _shape(rows) | {"SPLITS": splits, "ONE": rows == 1, "BIASED": False}
+            found.append((tile_kernels.multiply_tiles, types, sizes | {"PRESCALED": rows == 1 and scales == "*bf16"}))
         found.append((tile_kernels.expand_tiles, types, tiles))
     return found
 

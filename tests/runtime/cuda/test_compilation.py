@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-_VARIANTS = {80: 46, 90: 51}
-SHARED = 99 * 1024
-"""Bytes that a program may have where there are least (SM 8.6 and 8.9; CUDA C++ programming guide)."""
+_VARIANTS = {80: 50, 90: 55}
+SHARED = {80: 99 * 1024, 90: 227 * 1024}
+"""Bytes that a program may have; of GPUs of SM 8, where there are least (8.6 and 8.9; CUDA C++ programming guide)."""
 
 
 @pytest.mark.parametrize("sm", [80, 90])
@@ -27,6 +27,6 @@ def test_kernels_compile_to_machine_code(sm: int, tmp_path: Path) -> None:
     variants = [line.split() for line in done.stdout.splitlines()]
     assert len(variants) == _VARIANTS[sm]
     for _, shared, registers, spilled in variants:
-        assert int(shared) <= SHARED
+        assert int(shared) <= SHARED[sm]
         assert int(registers) <= 255
         assert int(spilled) <= 128

@@ -46,14 +46,14 @@ def random_int4(outputs: int, inputs: int, group: int) -> tuple[Tensor, Tensor, 
 
 
 @pytest.mark.parametrize("group", [32, 64, 128, 256])
-@pytest.mark.parametrize("rows", [1, 2, 16, 17, 64, 65, MOST_ROWS])
+@pytest.mark.parametrize("rows", [1, 16, 17, 65, MOST_ROWS])
 def test_int4(rows: int, group: int) -> None:
     """Twice: the counters of splits are left as they were found."""
-    tiles, scales, values = random_int4(192, 8 * group, group)
-    x, bias = randn(rows, 8 * group, dtype=torch.bfloat16), randn(192, dtype=torch.bfloat16, seed=2)
+    tiles, scales, values = random_int4(192, 4 * group, group)
+    x, bias = randn(rows, 4 * group, dtype=torch.bfloat16), randn(192, dtype=torch.bfloat16, seed=2)
     kernels = products()
     counters = kernels.new_counters()
-    for added in (None, bias, None):
+    for added in (None, bias):
         exact = x.double() @ values.t() + (0 if added is None else added.double())
         assert error(kernels.int4(x, tiles, scales, added, counters), exact) < TOLERANCES[torch.bfloat16]
         assert not counters.any()

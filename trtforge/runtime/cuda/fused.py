@@ -15,7 +15,8 @@ from trtforge.runtime.native.bindings import ACTIVATIONS, Native, native_for
 from trtforge.runtime.native.rms_norms import RmsNorms
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_COLUMNS = 1024
+COLUMNS = 1024
+"""Of a row, which a program computes."""
 _TOGETHER = 4096  # elements of the heads that a program rotates
 _SEARCHED = 2048  # columns that a program searches
 
@@ -96,8 +97,8 @@ class FusedKernels(RmsNorms):
         """x + scale * change, of contiguous tensors of one shape."""
         total, count = torch.empty_like(x), x.numel()
         if count:
-            grid = (-(-count // _COLUMNS), 1, 1)
-            self._launch(self._kernels.add, grid, x, change, total, scale, count, COLUMNS=_COLUMNS)
+            grid = (-(-count // COLUMNS), 1, 1)
+            self._launch(self._kernels.add, grid, x, change, total, scale, count, COLUMNS=COLUMNS)
         return total
 
     def gate(self, halves: Tensor, activation: str, activated: int, code_scale: Tensor | None = None) -> Tensor:
@@ -111,14 +112,14 @@ class FusedKernels(RmsNorms):
         if rows:
             self._launch(
                 self._kernels.gate,
-                (rows, -(-size // _COLUMNS), 1),
+                (rows, -(-size // COLUMNS), 1),
                 halves,
                 y,
                 halves if code_scale is None else code_scale,
                 size,
                 ACTIVATED=activated,
                 KIND=ACTIVATIONS[activation],
-                COLUMNS=_COLUMNS,
+                COLUMNS=COLUMNS,
             )
         return y
 
@@ -180,14 +181,14 @@ class FusedKernels(RmsNorms):
             return
         self._launch(
             self._kernels.write_slots,
-            (len(slots), -(-width // _COLUMNS), 1),
+            (len(slots), -(-width // COLUMNS), 1),
             values,
             slots,
             storage,
             values.stride(0),
             width,
             scale,
-            COLUMNS=_COLUMNS,
+            COLUMNS=COLUMNS,
             INT8=storage.dtype is torch.int8,
             E4M3=storage.dtype is torch.uint8,
         )
@@ -242,8 +243,8 @@ class FusedKernels(RmsNorms):
         codes = torch.empty_like(values, dtype=torch.float8_e4m3fn)
         count = values.numel()
         if count:
-            parts = -(-count // _COLUMNS)
-            self._launch(self._kernels.quantize, (parts, 1, 1), values, codes, scale, count, COLUMNS=_COLUMNS)
+            parts = -(-count // COLUMNS)
+            self._launch(self._kernels.quantize, (parts, 1, 1), values, codes, scale, count, COLUMNS=COLUMNS)
         return codes
 
     def scale_columns(self, x: Tensor, factors: Tensor) -> Tensor:
@@ -251,8 +252,8 @@ class FusedKernels(RmsNorms):
         rows, size = x.shape
         y = x.new_empty(rows, size)
         if rows:
-            grid = (rows, -(-size // _COLUMNS), 1)
-            self._launch(self._kernels.scale_columns, grid, x, factors, y, x.stride(0), size, COLUMNS=_COLUMNS)
+            grid = (rows, -(-size // COLUMNS), 1)
+            self._launch(self._kernels.scale_columns, grid, x, factors, y, x.stride(0), size, COLUMNS=COLUMNS)
         return y
 
     def argmax(self, x: Tensor) -> Tensor:

@@ -6,10 +6,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from trtforge.runtime.cuda.fused import COLUMNS
 from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.triton_support import power_from, runs_triton
 
-_COLUMNS = 1024
 _COLUMNS_OF_WARP = 512  # where a program has a whole row
 _KINDS = {"e4m3": 0, "int8": 1, "nvfp4": 2}
 
@@ -25,7 +25,7 @@ class Rounding:
         self, x: Tensor, format: Literal["e4m3", "int8", "nvfp4"], scale: Tensor, prescale: Tensor | None = None
     ) -> Tensor:
         """x * prescale (size,) / scale (1,), rounded to the format's numbers, which x's type holds exactly."""
-        return self._rounded(x, _KINDS[format], _COLUMNS, scale, prescale, 0.0, None)
+        return self._rounded(x, _KINDS[format], COLUMNS, scale, prescale, 0.0, None)
 
     def by_row(self, x: Tensor, least: float) -> tuple[Tensor, Tensor]:
         """E4M3 numbers of x / scales (rows,), and these: a row's largest number / 448, and at least `least`."""
