@@ -62,6 +62,12 @@ def test_kernel_that_the_gpu_lacks_is_named(tmp_path: Path, kernel: str, gpu: Fa
         check(repository_of(tmp_path, device="cuda", kernels={"quantized": kernel}), gpu)
 
 
+def test_a_kernel_of_mixed_precision_is_named_too(tmp_path: Path) -> None:
+    kernels = {"quantized": "int4_packed_cuda", "fp8": "fp8_scaled_mm"}
+    with pytest.raises(ForgeError, match="compiled with the kernel fp8_scaled_mm, which needs SM 89"):
+        check(repository_of(tmp_path, device="cuda", kernels=kernels), FakeGpu("NVIDIA A100-SXM4-80GB", (8, 0)))
+
+
 def test_compute_type_that_the_gpu_emulates_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     check(repository_of(tmp_path, device="cuda", compute_dtype="bfloat16"), FakeGpu("Tesla T4", (7, 5)))
     assert ["the engine computes in bfloat16, Tesla T4 (SM 75) only emulates it" in m for m in caplog.messages] == [

@@ -80,10 +80,11 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
     gpu = gpus[0] if gpus else None
     if gpu is None or gpu.sm is None:
         return
-    names = [str(kernels.get(part)) for part in ("quantized", "fp8")]
-    for name in (name for name in names if gpu.sm < _LEAST_SM.get(name, 0)):
+    names = (str(kernels.get(part)) for part in ("quantized", "fp8"))
+    lacking = next((name for name in names if gpu.sm < _LEAST_SM.get(name, 0)), None)
+    if lacking is not None:
         raise ForgeError(
-            f"the engine was compiled with the kernel {name}, which needs SM {_LEAST_SM[name]}; "
+            f"the engine was compiled with the kernel {lacking}, which needs SM {_LEAST_SM[lacking]}; "
             f"this machine's {gpu.name} has SM {gpu.sm}",
             hint=f"Serve it on a newer GPU, or {_AGAIN}.",
         )
