@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := build/clients
-LEVELS = $(shell grep -lE 'kernel_levels|level: Native' tests/runtime/test_*.py)
+LEVELS = $(shell grep -lE 'kernel_levels|level: Native' tests/runtime/test_*.py tests/runtime/cuda/test_*.py)
 # The CPU build where the package index offers one; a range would fetch gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
 # A file's tests stay together: many share what is made once. Files come in the order of tests/conftest.py.
@@ -31,7 +31,7 @@ demo: install ## Build the demo model in INT4-AWQ, serve it with Triton, stream 
 test: install ## All tests that need no GPU, in two processes.
 	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
 
-test-levels: install ## The CPU kernels' tests with every set of instructions that this machine can run.
+test-levels: install ## The CPU kernels with every set of instructions that runs here, the GPU kernels for older GPUs too.
 	TRTFORGE_TEST_LEVELS=all $(BIN)/python -m pytest $(PARALLEL) $(LEVELS)
 
 test-clients: $(CLIENTS)/.installed ## Other projects' clients and test suites against OpenAI's API, in an environment of their own.

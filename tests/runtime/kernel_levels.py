@@ -29,7 +29,9 @@ _ALL = (
     TILES,
 )
 """Those that this machine can run. `NATIVE` is all that it has, with the faster way to multiply bfloat16."""
-LEVELS = _ALL if os.environ.get("TRTFORGE_TEST_LEVELS") == "all" else (NATIVE, TILES)
+EVERY = os.environ.get("TRTFORGE_TEST_LEVELS") == "all"
+"""Whether tests shall compile all that can be compiled."""
+LEVELS = _ALL if EVERY else (NATIVE, TILES)
 _DEFINES = {
     DOTS: ("TRTFORGE_DOTS", "TRTFORGE_WITHOUT_AMX"),
     TILES: ("TRTFORGE_EMULATE_AMX", "TRTFORGE_NARROW_VECTORS"),
