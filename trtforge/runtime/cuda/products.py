@@ -138,19 +138,17 @@ class Products:
         y = x.new_empty(rows, outputs)
         if not rows:
             return y
-        shape = _shape_for(rows)
-        parts, many = -(-outputs // shape.outputs), -(-rows // shape.rows)
-        splits = self._splits(shape, parts * many, inputs // _INPUTS_OF_CODES)
+        shape, grid = self._programs(rows, outputs, inputs // _INPUTS_OF_CODES)
         self._launch(
             self._kernels.multiply_codes,
-            (parts, many, splits),
+            grid,
             x,
             weight,
             scales,
             scales if factors is None else factors,
             y if bias is None else bias,
             y,
-            y if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32),
+            _sums_of_splits(y, grid[2]),
             counters,
             rows,
             x.stride(0),
@@ -159,7 +157,7 @@ class Products:
             OUTPUTS=shape.outputs,
             ROWS=shape.rows,
             INPUTS=_INPUTS_OF_CODES,
-            SPLITS=splits,
+            SPLITS=grid[2],
             CONVERTS=self._e4m3,
             FACTORED=factors is not None,
             BIASED=bias is not None,
@@ -260,12 +258,10 @@ class Products:
         y = x.new_empty(rows, outputs)
         if not rows:
             return y
-        shape = _shape_for(rows)
-        parts, many = -(-outputs // shape.outputs), -(-rows // shape.rows)
-        splits = self._splits(shape, parts * many, groups)
+        shape, grid = self._programs(rows, outputs, groups)
         self._launch(
             self._tiles.multiply_tiles,
-            (parts, many, splits),
+            grid,
             x,
             weight,
             scales,
@@ -273,7 +269,7 @@ class Products:
             x if factor is None else factor,
             y if bias is None else bias,
             y,
-            y if splits == 1 else x.new_empty(splits, rows, outputs, dtype=torch.float32),
+            _sums_of_splits(y, grid[2]),
             counters,
             rows,
             x.stride(0),
@@ -283,7 +279,7 @@ class Products:
             HALF=half,
             OUTPUTS=shape.outputs,
             ROWS=shape.rows,
-            SPLITS=splits,
+            SPLITS=grid[2],
             ONE=rows == 1,
             PRESCALED=prescale is not None,
             NVFP4=factor is not None,
@@ -327,10 +323,21 @@ class Products:
         self._launch(self._tiles.expand_tiles, (tiles, groups, 1), *arguments, **sizes)
         return values
 
+    def _programs(self, rows: int, outputs: int, groups: int) -> tuple[_Shape, tuple[int, int, int]]:
+        """What each program computes, and how many there are: parts of the outputs, of the rows, of the inputs."""
+        shape = _shape_for(rows)
+        parts, many = -(-outputs // shape.outputs), -(-rows // shape.rows)
+        return shape, (parts, many, self._splits(shape, parts * many, groups))
+
     def _splits(self, shape: _Shape, programs: int, groups: int) -> int:
         """Parts of the inputs, a power of two: enough programs to keep the GPU's memory busy."""
         wanted = min(shape.most_programs * self._processors // programs, groups // _LEAST_GROUPS, shape.most_splits)
         return 1 << max(0, wanted.bit_length() - 1)
+
+
+def _sums_of_splits(y: Tensor, splits: int) -> Tensor:
+    """Room for the sums of y that each of several splits finds."""
+    return y if splits == 1 else y.new_empty(splits, *y.shape, dtype=torch.float32)
 
 
 def _by_slices(x: Tensor, outputs: int, expanded: Callable[[slice], Tensor], bias: Tensor | None) -> Tensor:

@@ -23,23 +23,11 @@ def delta_tokens(
 
     before, after: contiguous states (heads, key size, value size) of each row, which may be the same.
     """
-    queries, keys, values, rates, decays = (part.contiguous() for part in parts)
-    out = torch.empty_like(values)
+    parts = _contiguous(parts)
+    out = torch.empty_like(parts[2])
     sources, targets = (torch.tensor([state.data_ptr() for state in states]) for states in (before, after))
-    given = DeltaTokens(
-        **{"from": sources.data_ptr(), "to": targets.data_ptr()},
-        queries=queries.data_ptr(),
-        keys=keys.data_ptr(),
-        values=values.data_ptr(),
-        rates=rates.data_ptr(),
-        decays=decays.data_ptr(),
-        out=out.data_ptr(),
-        rows=len(before),
-        heads=values.shape[1],
-        key_size=keys.shape[2],
-        value_size=values.shape[2],
-    )
-    kernels.run("delta_tokens", given)
+    places = {"from": sources.data_ptr(), "to": targets.data_ptr()}
+    kernels.run("delta_tokens", DeltaTokens(**places, **_fields(parts, out), rows=len(before)))
     return out
 
 
@@ -48,21 +36,20 @@ def delta_sequence(kernels: Native, parts: Parts, before: Tensor) -> tuple[Tenso
 
     before: the state (heads, key size, value size).
     """
-    queries, keys, values, rates, decays = (part.contiguous() for part in parts)
-    out, before = torch.empty_like(values), before.contiguous()
-    after = torch.empty_like(before)
-    given = DeltaSequence(
-        **{"from": before.data_ptr(), "to": after.data_ptr()},
-        queries=queries.data_ptr(),
-        keys=keys.data_ptr(),
-        values=values.data_ptr(),
-        rates=rates.data_ptr(),
-        decays=decays.data_ptr(),
-        out=out.data_ptr(),
-        tokens=len(values),
-        heads=values.shape[1],
-        key_size=keys.shape[2],
-        value_size=values.shape[2],
-    )
-    kernels.run("delta_sequence", given)
+    parts, before = _contiguous(parts), before.contiguous()
+    out, after = torch.empty_like(parts[2]), torch.empty_like(before)
+    places = {"from": before.data_ptr(), "to": after.data_ptr()}
+    kernels.run("delta_sequence", DeltaSequence(**places, **_fields(parts, out), tokens=len(out)))
     return out, after
+
+
+def _contiguous(parts: Parts) -> Parts:
+    queries, keys, values, rates, decays = (part.contiguous() for part in parts)
+    return queries, keys, values, rates, decays
+
+
+def _fields(parts: Parts, out: Tensor) -> dict[str, int]:
+    """The fields that the kernels' structures share."""
+    tensors = zip(("queries", "keys", "values", "rates", "decays", "out"), (*parts, out), strict=True)
+    sizes = {"heads": out.shape[1], "key_size": parts[1].shape[2], "value_size": out.shape[2]}
+    return {name: tensor.data_ptr() for name, tensor in tensors} | sizes

@@ -8,7 +8,7 @@
 template <typename T>
 static void convolve_rows(const T* window, const float* taps, T* y, int64_t rows, int64_t tokens, int64_t channels,
                           int64_t size) {
-    team::for_each(rows * tokens, rows * tokens * channels >= PARALLEL_FROM / 8, [=](int64_t i) {
+    team::for_each(rows * tokens, rows * tokens * channels >= PARALLEL_FROM, [=](int64_t i) {
         const T* from = window + (i / tokens * (tokens + size - 1) + i % tokens) * channels;
         T* into = y + i * channels;
         int64_t c = 0;
