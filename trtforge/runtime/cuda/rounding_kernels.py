@@ -7,15 +7,9 @@ import triton
 import triton.language as tl
 
 from trtforge.core.number_limits import E2M1_MAX, FP8_MAX, NVFP4_BLOCK
-from trtforge.runtime.cuda.step_kernels import nearest_e4m3, nearest_int8, wait_for_previous
+from trtforge.runtime.cuda.step_kernels import nearest_e4m3, nearest_int8, power_of_two, wait_for_previous
 
 _E2M1_MAX, _E4M3_MAX, _BLOCK = tl.constexpr(E2M1_MAX), tl.constexpr(FP8_MAX), tl.constexpr(NVFP4_BLOCK)
-
-
-@triton.jit
-def _power_of_two(values):
-    """The largest power of two that is not above |values|, of float32."""
-    return (values.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -25,7 +19,7 @@ def _nearest_nvfp4(values, COLUMNS: tl.constexpr):
     scales = nearest_e4m3(tl.div_rn(tl.max(tl.abs(blocks), 1), _E2M1_MAX))[:, None]
     scaled = tl.div_rn(blocks, tl.where(scales > 0.0, scales, 1.0))
     scaled = tl.minimum(tl.maximum(scaled, -_E2M1_MAX), _E2M1_MAX)
-    magic = tl.maximum(_power_of_two(scaled), 1.0) * 6291456.0  # 1.5 x 2^22: two significant bits are left
+    magic = tl.maximum(power_of_two(scaled), 1.0) * 6291456.0  # 1.5 x 2^22: two significant bits are left
     return tl.reshape(((scaled + magic) - magic) * scales, [COLUMNS])
 
 

@@ -34,11 +34,16 @@ def _saturated_e4m3(values):
 
 
 @triton.jit
+def power_of_two(values):
+    """The largest power of two that is not above |values|, of float32."""
+    return (values.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def nearest_e4m3(values):
     """float32 values, saturated and rounded to numbers of E4M3: see `float8.round_to_e4m3`."""
     values = _saturated_e4m3(values)
-    power = (values.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
-    magic = tl.maximum(power, 0.015625) * 1572864.0
+    magic = tl.maximum(power_of_two(values), 0.015625) * 1572864.0
     return (values + magic) - magic
 
 
