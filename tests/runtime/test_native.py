@@ -19,6 +19,7 @@ from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.linears.linear import Placement, Stored
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native import bindings
+from trtforge.runtime.native.adapters import Matrices, add_adapters
 from trtforge.runtime.native.bindings import (
     Native,
     PagedHeads,
@@ -77,17 +78,24 @@ def test_add_rms_norm(kernels: Native, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("sizes", [(64, 64, 4), (40, 150, 3), (1024, 96, 16)])
-def test_add_adapters(kernels: Native, dtype: torch.dtype, sizes: tuple[int, int, int]) -> None:
-    """Each row has the product of its own adapter added, in the columns of `y` alone."""
-    inputs, outputs, rank = sizes
-    a, b = torch.randn(3, 2, rank, inputs).to(dtype), (torch.randn(3, rank, outputs) / 8).to(dtype)
-    x, whole = torch.randn(5, inputs).to(dtype), torch.randn(5, outputs + 7).to(dtype)
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "rank"), [(64, (64,), 4), (40, (150, 7), 3), (1024, (96, 32, 32), 18), (64, (4100, 70), 5)]
+)
+def test_add_adapters(kernels: Native, dtype: torch.dtype, inputs: int, outputs: tuple[int, ...], rank: int) -> None:
+    """Each row has the products of its own adapter's modules added, in their columns of `y` alone."""
+    a = torch.randn(3, len(outputs), rank, inputs).to(dtype)
+    b = (torch.randn(3, rank, sum(outputs)) / 8).to(dtype)
+    ranks = torch.randint(0, rank + 1, (3, len(outputs)))
+    x, whole = torch.randn(5, inputs).to(dtype), torch.randn(5, 3 * max(outputs)).to(dtype)
+    columns = [(index * max(outputs), count) for index, count in enumerate(outputs)]
     slots, expected = torch.tensor([2, -1, 0, 2, 1]), whole.float()
     for row, slot in enumerate(slots.tolist()):
         if slot >= 0:
-            expected[row, 7:] += x[row].float() @ a[slot, 1].float().t() @ b[slot].float()
-    kernels.add_adapters(x, a[:, 1], b, slots, whole[:, 7:])
+            for index, own in enumerate(b[slot].float().split(outputs, dim=-1)):
+                (first, count), used = columns[index], ranks[slot, index]
+                inner = x[row].float() @ a[slot, index, :used].float().t()
+                expected[row, first : first + count] += inner @ own[:used]
+    add_adapters(kernels, x, Matrices(a, b, ranks), torch.tensor(columns), slots, whole)
     near(whole, expected, dtype)
 
 

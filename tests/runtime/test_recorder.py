@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trtforge.runtime.native.activations import activate
+from trtforge.runtime.native.adapters import Matrices, add_adapters
 from trtforge.runtime.native.bindings import (
     Native,
     PagedHeads,
@@ -73,7 +74,7 @@ def test_every_kernel_is_called_again(level: Native) -> None:
         kernels.quantize_slots(integers, slots, heads[:, 2:], 0.02)
         attended, changed = torch.empty(3, 32), kernels.add(x, x, 1.0)
         kernels.attend(heads, rows, storage, 1.0, how, attended)
-        kernels.add_adapters(x, a, b, owners, changed)
+        add_adapters(kernels, x, adapters, columns, owners, changed)
         sums.add_up(attended, 0, 0)
         projected, copied = torch.empty(3, 4, 16), torch.empty(3, 2, 16)
         project_heads(kernels, heads, by_head, projected)
@@ -107,7 +108,8 @@ def test_every_kernel_is_called_again(level: Native) -> None:
         ]
 
     table, frequencies = torch.randn(20, 64), torch.rand(8)
-    a, b, owners = torch.randn(2, 4, 64), torch.randn(2, 4, 64), torch.tensor([1, -1, 0])
+    adapters = Matrices(torch.randn(2, 1, 4, 64), torch.randn(2, 4, 64), torch.tensor([[4], [3]]))
+    owners, columns = torch.tensor([1, -1, 0]), torch.tensor([[0, 64]])
     integers, by_head = torch.zeros(18, 2, 16, dtype=torch.int8), torch.randn(4, 16, 16)
     heads_before = heads.clone()
     with recording(Arena()) as recorder:

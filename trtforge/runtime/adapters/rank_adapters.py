@@ -6,7 +6,7 @@ keeps its adapter's part. Rows of a context take two products each. Every rank s
 hold the same adapters.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,34 +24,41 @@ from trtforge.runtime.architecture.layout import layer_name
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.cuda.pinned import sent
 from trtforge.runtime.linears.linear import Linear, Placement
+from trtforge.runtime.native.adapters import Matrices, add_adapters
 from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.scheduling.batch import Step
-
-_Matrices = tuple[Tensor, ...]
-"""Of a linear layer: A (parts, rank, inputs), then B (rank, outputs) of each part."""
 
 
 @dataclass(eq=False)
 class _Slots:
-    """Of a linear layer, the adapters in use: A (slots, parts, rank, inputs), B (slots, rank, outputs) of each part."""
+    """Of a linear layer, the adapters in use, whose modules are its `parts`.
+
+    `columns`: int64 (parts, 2), the first one of the layer's output that a part changes, and how many.
+    """
 
     parts: tuple[Part, ...]
-    a: Tensor
-    b: list[Tensor]
+    matrices: Matrices
+    columns: Tensor = field(init=False)
 
-    def put(self, slot: int, matrices: _Matrices) -> None:
-        """Copy an adapter into its slot."""
-        for own, new in zip((self.a, *self.b), matrices, strict=True):
+    def __post_init__(self) -> None:
+        self.columns = torch.tensor([(part.first, part.out) for part in self.parts])
+
+    def put(self, slot: int, matrices: Matrices) -> None:
+        """Copy an adapter's into its slot."""
+        for own, new in zip(self.matrices, matrices, strict=True):
             own[slot] = new
 
-    def get(self, slot: int) -> _Matrices:
-        """A copy of what is in a slot."""
-        return tuple(own[slot].clone() for own in (self.a, *self.b))
+    def get(self, slot: int) -> Matrices:
+        """A copy of what is in a slot, without the adapters' dimension."""
+        return Matrices(*(own[slot].clone() for own in self.matrices))
 
     def grow(self, slots: int) -> None:
         """Add empty slots up to this number."""
-        self.a = _grown(self.a, slots)
-        self.b = [_grown(own, slots) for own in self.b]
+        self.matrices = Matrices(*(_grown(own, slots) for own in self.matrices))
+
+    def outputs(self) -> Iterator[tuple[Part, Tensor]]:
+        """Each part with its B (slots, rank, outputs)."""
+        return zip(self.parts, self.matrices.b.split([part.out for part in self.parts], dim=-1), strict=True)
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ class _Files:
         assert self.lora.max_rank is not None, "an engine's features are resolved"
         return self.lora.max_rank
 
-    def load(self, task: int) -> dict[str, _Matrices]:
+    def load(self, task: int) -> dict[str, Matrices]:
         """All matrices of an adapter by linear layer. Raises ForgeError."""
         shapes = {part.module: part.shape for parts in self.parts.values() for part in parts}
         layers = self.config.num_hidden_layers
@@ -105,16 +112,18 @@ class _Files:
     def empty(self, parts: tuple[Part, ...]) -> _Slots:
         """No slots."""
         a = torch.zeros(0, len(parts), self.rank, parts[0].inputs, dtype=self.place.dtype, device=self.place.device)
-        return _Slots(parts, a, [a.new_zeros(0, self.rank, part.out) for part in parts])
+        b = a.new_zeros(0, self.rank, sum(part.out for part in parts))
+        return _Slots(parts, Matrices(a, b, torch.zeros(0, len(parts), dtype=torch.int64)))
 
-    def _padded(self, file: AdapterFile, layer: int, parts: tuple[Part, ...]) -> _Matrices:
+    def _padded(self, file: AdapterFile, layer: int, parts: tuple[Part, ...]) -> Matrices:
         slots = self.empty(parts)
         slots.grow(1)
-        for index, part in enumerate(parts):
+        for index, (part, b) in enumerate(slots.outputs()):
             found = file.read(layer, part)
             if found is not None:
-                slots.a[0, index, : len(found[0])] = found[0]
-                slots.b[index][0, : len(found[1])] = found[1]
+                rank = len(found[0])
+                slots.matrices.a[0, index, :rank], b[0, :rank] = found
+                slots.matrices.ranks[0, index] = rank
         return slots.get(0)
 
 
@@ -142,7 +151,7 @@ class RankAdapters:
             for name, parts in self._files.parts.items()
         }
         self._tasks: list[int] = []
-        self._cached: dict[int, dict[str, _Matrices]] = {}
+        self._cached: dict[int, dict[str, Matrices]] = {}
         self._last: dict[int, int] = {}
         self._steps = 0
         self._use: _Use | None = None
@@ -208,20 +217,19 @@ class RankAdapters:
         if use is None:
             return y
         if self._kernels is not None:
-            for index, part in enumerate(slots.parts):
-                own = y[:, part.first : part.first + part.out]
-                self._kernels.add_adapters(x, slots.a[:, index], slots.b[index], use.slots, own)
+            add_adapters(self._kernels, x, slots.matrices, slots.columns, use.slots, y)
         elif use.others is not None:
             rows = len(use.others)
-            a = slots.a[use.first : use.end]
+            a = slots.matrices.a[use.first : use.end]
             inner = (x[:rows] @ a.flatten(0, 2).t()).view(rows, *a.shape[:3]).masked_fill_(use.others, 0.0)
-            for index, part in enumerate(slots.parts):
-                b = slots.b[index][use.first : use.end].flatten(0, 1)
-                y[:rows, part.first : part.first + part.out] += inner[:, :, index].reshape(rows, -1) @ b
+            for index, (part, b) in enumerate(slots.outputs()):
+                own = inner[:, :, index].reshape(rows, -1) @ b[use.first : use.end].flatten(0, 1)
+                y[:rows].narrow(1, part.first, part.out).add_(own)
         for first, end, slot in use.contexts:
-            inner = (x[first:end] @ slots.a[slot].flatten(0, 1).t()).view(end - first, len(slots.parts), -1)
-            for index, part in enumerate(slots.parts):
-                y[first:end, part.first : part.first + part.out] += inner[:, index] @ slots.b[index][slot]
+            a = slots.matrices.a[slot]
+            inner = (x[first:end] @ a.flatten(0, 1).t()).view(end - first, *a.shape[:2])
+            for index, (part, b) in enumerate(slots.outputs()):
+                y[first:end].narrow(1, part.first, part.out).add_(inner[:, index] @ b[slot])
         return y
 
     def _place(self, task: int, needed: Collection[int]) -> None:

@@ -22,7 +22,6 @@ from trtforge.runtime.native.structures import (
     ARGUMENTS,
     INTEGERS,
     PRODUCTS,
-    Adapters,
     Calls,
     IntegerLinear,
     Linear,
@@ -230,28 +229,6 @@ class Native(RmsNorms):
             **numbers_of(how),
         )
         self.run("paged_attention", TYPES[queries.dtype], CACHES[storage.dtype], given)
-
-    def add_adapters(self, x: Tensor, a: Tensor, b: Tensor, slots: Tensor, y: Tensor) -> None:
-        """y += (x A^T) B, with the matrices of each row's adapter: x (rows, inputs), y (rows, outputs or more).
-
-        a: (adapters, rank, inputs), which may be a slice of each adapter's matrices; b: (adapters, rank, outputs);
-        `slots`: int64 number of each row's adapter, -1 for none.
-        """
-        x = x.contiguous()
-        given = Adapters(
-            x=x.data_ptr(),
-            a=a.data_ptr(),
-            b=b.data_ptr(),
-            y=y.data_ptr(),
-            slots=slots.data_ptr(),
-            rows=len(slots),
-            inputs=a.shape[2],
-            outputs=b.shape[2],
-            rank=b.shape[1],
-            pitch=a.stride(0),
-            stride=y.stride(0),
-        )
-        self.run("add_adapters", TYPES[x.dtype], given)
 
     def shared_bytes(self, ranks: int) -> int:
         """Size of the memory that `sum_ranks` needs for so many ranks."""

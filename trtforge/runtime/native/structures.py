@@ -81,8 +81,8 @@ class Adapters(ctypes.Structure):
     """`Adapters` of source/adapters.cpp."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("x", "a", "b", "y", "slots")),
-        *((name, _integer) for name in ("rows", "inputs", "outputs", "rank", "pitch", "stride")),
+        *((name, _pointer) for name in ("x", "a", "b", "y", "slots", "ranks", "modules")),
+        *((name, _integer) for name in ("rows", "count", "inputs", "outputs", "rank", "stride")),
     )
 
 

@@ -5,55 +5,112 @@
 
 #include <vector>
 
-// y (rows, outputs) += (x (rows, inputs) A^T) B, with the matrices of each row's adapter. slots: its number, -1 for none.
-// a: (adapters, rank, inputs), `pitch` elements from adapter to adapter; b: (adapters, rank, outputs). `stride`: from
-// row to row of y.
+// A module of a linear layer: columns [first, first + outputs) of y.
+struct Adapted {
+    int64_t first, outputs;
+};
+
+// y (rows, columns of all modules and others) += (x (rows, inputs) A^T) B of each module, with the matrices of each row's
+// adapter. slots: its number, -1 for none. a: (adapters, modules, rank, inputs); b: (adapters, rank, outputs of all
+// modules), of which the first `ranks` (adapters, modules) rows are used. `stride`: from row to row of y.
 struct Adapters {
     const void* x;
     const void* a;
     const void* b;
     void* y;
     const int64_t* slots;
-    int64_t rows, inputs, outputs, rank, pitch, stride;
+    const int64_t* ranks;
+    const Adapted* modules;
+    int64_t rows, count, inputs, outputs, rank, stride;
 };
 
-template <typename T>
-static float dot(const T* x, const T* w, int64_t count) {
-    Vector sums[4] = {};
+constexpr int64_t TOGETHER = 4;    // rows of a matrix that are read side by side, and as many fetched
+constexpr int64_t COLUMNS = 2048;  // outputs whose sums stay in the first-level cache
+
+// Calls function(first, rows) for `count` rows, TOGETHER at a time and the rest one by one; `rows` is a compile-time
+// constant.
+template <class Function>
+static void for_rows(int64_t count, Function function) {
+    int64_t r = 0;
+    for (; r + TOGETHER <= count; r += TOGETHER) function(r, std::integral_constant<int, int(TOGETHER)>());
+    for (; r < count; ++r) function(r, std::integral_constant<int, 1>());
+}
+
+// inner[r] = x times row r of `a`.
+template <int R, typename T>
+static void dot(const T* x, const T* a, int64_t count, float* inner) {
+    Vector sums[R][2] = {};
     int64_t i = 0;
-    for (; i + 4 * WIDTH <= count; i += 4 * WIDTH)
-        for (int part = 0; part < 4; ++part) sums[part] += load(x + i + part * WIDTH) * load(w + i + part * WIDTH);
-    for (; i + WIDTH <= count; i += WIDTH) sums[0] += load(x + i) * load(w + i);
-    float total = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-    for (; i < count; ++i) total += to_float(x[i]) * to_float(w[i]);
-    return total;
+    for (; i + 2 * WIDTH <= count; i += 2 * WIDTH) {
+        const Vector low = load(x + i), high = load(x + i + WIDTH);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const T* from = a + r * count + i;
+            __builtin_prefetch(from + R * count);
+            sums[r][0] += low * load(from);
+            sums[r][1] += high * load(from + WIDTH);
+        }
+    }
+    for (int r = 0; r < R; ++r) inner[r] = sum(sums[r][0] + sums[r][1]);
+    for (; i < count; ++i)
+        for (int r = 0; r < R; ++r) inner[r] += to_float(x[i]) * to_float(a[r * count + i]);
 }
 
-template <int W, typename T>
-static void add_outputs(const T* b, const std::vector<float>& inner, int64_t outputs, T* y) {
-    Vector sums[W];
-    for (int w = 0; w < W; ++w) sums[w] = load(y + w * WIDTH);
-    for (size_t r = 0; r < inner.size(); ++r)
-        for (int w = 0; w < W; ++w) sums[w] += inner[r] * load(b + int64_t(r) * outputs + w * WIDTH);
-    for (int w = 0; w < W; ++w) put(y + w * WIDTH, sums[w]);
+// sums += inner times R rows of `b`.
+template <int R, typename T>
+static void add_products(const T* b, int64_t pitch, const float* inner, int64_t count, float* sums) {
+    int64_t o = 0;
+    for (; o + 2 * WIDTH <= count; o += 2 * WIDTH) {
+        Vector low = load(sums + o), high = load(sums + o + WIDTH);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const T* from = b + r * pitch + o;
+            __builtin_prefetch(from + R * pitch);
+            low += inner[r] * load(from);
+            high += inner[r] * load(from + WIDTH);
+        }
+        put(sums + o, low);
+        put(sums + o + WIDTH, high);
+    }
+    for (; o < count; ++o)
+        for (int r = 0; r < R; ++r) sums[o] += inner[r] * to_float(b[r * pitch + o]);
+}
+
+template <typename From, typename To>
+static void convert(const From* from, int64_t count, To* into) {
+    int64_t o = 0;
+    for (; o + WIDTH <= count; o += WIDTH) put(into + o, load(from + o));
+    for (; o < count; ++o) put(into + o, to_float(from[o]));
+}
+
+// y += inner times B of a module, (rank, outputs) with `pitch` numbers from row to row.
+template <typename T>
+static void add_outputs(const T* b, int64_t pitch, const float* inner, int64_t rank, int64_t outputs, T* y) {
+    float sums[COLUMNS];
+    for (int64_t first = 0; first < outputs; first += COLUMNS) {
+        const int64_t count = std::min(COLUMNS, outputs - first);
+        convert(y + first, count, sums);
+        for_rows(rank, [&](int64_t r, auto rows) {
+            add_products<rows()>(b + r * pitch + first, pitch, inner + r, count, sums);
+        });
+        convert(sums, count, y + first);
+    }
 }
 
 template <typename T>
-static void add_row(const Adapters& l, int64_t row, std::vector<float>& inner) {
+static void add_row(const Adapters& l, int64_t row, float* inner) {
     const int64_t slot = l.slots[row];
     if (slot < 0) return;
     const T* x = (const T*)l.x + row * l.inputs;
-    const T* a = (const T*)l.a + slot * l.pitch;
+    const T* a = (const T*)l.a + slot * l.count * l.rank * l.inputs;
     const T* b = (const T*)l.b + slot * l.rank * l.outputs;
     T* y = (T*)l.y + row * l.stride;
-    for (int64_t r = 0; r < l.rank; ++r) inner[size_t(r)] = dot(x, a + r * l.inputs, l.inputs);
-    int64_t o = 0;
-    for (; o + 4 * WIDTH <= l.outputs; o += 4 * WIDTH) add_outputs<4>(b + o, inner, l.outputs, y + o);
-    for (; o + WIDTH <= l.outputs; o += WIDTH) add_outputs<1>(b + o, inner, l.outputs, y + o);
-    for (; o < l.outputs; ++o) {
-        float total = to_float(y[o]);
-        for (int64_t r = 0; r < l.rank; ++r) total += inner[size_t(r)] * to_float(b[r * l.outputs + o]);
-        put(y + o, total);
+    for (int64_t m = 0; m < l.count; ++m) {
+        const int64_t rank = l.ranks[slot * l.count + m];
+        for_rows(rank, [&](int64_t r, auto rows) { dot<rows()>(x, a + r * l.inputs, l.inputs, inner + r); });
+        if (rank > 0) add_outputs(b, l.outputs, inner, rank, l.modules[m].outputs, y + l.modules[m].first);
+        a += l.rank * l.inputs;
+        b += l.modules[m].outputs;
     }
 }
 
@@ -61,7 +118,7 @@ template <typename T>
 static void add_rows(const Adapters& l) {
     team::run(l.rows > 1, [&](team::Member& member) {
         std::vector<float> inner(static_cast<size_t>(l.rank));
-        member.each(l.rows, [&](int64_t row) { add_row<T>(l, row, inner); });
+        member.each(l.rows, [&](int64_t row) { add_row<T>(l, row, inner.data()); });
     });
 }
 
