@@ -7,13 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import TextIO
 
 BUILD = Path("build/demo-int4awq")
 PROMPT = "The function returns a new"
 # A model this small repeats itself when it is greedy.
 SAMPLING = ("--temperature", "0.8", "--top-p", "0.9", "--seed", "7")
 PROGRAM = [sys.executable, "-m", "trtforge"]
+LAST_HINT = "python -c "
+"""How the last line begins that a server writes when all of it is ready."""
 
 
 def main() -> int:
@@ -23,19 +27,34 @@ def main() -> int:
     http, grpc, metrics = (str(port) for port in _free_ports(3))
     command = ["serve", str(BUILD / "repository"), "--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
     print(f"\n$ trtforge {' '.join(command)}", flush=True)
-    server = subprocess.Popen([*PROGRAM, *command], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([*PROGRAM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    assert server.stderr is not None
+    hinted = threading.Event()
+    messages = threading.Thread(target=_show, args=(server.stderr, hinted), daemon=True)
+    messages.start()
     try:
-        assert server.stdout is not None
         line = server.stdout.readline()
         print(line, end="", flush=True)
         if not line.startswith("ready "):
             return server.wait() or 1
+        hinted.wait()
         return _run("infer", PROMPT, "--url", f"127.0.0.1:{grpc}", "--max-tokens", "64", *SAMPLING)
     finally:
         if server.poll() is None:
             server.send_signal(signal.SIGTERM)
         status = server.wait()
+        messages.join(timeout=5)
         print(f"server ended with status {status}")
+
+
+def _show(messages: TextIO, hinted: threading.Event) -> None:
+    """Print what the server writes to stderr. `hinted` is set after its last hint, or when it ends."""
+    for line in messages:
+        print(line, end="", file=sys.stderr, flush=True)
+        if line.startswith(LAST_HINT):
+            hinted.set()
+    hinted.set()
 
 
 def _run(*words: str) -> int:
