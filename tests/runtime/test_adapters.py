@@ -83,10 +83,10 @@ def test_sixteen_adapters_in_one_batch_are_those_of_peft(
     source = open_engine(add_adapters(engine, adapters))
     ranks = KeptRanks(source, 400)
     with Engine(source, ranks, EngineOptions(kv_reuse=True)) as running:  # type: ignore[arg-type]
-        made = generate_with(running, asked(prompts, [*range(COUNT), -1]))
+        made = generate_with(running, asked(prompts, [*range(COUNT), -1, 3, 3, 3]))
         assert running.statistics().kv_blocks_used == 0
     ranks.end()
-    assert [each.tokens for each in made] == [*answers, expected[0][:NEW]]
+    assert [each.tokens for each in made] == [*answers, expected[0][:NEW], *3 * [answers[3]]]
     assert len(set(answers)) == COUNT
 
 

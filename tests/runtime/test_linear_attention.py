@@ -36,6 +36,7 @@ from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.native.bindings import VARIABLE, Native
 from trtforge.runtime.native.convolution import convolve
+from trtforge.runtime.native.linear_attention import delta_inputs, norm_gated
 from trtforge.runtime.ranks.source import Source, open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step
 
@@ -178,6 +179,59 @@ def test_the_convolution_is_that_of_torch(
     steps = 2**-7 if dtype is torch.bfloat16 else 1e-5
     largest = float(functional.silu(exact).abs().max()) + 1.0
     assert float((found.double() - functional.silu(exact)).abs().max()) < steps * largest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(max_examples=40)
+@given(
+    tokens=st.integers(1, 40),
+    key_heads=st.integers(1, 3),
+    shared=st.integers(1, 3),
+    sizes=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    seed=st.integers(0, 9),
+)
+def test_the_kernel_makes_the_rules_inputs(
+    level: Native, dtype: torch.dtype, tokens: int, key_heads: int, shared: int, sizes: tuple[int, int], seed: int
+) -> None:
+    """Normalised queries and keys of the value heads that share them, values, rates and decays, also large steps."""
+    generator = torch.Generator().manual_seed(seed)
+    (key, value), heads = sizes, key_heads * shared
+    parts = torch.randn(tokens, 2 * key_heads * key + heads * value, generator=generator).to(dtype)
+    projected = (8 * torch.randn(tokens, heads * 2, generator=generator)).to(dtype)
+    decay, bias = torch.rand(heads, generator=generator), torch.randn(heads, generator=generator)
+    found = delta_inputs(level, parts, projected, decay, bias, (key_heads, key, value))
+    exact = parts.double().split([key_heads * key, key_heads * key, heads * value], dim=1)
+    queries, keys = (each.view(tokens, key_heads, key).repeat_interleave(shared, dim=1) for each in exact[:2])
+    queries, keys = (each / (each.square().sum(dim=2, keepdim=True) + 1e-6).sqrt() for each in (queries, keys))
+    rates, steps = (each.flatten(1) for each in projected.view(tokens, key_heads, 2, shared).unbind(dim=2))
+    expected = (
+        queries * key**-0.5,
+        keys,
+        exact[2].view(tokens, heads, value),
+        rates.sigmoid().double(),
+        -decay.double() * functional.softplus(steps.double() + bias.double()),
+    )
+    for name, own, wanted in zip(("queries", "keys", "values", "rates", "decays"), found, expected, strict=True):
+        assert own.dtype is torch.float32
+        assert float((own.double() - wanted).abs().max()) < 1e-5 * (1.0 + float(wanted.abs().max())), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(max_examples=40)
+@given(rows=st.integers(1, 300), size=st.integers(1, 70), seed=st.integers(0, 9))
+def test_the_gated_norm_is_that_of_transformers(
+    level: Native, dtype: torch.dtype, rows: int, size: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, gates = (4 * torch.randn(rows, size, generator=generator).to(dtype) for _ in range(2))
+    module = theirs.Qwen3NextRMSNormGated(size, eps=1e-5).to(dtype)
+    with torch.no_grad():
+        module.weight.copy_(torch.randn(size, generator=generator))
+        expected = module(x, gates).double()
+    found = norm_gated(level, x, gates, module.weight.detach(), 1e-5)
+    assert (found.dtype, found.shape) == (dtype, (rows, size))
+    near = 2**-6 if dtype is torch.bfloat16 else 1e-5  # three numbers one after the other are rounded
+    assert bool(((found.double() - expected).abs() <= near * (expected.abs() + 1e-3)).all())
 
 
 def step(*rows: tuple[int, int, list[int]]) -> Step:

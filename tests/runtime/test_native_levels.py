@@ -6,6 +6,7 @@ from torch import Tensor
 
 from tests.runtime.kernel_levels import DOTS, LEVELS, TILES, kernels_at
 from trtforge.runtime.native.activations import activate
+from trtforge.runtime.native.adapters import Matrices, add_adapters
 from trtforge.runtime.native.bindings import ACTIVATIONS, Native, PagedHeads, PagedRows
 from trtforge.runtime.native.compiler import NATIVE
 from trtforge.runtime.native.float32 import linear
@@ -44,7 +45,8 @@ def rows_by(kernels: Native, dtype: torch.dtype) -> dict[str, Tensor]:
     kernels.rms_norm_heads(found["rms_norm_heads"], random(16), 1e-5)
     found["adapted"] = change.clone()
     owners = torch.tensor([0, 1, -1, 1, 0, 0, -1, 1, 1])
-    kernels.add_adapters(x, random(2, 4, 75), random(2, 4, 75), owners, found["adapted"])
+    adapters = Matrices(random(2, 2, 4, 75), random(2, 4, 75), torch.tensor([[4, 3], [1, 4]]))
+    add_adapters(kernels, x, adapters, torch.tensor([[0, 25], [25, 50]]), owners, found["adapted"])
     return found
 
 

@@ -63,9 +63,12 @@ class _Slots:
 
 @dataclass(frozen=True)
 class _Use:
-    """Which adapters a step's tokens have: `slots` of the first rows, int64 (rows,), -1 for none; and (first, end,
-    slot) of each context. `others` (rows, slots, 1, 1), where no kernel computes the rows: True for those of slots
-    [first, end) that are not the row's own."""
+    """Which adapters a step's tokens have.
+
+    `slots`: of the first rows, int64 (rows,), -1 for none. `contexts`: (first token, end, slot), neighbours with
+    the same adapter together. `others` (rows, slots, 1, 1), where no kernel computes the rows: True for those of slots
+    [first, end) that are not the row's own.
+    """
 
     slots: Tensor
     first: int = 0
@@ -200,9 +203,7 @@ class RankAdapters:
         if used and self._kernels is None:
             own = sent(np.array(slots[:rows], dtype=np.int64), self._files.place.device).view(-1, 1)
             others = (own != torch.arange(first, end, device=own.device)).view(rows, -1, 1, 1)
-        ends = step.counts.cumsum().tolist()
-        counts = step.counts.tolist()
-        contexts = [(ends[i] - counts[i], ends[i], slots[i]) for i in range(rows, len(slots)) if slots[i] >= 0]
+        contexts = _contexts(step.counts.cumsum().tolist(), slots, rows)
         self._use = _Use(self._row_slots[:rows], first, end, others, contexts)
 
     def adapted(self, name: str, linear: Linear) -> Linear:
@@ -284,6 +285,21 @@ def most_adapters(lora: LoraFeature, config: CheckpointConfig, spec: DecoderSpec
             hint=f"Compile with --feature lora.host_memory={size} or more.",
         )
     return lora.host_memory // size
+
+
+def _contexts(ends: Sequence[int], slots: Sequence[int], rows: int) -> list[tuple[int, int, int]]:
+    """(first token, end, slot) of the contexts with adapters, neighbours with the same one together.
+
+    `ends`: of each sequence's tokens; `rows`: how many sequences come first that are no contexts.
+    """
+    found: list[tuple[int, int, int]] = []
+    for index in range(rows, len(slots)):
+        first = ends[index - 1] if index else 0
+        if found and found[-1][1:] == (first, slots[index]):
+            found[-1] = (found[-1][0], ends[index], slots[index])
+        elif slots[index] >= 0:
+            found.append((first, ends[index], slots[index]))
+    return found
 
 
 def _grown(tensor: Tensor, slots: int) -> Tensor:

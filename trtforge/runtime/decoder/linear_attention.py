@@ -23,6 +23,7 @@ from trtforge.runtime.decoder.sequence_states import SequenceStates, Span, State
 from trtforge.runtime.linears.linear import Linear, matrix
 from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.convolution import convolve
+from trtforge.runtime.native.linear_attention import delta_inputs, norm_gated
 
 
 @dataclass(frozen=True)
@@ -49,27 +50,25 @@ class LinearAttention:
         """(tokens, hidden) to (tokens, hidden), summed over ranks. Padding gives zeros."""
         sizes = self.sizes
         inputs, gates = self._projected(x)
-        rates, decays = self._rates(x)
+        projected = self.ba(x)
         found = x.new_zeros(len(x), sizes.value_heads, sizes.value_size)
         spans = batch.spans
         self.states.forget(spans.taken)
         for depth, wave in enumerate(spans.waves):
             single = [span for span in wave if len(span) == 1]
             if single:
-                self._generate(single, inputs, rates, decays, found, more=depth > 0)
+                self._generate(single, inputs, projected, found, more=depth > 0)
             for span in wave:
                 if len(span) > 1:
-                    self._compute(span, inputs, rates, decays, found, more=depth > 0)
+                    self._compute(span, inputs, projected, found, more=depth > 0)
         return self.ranks.all_reduce(self.out(self._normed(found, gates)))
 
-    def _generate(
-        self, spans: list[Span], inputs: Tensor, rates: Tensor, decays: Tensor, found: Tensor, *, more: bool
-    ) -> None:
+    def _generate(self, spans: list[Span], inputs: Tensor, projected: Tensor, found: Tensor, *, more: bool) -> None:
         """One token of each sequence."""
         before = [self.states.before(span) for span in spans]
         at = torch.tensor([span.first for span in spans], device=inputs.device)
         window = torch.cat((torch.stack([state.inputs for state in before]), inputs[at].unsqueeze(1)), dim=1)
-        tokens = self._tokens(self._convolved(window).squeeze(1), rates[at], decays[at])
+        tokens = self._tokens(self._convolved(window).squeeze(1), projected[at])
         # Nobody needs a state after the next token of its sequence, unless it is the empty one or that of a draft.
         spent = [not more and span.start > 0 for span in spans]
         outputs, memories = one_token(tokens, [state.memory for state in before], spent)
@@ -77,11 +76,11 @@ class LinearAttention:
         for row, (span, memory) in enumerate(zip(spans, memories, strict=True)):
             self.states.keep(span, State(window[row, 1:].clone(), memory), more=more)
 
-    def _compute(self, span: Span, inputs: Tensor, rates: Tensor, decays: Tensor, found: Tensor, *, more: bool) -> None:
+    def _compute(self, span: Span, inputs: Tensor, projected: Tensor, found: Tensor, *, more: bool) -> None:
         """Several tokens of one sequence."""
         before, own = self.states.before(span), slice(span.first, span.end)
         window = torch.cat((before.inputs, inputs[own]))
-        tokens = self._tokens(self._convolved(window.unsqueeze(0)).squeeze(0), rates[own], decays[own])
+        tokens = self._tokens(self._convolved(window.unsqueeze(0)).squeeze(0), projected[own])
         outputs, memory = sequence(tokens, before.memory)
         found[own] = outputs.to(found.dtype)
         self.states.keep(span, State(window[len(span) :].clone(), memory), more=more)
@@ -93,12 +92,6 @@ class LinearAttention:
         queries, keys, values, gates = by_head.split([sizes.key_size, sizes.key_size, shared, shared], dim=2)
         inputs = torch.cat((queries.flatten(1), keys.flatten(1), values.flatten(1)), dim=1)
         return inputs, gates.reshape(len(x), sizes.value_heads, sizes.value_size)
-
-    def _rates(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Learning rates and log decays, (tokens, value heads)."""
-        by_head = self.ba(x).view(len(x), self.sizes.key_heads, -1)
-        rates, steps = (part.flatten(1) for part in by_head.chunk(2, dim=2))
-        return rates.sigmoid(), -self.decay * functional.softplus(steps.float() + self.bias)
 
     @cached_property
     def _taps(self) -> Tensor:
@@ -116,14 +109,25 @@ class LinearAttention:
         channels = window.transpose(1, 2)
         return functional.silu(functional.conv1d(channels, self.kernel, groups=len(self.kernel))).transpose(1, 2)
 
-    def _tokens(self, convolved: Tensor, rates: Tensor, decays: Tensor) -> Tokens:
+    def _tokens(self, convolved: Tensor, projected: Tensor) -> Tokens:
+        """Of what was convolved (tokens, channels), and of `ba`'s outputs."""
         sizes = self.sizes
+        kernels = native_for(convolved.device, convolved.dtype)
+        if kernels is not None:
+            of_heads = sizes.key_heads, sizes.key_size, sizes.value_size
+            return Tokens(*delta_inputs(kernels, convolved, projected, self.decay, self.bias, of_heads))
+        rates, steps = (part.flatten(1) for part in projected.unflatten(1, (sizes.key_heads, -1)).chunk(2, dim=2))
+        decays = -self.decay * functional.softplus(steps.float() + self.bias)
         queries, keys, values = convolved.split([sizes.keys, sizes.keys, sizes.values], dim=1)
         queries, keys = (each.unflatten(1, (sizes.key_heads, sizes.key_size)) for each in (queries, keys))
-        return Tokens.of(queries, keys, values.unflatten(1, (sizes.value_heads, sizes.value_size)), rates, decays)
+        values = values.unflatten(1, (sizes.value_heads, sizes.value_size))
+        return Tokens.of(queries, keys, values, rates.sigmoid(), decays)
 
     def _normed(self, found: Tensor, gates: Tensor) -> Tensor:
         """(tokens, value heads x value size): RMS norm of each head, times an activated gate."""
+        kernels = native_for(found.device, found.dtype)
+        if kernels is not None and self.norm.dtype is found.dtype:
+            return norm_gated(kernels, found, gates, self.norm, self.epsilon).flatten(1)
         values = functional.rms_norm(found.float(), found.shape[-1:], eps=self.epsilon).to(found.dtype)
         return (self.norm * values * functional.silu(gates.float())).to(found.dtype).flatten(1)
 

@@ -136,6 +136,26 @@ class DeltaSequence(ctypes.Structure):
     )
 
 
+class DeltaInputs(ctypes.Structure):
+    """`DeltaInputs` of source/linear_attention.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("convolved", "projected", "decay", "bias")),
+        *((name, _pointer) for name in ("queries", "keys", "values", "rates", "decays")),
+        *((name, _integer) for name in ("tokens", "key_heads", "value_heads", "key_size", "value_size")),
+    )
+
+
+class GatedNorm(ctypes.Structure):
+    """`GatedNorm` of source/linear_attention.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "gates", "weight", "y")),
+        *((name, _integer) for name in ("rows", "size")),
+        ("epsilon", _float),
+    )
+
+
 class Rounding(ctypes.Structure):
     """`Rounding` of source/rounding.cpp."""
 
@@ -210,8 +230,10 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "route": (_pointer,),
     "mix_experts": (_integer, _pointer),
     "convolve": (_integer, *(_pointer,) * 3, *(_integer,) * 4),
+    "delta_inputs": (_integer, _pointer),
     "delta_tokens": (_pointer,),
     "delta_sequence": (_pointer,),
+    "norm_gated": (_integer, _pointer),
     "project_heads": (_integer, _pointer),
     "copy_heads": (_pointer, _pointer, *(_integer,) * 7),
     "replay": (_pointer, _integer),
