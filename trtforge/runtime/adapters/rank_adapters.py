@@ -2,8 +2,8 @@
 
 Adapters in use lie side by side in slots of one tensor for each linear layer. On the CPU a kernel multiplies every
 single-token row with its own adapter; without the kernel two matrix products serve all adapters together, and each row
-keeps its adapter's part. Rows of a context take two products each. Every rank sees the same steps, so that all caches
-hold the same adapters.
+keeps its adapter's part. Contexts take two products, neighbours with the same adapter together. Every rank sees the
+same steps, so that all caches hold the same adapters.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
