@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -18,6 +19,7 @@ SAMPLING = ("--temperature", "0.8", "--top-p", "0.9", "--seed", "7")
 PROGRAM = [sys.executable, "-m", "trtforge"]
 LAST_HINT = "python -c "
 """How the last line begins that a server writes when all of it is ready."""
+HINT_TIMEOUT = 60.0  # seconds
 
 
 def main() -> int:
@@ -27,7 +29,9 @@ def main() -> int:
     http, grpc, metrics = (str(port) for port in _free_ports(3))
     command = ["serve", str(BUILD / "repository"), "--http-port", http, "--grpc-port", grpc, "--metrics-port", metrics]
     print(f"\n$ trtforge {' '.join(command)}", flush=True)
-    server = subprocess.Popen([*PROGRAM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    server = subprocess.Popen(
+        [*PROGRAM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
+    )
     assert server.stdout is not None
     assert server.stderr is not None
     hinted = threading.Event()
@@ -38,7 +42,7 @@ def main() -> int:
         print(line, end="", flush=True)
         if not line.startswith("ready "):
             return server.wait() or 1
-        hinted.wait()
+        hinted.wait(HINT_TIMEOUT)
         return _run("infer", PROMPT, "--url", f"127.0.0.1:{grpc}", "--max-tokens", "64", *SAMPLING)
     finally:
         if server.poll() is None:
@@ -51,7 +55,8 @@ def main() -> int:
 def _show(messages: TextIO, hinted: threading.Event) -> None:
     """Print what the server writes to stderr. `hinted` is set after its last hint, or when it ends."""
     for line in messages:
-        print(line, end="", file=sys.stderr, flush=True)
+        with suppress(OSError):  # nobody reads any more; the server goes on
+            print(line, end="", file=sys.stderr, flush=True)
         if line.startswith(LAST_HINT):
             hinted.set()
     hinted.set()

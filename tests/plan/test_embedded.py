@@ -1,4 +1,4 @@
-"""The embedded engine's memory by arithmetic; tests/runtime/test_planned_memory.py holds it against loaded engines."""
+"""The embedded engine's memory by arithmetic; tests/runtime/test_planned_*.py hold it against loaded engines."""
 
 from dataclasses import replace
 from typing import Any

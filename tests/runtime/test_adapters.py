@@ -22,10 +22,12 @@ from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import BeamParams, GenerationRequest, SamplingParams
 from trtforge.formats.adapter import resolved_lora
 from trtforge.formats.trtllm import read_checkpoint_config
+from trtforge.runtime.adapters.rank_adapters import adapted_contexts
 from trtforge.runtime.adapters.required import require_adapters
 from trtforge.runtime.drafting import NgramDrafter
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
+from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks.source import open_engine
 
 Tokens = tuple[int, ...]
@@ -64,11 +66,29 @@ def asked(prompts: list[list[int]], numbers: Sequence[int]) -> list[GenerationRe
     ]
 
 
+def test_contexts_with_the_same_adapter_are_computed_together() -> None:
+    """Without those before the first context, and not across one that has none or another."""
+    ends = [1, 2, 7, 9, 12, 20, 21, 30]
+    assert adapted_contexts(ends, [3, 3, 3, 3, -1, 3, 0, 0], 2) == [(2, 9, 3), (12, 20, 3), (20, 30, 0)]
+    assert adapted_contexts(ends, [0, 0, -1, -1, 2, 1, 1, -1], 0) == [(0, 2, 0), (9, 12, 2), (12, 21, 1)]
+    assert (
+        adapted_contexts(ends, [-1] * 8, 0) == adapted_contexts(ends, [1] * 8, 8) == adapted_contexts([], [], 0) == []
+    )
+
+
 LIMITS = {"max_batch_size": 20, "max_num_tokens": 512, "tokens_per_block": 4}
 
 
 @pytest.mark.parametrize(
-    "layout", [Layout(), Layout(tp=2), Layout(tp=4), Layout(pp=2)], ids=["one", "tp2", "tp4", "pp2"]
+    ("layout", "kernels"),
+    [
+        (Layout(), "native"),
+        (Layout(tp=2), "native"),
+        (Layout(tp=4), "native"),
+        (Layout(pp=2), "native"),
+        (Layout(tp=2), "torch"),
+    ],
+    ids=["one", "tp2", "tp4", "pp2", "torch-tp2"],
 )
 def test_sixteen_adapters_in_one_batch_are_those_of_peft(
     llama: LlamaForCausalLM,
@@ -78,15 +98,18 @@ def test_sixteen_adapters_in_one_batch_are_those_of_peft(
     prompts: list[list[int]],
     tmp_path: Path,
     layout: Layout,
+    kernels: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv(VARIABLE, kernels)
     engine = write_engine(write_checkpoint(llama, tmp_path / "c", layout), tmp_path / "e", **LIMITS)
     source = open_engine(add_adapters(engine, adapters))
     ranks = KeptRanks(source, 400)
     with Engine(source, ranks, EngineOptions(kv_reuse=True)) as running:  # type: ignore[arg-type]
-        made = generate_with(running, asked(prompts, [*range(COUNT), -1, 3, 3, 3]))
+        made = generate_with(running, asked(prompts, [*range(COUNT), -1, 7, 7, 7]))
         assert running.statistics().kv_blocks_used == 0
     ranks.end()
-    assert [each.tokens for each in made] == [*answers, expected[0][:NEW], *3 * [answers[3]]]
+    assert [each.tokens for each in made] == [*answers, expected[0][:NEW], *3 * [answers[7]]]
     assert len(set(answers)) == COUNT
 
 

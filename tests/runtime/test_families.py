@@ -71,9 +71,13 @@ def test_embeddings_may_be_split(families: Families, name: str, dim: int) -> Non
     assert error(computed(checkpoint, TOKENS)[0], family.logits(TOKENS)) < TOLERANCE
 
 
+@pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("name", TINY)
-def test_a_sequence_in_pieces_gives_the_same_logits(families: Families, name: str) -> None:
+def test_a_sequence_in_pieces_gives_the_same_logits(
+    families: Families, name: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Context chunks, then single tokens: the cache holds what a whole sequence is computed with."""
+    monkeypatch.setenv("TRTFORGE_KERNELS", kernels)
     family = families(name)
     size, ends = 32, [23, 24, 37, 50, *range(51, 58)]
     ranks = ThreadRanks(open_model(family.checkpoint()), 2)

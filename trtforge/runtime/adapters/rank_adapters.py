@@ -1,9 +1,9 @@
 """The adapters of one rank: a cache of them, bounded in bytes, and their share of each linear layer's output.
 
 Adapters in use lie side by side in slots of one tensor for each linear layer. On the CPU a kernel multiplies every
-single-token row with its own adapter; without the kernel two matrix products serve all adapters together, and each row
-keeps its adapter's part. Contexts take two products, neighbours with the same adapter together. Every rank sees the
-same steps, so that all caches hold the same adapters.
+single-token row with its own adapter; without the kernel a product with A and one with B of each part serve all
+adapters together, and each row keeps its adapter's share. Contexts take such products too, neighbours with the same
+adapter together. Every rank sees the same steps, so that all caches hold the same adapters.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ class _Slots:
         self.columns = torch.tensor([(part.first, part.out) for part in self.parts])
 
     def put(self, slot: int, matrices: Matrices) -> None:
-        """Copy an adapter's into its slot."""
+        """Copy an adapter's matrices into its slot."""
         for own, new in zip(self.matrices, matrices, strict=True):
             own[slot] = new
 
@@ -203,7 +203,7 @@ class RankAdapters:
         if used and self._kernels is None:
             own = sent(np.array(slots[:rows], dtype=np.int64), self._files.place.device).view(-1, 1)
             others = (own != torch.arange(first, end, device=own.device)).view(rows, -1, 1, 1)
-        contexts = _contexts(step.counts.cumsum().tolist(), slots, rows)
+        contexts = adapted_contexts(step.counts.cumsum().tolist(), slots, rows)
         self._use = _Use(self._row_slots[:rows], first, end, others, contexts)
 
     def adapted(self, name: str, linear: Linear) -> Linear:
@@ -287,7 +287,7 @@ def most_adapters(lora: LoraFeature, config: CheckpointConfig, spec: DecoderSpec
     return lora.host_memory // size
 
 
-def _contexts(ends: Sequence[int], slots: Sequence[int], rows: int) -> list[tuple[int, int, int]]:
+def adapted_contexts(ends: Sequence[int], slots: Sequence[int], rows: int) -> list[tuple[int, int, int]]:
     """(first token, end, slot) of the contexts with adapters, neighbours with the same one together.
 
     `ends`: of each sequence's tokens; `rows`: how many sequences come first that are no contexts.

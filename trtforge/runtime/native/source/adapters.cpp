@@ -12,7 +12,8 @@ struct Adapted {
 
 // y (rows, columns of all modules and others) += (x (rows, inputs) A^T) B of each module, with the matrices of each row's
 // adapter. slots: its number, -1 for none. a: (adapters, modules, rank, inputs); b: (adapters, rank, outputs of all
-// modules), of which the first `ranks` (adapters, modules) rows are used. `stride`: from row to row of y.
+// modules). Of both the first rows of a module are used, `ranks` (adapters, modules) of them. `stride`: from row to row of
+// y.
 struct Adapters {
     const void* x;
     const void* a;
