@@ -264,10 +264,13 @@ def test_a_bar_that_another_thread_draws_does_not_follow_the_message(tmp_path: P
     (tmp_path / "hanging.py").write_text("import os, signal\nfor _ in 'ab':\n    os.kill(os.getpid(), signal.SIGINT)\n")
     body = (
         "import threading, time\n"
+        "drawn = threading.Event()\n"
         "def draw():\n"
         "    while True:\n"
         "        os.write(2, b'a bar\\n')\n"
+        "        drawn.set()\n"
         "threading.Thread(target=draw, daemon=True).start()\n"
+        "drawn.wait()\n"
         "end = os._exit\n"
         "os._exit = lambda status: (time.sleep(0.2), end(status))\n"
         "import hanging"
