@@ -18,7 +18,9 @@ from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.model import find_model
 from trtforge.plan.request import request_of
+from trtforge.runtime.drafters import with_drafter
 from trtforge.runtime.ranks.distributed import Distributed
+from trtforge.runtime.ranks.source import Source, open_engine
 
 BATCH, LENGTH, BLOCK = 6, 72, 16
 CLOSE = 0.05
@@ -79,14 +81,20 @@ def build(asked: Recipe, out: Path) -> Path:
     return run.paths.engine
 
 
-def write_llama(directory: Path) -> Path:
-    """Large enough that weights outweigh rotary tables: 4 layers, hidden 256."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4,
-        vocab_size=509, max_position_embeddings=128,
-    )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
+def open_with_drafter(asked: Recipe, out: Path) -> Source:
+    """The engine that a recipe makes, with what it drafts with."""
+    source = open_engine(build(asked, out))
+    return with_drafter(source, source.forge.features.of_torch)
+
+
+def write_llama(directory: Path, *, seed: int = 0, **changes: int) -> Path:
+    """Large enough that weights outweigh rotary tables: 4 layers, hidden 256. With tokens to calibrate with."""
+    torch.manual_seed(seed)
+    sizes = {
+        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "vocab_size": 509, "max_position_embeddings": 128,
+    }  # fmt: skip
+    LlamaForCausalLM(LlamaConfig(**(sizes | changes))).to(torch.bfloat16).save_pretrained(directory)
     ids = torch.randint(0, 509, (8, 32), generator=torch.Generator().manual_seed(0))
     save_file({"input_ids": ids}, directory / "calibration.safetensors")
     return directory

@@ -4,20 +4,27 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.runtime.eagle_networks import write_network
-from tests.runtime.planned_memory import BATCH, BLOCK, CLOSE, build, kept, planned, recipe, write_llama
+from tests.runtime.planned_memory import (
+    BATCH,
+    BLOCK,
+    CLOSE,
+    build,
+    kept,
+    open_with_drafter,
+    planned,
+    recipe,
+    write_llama,
+)
 from tests.runtime.test_medusa import write_heads
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.decoder import kv_capacity
 from trtforge.runtime.draft_model import DraftModel
-from trtforge.runtime.drafters import open_drafter, with_drafter
+from trtforge.runtime.drafters import open_drafter
 from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.medusa import MedusaDrafter
 from trtforge.runtime.ranks.rank_group import RankGroup
-from trtforge.runtime.ranks.source import open_engine
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +35,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def smaller(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft model of `llama`: its vocabulary, half of its layers."""
-    directory = tmp_path_factory.mktemp("smaller")
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        hidden_size=256, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4,
-        vocab_size=509, max_position_embeddings=128,
-    )  # fmt: skip
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(directory)
-    return directory
+    sizes = {"intermediate_size": 384, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return write_llama(tmp_path_factory.mktemp("smaller"), seed=1, **sizes)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
@@ -58,8 +59,7 @@ def test_an_eagle_network_beside_the_model(llama: Path, kind: str, dtype: str, t
     assert found is not None
     assert without is not None
     assert found.kv_tokens == without.kv_tokens == BATCH * 80
-    source = open_engine(build(asked, tmp_path / "out"))
-    source = with_drafter(source, source.forge.features.of_torch)
+    source = open_with_drafter(asked, tmp_path / "out")
     ranks = ThreadRanks(source, found.kv_tokens // BLOCK)
     (model,) = ranks.models
     spare = BATCH * 2 * BLOCK * 2 * 4 * 16 * DTYPES[dtype].itemsize  # 17 tokens beyond a sequence's blocks
@@ -91,8 +91,7 @@ def test_a_draft_model_beside_the_model(
     found, without = planned(asked).memory, planned(plain).memory
     assert found is not None
     assert without is not None
-    source = open_engine(build(asked, tmp_path / "out"))
-    source = with_drafter(source, source.forge.features.of_torch)
+    source = open_with_drafter(asked, tmp_path / "out")
     ranks = ThreadRanks(source, found.kv_tokens // BLOCK)
     drafter = open_drafter(source.forge.features.of_torch, source, cast(RankGroup, ranks))
     assert isinstance(drafter, DraftModel)
@@ -134,8 +133,7 @@ def test_medusa_heads_beside_the_model(llama: Path, heads: int | None, tp: int, 
     asked = recipe(llama, parallel={"tp": tp}, engine={"compute_dtype": "bfloat16", "features": features})
     found = planned(asked).memory
     assert found is not None
-    source = open_engine(build(asked, tmp_path / "out"))
-    source = with_drafter(source, source.forge.features.of_torch)
+    source = open_with_drafter(asked, tmp_path / "out")
     ranks = ThreadRanks(source, found.kv_tokens // BLOCK)
     drafter = open_drafter(source.forge.features.of_torch, source, cast(RankGroup, ranks))
     assert isinstance(drafter, MedusaDrafter)
@@ -162,8 +160,7 @@ def test_the_pool_leaves_memory_for_a_drafter(
     draft = build(recipe(smaller, engine={"compute_dtype": "float32"}), tmp_path / "draft")
     features = {"draft": {"engine": str(draft), "tokens": 4}}
     asked = recipe(llama, parallel={"tp": tp}, engine={"compute_dtype": "float32", "features": features})
-    source = open_engine(build(asked, tmp_path / "out"))
-    source = with_drafter(source, source.forge.features.of_torch)
+    source = open_with_drafter(asked, tmp_path / "out")
     memory = planned(asked).memory
     assert memory is not None
     weights, a_block = tp * memory.stages[0].draft, tp * memory.stages[0].kv_per_token * BLOCK

@@ -60,6 +60,19 @@ class _Slots:
         """Each part with its B (slots, rank, outputs)."""
         return zip(self.parts, self.matrices.b.split([part.out for part in self.parts], dim=-1), strict=True)
 
+    def add(self, x: Tensor, y: Tensor, used: slice, others: Tensor | None = None) -> None:
+        """y += (x A^T) B of each part by torch, of adapters in the slots `used`: x (rows, inputs), y (rows, outputs).
+
+        `others` (rows, slots, 1, 1): True for slots whose adapters a row does not have.
+        """
+        a = self.matrices.a[used]
+        inner = (x @ a.flatten(0, 2).t()).view(len(x), *a.shape[:3])
+        if others is not None:
+            inner.masked_fill_(others, 0.0)
+        for index, (part, b) in enumerate(self.outputs()):
+            own = inner[:, :, index].reshape(len(x), -1) @ b[used].flatten(0, 1)
+            y.narrow(1, part.first, part.out).add_(own)
+
 
 @dataclass(frozen=True)
 class _Use:
@@ -221,16 +234,9 @@ class RankAdapters:
             add_adapters(self._kernels, x, slots.matrices, slots.columns, use.slots, y)
         elif use.others is not None:
             rows = len(use.others)
-            a = slots.matrices.a[use.first : use.end]
-            inner = (x[:rows] @ a.flatten(0, 2).t()).view(rows, *a.shape[:3]).masked_fill_(use.others, 0.0)
-            for index, (part, b) in enumerate(slots.outputs()):
-                own = inner[:, :, index].reshape(rows, -1) @ b[use.first : use.end].flatten(0, 1)
-                y[:rows].narrow(1, part.first, part.out).add_(own)
+            slots.add(x[:rows], y[:rows], slice(use.first, use.end), use.others)
         for first, end, slot in use.contexts:
-            a = slots.matrices.a[slot]
-            inner = (x[first:end] @ a.flatten(0, 1).t()).view(end - first, *a.shape[:2])
-            for index, (part, b) in enumerate(slots.outputs()):
-                y[first:end].narrow(1, part.first, part.out).add_(inner[:, index] @ b[slot])
+            slots.add(x[first:end], y[first:end], slice(slot, slot + 1))
         return y
 
     def _place(self, task: int, needed: Collection[int]) -> None:

@@ -16,8 +16,7 @@ static void convolve_rows(const T* window, const float* taps, T* y, int64_t rows
             Vector sum = load(from + c) * load(taps + c);
             for (int64_t tap = 1; tap < size; ++tap) sum += load(from + tap * channels + c) * load(taps + tap * channels + c);
             put(into + c, sum);
-            const Vector rounded = load(into + c);
-            put(into + c, rounded / (1.0f + exponential(-rounded)));
+            put(into + c, silu(load(into + c)));
         }
         for (; c < channels; ++c) {
             float sum = 0.0f;

@@ -17,8 +17,9 @@ struct DeltaInputs {
     int64_t tokens, key_heads, value_heads, key_size, value_size;
 };
 
+// x as a number of the type that the pointer is to.
 template <typename T>
-static float rounded(float x) {
+static float rounded(float x, const T*) {
     T number;
     put(&number, x);
     return to_float(number);
@@ -59,7 +60,7 @@ static void prepare_token(const DeltaInputs& d, int64_t token) {
             const int64_t own = head * shared + i;
             const float rate = to_float(projected[2 * head * shared + i]);
             const float step = to_float(projected[(2 * head + 1) * shared + i]) + d.bias[own];
-            d.rates[first + own] = rounded<T>(1.0f / (1.0f + std::exp(-rate)));
+            d.rates[first + own] = rounded(1.0f / (1.0f + std::exp(-rate)), from);
             d.decays[first + own] = -d.decay[own] * (step > LINEAR_SOFTPLUS ? step : std::log1p(std::exp(step)));
         }
     }
@@ -95,16 +96,12 @@ static void norm_gated_row(const T* x, const T* gates, const T* weight, T* y, in
 #pragma omp simd reduction(+ : squares)
     for (int64_t i = 0; i < size; ++i) squares += to_float(x[i]) * to_float(x[i]);
     const float factor = 1.0f / std::sqrt(squares / float(size) + epsilon);
+    const auto gated = [&](auto number, auto share, auto gate) {
+        return rounded(share * rounded(number * factor, x), x) * silu(gate);
+    };
     int64_t i = 0;
-    for (; i + WIDTH <= size; i += WIDTH) {
-        const Vector normed = rounded(load(weight + i) * rounded(load(x + i) * factor, x), x), gate = load(gates + i);
-        put(y + i, normed * (gate / (1.0f + exponential(-gate))));
-    }
-    for (; i < size; ++i) {
-        const float normed = rounded<T>(to_float(weight[i]) * rounded<T>(to_float(x[i]) * factor));
-        const float gate = to_float(gates[i]);
-        put(y + i, normed * (gate / (1.0f + exponential(-gate))));
-    }
+    for (; i + WIDTH <= size; i += WIDTH) put(y + i, gated(load(x + i), load(weight + i), load(gates + i)));
+    for (; i < size; ++i) put(y + i, gated(to_float(x[i]), to_float(weight[i]), to_float(gates[i])));
 }
 
 template <typename T>

@@ -139,6 +139,11 @@ static inline V exponential(V x) {
     return p * power_of_two(n);
 }
 
+template <typename V>
+static inline V silu(V x) {
+    return x / (1.0f + exponential(-x));
+}
+
 // The lowest bits of a number, moved to the exponent's place.
 static inline float as_exponent(float x) { return from_bits(to_bits(x) << 23); }
 
