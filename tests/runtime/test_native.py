@@ -237,7 +237,7 @@ def test_weights_that_do_not_fit_are_left_to_torch(kernels: Native) -> None:
     size=st.sampled_from([16, 48, 64, 80, 128]),
     dtype=st.sampled_from(TYPES),
     format=st.sampled_from(["none", "int8", "fp8"]),
-    lengths=st.lists(st.integers(1, 90), min_size=1, max_size=5),
+    lengths=st.lists(st.integers(1, 90) | st.sampled_from([64, 65, 200, 300]), min_size=1, max_size=5),
     block=st.sampled_from([1, 16, 32]),
     window=st.sampled_from([None, 1, 20]),
     cap=st.sampled_from([None, 3.0]),

@@ -1,91 +1,236 @@
 // Paged attention: one query token a row, keys and values read from the blocks where they are.
 //
-// Algorithm: Kwon et al. 2023 (PagedAttention), with a row's scores kept whole in float32. Rows that are successive tokens
-// of one long sequence are left to context attention, which reads its keys once.
+// Algorithm: Kwon et al. 2023 (PagedAttention). A thread takes all heads of a row, chunk after chunk of its tokens, so
+// that memory is read in the order of addresses; where there are few rows, a range of a row's tokens. Rows that are
+// successive tokens of one long sequence are left to context attention, which reads its keys once.
 
 #include "attention_floats.h"
 #include "attention_pairs.h"
 #include "context.h"
 #include "team.h"
 
-#include <limits>
+#include <numeric>
 #include <type_traits>
+#include <vector>
 
+using attention::Fetch;
 using attention::Floats;
+using attention::Found;
 using attention::Memory;
 using attention::Paged;
 using attention::Run;
 using attention::Seen;
+using attention::Softmax;
 
-// Softmax of scores, whose number is a multiple of WIDTH, and of a sink, unless that is null, times `factor`.
-static void normalise(float* scores, int64_t count, const float* sink, float factor) {
-    Vector most = Vector() + (sink ? std::max(scores[0], *sink) : scores[0]), sums = {};
-    for (int64_t i = 0; i < count; i += WIDTH) {
-        const Vector v = load(scores + i);
-        most = most < v ? v : most;
-    }
-    const float largest = largest_of(most);
-    for (int64_t i = 0; i < count; i += WIDTH) {
-        const Vector p = exponential(load(scores + i) - largest);
-        put(scores + i, p);
-        sums += p;
-    }
-    const float scale = factor / (sum(sums) + (sink ? exponential(*sink - largest) : 0.0f));
-    for (int64_t i = 0; i < count; i += WIDTH) put(scores + i, load(scores + i) * scale);
-}
-
-// tanh(x) = 1 - 2 / (1 + exp(2x))
+// As tanh(x) = 1 - 2 / (1 + exp(2x)); the results are times LOG2_E.
 static void cap_scores(float* scores, int64_t count, float cap) {
-    for (int64_t i = 0; i < count; ++i) scores[i] = cap - 2.0f * cap / (1.0f + exponential(2.0f / cap * scores[i]));
+    for (int64_t i = 0; i < count; ++i)
+        scores[i] = LOG2_E * cap * (1.0f - 2.0f / (1.0f + exponential(2.0f / cap * scores[i])));
 }
 
-// Softmax of a query head's scores (count,) of the tokens from `first` on, times the scale of the values. Those behind
-// them, up to `pitch`, become zero.
-static void soften(const Paged& p, int64_t head, int64_t first, int64_t count, int64_t pitch, float* scores) {
-    if (p.cap > 0.0f) cap_scores(scores, count, p.cap);
-    if (p.slopes)
-        for (int64_t i = 0; i < count; ++i) scores[i] += p.slopes[head] * float(first + i);
-    std::fill(scores + count, scores + pitch, std::numeric_limits<float>::lowest());
-    normalise(scores, (count + WIDTH - 1) / WIDTH * WIDTH, p.sinks ? p.sinks + head : nullptr, p.cache_scale);
-    std::fill(scores + count, scores + pitch, 0.0f);
+constexpr int64_t CHUNK = 64;             // most tokens whose scores are computed before their values are added
+constexpr int64_t CHUNK_BYTES = 1 << 18;  // most of their slots, as two chunks are to stay in the second-level cache
+constexpr int64_t AT_ONCE = 4;            // query heads
+constexpr int64_t LEAST = 16;             // tokens that are worth a thread's while, and that it begins with
+
+template <typename C>
+static inline Seen<C> seen_by(const Paged& p, int64_t row) {
+    const int64_t length = p.lengths[row], first = first_seen(length - 1, p.window, p.chunk);
+    return {(const C*)p.cache, p.tables + row * p.columns, first, length, p.block, p.vectors * p.size};
 }
 
-// out (count x G, size): G query heads of each of `count` key and value heads, the first of all `head`. Keys of all heads
-// are read token after token, which lie together, then values. `after`: the keys that are read next.
-template <class Way, int G>
-static void attend(const Paged& p, int64_t head, int64_t count, const typename Way::Number* given,
-                   const Seen<typename Way::Cached>& keys, const typename Way::Cached* after, Memory& memory,
-                   typename Way::Number* out) {
-    using Tokens = Run<typename Way::Cached>;
-    constexpr int64_t KEYS = Way::template KEYS<G>;
-    const int64_t size = p.size, heads = count * G;
-    const int64_t pitch = (keys.count() + 31) / 16 * 16;  // with room for the scores of KEYS keys after the last
-    const typename Way::Query* queries = Way::queries(given, heads * size, memory);
-    float *scores = at_least(memory.floats, heads * (pitch + size)), *sums = scores + heads * pitch;
-    Seen<typename Way::Cached> values = keys;
-    if (p.vectors > p.kv_heads) values.cache += p.kv_heads * size;
-    keys.runs(values.begin(), [&](int64_t index, const Tokens& run) {
+// Calls function(count) with a number of 1 to AT_ONCE as a compile-time constant.
+template <class Function>
+static inline void with_heads(int64_t count, Function function) {
+    switch (count) {
+        case 1: return function(std::integral_constant<int, 1>());
+        case 2: return function(std::integral_constant<int, 2>());
+        case 3: return function(std::integral_constant<int, 3>());
+        default: return function(std::integral_constant<int, 4>());
+    }
+}
+
+// Calls function(first, G) for parts of G of the query heads that share a key and value head.
+template <class Function>
+static inline void for_each_part(const Paged& p, Function function) {
+    const int64_t group = p.heads / p.kv_heads;
+    for (int64_t first = 0; first < group; first += AT_ONCE)
+        with_heads(std::min(AT_ONCE, group - first), [&](auto g) { function(first, g); });
+}
+
+// All heads of a row.
+template <class Way>
+class Row {
+  public:
+    using Number = typename Way::Number;
+    using Cached = typename Way::Cached;
+
+    Row(const Paged& p, int64_t row, Memory& memory, Found& found) : p_(p), memory_(memory), found_(found) {
+        queries_ = Way::queries((const Number*)p.queries + row * p.stride, p.heads * p.size, memory);
+        scores_ = at_least(memory.scores, p.heads * PITCH);
+        scale_ = p.scale * p.cache_scale * (p.cap > 0.0f ? 1.0f : LOG2_E);
+    }
+
+    // Adds at most CHUNK tokens, while others are fetched.
+    void add(const Seen<Cached>& tokens, Fetch<Cached>& fetch) {
+        tokens.runs([&](int64_t index, const Run<Cached>& run) {
+            for_each_part(p_, [&](int64_t first, auto g) { score<g()>(first, run, index, fetch); });
+        });
+        for (int64_t head = 0; head < p_.heads; ++head) {
+            fetch.advance(attention::SOFTENING * tokens.count());
+            soften(head, tokens.first, tokens.count());
+        }
+        const typename Way::Weight* weights = Way::weights(scores_, p_.heads * PITCH, memory_);
+        tokens.runs([&](int64_t index, const Run<Cached>& run) {
+            for_each_part(p_, [&](int64_t first, auto g) { weigh<g()>(first, run, weights + index, fetch); });
+        });
+    }
+
+  private:
+    static constexpr int64_t PITCH = CHUNK + 16;  // of scores, with room for some of keys after the last
+
+    int64_t head_of(int64_t kv, int64_t first) const { return kv * (p_.heads / p_.kv_heads) + first; }
+
+    // Scores of G query heads of each key and value head. Keys of all heads are read token after token, which lie
+    // together.
+    template <int G>
+    void score(int64_t first, const Run<Cached>& run, int64_t index, Fetch<Cached>& fetch) {
+        constexpr int64_t KEYS = Way::template KEYS<G>;
         for (int64_t token = 0; token < run.tokens; token += KEYS)
-            for (int64_t kv = 0; kv < count; ++kv) {
-                const Tokens own = run.from(kv * size);
-                for (int64_t k = 0; k < KEYS; ++k) prefetch(own.ahead(token + k), size);
-                Way::template score<G>(queries + kv * G * size, own.at(token), run.stride,
-                                       std::min(KEYS, run.tokens - token), size, p.scale * p.cache_scale, pitch,
-                                       scores + kv * G * pitch + index + token);
+            for (int64_t kv = 0; kv < p_.kv_heads; ++kv) {
+                const int64_t head = head_of(kv, first);
+                fetch.advance(attention::SCORING * KEYS * G);
+                Way::template score<G>(queries_ + head * p_.size, run.from(kv * p_.size).at(token), run.stride,
+                                       std::min(KEYS, run.tokens - token), p_.size, scale_, PITCH,
+                                       scores_ + head * PITCH + index + token);
             }
-    });
-    for (int64_t h = 0; h < heads; ++h) soften(p, head + h, keys.first, keys.count(), pitch, scores + h * pitch);
-    const typename Way::Weight* weights = Way::weights(scores, heads * pitch, memory);
-    std::fill(sums, sums + heads * size, 0.0f);
-    values.runs(after, [&](int64_t index, const Tokens& run) {
-        for (int64_t kv = 0; kv < count; ++kv)
-            Way::template weigh<G>(weights + kv * G * pitch + index, pitch, run.from(kv * size), size,
-                                   sums + kv * G * size);
-    });
-    Way::put_all(sums, heads * size, out);
+    }
+
+    // Softmax of a query head's scores of `count` tokens from `first` on. Those behind them become zero.
+    void soften(int64_t head, int64_t first, int64_t count) {
+        float* scores = scores_ + head * PITCH;
+        if (p_.cap > 0.0f) cap_scores(scores, count, p_.cap);
+        if (p_.slopes)
+            for (int64_t i = 0; i < count; ++i) scores[i] += LOG2_E * p_.slopes[head] * float(first + i);
+        std::fill(scores + count, scores + PITCH, std::numeric_limits<float>::lowest());
+        const float factor = found_.softmax[size_t(head)].add(scores, (count + WIDTH - 1) / WIDTH * WIDTH);
+        std::fill(scores + count, scores + PITCH, 0.0f);
+        if (factor == 1.0f) return;
+        float* values = found_.values.data() + head * p_.size;
+        for (int64_t i = 0; i < p_.size; i += WIDTH) put(values + i, load(values + i) * factor);
+    }
+
+    // Adds the values of G query heads of each key and value head.
+    template <int G>
+    void weigh(int64_t first, const Run<Cached>& run, const typename Way::Weight* weights, Fetch<Cached>& fetch) {
+        const int64_t behind = p_.vectors > p_.kv_heads ? p_.kv_heads : 0;
+        for (int64_t kv = 0; kv < p_.kv_heads; ++kv) {
+            const int64_t head = head_of(kv, first);
+            Way::template weigh<G>(weights + head * PITCH, PITCH, run.from((behind + kv) * p_.size),
+                                   fetch.due(attention::ADDING * run.tokens * G, run.tokens), p_.size,
+                                   found_.values.data() + head * p_.size);
+        }
+    }
+
+    const Paged& p_;
+    Memory& memory_;
+    Found& found_;
+    const typename Way::Query* queries_;
+    float *scores_, scale_;
+};
+
+// Writes a head's output in a row from what was found in `count` ranges of its tokens, the first of which becomes
+// their sum.
+template <class Way>
+static void finish(const Paged& p, int64_t row, int64_t head, Found* found, int64_t count) {
+    const auto softmax = [&](int64_t i) -> const Softmax& { return found[i].softmax[size_t(head)]; };
+    const auto values = [&](int64_t i) { return found[i].values.data() + head * p.size; };
+    const float sink = p.sinks ? LOG2_E * p.sinks[head] : std::numeric_limits<float>::lowest();
+    float largest = sink;
+    for (int64_t i = 0; i < count; ++i) largest = std::max(largest, softmax(i).largest);
+    float total = p.sinks ? power_of_negative(sink - largest) : 0.0f;
+    for (int64_t i = 0; i < count; ++i) {
+        const float factor = power_of_negative(softmax(i).largest - largest);
+        total += sum(softmax(i).sums) * factor;
+        for (int64_t d = 0; d < p.size; d += WIDTH) {
+            const Vector part = load(values(i) + d) * factor;
+            put(values(0) + d, i == 0 ? part : load(values(0) + d) + part);
+        }
+    }
+    for (int64_t d = 0; d < p.size; d += WIDTH) put(values(0) + d, load(values(0) + d) * (p.cache_scale / total));
+    Way::put_all(values(0), p.size, (typename Way::Number*)p.out + (row * p.heads + head) * p.size);
 }
 
-constexpr int64_t AT_ONCE = 4;  // query heads
+// The tokens of rows, in equal ranges: several of each row where threads would have none, or one more than others.
+struct Ranges {
+    const Paged& p;
+    int64_t each = 1;  // of a row
+
+    explicit Ranges(const Paged& paged) : p(paged) {
+        const int64_t threads = team::size();
+        if (p.rows >= 2 * threads) return;
+        int64_t most = 0;
+        for (int64_t row = 0; row < p.rows; ++row) most = std::max(most, seen_by<char>(p, row).count());
+        each = std::clamp<int64_t>(most / LEAST, 1, threads / std::gcd(p.rows, threads));
+    }
+
+    int64_t count() const { return p.rows * each; }
+
+    template <typename C>
+    Seen<C> at(int64_t index) const {
+        const Seen<C> seen = seen_by<C>(p, index / each);
+        const auto before = [&](int64_t range) { return range * seen.count() / each; };
+        const int64_t range = index % each;
+        return seen.part(seen.first + before(range), before(range + 1) - before(range));
+    }
+};
+
+// `begins`: the thread has fetched nothing yet. `next`: the range that it computes after this one, or -1.
+template <class Way>
+static void attend_range(const Ranges& ranges, int64_t index, bool begins, int64_t next, Memory& memory, Found& found) {
+    using Cached = typename Way::Cached;
+    using Tokens = Seen<Cached>;
+    const Paged& p = ranges.p;
+    const Tokens tokens = ranges.at<Cached>(index);
+    const Tokens after = next < 0 ? tokens.part(tokens.length, 0) : ranges.at<Cached>(next);
+    const int64_t chunk = std::clamp(CHUNK_BYTES / int64_t(tokens.pitch * sizeof(Cached)) / LEAST * LEAST, LEAST, CHUNK);
+    Tokens now = tokens.part(tokens.first, begins ? LEAST : chunk);
+    if (begins) Fetch<Cached>(now, 1).advance(attention::WHOLE);
+    found.start(p.heads, p.size);
+    Row<Way> row(p, index / ranges.each, memory, found);
+    while (now.count() > 0) {
+        const Tokens rest = tokens.part(now.length, chunk);
+        Fetch<Cached> fetch(rest.count() > 0 ? rest : after.part(after.first, chunk), now.count() * p.heads);
+        row.add(now, fetch);
+        now = rest;
+    }
+}
+
+template <class Way>
+static void attend_all(const Paged& p) {
+    static thread_local std::vector<Found> of_ranges;
+    const Ranges ranges(p);
+    if (ranges.each > 1 && int64_t(of_ranges.size()) < ranges.count()) of_ranges.resize(size_t(ranges.count()));
+    Found* const found = of_ranges.data();
+    team::run(true, [&](team::Member& member) {
+        static thread_local Memory memory;
+        const int64_t end = member.first_of(member.thread + 1, ranges.count());
+        bool begins = true;
+        member.each(ranges.count(), [&](int64_t i) {
+            Found& own = ranges.each > 1 ? found[i] : memory.found;
+            attend_range<Way>(ranges, i, begins, i + 1 < end ? i + 1 : -1, memory, own);
+            begins = false;
+            if (ranges.each > 1) return;
+            for (int64_t head = 0; head < p.heads; ++head) finish<Way>(p, i, head, &own, 1);
+        });
+        if (ranges.each == 1) return;
+        member.barrier();
+        member.each(p.rows * p.heads, [&](int64_t i) {
+            const int64_t row = i / p.heads;
+            finish<Way>(p, row, i % p.heads, found + row * ranges.each, ranges.each);
+        });
+    });
+}
 
 // Tokens that rows of one sequence see, which are worth packing: tile registers multiply packed ones much faster.
 template <typename T>
@@ -94,46 +239,6 @@ static int64_t least_together([[maybe_unused]] const Paged& p) {
     if (std::is_same_v<T, bfloat16> && amx::suits(p.size)) return 64;
 #endif
     return 512;
-}
-
-static inline int64_t chunks(const Paged& p) { return (p.heads / p.kv_heads + AT_ONCE - 1) / AT_ONCE; }
-
-template <typename C>
-static inline Seen<C> seen_by(const Paged& p, int64_t row, int64_t kv) {
-    const int64_t length = p.lengths[row], first = first_seen(length - 1, p.window, p.chunk);
-    return {(const C*)p.cache + kv * p.size, p.tables + row * p.columns, first, length, p.block, p.vectors * p.size};
-}
-
-// Up to four of the query heads of each of `count` key and value heads from `kv` on, in one row.
-template <class Way>
-static void attend_chunk(const Paged& p, int64_t row, int64_t kv, int64_t count, int64_t chunk, Memory& memory) {
-    using Number = typename Way::Number;
-    using Cached = typename Way::Cached;
-    const int64_t group = p.heads / p.kv_heads, head = kv * group + chunk * AT_ONCE;
-    const Seen<Cached> keys = seen_by<Cached>(p, row, kv);
-    const Number* queries = (const Number*)p.queries + row * p.stride + head * p.size;
-    const Cached* after = seen_by<Cached>(p, std::min(row + 1, p.rows - 1), kv).begin();
-    Number* out = (Number*)p.out + (row * p.heads + head) * p.size;
-    switch (std::min(AT_ONCE, group - chunk * AT_ONCE)) {
-        case 1: return attend<Way, 1>(p, head, count, queries, keys, after, memory, out);
-        case 2: return attend<Way, 2>(p, head, count, queries, keys, after, memory, out);
-        case 3: return attend<Way, 3>(p, head, count, queries, keys, after, memory, out);
-        default: return attend<Way, 4>(p, head, count, queries, keys, after, memory, out);
-    }
-}
-
-// With rows for all threads, a thread takes all heads of a row.
-template <class Way>
-static void attend_all(const Paged& p) {
-    const bool whole = chunks(p) == 1 && p.rows >= 2 * team::size();
-    const int64_t together = whole ? p.kv_heads : 1, parts = p.kv_heads / together * chunks(p);
-    team::run(true, [&](team::Member& member) {
-        static thread_local Memory memory;
-        member.each(p.rows * parts, [&](int64_t i) {
-            const int64_t kv = i % parts / chunks(p) * together;
-            attend_chunk<Way>(p, i / parts, kv, together, i % chunks(p), memory);
-        });
-    });
 }
 
 template <typename T>
@@ -189,7 +294,7 @@ static void attend_rows(int64_t type, int64_t cache, const Paged& p) {
     };
     for (int64_t row = 0, rows; row < p.rows; row += rows) {
         rows = may_join ? of_one_sequence(p, row) : 1;
-        if (rows == 1 || seen_by<char>(p, row, 0).count() < least_together<T>(p)) continue;
+        if (rows == 1 || seen_by<char>(p, row).count() < least_together<T>(p)) continue;
         attend_alone(row);
         attend_together(type, cache, rows_of<T>(p, row, rows));
         first = row + rows;

@@ -4,6 +4,7 @@
 
 #include "vectors.h"
 
+#include <limits>
 #include <vector>
 
 namespace attention {
@@ -25,27 +26,19 @@ struct Paged {
     float scale, cap, cache_scale;
 };
 
-// Tokens whose vectors lie `stride` apart, and where those begin that are read after them.
+// Tokens whose vectors lie `stride` apart.
 template <typename C>
 struct Run {
-    // Most tokens from the one that is read to the one that is fetched, which is of this run or the next.
-    static constexpr int64_t DISTANCE = 32;
     const C* first;
     int64_t tokens, stride;
-    const C* next;
 
     const C* at(int64_t token) const { return first + token * stride; }
 
-    const C* ahead(int64_t token) const {
-        token += std::min(DISTANCE, tokens);
-        return token < tokens ? at(token) : next + (token - tokens) * stride;
-    }
-
     // The same tokens, `numbers` further on in their vectors.
-    Run from(int64_t numbers) const { return {first + numbers, tokens, stride, next + numbers}; }
+    Run from(int64_t numbers) const { return {first + numbers, tokens, stride}; }
 };
 
-// The tokens that one row sees, [first, length), of one key and value head.
+// Tokens [first, length) of one row.
 template <typename C>
 struct Seen {
     const C* cache;
@@ -54,26 +47,123 @@ struct Seen {
 
     int64_t count() const { return length - first; }
 
-    // The vector of the first token.
-    const C* begin() const { return cache + (table[first / block] * block + first % block) * pitch; }
+    const C* at(int64_t token) const { return cache + (table[token / block] * block + token % block) * pitch; }
 
-    // Calls function(index of the first token, run) for tokens that lie together. `after`: what is read after the last.
+    // At most so many of these tokens, from one on.
+    Seen part(int64_t from, int64_t most) const {
+        return {cache, table, from, std::min(from + most, length), block, pitch};
+    }
+
+    // Calls function(index of the first token, run) for tokens that lie together.
     template <typename Function>
-    void runs(const C* after, Function function) const {
-        for (int64_t at = first; at < length;) {
-            const int64_t offset = at % block, tokens = std::min(block - offset, length - at);
-            const C* from = cache + (table[at / block] * block + offset) * pitch;
-            at += tokens;
-            const C* next = at < length ? cache + table[at / block] * block * pitch : after;
-            function(at - tokens - first, Run<C>{from, tokens, pitch, next});
+    void runs(Function function) const {
+        for (int64_t token = first; token < length;) {
+            const int64_t tokens = std::min(block - token % block, length - token);
+            function(token - first, Run<C>{at(token), tokens, pitch});
+            token += tokens;
         }
+    }
+};
+
+// What computing a token and query head's score, its softmax, and adding its value take, in parts of the whole.
+constexpr int64_t SCORING = 4, SOFTENING = 1, ADDING = 4, WHOLE = SCORING + SOFTENING + ADDING;
+
+// Lines of memory that are fetched in steps of so many bytes.
+struct Lines {
+    const char *from = nullptr, *end = nullptr;
+    int64_t each = 0;
+
+    inline __attribute__((always_inline)) void step() {
+        for (const char* stop = std::min(from + each, end); from < stop; from += 64) __builtin_prefetch(from, 0, 2);
+    }
+};
+
+// Which slots of tokens are fetched from memory while other tokens are computed: in the order of their addresses, which
+// memory delivers faster than the order in which keys and values are read.
+template <typename C>
+class Fetch {
+  public:
+    // `computed`: tokens times query heads that are computed meanwhile.
+    Fetch(const Seen<C>& tokens, int64_t computed) : tokens_(tokens), token_(tokens.first) {
+        const int64_t parts = computed * WHOLE;
+        pace_ = (lines_of(tokens.count()) * SHARES + parts - 1) / parts;
+    }
+
+    // What is due while so many parts are computed, in so many steps; of what lies together.
+    Lines due(int64_t parts, int64_t steps) {
+        if (left_ == 0 && token_ < tokens_.length) turn();
+        due_ += parts * pace_;
+        const int64_t lines = std::min(due_ / SHARES, left_);
+        const Lines made{from_, from_ + lines * 64, (lines + steps - 1) / steps * 64};
+        from_ = made.end;
+        due_ -= lines * SHARES;
+        left_ -= lines;
+        return made;
+    }
+
+    void advance(int64_t parts) { due(parts, 1).step(); }
+
+  private:
+    static constexpr int64_t SHARES = 1024;  // of a line
+
+    int64_t lines_of(int64_t tokens) const { return (tokens * tokens_.pitch * int64_t(sizeof(C)) + 63) / 64; }
+
+    // To the next tokens that lie together.
+    void turn() {
+        const int64_t count = std::min(tokens_.block - token_ % tokens_.block, tokens_.length - token_);
+        from_ = (const char*)tokens_.at(token_);
+        left_ = lines_of(count);
+        token_ += count;
+    }
+
+    const Seen<C> tokens_;
+    int64_t token_, pace_, due_ = 0, left_ = 0;
+    const char* from_ = nullptr;
+};
+
+// The softmax of a query head, computed of some scores after others (Milakov and Gimelshein 2018): the largest so far,
+// and the sums of the powers of all, relative to it. Scores are times LOG2_E, so that powers are those of two.
+struct Softmax {
+    float largest = std::numeric_limits<float>::lowest();
+    Vector sums = {};
+
+    // Replaces `count` scores, a multiple of WIDTH, by their powers. Returns what those before are to be multiplied
+    // by, as they were relative to a smaller one.
+    float add(float* scores, int64_t count) {
+        Vector most = Vector() + largest;
+        for (int64_t i = 0; i < count; i += WIDTH) {
+            const Vector v = load(scores + i);
+            most = most < v ? v : most;
+        }
+        const float before = largest;
+        largest = largest_of(most);
+        const float factor = before == largest ? 1.0f : power_of_negative(before - largest);
+        sums *= factor;
+        for (int64_t i = 0; i < count; i += WIDTH) {
+            const Vector p = power_of_negative(load(scores + i) - largest);
+            put(scores + i, p);
+            sums += p;
+        }
+        return factor;
+    }
+};
+
+// What the query heads of a row have found in some of its tokens. values: (heads, size), weighted sums.
+struct Found {
+    std::vector<Softmax> softmax;
+    std::vector<float> values;
+
+    void start(int64_t heads, int64_t size) {
+        softmax.assign(size_t(heads), Softmax());
+        values.assign(size_t(heads * size), 0.0f);
     }
 };
 
 // The memory of one thread: grows, and is not cleared.
 struct Memory {
-    std::vector<float> floats, queries;
+    std::vector<float> scores, queries;
     std::vector<bfloat16> halves;
+    Found found;
 };
 
 }  // namespace attention

@@ -15,16 +15,16 @@ constexpr int SUMS = 8, VALUES = 2;
 constexpr int SUMS = 4, VALUES = 2;
 #endif
 
-// Adds to sums (G, `size` apart), W vectors of a value, the weights (G, `pitch` apart) times the values of a run.
-// `fetched`: how many numbers of later values are fetched from memory.
+// Adds to sums (G, `size` apart), W vectors of a value, the weights (G, `pitch` apart) times the values of a run, while
+// `lines` are fetched.
 template <int G, int W, typename C>
-static void add_run(const float* weights, int64_t pitch, const Run<C>& run, int64_t fetched, int64_t size, float* into) {
+static void add_run(const float* weights, int64_t pitch, const Run<C>& run, Lines lines, int64_t size, float* into) {
     Vector sums[G][W];
     for (int g = 0; g < G; ++g)
         for (int w = 0; w < W; ++w) sums[g][w] = load(into + g * size + w * WIDTH);
     for (int64_t token = 0; token < run.tokens; ++token) {
         const C* value = run.at(token);
-        prefetch(run.ahead(token), fetched);
+        lines.step();
 #pragma GCC unroll 4
         for (int w = 0; w < W; ++w) {
             const Vector part = load(value + w * WIDTH);
@@ -80,9 +80,10 @@ struct Floats {
     static const float* weights(const float* scores, int64_t, Memory&) { return scores; }
 
     template <int G>
-    static void weigh(const float* weights, int64_t pitch, const Run<C>& run, int64_t size, float* into) {
+    static void weigh(const float* weights, int64_t pitch, const Run<C>& run, const Lines& lines, int64_t size,
+                      float* into) {
         int64_t d = 0;
-        const auto fetched = [&] { return d == 0 ? size : 0; };
+        const auto fetched = [&] { return d == 0 ? lines : Lines(); };
         for (; d + VALUES * WIDTH <= size; d += VALUES * WIDTH)
             add_run<G, VALUES>(weights, pitch, run.from(d), fetched(), size, into + d);
         for (; d < size; d += WIDTH) add_run<G, 1>(weights, pitch, run.from(d), fetched(), size, into + d);

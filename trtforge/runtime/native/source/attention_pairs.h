@@ -82,16 +82,16 @@ static inline void put_values(const float* sums, bfloat16* out) {
 }
 
 // Adds to sums (G, `size` apart), 32 W of a value in the order of `add_values`, the weights (G, `pitch` apart) times the
-// values of a run.
+// values of a run, while `lines` are fetched.
 template <class Way, int G, int W>
-static void add_run(const typename Way::Input* weights, int64_t pitch, const Run<bfloat16>& run, int64_t size,
-                    float* into) {
+static void add_run(const typename Way::Input* weights, int64_t pitch, const Run<bfloat16>& run, Lines lines,
+                    int64_t size, float* into) {
     __m512 sums[G][2 * W];
     for (int g = 0; g < G; ++g)
         for (int half = 0; half < 2 * W; ++half) sums[g][half] = _mm512_loadu_ps(into + g * size + half * WIDTH);
     for (int64_t token = 0; token < run.tokens; token += 2) {
-        prefetch(run.ahead(token), W * DEPTH);
-        prefetch(run.ahead(token + 1), W * DEPTH);
+        lines.step();
+        lines.step();
         const bfloat16* second = token + 1 < run.tokens ? run.at(token + 1) : nullptr;
         add_values<G, W>(Way(), weights + token, pitch, run.at(token), second, sums);
     }
@@ -154,10 +154,12 @@ struct Pairs {
     }
 
     template <int G>
-    static void weigh(const Weight* weights, int64_t pitch, const Run<bfloat16>& run, int64_t size, float* into) {
+    static void weigh(const Weight* weights, int64_t pitch, const Run<bfloat16>& run, const Lines& lines,
+                      int64_t size, float* into) {
         int64_t d = 0;
-        for (; d + 64 <= size; d += 64) add_run<W, G, 2>(weights, pitch, run.from(d), size, into + d);
-        for (; d < size; d += 32) add_run<W, G, 1>(weights, pitch, run.from(d), size, into + d);
+        const auto fetched = [&] { return d == 0 ? lines : Lines(); };
+        for (; d + 64 <= size; d += 64) add_run<W, G, 2>(weights, pitch, run.from(d), fetched(), size, into + d);
+        for (; d < size; d += 32) add_run<W, G, 1>(weights, pitch, run.from(d), fetched(), size, into + d);
     }
 
     static void put_all(const float* sums, int64_t count, bfloat16* out) {

@@ -62,8 +62,6 @@ struct Running {
 
 constexpr int PARTS = KEYS / WIDTH;
 
-constexpr float LOG2_E = 1.44269504f;
-
 // The scores of one row in one block, times LOG2_E: its products with both tiles, scaled, capped and biased; hidden keys
 // get minus infinity. `seen`: which keys of the block the row sees.
 static inline void scores_of(const Context& c, const float* low, const float* high, int64_t head, int64_t first_key,
@@ -83,12 +81,6 @@ static inline void scores_of(const Context& c, const float* low, const float* hi
     }
 }
 
-// 2^x for x up to 0, of a float or of a Vector.
-template <typename V>
-static inline V power(V x) {
-    return exponential_of_two(larger(-126.0f, x));
-}
-
 // One row's probabilities in a block, before they are divided by their sum. Returns the factor that corrects what was
 // summed before.
 template <typename T>
@@ -98,11 +90,11 @@ static inline float probabilities(const Vector (&scores)[PARTS], float& largest,
     const float before = largest;
     largest = std::max(before, largest_of(best));
     for (int part = 0; part < PARTS; ++part) {
-        const Vector p = power(scores[part] - largest);
+        const Vector p = power_of_negative(scores[part] - largest);
         put(into + part * WIDTH, p);
         sums += p;
     }
-    const float correction = before == largest ? 1.0f : power(before - largest);
+    const float correction = before == largest ? 1.0f : power_of_negative(before - largest);
     total = total * correction + sum(sums);
     return correction;
 }
@@ -174,9 +166,9 @@ static void finish(const Context& c, const Part& p, const Running<Way>* found, i
         constexpr float none = -std::numeric_limits<float>::infinity();
         const float sink = c.sinks ? LOG2_E * c.sinks[p.head + row / p.tokens] : none;
         largest = std::max(largest, sink);
-        const auto factor = [&](int64_t i) { return power(found[i].largest[size_t(row)] - largest); };
+        const auto factor = [&](int64_t i) { return power_of_negative(found[i].largest[size_t(row)] - largest); };
         for (int64_t i = 0; i < count; ++i) total += found[i].total[size_t(row)] * factor(i);
-        if (c.sinks) total += power(sink - largest);
+        if (c.sinks) total += power_of_negative(sink - largest);
         auto* out = (typename Way::Number*)c.out + ((p.first + row % p.tokens) * c.heads + p.head + row / p.tokens) * c.size;
         for (int64_t d = 0; d < c.size; d += WIDTH) {
             Vector sum = {};

@@ -184,6 +184,14 @@ static inline V exponential_of_two(V x) {
     return p * as_exponent(shifted);
 }
 
+constexpr float LOG2_E = 1.44269504f;
+
+// 2^x for x up to 0, of a float or of a Vector: exp(x / LOG2_E).
+template <typename V>
+static inline V power_of_negative(V x) {
+    return exponential_of_two(larger(-126.0f, x));
+}
+
 static inline float sum(Vector v) {
     typedef float Quarter __attribute__((vector_size(16)));
     Quarter quarters[WIDTH / 4];
