@@ -5,7 +5,6 @@ gathers both at once, or a single latent vector that is both.
 """
 
 import math
-import mmap
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -21,6 +20,7 @@ from trtforge.runtime.linears.float8 import from_e4m3
 from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows, native_for
 from trtforge.runtime.native.context import attend_context, attends_context
+from trtforge.runtime.native.pages import own_pages
 
 
 def storage_dtype(format_: KvCacheFormat, dtype: torch.dtype) -> torch.dtype:
@@ -29,12 +29,10 @@ def storage_dtype(format_: KvCacheFormat, dtype: torch.dtype) -> torch.dtype:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros. On the CPU the operating system makes their pages at their first use, so that none is written here."""
-    count = math.prod(shape)
-    if device.type != "cpu" or count == 0:
+    """Zeros, on the CPU in pages that are made at their first use."""
+    if device.type != "cpu" or math.prod(shape) == 0:
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
-    pages = mmap.mmap(-1, count * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(pages, dtype=dtype).view(tuple(shape))
+    return own_pages(shape, dtype)
 
 
 class InPlace(Protocol):
