@@ -39,23 +39,12 @@ static inline Seen<C> seen_by(const Paged& p, int64_t row) {
     return {(const C*)p.cache, p.tables + row * p.columns, first, length, p.block, p.vectors * p.size};
 }
 
-// Calls function(count) with a number of 1 to AT_ONCE as a compile-time constant.
-template <class Function>
-static inline void with_heads(int64_t count, Function function) {
-    switch (count) {
-        case 1: return function(std::integral_constant<int, 1>());
-        case 2: return function(std::integral_constant<int, 2>());
-        case 3: return function(std::integral_constant<int, 3>());
-        default: return function(std::integral_constant<int, 4>());
-    }
-}
-
 // Calls function(first, G) for parts of G of the query heads that share a key and value head.
 template <class Function>
 static inline void for_each_part(const Paged& p, Function function) {
     const int64_t group = p.heads / p.kv_heads;
     for (int64_t first = 0; first < group; first += AT_ONCE)
-        with_heads(std::min(AT_ONCE, group - first), [&](auto g) { function(first, g); });
+        with_constant<AT_ONCE>(group - first, [&](auto g) { function(first, g); });
 }
 
 // All heads of a row.

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -53,6 +54,14 @@ template <typename C>
 static inline void prefetch(const C* from, int64_t count) {
     const char* bytes = (const char*)from;
     for (int64_t at = 0; at < count * int64_t(sizeof(C)); at += 64) __builtin_prefetch(bytes + at, 0, 2);
+}
+
+// Calls function(n) with a number from 1 on as a compile-time constant of int, MOST for all that are larger.
+template <int64_t MOST, class Function>
+static inline void with_constant(int64_t number, Function function) {
+    if constexpr (MOST > 1)
+        if (number < MOST) return with_constant<MOST - 1>(number, function);
+    function(std::integral_constant<int, int(MOST)>());
 }
 
 // Room for so many numbers in memory that grows, and is not cleared.

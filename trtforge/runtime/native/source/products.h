@@ -186,16 +186,7 @@ static inline __attribute__((always_inline)) void multiply(const typename Way::I
 // Calls function(rows) with a number of 1 to ROWS as a compile-time constant.
 template <class Function>
 static inline void with_rows(int64_t rows, Function function) {
-    switch (rows) {
-        case 1: return function(std::integral_constant<int, 1>());
-        case 2: return function(std::integral_constant<int, 2>());
-        case 3: return function(std::integral_constant<int, 3>());
-        case 4: return function(std::integral_constant<int, 4>());
-        case 5: return function(std::integral_constant<int, 5>());
-        case 6: return function(std::integral_constant<int, 6>());
-        case 7: return function(std::integral_constant<int, 7>());
-        default: return function(std::integral_constant<int, 8>());
-    }
+    with_constant<ROWS>(rows, function);
 }
 
 template <int M>
