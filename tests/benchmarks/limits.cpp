@@ -1,7 +1,8 @@
 // What a machine can do at best: bytes read from memory, and products in registers, a second.
 //
 // limits READ_BYTES THREADS prints JSON: {"bandwidth": bytes/s, "bfloat16": multiply-adds/s, "int8": multiply-adds/s}.
-// Products of bfloat16 are those of the fastest instruction, which may be float32's; those of int8 are 0 without one.
+// Products of bfloat16 are those of the fastest instruction, which may be float32's; those of int8 may be the ones of
+// integers of 16 bits, and are 0 without either.
 
 #include <algorithm>
 #include <chrono>
@@ -112,6 +113,25 @@ static void int8_products() {
 }
 #endif
 
+#if defined(__AVX2__)
+constexpr int SUMS_OF_PAIRS = 8;
+
+static void int16_products() {
+    __m256i sums[SUMS_OF_PAIRS], a = _mm256_set1_epi16(1);
+    for (int k = 0; k < SUMS_OF_PAIRS; ++k) sums[k] = _mm256_set1_epi32(k);
+    for (long i = 0; i < ROUNDS; ++i) {
+#pragma GCC unroll 16
+        for (int k = 0; k < SUMS_OF_PAIRS; ++k) {
+            __m256i products;
+            __asm__ volatile("vpmaddwd %1, %1, %0" : "=x"(products) : "x"(a));  // each time: they are all the same
+            sums[k] = _mm256_add_epi32(sums[k], products);
+        }
+    }
+    for (int k = 1; k < SUMS_OF_PAIRS; ++k) sums[0] = _mm256_add_epi32(sums[0], sums[k]);
+    kept = _mm256_extract_epi32(sums[0], 0);
+}
+#endif
+
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
 template <bool BYTES>
 static void tile_products() {
@@ -149,6 +169,9 @@ int main(int, char** words) {
     double bfloat16 = threads * ROUNDS * SUMS * (BYTES / sizeof(float)) / best(5, float32_products), int8 = 0;
 #if defined(__AVX512BF16__)
     bfloat16 = std::max(bfloat16, threads * ROUNDS * SUMS * 32 / best(5, bfloat16_products));
+#endif
+#if defined(__AVX2__)
+    int8 = threads * ROUNDS * SUMS_OF_PAIRS * 16 / best(5, int16_products);
 #endif
 #if defined(__AVX512VNNI__)
     int8 = threads * ROUNDS * SUMS * 64 / best(5, int8_products);

@@ -123,6 +123,28 @@ def test_activations_are_rounded_as_torchs_operations_round_them(
     assert torch.equal(linear_expanded(kernels_at(level), x, layer), expected.to(dtype))
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", CLOSE)
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.integers(1, 26) | st.sampled_from([96, 97, 200]),
+    tiles=st.integers(1, 3),
+    inputs=st.sampled_from([16, 128, 144, 400, 1008]),
+    seed=st.integers(0, 2**16),
+)
+def test_products_of_integers_are_exact(
+    level: str, dtype: torch.dtype, rows: int, tiles: int, inputs: int, seed: int
+) -> None:
+    """Up to sums of 2^24, of the largest numbers of both signs too."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-128, 128, (tiles * TILE, inputs), dtype=torch.int8, generator=generator)
+    x = torch.randint(-150, 150, (rows, inputs), generator=generator).to(dtype)
+    codes[0], codes[-1], x[0] = -128, 127, -128
+    layer = ExpandedLayer("int8", pack_bytes(codes), tiles * TILE, inputs="int8", activation_scale=0.5)
+    expected = round_to_int8(x, 0.5).double() @ codes.double().T
+    assert torch.equal(linear_expanded(kernels_at(level), x, layer), expected.to(dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_number_of_e4m3_is_exact(level: str, dtype: torch.dtype) -> None:

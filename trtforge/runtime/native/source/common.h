@@ -64,6 +64,18 @@ static inline void with_constant(int64_t number, Function function) {
     function(std::integral_constant<int, int(MOST)>());
 }
 
+// Sets sums, in arrays of arrays, to zero in their registers; GCC initialises such arrays in memory.
+template <class V>
+static inline __attribute__((always_inline)) void clear(V& sums) {
+    sums = V{};
+}
+
+template <class Part, size_t N>
+static inline __attribute__((always_inline)) void clear(Part (&sums)[N]) {
+#pragma GCC unroll 16
+    for (size_t i = 0; i < N; ++i) clear(sums[i]);
+}
+
 // Room for so many numbers in memory that grows, and is not cleared.
 template <typename T>
 static inline T* at_least(std::vector<T>& memory, int64_t count) {

@@ -1,12 +1,10 @@
 // Linear layers of weights in 16, 8 or 4 bits on any processor: weights are expanded in the cache, a few inputs of a tile
-// at a time, and multiplied there: to float32, or to bfloat16 where the processor multiplies that faster and it holds
-// weights and inputs exactly.
+// at a time, and multiplied there: to float32, or to bfloat16 or integers where the processor multiplies these faster and
+// they hold weights and inputs exactly.
 
 #include "amx_blocks.h"
-#include "expanded_formats.h"
-#include "float32.h"
+#include "expanded_ways.h"
 #include "linears.h"
-#include "products.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -14,136 +12,9 @@
 
 namespace expanded {
 
-constexpr int64_t CHUNK = 128;  // most inputs of a tile that are expanded at once: with a few rows they fit the first cache
 constexpr int64_t BLOCK = 96;   // rows whose sums are kept together
-
-static inline void put_lanes(float* into, Lanes value) { *(Lanes*)into = value; }
-
 constexpr int64_t AHEAD = 512;  // words that are fetched from memory before a single row needs them
-constexpr int64_t BLOCK_OF_NVFP4 = 16;
 constexpr int64_t SUMMED = 16;  // inputs of a single row whose sum is kept
-
-// Weights of outputs from `o` on. Those of a format that is SCALED are multiplied with their block's of scales (blocks,
-// TILE), which begin where `first` is 0.
-template <class Format>
-static inline __attribute__((always_inline)) Lanes scaled(Lanes weights, const float* scales, int64_t first, int64_t o) {
-    if constexpr (Format::SCALED) return weights * *(const Lanes*)(scales + first / BLOCK_OF_NVFP4 * TILE + o);
-    return weights;
-}
-
-// Scales of blocks (blocks, TILE), if there are any, from an input on.
-static inline const float* scales_from(const float* scales, int64_t input) {
-    return scales ? scales + input / BLOCK_OF_NVFP4 * TILE : nullptr;
-}
-
-// A way to multiply: what inputs and expanded weights are, how a tile's words become `count` inputs of expanded weights, and
-// sums (rows, TILE) = or, unless `fresh`, += up to ROWS rows of x times these.
-
-struct Floats {
-    using Input = float;
-    static constexpr int64_t ROWS = float32::ROWS;
-
-    // (count, TILE).
-    template <class Format>
-    static void expand(const uint32_t* from, int64_t count, const float* scales, float* into) {
-        for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
-            Format::expand(from, [&](int64_t i, int64_t o, Lanes v) {
-                put_lanes(into + (first + i) * TILE + o, scaled<Format>(v, scales, first, o));
-            });
-        }
-    }
-
-    static void multiply(const float* x, int64_t rows, const float* tile, int64_t count, bool fresh, float* sums) {
-        float32::multiply_tile(x, CHUNK, rows, tile, count, fresh, sums);
-    }
-};
-
-#if defined(HAS_PRODUCTS)
-
-#if defined(__AVX512VBMI__)
-
-// Both bytes of the bfloat16 of every E4M3 number without its sign; and where the bytes of the first two of four numbers
-// are in a vector of low bytes, then one of high bytes.
-struct E4m3Bytes {
-    alignas(64) uint8_t low[128] = {}, high[128] = {}, pairs[64] = {};
-
-    constexpr E4m3Bytes() {
-        for (int i = 0; i < 128; ++i) {
-            int exponent = i >> 3, mantissa = i & 7;
-            if (exponent == 0 && mantissa > 0) {  // a subnormal number gets the exponent that its first bit stands for
-                for (exponent = 1; mantissa < 8; --exponent) mantissa *= 2;
-                mantissa -= 8;
-            }
-            const int bits = i == 0 ? 0 : (exponent + 120) << 7 | mantissa << 4;
-            low[i] = uint8_t(bits & 0xff);
-            high[i] = uint8_t(bits >> 8);
-        }
-        for (int i = 0; i < 64; ++i) pairs[i] = uint8_t(i / 4 * 4 + i % 4 / 2 + i % 2 * 64);
-    }
-};
-
-constexpr E4m3Bytes E4M3_BYTES;
-
-#endif
-
-struct Pairs {
-    using Input = bfloat16;
-    static constexpr int64_t ROWS = ::ROWS;
-
-    // (count / 2, TILE, 2), see products.h.
-    template <class Format>
-    static void expand(const uint32_t* from, int64_t count, const float* scales, bfloat16* into) {
-#if defined(__AVX512VBMI__)
-        if constexpr (std::is_same_v<Format, FromBytes<E4m3>>) return look_up(from, count, into);
-#endif
-        for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
-            Lanes even[TILE / LANES];
-            Format::expand(from, [&](int64_t i, int64_t o, Lanes weights) __attribute__((always_inline)) {
-                const Lanes v = scaled<Format>(weights, scales, first, o);
-                if (i % 2 == 0) {
-                    even[o / LANES] = v;
-                } else {
-                    const LaneWords pair = ((LaneWords)even[o / LANES] >> 16) | ((LaneWords)v & 0xffff0000u);
-                    *(LaneWords*)(into + (first + i - 1) * TILE + 2 * o) = pair;
-                }
-            });
-        }
-    }
-
-#if defined(__AVX512VBMI__)
-    static void look_up(const uint32_t* from, int64_t count, bfloat16* into) {
-        const __m512i lows[2] = {_mm512_load_si512(E4M3_BYTES.low), _mm512_load_si512(E4M3_BYTES.low + 64)};
-        const __m512i highs[2] = {_mm512_load_si512(E4M3_BYTES.high), _mm512_load_si512(E4M3_BYTES.high + 64)};
-        const __m512i pairs = _mm512_load_si512(E4M3_BYTES.pairs), others = _mm512_add_epi8(pairs, _mm512_set1_epi8(2));
-        for (int64_t first = 0; first < count; first += 4)
-            for (int64_t half = 0; half < 2; ++half, from += 16) {
-                const __m512i bytes = _mm512_loadu_si512(from);
-                const __m512i low = _mm512_permutex2var_epi8(lows[0], bytes, lows[1]);
-                const __m512i signs = _mm512_and_si512(bytes, _mm512_set1_epi8(-128));
-                const __m512i high = _mm512_or_si512(_mm512_permutex2var_epi8(highs[0], bytes, highs[1]), signs);
-                bfloat16* pair = into + first * TILE + half * 32;
-                _mm512_store_si512(pair, _mm512_permutex2var_epi8(low, pairs, high));
-                _mm512_store_si512(pair + 2 * TILE, _mm512_permutex2var_epi8(low, others, high));
-            }
-    }
-#endif
-
-#if defined(__AVX512BF16__)
-    static void multiply(const bfloat16* x, int64_t rows, const bfloat16* tile, int64_t count, bool fresh, float* sums) {
-        with_rows(rows, [&](auto m) {
-            Sums made[m()];
-            ::multiply<Dots, m()>(x, CHUNK, tile, count / 2, NothingAhead(), made);
-            for (int row = 0; row < m(); ++row)
-                for (int half = 0; half < 2; ++half) {
-                    float* into = sums + row * TILE + half * 16;
-                    _mm512_store_ps(into, fresh ? made[row][half] : _mm512_add_ps(made[row][half], _mm512_load_ps(into)));
-                }
-        });
-    }
-#endif
-};
-
-#endif
 
 // Inputs of a row in whole chunks.
 static inline int64_t padded(int64_t inputs) { return (inputs + CHUNK - 1) / CHUNK * CHUNK; }
@@ -372,7 +243,7 @@ static void multiply_rows(const ExpandedLinear& l) {
         T* y = (T*)l.y + top * l.outputs;
         team::run(rows * l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
             member.each(rows, [&](int64_t row) {
-                factors[row] = prepare(l, from + row * l.inputs, rows, memory + row * CHUNK) / Format::FACTOR;
+                factors[row] = prepare(l, from + row * l.inputs, rows, memory + row * CHUNK) / Way::template FACTOR<Format>;
             });
             if (member.size > 1) member.barrier();
             const Rows<Input> x{memory, factors, rows};
@@ -434,6 +305,10 @@ static void multiply(const ExpandedLinear& l) {
             return multiply_blocks<Format, T>(l);
 #endif
     if (l.rows == 1) return multiply_single<Format, T>(l);
+#if defined(HAS_SHORTS)
+    if constexpr (std::is_same_v<Format, FromBytes<Int8>>)
+        if (l.kind == INT8) return multiply_rows<Shorts, Format, T>(l);
+#endif
 #if defined(__AVX512BF16__)
     if constexpr (Format::IN_BFLOAT16)
         if (inputs_are_bfloat16<T>(l) && !multiply_adds_are_faster()) return multiply_rows<Pairs, Format, T>(l);

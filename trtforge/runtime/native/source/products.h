@@ -108,18 +108,6 @@ static inline void by_fastest(int64_t rows, [[maybe_unused]] int64_t inputs, Fun
 template <int M>
 constexpr int UNROLL = M == 1 ? 4 : M <= 3 ? 2 : 1;
 
-// Sets sums, in arrays of arrays, to zero in their registers; GCC initialises such arrays in memory.
-template <class V>
-static inline __attribute__((always_inline)) void clear(V& sums) {
-    sums = V{};
-}
-
-template <class Part, size_t N>
-static inline __attribute__((always_inline)) void clear(Part (&sums)[N]) {
-#pragma GCC unroll 16
-    for (size_t i = 0; i < N; ++i) clear(sums[i]);
-}
-
 template <int M, int U>
 static inline void add_up(const __m512 (&sums)[U][M][2], Sums* out) {
     for (int m = 0; m < M; ++m)

@@ -101,6 +101,12 @@ static inline void put(bfloat16* into, Vector value) {
 #endif
 }
 
+// Of whole numbers.
+static inline void put(int16_t* into, Vector value) {
+    const Integers whole = __builtin_convertvector(value, Integers);
+    *(Several<int16_t>::type*)into = __builtin_convertvector(whole, Several<int16_t>::type);
+}
+
 // Two vectors, one after the other.
 template <typename T>
 static inline void put(T* into, Vector low, Vector high) {

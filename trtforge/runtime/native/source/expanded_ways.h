@@ -1,0 +1,227 @@
+// Ways to multiply rows with weights that are expanded in the cache, for expanded.cpp.
+
+#pragma once
+
+#include "expanded_formats.h"
+#include "float32.h"
+#include "products.h"
+#include "vectors.h"
+
+#include <type_traits>
+
+namespace expanded {
+
+constexpr int64_t CHUNK = 128;  // most inputs of a tile that are expanded at once: with a few rows they fit the first cache
+constexpr int64_t BLOCK_OF_NVFP4 = 16;
+
+static inline void put_lanes(float* into, Lanes value) { *(Lanes*)into = value; }
+
+// Weights of outputs from `o` on. Those of a format that is SCALED are multiplied with their block's of scales (blocks,
+// TILE), which begin where `first` is 0.
+template <class Format>
+static inline __attribute__((always_inline)) Lanes scaled(Lanes weights, const float* scales, int64_t first, int64_t o) {
+    if constexpr (Format::SCALED) return weights * *(const Lanes*)(scales + first / BLOCK_OF_NVFP4 * TILE + o);
+    return weights;
+}
+
+// Scales of blocks (blocks, TILE), if there are any, from an input on.
+static inline const float* scales_from(const float* scales, int64_t input) {
+    return scales ? scales + input / BLOCK_OF_NVFP4 * TILE : nullptr;
+}
+
+// A way to multiply: what inputs and expanded weights are, the factor of the latter, how a tile's words become `count`
+// inputs of them, and sums (rows, TILE) = or, unless `fresh`, += up to ROWS rows of x times these.
+
+struct Floats {
+    using Input = float;
+    template <class Format>
+    static constexpr float FACTOR = Format::FACTOR;
+    static constexpr int64_t ROWS = float32::ROWS;
+
+    // (count, TILE).
+    template <class Format>
+    static void expand(const uint32_t* from, int64_t count, const float* scales, float* into) {
+        for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
+            Format::expand(from, [&](int64_t i, int64_t o, Lanes v) {
+                put_lanes(into + (first + i) * TILE + o, scaled<Format>(v, scales, first, o));
+            });
+        }
+    }
+
+    static void multiply(const float* x, int64_t rows, const float* tile, int64_t count, bool fresh, float* sums) {
+        float32::multiply_tile(x, CHUNK, rows, tile, count, fresh, sums);
+    }
+};
+
+#if defined(HAS_PRODUCTS)
+
+#if defined(__AVX512VBMI__)
+
+// Both bytes of the bfloat16 of every E4M3 number without its sign; and where the bytes of the first two of four numbers
+// are in a vector of low bytes, then one of high bytes.
+struct E4m3Bytes {
+    alignas(64) uint8_t low[128] = {}, high[128] = {}, pairs[64] = {};
+
+    constexpr E4m3Bytes() {
+        for (int i = 0; i < 128; ++i) {
+            int exponent = i >> 3, mantissa = i & 7;
+            if (exponent == 0 && mantissa > 0) {  // a subnormal number gets the exponent that its first bit stands for
+                for (exponent = 1; mantissa < 8; --exponent) mantissa *= 2;
+                mantissa -= 8;
+            }
+            const int bits = i == 0 ? 0 : (exponent + 120) << 7 | mantissa << 4;
+            low[i] = uint8_t(bits & 0xff);
+            high[i] = uint8_t(bits >> 8);
+        }
+        for (int i = 0; i < 64; ++i) pairs[i] = uint8_t(i / 4 * 4 + i % 4 / 2 + i % 2 * 64);
+    }
+};
+
+constexpr E4m3Bytes E4M3_BYTES;
+
+#endif
+
+struct Pairs {
+    using Input = bfloat16;
+    template <class Format>
+    static constexpr float FACTOR = Format::FACTOR;
+    static constexpr int64_t ROWS = ::ROWS;
+
+    // (count / 2, TILE, 2), see products.h.
+    template <class Format>
+    static void expand(const uint32_t* from, int64_t count, const float* scales, bfloat16* into) {
+#if defined(__AVX512VBMI__)
+        if constexpr (std::is_same_v<Format, FromBytes<E4m3>>) return look_up(from, count, into);
+#endif
+        for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
+            Lanes even[TILE / LANES];
+            Format::expand(from, [&](int64_t i, int64_t o, Lanes weights) __attribute__((always_inline)) {
+                const Lanes v = scaled<Format>(weights, scales, first, o);
+                if (i % 2 == 0) {
+                    even[o / LANES] = v;
+                } else {
+                    const LaneWords pair = ((LaneWords)even[o / LANES] >> 16) | ((LaneWords)v & 0xffff0000u);
+                    *(LaneWords*)(into + (first + i - 1) * TILE + 2 * o) = pair;
+                }
+            });
+        }
+    }
+
+#if defined(__AVX512VBMI__)
+    static void look_up(const uint32_t* from, int64_t count, bfloat16* into) {
+        const __m512i lows[2] = {_mm512_load_si512(E4M3_BYTES.low), _mm512_load_si512(E4M3_BYTES.low + 64)};
+        const __m512i highs[2] = {_mm512_load_si512(E4M3_BYTES.high), _mm512_load_si512(E4M3_BYTES.high + 64)};
+        const __m512i pairs = _mm512_load_si512(E4M3_BYTES.pairs), others = _mm512_add_epi8(pairs, _mm512_set1_epi8(2));
+        for (int64_t first = 0; first < count; first += 4)
+            for (int64_t half = 0; half < 2; ++half, from += 16) {
+                const __m512i bytes = _mm512_loadu_si512(from);
+                const __m512i low = _mm512_permutex2var_epi8(lows[0], bytes, lows[1]);
+                const __m512i signs = _mm512_and_si512(bytes, _mm512_set1_epi8(-128));
+                const __m512i high = _mm512_or_si512(_mm512_permutex2var_epi8(highs[0], bytes, highs[1]), signs);
+                bfloat16* pair = into + first * TILE + half * 32;
+                _mm512_store_si512(pair, _mm512_permutex2var_epi8(low, pairs, high));
+                _mm512_store_si512(pair + 2 * TILE, _mm512_permutex2var_epi8(low, others, high));
+            }
+    }
+#endif
+
+#if defined(__AVX512BF16__)
+    static void multiply(const bfloat16* x, int64_t rows, const bfloat16* tile, int64_t count, bool fresh, float* sums) {
+        with_rows(rows, [&](auto m) {
+            Sums made[m()];
+            ::multiply<Dots, m()>(x, CHUNK, tile, count / 2, NothingAhead(), made);
+            for (int row = 0; row < m(); ++row)
+                for (int half = 0; half < 2; ++half) {
+                    float* into = sums + row * TILE + half * 16;
+                    _mm512_store_ps(into, fresh ? made[row][half] : _mm512_add_ps(made[row][half], _mm512_load_ps(into)));
+                }
+        });
+    }
+#endif
+};
+
+#endif
+
+#if (defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))) && !defined(TRTFORGE_NARROW_VECTORS)
+#define HAS_SHORTS 1
+
+// The sums of two products of 16 bits, in each word of a and b.
+static inline LaneIntegers products_of_pairs(LaneIntegers a, LaneIntegers b) {
+#if defined(__AVX512BW__)
+    return (LaneIntegers)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#else
+    return (LaneIntegers)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+
+// Signed bytes `first` and `first` + 1 of each word, as two integers of 16 bits.
+template <int first>
+static inline LaneIntegers pairs_of_bytes(LaneWords words) {
+    typedef int16_t Halves __attribute__((vector_size(LANES * 4), may_alias));
+    constexpr int FROM = first << 8 | (first + 1) << 24 | 0x00800080, STEP = 0x04000400;  // 0x80: a byte that is 0
+    const __m128i in_quarter = _mm_setr_epi32(FROM, FROM + STEP, FROM + 2 * STEP, FROM + 3 * STEP);
+#if defined(__AVX512BW__)
+    const __m512i high = _mm512_shuffle_epi8((__m512i)words, _mm512_broadcast_i32x4(in_quarter));
+#else
+    const __m256i high = _mm256_shuffle_epi8((__m256i)words, _mm256_broadcastsi128_si256(in_quarter));
+#endif
+    return (LaneIntegers)((Halves)high >> 8);
+}
+
+// Bytes and inputs that were rounded to bytes, as integers of 16 bits: the processor multiplies twice as many of them as
+// of float32. Sums of a chunk are exact in float32.
+struct Shorts {
+    using Input = int16_t;
+    template <class Format>
+    static constexpr float FACTOR = 1.0f;
+    static constexpr int64_t ROWS = float32::ROWS, VECTORS = float32::VECTORS, WIDE = float32::WIDE;
+
+    // (count / 2, TILE, 2).
+    template <class Format>
+    static void expand(const uint32_t* from, int64_t count, const float*, int16_t* into) {
+        static_assert(std::is_same_v<Format, FromBytes<Int8>>);
+        for (int64_t first = 0; first < count; first += Format::INPUTS, into += Format::INPUTS * TILE)
+            for (int64_t o = 0; o < TILE; o += LANES, from += LANES) {
+                *(LaneIntegers*)(into + 2 * o) = pairs_of_bytes<0>(words(from));
+                *(LaneIntegers*)(into + 2 * TILE + 2 * o) = pairs_of_bytes<2>(words(from));
+            }
+    }
+
+    static void multiply(const int16_t* x, int64_t rows, const int16_t* tile, int64_t count, bool fresh, float* sums) {
+        with_constant<ROWS>(rows, [&](auto m) {
+            for (int64_t wide = 0; wide < TILE; wide += WIDE)
+                multiply_rows<m()>(x, tile + 2 * wide, count, fresh, sums + wide);
+        });
+    }
+
+    template <int M>
+    static void multiply_rows(const int16_t* x, const int16_t* tile, int64_t count, bool fresh, float* sums) {
+        LaneIntegers made[M][VECTORS];
+        clear(made);
+        for (int64_t at = 0; at < count; at += 2, tile += 2 * TILE) {
+            LaneIntegers weights[VECTORS];
+#pragma GCC unroll 4
+            for (int64_t v = 0; v < VECTORS; ++v) weights[v] = *(const LaneIntegers*)(tile + 2 * v * LANES);
+#pragma GCC unroll 12
+            for (int m = 0; m < M; ++m) {
+                int32_t pair;
+                std::memcpy(&pair, x + m * CHUNK + at, sizeof pair);
+                const LaneIntegers inputs = LaneIntegers() + pair;
+#pragma GCC unroll 4
+                for (int64_t v = 0; v < VECTORS; ++v) made[m][v] += products_of_pairs(weights[v], inputs);
+            }
+        }
+#pragma GCC unroll 12
+        for (int m = 0; m < M; ++m)
+#pragma GCC unroll 4
+            for (int64_t v = 0; v < VECTORS; ++v) {
+                float* into = sums + m * TILE + v * LANES;
+                const Lanes total = __builtin_convertvector(made[m][v], Lanes);
+                put_lanes(into, fresh ? total : *(const Lanes*)into + total);
+            }
+    }
+};
+
+#endif
+
+}  // namespace expanded
