@@ -70,6 +70,14 @@ print(*{"torch._dynamo", "transformers", "sympy"} & sys.modules.keys())
     assert (done.stdout, done.stderr) == ("\n", "")
 
 
+def test_bad_words_occur_neither_after_a_space_nor_without_one(engine: Engine) -> None:
+    prompt, words = "Return the number of", ("the", "current")
+    free = engine.generate(prompt, SamplingParams(max_tokens=40)).text
+    assert all(word in free for word in words)
+    text = engine.generate(prompt, SamplingParams(max_tokens=40, bad=words)).text
+    assert not any(word in text for word in words)
+
+
 @pytest.mark.parametrize("size", [1 << 24, "16MiB"])
 def test_host_memory_for_kv_blocks(build: Path, size: int | str) -> None:
     words = "the list of items that are in the "

@@ -96,6 +96,14 @@ def test_max_utilization_admits_more_and_pauses_the_newest() -> None:
     assert all(s.generated == 9 for s in sequences)
 
 
+def test_blocks_that_a_paused_request_finds_again_are_not_counted_as_reused() -> None:
+    sim = simulation(blocks=6, policy="max_utilization")
+    first, last = (sim.arrive(list(range(start, start + 8)), 12) for start in (0, 100))
+    sim.run()
+    assert sim.scheduler.pauses == 1
+    assert (first.reused_blocks, last.reused_blocks) == (0, 0)
+
+
 def test_a_shared_prefix_is_not_computed_again() -> None:
     sim = simulation()
     sim.arrive(list(range(12)), 4)

@@ -45,8 +45,9 @@ Prompt = str | Chat | Tokens
 class SamplingParams:
     """Options of a request: greedy unless `top_k` or `top_p` is given, as in TensorRT-LLM.
 
-    `stop`: the text ends before the first of these; `bad`: words that do not occur. `log_probs`: score each token, with
-    `top_log_probs` alternatives. `json_schema` (a schema, or its JSON text), `regex` or `grammar` (EBNF, with a rule
+    `stop`: the text ends before the first of these; `bad`: words whose tokens do not follow one another, with or without
+    a space before the word; other tokens may spell it still. `log_probs`: score each token, with `top_log_probs`
+    alternatives. `json_schema` (a schema, or its JSON text), `regex` or `grammar` (EBNF, with a rule
     root): what the answer must be, by the package xgrammar. `adapter`: name of a LoRA adapter of the engine.
     `priority`: from 0 to 1; of waiting requests the highest runs first. `lookahead`: window, n-gram and verification
     set sizes, at most those of an engine with lookahead decoding; (1, 1, 0): no draft tokens.
@@ -155,12 +156,17 @@ class Prompts:
             max_tokens=params.max_tokens,
             sampling=params.sampling(),
             end_ids=frozenset() if params.ignore_end else self._end_ids,
-            bad_words=tuple(tuple(self.tokenizer.encode(word, add_special_tokens=False).ids) for word in params.bad),
+            bad_words=tuple(self._spellings(params.bad)),
             guide=params.guide(),
             lora_task_id=None if params.adapter is None else self._task_id(params.adapter),
             priority=params.priority,
             lookahead=None if params.lookahead is None else LookaheadSizes(*params.lookahead),
         )
+
+    def _spellings(self, words: Sequence[str]) -> dict[tuple[int, ...], None]:
+        """The tokens of each word, as it is and, if it does not begin with a space itself, after one."""
+        texts = [*words, *(f" {word}" for word in words if word and not word[0].isspace())]
+        return dict.fromkeys(tuple(self.tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
 
     def _task_id(self, adapter: str) -> int:
         if adapter not in self._adapters:

@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+import numpy as np
+
 from trtforge.core.errors import RequestError
 from trtforge.core.features import FeaturesConfig, LookaheadFeature
 from trtforge.engine_process.requests import (
@@ -16,6 +18,7 @@ from trtforge.runtime.scheduling.scheduler import BatchLimits
 
 _MOST_LOGITS = 256 << 20
 _MOST_SCORES = 20_000  # about 0.5 MB in a frame
+_MOST = 1e30  # of temperatures and penalties: logits that they change stay in the range of float32
 
 
 class Adapters(Protocol):
@@ -195,7 +198,12 @@ def _wrong_guide(request: GenerationRequest) -> RequestError | None:
 
 def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError | None:
     allowed = (
-        ("temperature", sampling.temperature, sampling.temperature is None or sampling.temperature >= 0, "0 or more"),
+        (
+            "temperature",
+            sampling.temperature,
+            not sampling.temperature or 1 / _MOST <= sampling.temperature <= _MOST,
+            f"0, or from {1 / _MOST:g} to {_MOST:g}",
+        ),
         ("top_k", sampling.top_k, sampling.top_k is None or sampling.top_k >= 0, "0 or more"),
         ("top_p", sampling.top_p, sampling.top_p is None or 0 <= sampling.top_p <= 1, "between 0 and 1"),
         ("top_p_decay", sampling.top_p_decay, 0 < sampling.top_p_decay <= 1, "greater than 0 and at most 1"),
@@ -206,7 +214,19 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
             0 <= sampling.top_log_probs <= MOST_TOP_LOG_PROBS,
             f"from 0 to {MOST_TOP_LOG_PROBS}",
         ),
-        ("repetition_penalty", sampling.repetition_penalty, sampling.repetition_penalty > 0, "greater than 0"),
+        (
+            "repetition_penalty",
+            sampling.repetition_penalty,
+            1 / _MOST <= sampling.repetition_penalty <= _MOST,
+            f"from {1 / _MOST:g} to {_MOST:g}",
+        ),
+        *(
+            (name, penalty, abs(penalty) <= _MOST, f"from {-_MOST:g} to {_MOST:g}")
+            for name, penalty in (
+                ("presence_penalty", sampling.presence_penalty),
+                ("frequency_penalty", sampling.frequency_penalty),
+            )
+        ),
         (
             "the length of embedding_bias",
             len(sampling.embedding_bias),
@@ -217,4 +237,15 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
     for name, value, is_allowed, range_ in allowed:
         if not is_allowed:
             return RequestError(f"{name} is {value}", hint=f"It must be {range_}.")
+    return _wrong_bias(sampling)
+
+
+def _wrong_bias(sampling: SamplingParams) -> RequestError | None:
+    """Minus infinity rules a token out; something must be left."""
+    bias = np.asarray(sampling.embedding_bias, dtype=np.float32)
+    wrong = bias[~(bias < np.inf)]  # not a number included
+    if wrong.size:
+        return RequestError(f"embedding_bias holds {wrong[0]}", hint="Give finite numbers, or -inf to rule a token out.")
+    if bias.size and not np.isfinite(bias).any():
+        return RequestError("embedding_bias rules every token out", hint="Leave at least one finite number.")
     return None

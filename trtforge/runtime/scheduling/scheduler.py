@@ -199,8 +199,9 @@ class Scheduler:
             self.blocks.share(sequence.table, prefix, drops=sequence.group is None)
             reused = len(sequence.table.blocks)
             sequence.computed = reused * self.blocks.tokens_per_block
-            sequence.reused_blocks += reused
-            sequence.allocated_blocks += reused
+            if not sequence.begun:  # what a paused sequence finds again is its own
+                sequence.reused_blocks = reused
+                sequence.allocated_blocks = reused
             _insert(self.running, sequence)
             sequence.begun = True
             budget -= self._add_context(sequence, budget, rows)
