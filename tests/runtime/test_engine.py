@@ -265,9 +265,12 @@ def test_top_and_prompt_log_probs_are_those_of_transformers(
         (GenerationRequest("a", (1,), 4, SamplingParams(repetition_penalty=1e-40)), "repetition_penalty is 1e-40"),
         (GenerationRequest("a", (1,), 4, SamplingParams(presence_penalty=float("inf"))), "presence_penalty is inf"),
         (GenerationRequest("a", (1,), 4, SamplingParams(frequency_penalty=1e39)), "frequency_penalty is 1e+39"),
-        (GenerationRequest("a", (1,), 4, SamplingParams(embedding_bias=(0.0, float("nan")) + (0.0,) * 129)), "holds nan"),
+        (GenerationRequest("a", (1,), 4, SamplingParams(embedding_bias=(float("nan"),) * 131)), "holds nan"),
         (GenerationRequest("a", (1,), 4, SamplingParams(embedding_bias=(float("inf"),) * 131)), "holds inf"),
-        (GenerationRequest("a", (1,), 4, SamplingParams(embedding_bias=(float("-inf"),) * 131)), "rules every token out"),
+        (
+            GenerationRequest("a", (1,), 4, SamplingParams(embedding_bias=(float("-inf"),) * 131)),
+            "rules all tokens out",
+        ),
     ],
 )
 def test_a_bad_request_gets_an_error_and_disturbs_nobody(

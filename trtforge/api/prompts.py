@@ -45,12 +45,12 @@ Prompt = str | Chat | Tokens
 class SamplingParams:
     """Options of a request: greedy unless `top_k` or `top_p` is given, as in TensorRT-LLM.
 
-    `stop`: the text ends before the first of these; `bad`: words whose tokens do not follow one another, with or without
-    a space before the word; other tokens may spell it still. `log_probs`: score each token, with `top_log_probs`
-    alternatives. `json_schema` (a schema, or its JSON text), `regex` or `grammar` (EBNF, with a rule
-    root): what the answer must be, by the package xgrammar. `adapter`: name of a LoRA adapter of the engine.
-    `priority`: from 0 to 1; of waiting requests the highest runs first. `lookahead`: window, n-gram and verification
-    set sizes, at most those of an engine with lookahead decoding; (1, 1, 0): no draft tokens.
+    `stop`: the text ends before the first of these; `bad`: words that are not generated, with or without a space before
+    them, unless in other tokens than the tokenizer gives them. `log_probs`: score each token, with `top_log_probs`
+    alternatives. `json_schema` (a schema, or its JSON text), `regex` or `grammar` (EBNF, with a rule root): what the
+    answer must be, by the package xgrammar. `adapter`: name of a LoRA adapter of the engine. `priority`: from 0 to 1;
+    of waiting requests the highest runs first. `lookahead`: window, n-gram and verification set sizes, at most those of
+    an engine with lookahead decoding; (1, 1, 0): no draft tokens.
     """
 
     max_tokens: int = 64

@@ -245,7 +245,7 @@ def _wrong_bias(sampling: SamplingParams) -> RequestError | None:
     bias = np.asarray(sampling.embedding_bias, dtype=np.float32)
     wrong = bias[~(bias < np.inf)]  # not a number included
     if wrong.size:
-        return RequestError(f"embedding_bias holds {wrong[0]}", hint="Give finite numbers, or -inf to rule a token out.")
+        return RequestError(f"embedding_bias holds {wrong[0]}", hint="Give numbers, or -inf to rule a token out.")
     if bias.size and not np.isfinite(bias).any():
-        return RequestError("embedding_bias rules every token out", hint="Leave at least one finite number.")
+        return RequestError("embedding_bias rules all tokens out", hint="Leave at least one finite number.")
     return None
