@@ -99,7 +99,7 @@ def _row(name: str, kind: object, info: ArgumentInfo | OptionInfo, default: obje
         declared = "/".join(_declared(info)) or f"--{name.replace('_', '-')}"
         word = _coded(declared.split("/"))
     text = _plain(info.help or "")
-    if many and "repeatable" not in text:
+    if many and "repeatable" not in text.lower():
         text += " Repeatable."
     cells = (word, _value(kind, info), _default(kind, info, default, required=required), text.strip())
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -73,7 +73,7 @@ def summary(record: Record) -> str:
             f"ModelOpt: {_span(memory.modelopt_bfloat16)} MB in bfloat16" if memory else NONE,
         ),
         (
-            "perplexity, INT4-AWQ",
+            "perplexity, INT4-AWQ, demo model",
             _percent(quality.increase),
             f"ModelOpt: {_percent(quality.modelopt or 0)}; groups of 64",
         ),
@@ -83,7 +83,7 @@ def summary(record: Record) -> str:
             f"perplexity {_percent(built.increase)}; groups of 128",
         ),
         (
-            "in-flight batching, 128 requests",
+            "in-flight batching, 128 requests, demo model in float32",
             f"{batching.inflight.rate:,} tokens/s",
             f"static batching: {batching.static_padded.rate:,} padded, {batching.static_dropped.rate:,} unpadded",
         ),
@@ -94,7 +94,7 @@ def summary(record: Record) -> str:
             f"first token {later[0]} to {later[-1]} ms later",
         ),
     ]
-    return table(("what", "trtforge", "beside it"), rows)
+    return table(("what", "trtforge", "compared with"), rows)
 
 
 def _decoded(record: Record) -> list[tuple[str, str, str]]:
@@ -228,7 +228,7 @@ def _calibrates(record: Record, peer: str, *, single: bool) -> str:
     spans = []
     for ours in ("int4_awq_compensated", "int4_awq"):
         ratios = [
-            each.seconds / seconds[ours, each.tokens]
+            each.times if ours == "int4_awq" and each.times is not None else each.seconds / seconds[ours, each.tokens]
             for model in record.calibration
             for seconds in [{(run.way, run.tokens): run.seconds for run in model.ways}]
             for each in model.ways

@@ -4,10 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.compile.checkpoints import engine, llama
 from tests.compile.trtllm import Trtllm
 from trtforge.compile.build_site import ContainerSite, LocalSite, chosen_gpus, lanes
 from trtforge.compile.build_site_choice import chosen_site, require_site
 from trtforge.compile.machine import Machine, this_machine
+from trtforge.compile.stage import CompileOptions, engine_plan_for, warnings_of
 from trtforge.core.errors import ForgeError
 from trtforge.formats.releases import release
 
@@ -96,3 +98,15 @@ def test_no_ranks_are_no_lanes() -> None:
 )
 def test_visible_devices(environment: dict[str, str], gpus: tuple[str, ...] | None) -> None:
     assert chosen_gpus(environment) == gpus
+
+
+@pytest.mark.parametrize("installed", ["1.2.1", None])
+@pytest.mark.parametrize("gpu", ["h100-80gb", None])
+def test_auto_says_when_a_gpus_engine_is_the_embedded_one(installed: str | None, gpu: str | None) -> None:
+    """For a recipe that names a GPU, and only where TensorRT-LLM is not beside one."""
+    config = engine(target={} if gpu is None else {"gpu": gpu})
+    machine = Machine(tensorrt_llm=installed, gpu=True, docker=True)
+    places = Path("checkpoint"), Path("engine")
+    plan = engine_plan_for(llama(), config, *places, CompileOptions(), machine=machine)
+    said = [text for text in warnings_of(plan) if "--set engine.backend=tensorrt_llm" in text]
+    assert len(said) == (installed is None and gpu is not None)

@@ -96,7 +96,7 @@ def build(
             metavar="FILE",
             rich_help_panel=_LOCK,
             help="Lock file.",
-            show_default="forge.lock beside the recipe",
+            show_default="forge.lock beside the recipe's file",
         ),
     ] = None,
     json: Json = False,

@@ -224,7 +224,8 @@ def show_dry_run(plan: Mapping[str, Any], command: str) -> None:
     lines = [*_deployment_lines(plan["deployment"]), ""]
     lines += [f"  {stage:<{_LABEL - 2}}{_planned(stage, found)}" for stage, found in plan["stages"].items()]
     closing = ["", "nothing was written; every detail: --json", f"next: {command}"]
-    stated = [*plan["deployment"]["warnings"], *plan["deployment"]["notes"]]
+    of_engine = plan["stages"].get("compile", {}).get("warnings", ())
+    stated = list(dict.fromkeys([*plan["deployment"]["warnings"], *plan["deployment"]["notes"], *of_engine]))
     warnings = [line for text in stated for line in show.wrapped(f"warning: {text}", width, "  ").splitlines()]
     used = sum(1 + line.count("\n") for line in (*lines, *closing))
     if used + len(warnings) > _SCREEN_LINES - _HEADER_LINES:

@@ -29,9 +29,10 @@ def calibrate(
         str,
         typer.Option(
             metavar="FORMAT",
-            autocompletion=completion.words("fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4", "none"),
+            autocompletion=completion.words("fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4", "int4_wo", "none"),
             rich_help_panel=_FORMAT,
-            help="Format to calibrate for: fp8, int4_awq, w4a8_awq, int8_sq, nvfp4, or none (the KV cache only).",
+            help="Format to calibrate for: fp8, int4_awq, w4a8_awq, int8_sq, nvfp4, int4_wo (to round with "
+            "compensation), or none (the KV cache only).",
             show_default=False,
         ),
     ],

@@ -68,6 +68,9 @@ def chat(
 ) -> None:
     """Chat with a served model: its own chat template, history, streaming.
 
+    In a terminal, /help lists the commands: /reset, /system TEXT, /save FILE, /load FILE, /stats and /exit. A line that
+    ends with \\ goes on in the next one.
+
     Without a terminal each line of standard input is a message, and only the answers are printed.
 
     Example: trtforge chat --url 127.0.0.1:8001

@@ -83,7 +83,7 @@ def convert(
         typer.Option(
             metavar="DIR",
             rich_help_panel=FORMAT_GROUP,
-            help="Calibration directory; required for fp8, int4_awq, w4a8_awq, int8_sq and nvfp4.",
+            help="Calibration directory; required for fp8, int4_awq, w4a8_awq, int8_sq and nvfp4, used for int4_wo.",
         ),
     ] = None,
     exclude_module: Annotated[

@@ -11,7 +11,9 @@ from trtforge.cli.options import Json, MaxTokens, Seed, Stop, Temperature, TopK,
 
 
 def generate(
-    engine: Annotated[Path, typer.Argument(metavar="ENGINE", help="Engine of the torch backend.", show_default=False)],
+    engine: Annotated[
+        Path, typer.Argument(metavar="ENGINE", help="Torch engine or build directory.", show_default=False)
+    ],
     prompt: Annotated[
         str,
         typer.Argument(metavar="PROMPT", help="Prompt text; - reads it from standard input.", show_default=False),

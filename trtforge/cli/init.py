@@ -16,7 +16,7 @@ def init(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory or hub id.", show_default=False)],
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="The new recipe; must not exist.", show_default="MODEL-FORMAT.yaml"),
+        typer.Argument(metavar="FILE", help="The new recipe; must not exist.", show_default="MODEL-FORMAT.yaml"),
     ] = None,
     quant: Quant = None,
     tp: Tp = None,

@@ -20,7 +20,9 @@ _LIFECYCLE = "Lifecycle"
 
 
 def serve(
-    repo: Annotated[Path, typer.Argument(metavar="REPO", help="Triton model repository.", show_default=False)],
+    repo: Annotated[
+        Path, typer.Argument(metavar="REPO", help="Triton model repository or build directory.", show_default=False)
+    ],
     http_port: Annotated[
         int,
         typer.Option(min=1, max=65535, metavar="PORT", rich_help_panel=ENDPOINTS, help="Port of the HTTP endpoint."),
@@ -74,10 +76,10 @@ def serve(
         str,
         typer.Option(
             metavar="LAUNCHER",
-            autocompletion=completion.words("auto", "local", "docker", "mpi", "orchestrator", "slurm"),
+            autocompletion=completion.words("auto", "local", "docker", "mpi", "orchestrator", "slurm", "trtllm-serve"),
             rich_help_panel=_LIFECYCLE,
-            help="How Triton is started: auto, local, docker, mpi, orchestrator (it starts its ranks itself) or slurm "
-            "(with --dry-run: a batch script).",
+            help="How Triton is started: auto, local, docker, mpi or orchestrator (it starts its ranks itself). With "
+            "--dry-run also slurm (a batch script) and trtllm-serve (NVIDIA's own server for the LLM API).",
         ),
     ] = "auto",
     hosts: Annotated[

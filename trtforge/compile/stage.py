@@ -1,7 +1,7 @@
 """The compile stage, for every backend: plan the engine from metadata alone, then build it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
@@ -50,6 +50,11 @@ class CompileOptions:
 
 EnginePlan = TensorRTPlan | TorchPlan | LlmapiPlan
 
+_NOT_TENSORRT = (
+    "engine.backend is auto, and TensorRT-LLM is not installed here beside a GPU: this is the embedded engine. "
+    "--set engine.backend=tensorrt_llm builds TensorRT-LLM's, in NVIDIA's container if need be"
+)
+
 
 def plan_engine(
     config: EngineConfig, checkpoint: Path, out: Path, options: CompileOptions, *, machine: Machine | None = None
@@ -89,7 +94,8 @@ def engine_plan_for(
     limits = _limits(model, config)
     if embedded:
         _require_no_container(options, "torch")
-        return torch_plan(model, config, limits)
+        plan = torch_plan(model, config, limits)
+        return replace(plan, warnings=(_NOT_TENSORRT,)) if config.backend == "auto" and gpu is not None else plan
     if gpu is not None:
         require_formats(gpu, model.quantization)
     return tensorrt_plan(model, config, limits, checkpoint, out, options.workers, options.container, machine)

@@ -39,6 +39,7 @@ class TorchPlan:
     draft: Path | None = None
     adapters: tuple[Path, ...] = ()
     beside: Beside | None = None
+    warnings: tuple[str, ...] = ()
 
     def identity(self) -> dict[str, Any]:
         """What determines the engine's bytes."""
@@ -101,7 +102,7 @@ class TorchPlan:
             "in_flight_batching": True,
             "longest_prompt": self.limits.longest_prompt,
             "ranks": ranks,
-            "warnings": list(self.limits.warnings),
+            "warnings": [*self.warnings, *self.limits.warnings],
         }
 
 
