@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class TorchPlan:
     """An engine of the embedded runtime. `compute_dtype` is the dtype of its computations; `draft`: the engine of its
     draft model; `adapters`: directories of LoRA adapters, `features` has their names; `beside`: files of Medusa heads
-    or of an EAGLE network."""
+    or of an EAGLE network; `warnings`: beside those of the limits."""
 
     model: CheckpointConfig
     limits: EngineLimits
