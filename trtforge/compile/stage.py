@@ -51,8 +51,8 @@ class CompileOptions:
 EnginePlan = TensorRTPlan | TorchPlan | LlmapiPlan
 
 _NOT_TENSORRT = (
-    "backend auto: TensorRT-LLM is not installed here beside a GPU, so this is the embedded engine. Backend tensorrt_llm "
-    "(engine.backend in a recipe) builds TensorRT-LLM's, in NVIDIA's container if need be"
+    "backend auto: TensorRT-LLM is not installed here beside a GPU, so this is the embedded engine. Backend "
+    "tensorrt_llm (engine.backend in a recipe) builds TensorRT-LLM's, in NVIDIA's container if need be"
 )
 
 
