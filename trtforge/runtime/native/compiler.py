@@ -34,7 +34,7 @@ FLAGS = (
 LINK_FLAGS = ("-shared", "-fopenmp")
 NATIVE = "native"
 """The processor that compiles."""
-_TIMEOUT = 300.0  # seconds for one source; it takes two
+_TIMEOUT = 300.0  # seconds for one source; the longest takes 15
 _LOG = logging.getLogger(__name__)
 
 
