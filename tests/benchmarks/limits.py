@@ -15,7 +15,10 @@ _FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp")
 
 @dataclass(frozen=True)
 class Limits:
-    """A second's bytes from memory, and multiply-adds of bfloat16, by its own or float32's instruction, and of int8."""
+    """A second's bytes from memory, and multiply-adds of bfloat16 and of int8.
+
+    The former by bfloat16's own or float32's instruction, the latter by int8's own or 16-bit integers'.
+    """
 
     bandwidth: float
     bfloat16: float

@@ -41,8 +41,8 @@ def _decoded(found: Decode) -> str:
         return shown
     notes = (
         f"The machine reads {found.read_gb:g} GB/s from memory. A second has {found.bfloat16_giga:g} billion "
-        "multiply-adds in "
-        + (f"bfloat16, {found.int8_giga:g} in int8." if found.int8_giga else "bfloat16 or float32, none in int8.")
+        "multiply-adds in bfloat16, or in float32 where these are faster, and "
+        + (f"{found.int8_giga:g} in int8." if found.int8_giga else "none in int8.")
     )
     return f"{shown}\n\n{wrapped(notes)}"
 

@@ -45,6 +45,8 @@ def completed(line: str, *, here: Path = Path()) -> list[str]:
         ("trtforge plan x --goal l", ["latency"]),
         ("trtforge build x --from c", ["calibrate", "convert", "compile"]),
         ("trtforge infer x --protocol h", ["http"]),
+        ("trtforge calibrate a b --quant int4", ["int4_awq", "int4_wo"]),
+        ("trtforge serve x --launcher s", ["slurm"]),
     ],
 )
 def test_words_are_completed(line: str, expected: list[str], tmp_path: Path) -> None:
@@ -59,7 +61,21 @@ def test_recipe_files_and_directories_are_completed(tmp_path: Path) -> None:
     assert completed(f"trtforge build {DEMO_MODEL.parent}/demo-m", here=tmp_path) == [f"{DEMO_MODEL}/"]
 
 
-@pytest.mark.parametrize("name", ["recipes", "gpus", "formats", "kv_formats", "dtypes", "devices", "backends", "goals"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "recipes",
+        "gpus",
+        "formats",
+        "calibrated_formats",
+        "kv_formats",
+        "dtypes",
+        "devices",
+        "backends",
+        "goals",
+        "launchers",
+    ],
+)
 def test_completing_loads_nothing_heavy(name: str) -> None:
     program = (
         "import sys\n"

@@ -156,17 +156,17 @@ class Prompts:
             max_tokens=params.max_tokens,
             sampling=params.sampling(),
             end_ids=frozenset() if params.ignore_end else self._end_ids,
-            bad_words=tuple(self._spellings(params.bad)),
+            bad_words=self._spellings(params.bad),
             guide=params.guide(),
             lora_task_id=None if params.adapter is None else self._task_id(params.adapter),
             priority=params.priority,
             lookahead=None if params.lookahead is None else LookaheadSizes(*params.lookahead),
         )
 
-    def _spellings(self, words: Sequence[str]) -> dict[tuple[int, ...], None]:
+    def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word, as it is and, if it does not begin with a space itself, after one."""
         texts = [*words, *(f" {word}" for word in words if word and not word[0].isspace())]
-        return dict.fromkeys(tuple(self.tokenizer.encode(text, add_special_tokens=False).ids) for text in texts)
+        return tuple({tuple(self.tokenizer.encode(text, add_special_tokens=False).ids): None for text in texts})
 
     def _task_id(self, adapter: str) -> int:
         if adapter not in self._adapters:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import (
+    CalibratedFormat,
     CalibrationConfig,
     Device,
     GroupSize,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 TOKENS_AT_ONCE = 1024  # enough for efficient matrix products
 METHOD = 2
 """Raised when the same model and data give other tensors than before: earlier calibrations are not used again."""
-CalibratedFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "int4_wo", "nvfp4"]
 
 
 class CalibrateConfig(Config):

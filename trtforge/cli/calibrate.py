@@ -29,7 +29,7 @@ def calibrate(
         str,
         typer.Option(
             metavar="FORMAT",
-            autocompletion=completion.words("fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4", "int4_wo", "none"),
+            autocompletion=completion.calibrated_formats,
             rich_help_panel=_FORMAT,
             help="Format to calibrate for: fp8, int4_awq, w4a8_awq, int8_sq, nvfp4, int4_wo (to round with "
             "compensation), or none (the KV cache only).",

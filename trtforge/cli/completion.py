@@ -35,6 +35,13 @@ def formats(incomplete: str) -> list[str]:
     return [f"{before}{name}" for name in _starting(get_args(QuantFormat), last) if name not in given]
 
 
+def calibrated_formats(incomplete: str) -> list[str]:
+    """Formats that need a calibration, or get better by one."""
+    from trtforge.core.recipe import CalibratedFormat
+
+    return _starting(get_args(CalibratedFormat), incomplete)
+
+
 def kv_formats(incomplete: str) -> list[str]:
     """Formats of the KV cache."""
     from trtforge.core.recipe import KvCacheFormat
@@ -68,6 +75,13 @@ def backends(incomplete: str) -> list[str]:
     from trtforge.core.recipe import Backend
 
     return _starting(get_args(Backend), incomplete)
+
+
+def launchers(incomplete: str) -> list[str]:
+    """How a server is started."""
+    from trtforge.serve.config import Launcher
+
+    return _starting(get_args(Launcher), incomplete)
 
 
 def goals(incomplete: str) -> list[str]:

@@ -76,7 +76,7 @@ def serve(
         str,
         typer.Option(
             metavar="LAUNCHER",
-            autocompletion=completion.words("auto", "local", "docker", "mpi", "orchestrator", "slurm", "trtllm-serve"),
+            autocompletion=completion.launchers,
             rich_help_panel=_LIFECYCLE,
             help="How Triton is started: auto, local, docker, mpi or orchestrator (it starts its ranks itself). With "
             "--dry-run also slurm (a batch script) and trtllm-serve (NVIDIA's own server for the LLM API).",

@@ -20,6 +20,7 @@ _COMPARE = "Compare with `trtforge recipes show demo-int4awq`."
 _GIVE = "Give a recipe file, or a name from `trtforge recipes list`."
 
 QuantFormat = Literal["none", "fp8", "fp8_rowwise", "int4_awq", "w4a8_awq", "int8_sq", "int8_wo", "int4_wo", "nvfp4"]
+CalibratedFormat = Literal["none", "fp8", "int4_awq", "w4a8_awq", "int8_sq", "int4_wo", "nvfp4"]
 KvCacheFormat = Literal["none", "fp8", "int8"]
 DtypeChoice = Literal["auto", "float16", "bfloat16", "float32"]
 Backend = Literal["auto", "tensorrt_llm", "torch", "llmapi"]

@@ -197,12 +197,13 @@ def _wrong_guide(request: GenerationRequest) -> RequestError | None:
 
 
 def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError | None:
+    factors, sums = f"from {1 / _MOST:g} to {_MOST:g}", f"from {-_MOST:g} to {_MOST:g}"
     allowed = (
         (
             "temperature",
             sampling.temperature,
             not sampling.temperature or 1 / _MOST <= sampling.temperature <= _MOST,
-            f"0, or from {1 / _MOST:g} to {_MOST:g}",
+            f"0, or {factors}",
         ),
         ("top_k", sampling.top_k, sampling.top_k is None or sampling.top_k >= 0, "0 or more"),
         ("top_p", sampling.top_p, sampling.top_p is None or 0 <= sampling.top_p <= 1, "between 0 and 1"),
@@ -218,15 +219,10 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
             "repetition_penalty",
             sampling.repetition_penalty,
             1 / _MOST <= sampling.repetition_penalty <= _MOST,
-            f"from {1 / _MOST:g} to {_MOST:g}",
+            factors,
         ),
-        *(
-            (name, penalty, abs(penalty) <= _MOST, f"from {-_MOST:g} to {_MOST:g}")
-            for name, penalty in (
-                ("presence_penalty", sampling.presence_penalty),
-                ("frequency_penalty", sampling.frequency_penalty),
-            )
-        ),
+        ("presence_penalty", sampling.presence_penalty, abs(sampling.presence_penalty) <= _MOST, sums),
+        ("frequency_penalty", sampling.frequency_penalty, abs(sampling.frequency_penalty) <= _MOST, sums),
         (
             "the length of embedding_bias",
             len(sampling.embedding_bias),
@@ -242,10 +238,12 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
 
 def _wrong_bias(sampling: SamplingParams) -> RequestError | None:
     """Minus infinity rules a token out; something must be left."""
+    if not len(sampling.embedding_bias):
+        return None
     bias = np.asarray(sampling.embedding_bias, dtype=np.float32)
     wrong = bias[~(bias < np.inf)]  # not a number included
     if wrong.size:
         return RequestError(f"embedding_bias holds {wrong[0]}", hint="Give numbers, or -inf to rule a token out.")
-    if bias.size and not np.isfinite(bias).any():
+    if not np.isfinite(bias).any():
         return RequestError("embedding_bias rules all tokens out", hint="Leave at least one finite number.")
     return None
