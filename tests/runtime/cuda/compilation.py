@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from trtforge.runtime.cuda import paged_kernels, product_kernels, rounding_kernels, step_kernels, tile_kernels
-from trtforge.runtime.cuda.products import _shape_for
+from trtforge.runtime.cuda.products import _row_shape_for, _shape_for
 
 _STRIDES = [
     name
@@ -80,11 +80,17 @@ def _products(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]
     numbers |= dict.fromkeys(("scales", "factor", "factors", "sums"), "*fp32") | {"arrived": "*i32"}
     numbers |= dict.fromkeys(("inputs", "outputs", "rows", "x_row"), "i32")
     converts = {"CONVERTS": e4m3}
-    one = converts | {"OUTPUTS": 8, "INPUTS": 1024, "SCALED": False, "FACTORED": False, "BIASED": True}
-    found: list[tuple[Any, dict[str, str], dict[str, Any]]] = [(product_kernels.multiply_one, numbers, one)]
+    one = converts | {"SCALED": False, "FACTORED": False, "BIASED": True}
+    found: list[tuple[Any, dict[str, str], dict[str, Any]]] = [
+        (product_kernels.multiply_one, numbers, one | _row_shape(outputs, 2)) for outputs in (2048, 8192)
+    ]
+    if e4m3:
+        both = numbers | {"x": "*fp8e4nv", "weight": "*u8"}
+        found.append((product_kernels.multiply_one, both, one | _row_shape(8192, 1) | {"FACTORED": True}))
     for kind in ("*i8", "*u8"):
         codes = numbers | {"weight": kind}
-        found.append((product_kernels.multiply_one, codes, one | {"SCALED": True, "FACTORED": kind == "*u8"}))
+        scaled = one | {"SCALED": True, "FACTORED": kind == "*u8"}
+        found += [(product_kernels.multiply_one, codes, scaled | _row_shape(outputs, 1)) for outputs in (2048, 8192)]
         for rows, splits in _ROWS_AND_SPLITS[1:]:
             every = converts | _shape(rows) | {"INPUTS": 128, "SPLITS": splits, "FACTORED": kind == "*u8"}
             found.append((product_kernels.multiply_codes, codes, every | {"BIASED": False}))
@@ -116,6 +122,12 @@ def _shape(rows: int) -> dict[str, Any]:
     return {"OUTPUTS": shape.outputs, "ROWS": shape.rows, "warps": shape.warps, "stages": shape.stages}
 
 
+def _row_shape(outputs: int, size: int) -> dict[str, Any]:
+    """Of the programs that multiply one row."""
+    shape = _row_shape_for(outputs, size)
+    return {"OUTPUTS": shape.outputs, "INPUTS": shape.inputs, "AHEAD": shape.ahead, "warps": shape.warps}
+
+
 def _rounding() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     types = dict.fromkeys(("x", "y"), "*bf16") | dict.fromkeys(("prescale", "scale", "tokens"), "*fp32")
     types |= dict.fromkeys(("x_row", "size"), "i32") | {"least": "fp32"}
@@ -127,19 +139,29 @@ def _rounding() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
 
 def _attention(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = []
-    every = {"WINDOW": 100, "CHUNK": 64, "CAPPED": True, "BIASED": True, "SINKS": True, "SPLITS": 8}
-    none = {"WINDOW": 0, "CHUNK": 0, "CAPPED": False, "BIASED": False, "SINKS": False, "SPLITS": 1}
-    shapes = {"VALUES": 8, "GROUP": 4, "GROUP_PADDED": 16, "SIZE": 128, "SIZE_PADDED": 128, "BLOCK": 32, "TOKENS": 64}
+    every = {"WINDOW": 100, "CHUNK": 64, "CAPPED": True, "BIASED": True, "SINKS": True, "SPLITS": 8, "DIM": 96}
+    none = {"WINDOW": 0, "CHUNK": 0, "CAPPED": False, "BIASED": False, "SINKS": False, "SPLITS": 1, "DIM": 0}
+    shapes = {
+        "VALUES": 8,
+        "GROUP": 4,
+        "GROUP_PADDED": 16,
+        "SIZE": 128,
+        "SIZE_PADDED": 128,
+        "BLOCK": 32,
+        "TOKENS": 64,
+        "INTERLEAVED": False,
+    }
     for (kind, cache), scores in itertools.product(
         [("bf16", "bf16"), ("fp16", "u8"), ("bf16", "i8"), ("fp32", "fp32")], [none, every]
     ):
         partial = "*fp32" if scores is every else f"*{kind}"
         types = {"queries": f"*{kind}", "cache": f"*{cache}", "tables": "*i64", "lengths": "*i64", "out": f"*{kind}"}
         types |= dict.fromkeys(("slopes", "sinks"), "*fp32" if scores is every else f"*{kind}")
-        types |= {"code_scale": f"*{kind}", "arrived": "*i32"}
+        types |= {"code_scale": f"*{kind}", "arrived": "*i32", "cosines": f"*{kind}", "sines": f"*{kind}"}
         types |= dict.fromkeys(("sums", "largest", "totals"), partial)
         types |= dict.fromkeys(("scale", "cache_scale", "cap"), "fp32") | dict.fromkeys(_STRIDES, "i32")
         wide = {"TOKENS": 32} if kind == "fp32" else {}
+        wide |= {"DIM": 0} if cache == "u8" and not e4m3 else {}  # what is rotated is written to the cache
         found.append((paged_kernels.attend_paged, types, shapes | scores | {"E4M3": cache == "u8"} | wide))
     if e4m3:
         codes = {"out": "*fp8e4nv", "code_scale": "*fp32"}

@@ -32,7 +32,8 @@ def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_cache, "paged_attention_for", lambda device: paged())
     monkeypatch.setattr(fused_kernels, "fused_for", lambda device, dtype: fused())
     monkeypatch.setattr(fp8_linear, "fused_for", lambda device, dtype: fused())
-    monkeypatch.setattr(linear, "products_for", lambda device: products())
+    for module in (linear, fp8_linear):
+        monkeypatch.setattr(module, "products_for", lambda device: products())
     for module in (byte_cuda, int4_tiled):
         monkeypatch.setattr(module, "products_for", lambda device: products())
         monkeypatch.setattr(module, "rounding_for", lambda device: rounding())
@@ -60,6 +61,16 @@ def test_single_tokens_give_the_logits_of_transformers(families: Families, name:
     for row, length in enumerate(lengths):
         expected = family.logits(LONG[row : row + length + 2])[-1]
         assert (made[row].cpu() - expected).abs().max() <= 2e-5 * expected.abs().max()
+    # Two tokens of each sequence, as drafts are: the second one attends to the first one.
+    starts = np.repeat(np.array(lengths) + 2, 2) + np.array([0, 1] * ROWS)
+    tokens = np.array([LONG[at + row // 2] for row, at in enumerate(starts)])
+    twice = np.ones(2 * ROWS, dtype=np.int64)
+    made = ranks.execute(Step(starts, twice, twice, np.repeat(tables, 2, axis=0), tokens))
+    assert made is not None
+    for row, length in enumerate(lengths):
+        expected = family.logits(LONG[row : row + length + 4])[-2:]
+        found = made[2 * row : 2 * row + 2].cpu()
+        assert (found - expected).abs().max() <= 2e-5 * expected.abs().max()
     ranks.close()
 
 

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.cuda.kernels import DEVICE, paged
+from tests.runtime.cuda.kernels import DEVICE, fused, paged
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.architecture.positions import ALL, Reach
-from trtforge.runtime.cuda.paged_attention import paged_attention_for, splits_for
+from trtforge.runtime.cuda.paged_attention import Turning, paged_attention_for, splits_for
 from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.attention import Attention, Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
@@ -52,18 +52,23 @@ class Case:
         return FusedScores(scale) if plain else SoftmaxScores(scale, self.cap, alibi, sinks)
 
 
+def step_of(lengths: tuple[int, ...], block: int) -> Step:
+    """A step of single-token rows whose blocks lie in random order."""
+    held = [-(-length // block) for length in lengths]
+    order, tables = torch.randperm(sum(held) + 1).tolist(), np.zeros((len(lengths), max(held)), dtype=np.int64)
+    for row, count in enumerate(held):
+        tables[row, :count] = [order.pop() for _ in range(count)]
+    ones, starts = np.ones(len(lengths), dtype=np.int64), np.array(lengths, dtype=np.int64) - 1
+    return Step(starts, ones, ones, tables, np.zeros(len(lengths), dtype=np.int64))
+
+
 def difference(case: Case) -> float:
     """The largest between kernels and gathered blocks, relative to the largest output."""
     torch.manual_seed(len(case.lengths) + sum(case.lengths))
     heads, vectors = case.kv_heads * case.group, 1 if case.latent else 2 * case.kv_heads
     scores, rows = case.scores, len(case.lengths)
-    held = [-(-length // case.block) for length in case.lengths]
-    order, tables = torch.randperm(sum(held) + 1).tolist(), np.zeros((rows, max(held)), dtype=np.int64)
-    for row, count in enumerate(held):
-        tables[row, :count] = [order.pop() for _ in range(count)]
-    ones, starts = np.ones(rows, dtype=np.int64), np.array(case.lengths, dtype=np.int64) - 1
-    step = Step(starts, ones, ones, tables, np.zeros(rows, dtype=np.int64))
-    shape = (sum(held) + 1, case.block, vectors, case.size)
+    step = step_of(case.lengths, case.block)
+    shape = (int(step.tables.max()) + 1, case.block, vectors, case.size)
     storage = torch.zeros(shape, dtype=storage_dtype(case.kv, case.dtype), device=DEVICE)
     cache = LayerCache(storage, None if case.kv == "none" else 0.02, case.dtype, Scratch())
     slots = torch.arange(shape[0] * shape[1], device=DEVICE)
@@ -133,6 +138,66 @@ def test_split_contexts_equal_gathered_blocks(kv: KvCacheFormat, reach: Reach, s
     case = Case((3, 1100), block=32, kv=kv, reach=reach, sinks=sinks)
     assert splits_for(4, 35 * 32, case.processors) == 4
     assert difference(case) < 1e-5
+
+
+@settings(max_examples=20)
+@given(
+    st.builds(
+        Case,
+        lengths=st.lists(st.integers(1, 150) | st.integers(500, 600), min_size=1, max_size=3).map(tuple),
+        kv_heads=st.integers(1, 3),
+        group=st.sampled_from([1, 3, 4]),
+        size=st.sampled_from([8, 24, 64]),
+        block=st.sampled_from([1, 16, 24]),
+        reach=st.sampled_from([Reach(), Reach(window=1), Reach(window=33), Reach(chunk=24)]),
+        kv=st.sampled_from(["none", "fp8", "int8"]),
+        dtype=st.sampled_from(list(TOLERANCES)),
+    ),
+    st.sampled_from([4, 8]),
+    st.booleans(),
+)
+def test_what_one_kernel_rotates_and_writes_first(case: Case, dim: int, interleaved: bool) -> None:
+    """Exactly as by a kernel before: the results, and what the cache holds afterwards."""
+    torch.manual_seed(sum(case.lengths))
+    heads, rows = case.kv_heads * case.group, len(case.lengths)
+    paged_rows = Batch.of(step_of(case.lengths, case.block), case.block, DEVICE, case.dtype, in_place=True)
+    assert paged_rows.paged is not None
+    assert paged_rows.paged.apart
+    shape = int(paged_rows.paged.tables.max()) + 1, case.block, 2 * case.kv_heads, case.size
+    before = torch.zeros(shape, dtype=storage_dtype(case.kv, case.dtype), device=DEVICE)
+    factor = 1.0 if case.kv == "none" else 0.02
+    slots = torch.arange(shape[0] * shape[1], device=DEVICE)
+    cached = torch.randn(len(slots), *shape[2:], device=DEVICE).to(case.dtype)
+    fused().quantize_slots(before.flatten(0, 1), slots, cached, factor)
+    given_heads = torch.randn(rows, heads + 2 * case.kv_heads, case.size, device=DEVICE).to(case.dtype)
+    cos, sin = torch.randn(2, rows, 1, dim, device=DEVICE).to(case.dtype)
+    how = PagedHeads(
+        heads, case.kv_heads, case.size, shape[2], case.size**-0.5, window=case.reach.window, chunk=case.reach.chunk
+    )
+    found = []
+    for turning in (None, Turning(cos, sin, interleaved)):
+        storage, own = before.clone(), given_heads.clone()
+        out = torch.empty(rows, heads * case.size, dtype=case.dtype, device=DEVICE)
+        if turning is None:
+            fused().rotate_and_write(
+                own,
+                cos,
+                sin,
+                storage.flatten(0, 1),
+                paged_rows.slots,
+                factor,
+                queries=heads,
+                keys=case.kv_heads,
+                interleaved=interleaved,
+            )
+        kernels = paged(case.processors)
+        kernels.attend(own[:, :heads], paged_rows.paged, storage, factor, how, out, None, turning)
+        assert not kernels._arrived.any()
+        found.append((out, storage.view(torch.uint8)))
+    (by_two, written_by_two), (by_one, written_by_one) = found
+    assert torch.equal(written_by_one, written_by_two)
+    assert not torch.equal(written_by_one, before.view(torch.uint8))
+    assert torch.equal(by_one, by_two)
 
 
 @pytest.mark.parametrize("processors", [1, 16])

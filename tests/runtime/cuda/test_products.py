@@ -8,7 +8,8 @@ from torch import Tensor
 
 from tests.runtime.cuda.kernels import DEVICE, fused, products
 from tests.runtime.test_linear import computed, int4_layer
-from trtforge.runtime.cuda.products import MOST_ROWS, TILE, _shape_for
+from trtforge.runtime.cuda import products as cuda_products
+from trtforge.runtime.cuda.products import MOST_ROWS, TILE, _shape_for, readable
 from trtforge.runtime.linears import int4_tiled
 from trtforge.runtime.linears.int4_tiled import tiles_of, values_of
 
@@ -25,8 +26,13 @@ def error(found: Tensor, exact: Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("outputs", "inputs"), [(8, 1024), (13, 1500), (3, 40)])
-def test_one_row(dtype: torch.dtype, biased: bool, outputs: int, inputs: int) -> None:
+@pytest.mark.parametrize(("outputs", "inputs"), [(8, 1024), (13, 2500), (3, 40)])
+@pytest.mark.parametrize("many", [False, True])
+def test_one_row(
+    dtype: torch.dtype, biased: bool, outputs: int, inputs: int, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the programs of layers with few outputs and with many."""
+    monkeypatch.setattr(cuda_products, "_MANY_OUTPUTS", 0 if many else 4096)
     x, weight = randn(1, inputs, dtype=dtype), randn(outputs, inputs, dtype=dtype, seed=1)
     bias = randn(outputs, dtype=dtype, seed=2) if biased else None
     exact = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
@@ -34,6 +40,18 @@ def test_one_row(dtype: torch.dtype, biased: bool, outputs: int, inputs: int) ->
         found = products().one_row(x, weight, bias, stored)
         assert found.dtype is stored
         assert error(found, exact) < TOLERANCES[stored]
+
+
+@pytest.mark.parametrize("few", [0, 2048])
+@pytest.mark.parametrize(("outputs", "inputs"), [(8, 1024), (13, 4100)])
+def test_one_row_of_codes(outputs: int, inputs: int, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both the row and the weights are E4M3, whose products are exact."""
+    monkeypatch.setattr(cuda_products, "_FEW_OUTPUTS", few)
+    x, weight = (randn(*shape).to(torch.float8_e4m3fn) for shape in ((1, inputs), (outputs, inputs)))
+    factor, bias = torch.tensor([0.3], device=DEVICE), randn(outputs, dtype=torch.bfloat16)
+    exact = x.double() @ weight.double().t() * factor + bias.double()
+    found = products().one_row(x, readable(weight), bias, torch.float32, None, factor)
+    assert error(found, exact) < TOLERANCES[torch.float32]
 
 
 def random_int4(outputs: int, inputs: int, group: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -65,7 +83,7 @@ def test_int4_in_splits_of_the_inputs(processors: int) -> None:
     tiles, scales, values = random_int4(192, 33 * 32, 32)
     kernels = products(processors)
     assert [kernels._splits(_shape_for(rows), 3, 33) for rows in (1, 5, 64)] == {
-        1: [2, 2, 1],
+        1: [8, 2, 1],
         4: [8, 4, 2],
         100: [8, 4, 4],
     }[processors]

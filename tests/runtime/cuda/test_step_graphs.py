@@ -270,7 +270,7 @@ def computed(batch: Batch) -> Outputs:
 
 def test_rows_that_pad_a_step_use_the_spare_block() -> None:
     """Table columns of earlier steps stay, beyond the lengths that are read."""
-    inputs = PADDED.inputs(4, 4)
+    inputs = PADDED.inputs(4, 4, True)
     batch = inputs.batch()
     inputs.fill(step_of([16, 17, 18, 19], [0, 1, 2, 3]))
     short = step_of([1], [4])
@@ -285,7 +285,7 @@ def test_rows_that_pad_a_step_use_the_spare_block() -> None:
 
 
 def test_rows_that_pad_a_step_use_the_spare_window_block() -> None:
-    inputs = WINDOWED.inputs(2, 2)
+    inputs = WINDOWED.inputs(2, 2, True)
     batch = inputs.batch()
     inputs.fill(windowed(step_of([BLOCK + 1], [4])))
     assert batch.paged is not None
@@ -350,7 +350,7 @@ def test_what_cannot_be_captured_is_computed(caplog: pytest.LogCaptureFixture) -
 
 def test_what_is_captured_in_part_is_computed_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """Recordings of kernel calls, between which torch computes: layers are recorded instead."""
-    tried = []
+    tried: list[object] = []
     graphs = StepGraphs(computed, tried.append, ExactMemory(COLUMNS, BLOCK))
     with caplog.at_level(logging.WARNING):
         assert [graphs.execute(step_of([3], [0])) for _ in range(2)] == [None, None]

@@ -3,6 +3,7 @@
 TRTFORGE_KERNELS=torch turns it off: attention then gathers blocks.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,16 @@ _LEAST_TOKENS = 256  # of a split: fewer take about as long as to combine one mo
 _PROGRAMS = 2  # for each multiprocessor, which are the fewest that keep its memory requests coming
 _LEAST_SIDE = 16  # of a matrix product
 _STAGES = 2  # of loads: 5 to 15 % less time than with 3 on an H200
+_STAGES_OF_PARTS = 1  # of contexts in parts, which have few loads one after the other
+
+
+@dataclass(frozen=True)
+class Turning:
+    """Cosines and sines (rows, 1, dim) by which the first `dim` elements of heads are rotated; see `rotate`."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
 
 
 class PagedAttention:
@@ -44,12 +55,15 @@ class PagedAttention:
         how: PagedHeads,
         out: Tensor,
         code_scale: Tensor | None = None,
+        turning: Turning | None = None,
     ) -> None:
         """Row i: the first `how.heads` of queries[i] attend to their context in `storage`, into out[i].
 
         queries (rows or more, heads or more, size), out (rows or more, heads x size), float32, bfloat16 or float16;
         storage (blocks, tokens per block, vectors, size) of that type, or uint8 (E4M3) or int8 of values / cache_scale.
-        `code_scale` (1,): of `out`, if that is E4M3.
+        `code_scale` (1,): of `out`, if that is E4M3. `turning`: of queries and keys that are still to be rotated; keys
+        and values lie behind the `how.heads` queries then, and those of the rows are written to `storage`, which no row
+        may attend to but its own.
         """
         count, group = len(rows.lengths), how.heads // how.kv_heads
         columns = rows.tables.shape[1]
@@ -71,6 +85,7 @@ class PagedAttention:
             totals,
             self._arrived,
             queries if code_scale is None else code_scale,
+            *((queries, queries) if turning is None else (turning.cos, turning.sin)),
             how.scale,
             cache_scale,
             how.cap or 1.0,
@@ -92,7 +107,9 @@ class PagedAttention:
             BIASED=how.slopes is not None,
             SINKS=how.sinks is not None,
             E4M3=storage.dtype is torch.uint8,
-            stages=_STAGES,
+            DIM=0 if turning is None else turning.cos.shape[-1],
+            INTERLEAVED=turning is not None and turning.interleaved,
+            stages=_STAGES if splits == 1 else _STAGES_OF_PARTS,
         )
 
     @staticmethod

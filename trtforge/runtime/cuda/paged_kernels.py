@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
 from trtforge.runtime.cuda.number_kernels import INTERPRETED, numbers_of_e4m3
-from trtforge.runtime.cuda.step_kernels import as_stored
+from trtforge.runtime.cuda.step_kernels import as_cached, as_stored, turned
 
 
 @triton.jit
@@ -44,14 +44,6 @@ def _first_seen(length, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _part_of(length, split, TOKENS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """The positions that a split attends to: from the first one to before the second one."""
-    first = _first_seen(length, WINDOW, CHUNK)
-    part = (length - first + TOKENS * SPLITS - 1) // (TOKENS * SPLITS) * TOKENS
-    return first + split * part, tl.minimum(length, first + (split + 1) * part)
-
-
-@triton.jit
 def _keep(sums, largest, totals, at, own, known, dims, most, total, found, SIZE: tl.constexpr):
     """Store what a split found, for the program that combines them."""
     tl.store(largest + at, most, mask=own)
@@ -61,20 +53,22 @@ def _keep(sums, largest, totals, at, own, known, dims, most, total, found, SIZE:
 
 
 @triton.jit
-def _combined(sums, largest, totals, first_part, own, known, dims, SIZE: tl.constexpr, SPLITS: tl.constexpr):
-    """The largest score, the total and the sums of all splits, of which other programs wrote most. Empty ones count for
-    nothing."""
-    parts = first_part[:, None] + tl.arange(0, SPLITS)[None, :]
-    each = tl.load(largest + parts, mask=own[:, None], other=0.0, cache_modifier=".cg")
-    most = tl.max(each, 1)
-    of_each = tl.load(totals + parts, mask=own[:, None], other=0.0, cache_modifier=".cg")
+def _combined(sums, largest, totals, first_part, count, own, known, dims, SIZE: tl.constexpr, SPLITS: tl.constexpr):
+    """The largest score, the total and the sums of `count` splits, of which other programs wrote most."""
+    splits = tl.arange(0, SPLITS)[None, :]
+    parts, kept = first_part[:, None] + splits, own[:, None] & (splits < count)
+    each = tl.load(largest + parts, mask=kept, other=float("-inf"), cache_modifier=".cg")
+    most = tl.where(own, tl.max(each, 1), 0.0)
+    of_each = tl.load(totals + parts, mask=kept, other=0.0, cache_modifier=".cg")
     total = tl.sum(of_each * tl.exp(each - most[:, None]), 1)
     found = tl.zeros([known.shape[0], known.shape[1]], tl.float32)
     for other in tl.static_range(SPLITS):
         at = first_part + other
-        weight = tl.exp(tl.load(largest + at, mask=own, other=0.0, cache_modifier=".cg") - most)
+        wrote = at < first_part + count
+        highest = tl.load(largest + at, mask=own & wrote, other=float("-inf"), cache_modifier=".cg")
         sums_at = sums + at[:, None] * SIZE + dims[None, :]
-        found += weight[:, None] * tl.load(sums_at, mask=known, other=0.0, cache_modifier=".cg")
+        of_other = tl.load(sums_at, mask=known & wrote[:, None], other=0.0, cache_modifier=".cg")
+        found += tl.exp(highest - most)[:, None] * of_other
     return most, total, found
 
 
@@ -99,6 +93,8 @@ def attend_paged(
     totals,
     arrived,
     code_scale,
+    cosines,
+    sines,
     scale,
     cache_scale,
     cap,
@@ -124,14 +120,18 @@ def attend_paged(
     BIASED: tl.constexpr,
     SINKS: tl.constexpr,
     E4M3: tl.constexpr,
+    DIM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Program (row, KV head, split): the query heads of a KV head over one part of the row's context.
 
-    Of several SPLITS each writes sums (rows, heads, SPLITS, SIZE) of values, largest and totals (rows, heads, SPLITS),
-    and the one that arrives last makes the output of them; it leaves `arrived` (rows x KV heads) zero again. VALUES:
-    from a key's vector to that of its value. WINDOW, CHUNK: or 0. See `as_stored`. The tables and lengths are a step's
-    inputs, which no kernel writes: they are read before the previous one has ended.
+    A short context has fewer parts than SPLITS. Of several parts each writes sums (rows, heads, SPLITS, SIZE) of
+    values, largest and totals (rows, heads, SPLITS), and the one that arrives last makes the output of them; it leaves
+    `arrived` (rows x KV heads) zero again. VALUES: from a key's vector to that of its value. WINDOW, CHUNK: or 0. See
+    `as_stored`. DIM: 0, or how many elements of queries and keys are rotated first, with cosines and sines (rows, DIM),
+    see `rotate`; the last token's keys and values, which follow the queries, are then written to the cache, too. Tables
+    and lengths are a step's inputs, which no kernel writes: they are read before the previous kernel has ended.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -141,14 +141,34 @@ def attend_paged(
     heads = kv_head * GROUP + groups
     own, inside = groups < GROUP, dims < SIZE
     known = own[:, None] & inside[None, :]
-    query_at = row.to(tl.int64) * query_row + heads[:, None] * query_head + dims[None, :]
+    vectors = queries + row.to(tl.int64) * query_row
     length = tl.load(lengths + row).to(tl.int32)
-    begin, end = _part_of(length, split, TOKENS, SPLITS, WINDOW, CHUNK)
+    first = _first_seen(length, WINDOW, CHUNK)
+    part = tl.cdiv(length - first, TOKENS * SPLITS) * TOKENS
+    begin, end = first + split * part, tl.minimum(length, first + (split + 1) * part)
+    if begin >= end:
+        return
     positions, table = begin + tl.arange(0, TOKENS), tables + row.to(tl.int64) * table_row
     blocks = tl.load(table + (positions // BLOCK).to(tl.int64) * table_column, mask=positions < end, other=0)
     if EARLY:
         gdc_wait()
-    query = tl.load(queries + query_at, mask=known, other=0.0)
+    if DIM > 0:
+        cosines += row.to(tl.int64) * DIM
+        sines += row.to(tl.int64) * DIM
+        query_at, turns = vectors + heads[:, None] * query_head, known & (dims < DIM)[None, :]
+        query = turned(query_at, dims[None, :], known, turns, cosines, sines, DIM, INTERLEAVED)
+        if end == length:
+            block = tl.load(table + ((length - 1) // BLOCK).to(tl.int64) * table_column)
+            cell = cache + block * cache_block + (length - 1) % BLOCK * cache_slot + kv_head * cache_vector + dims
+            key_at = vectors + (tl.num_programs(1) * GROUP + kv_head) * query_head
+            key = turned(key_at, dims, inside, inside & (dims < DIM), cosines, sines, DIM, INTERLEAVED)
+            value = tl.load(key_at + tl.num_programs(1) * query_head + dims, mask=inside, other=0.0)
+            int8: tl.constexpr = cache.dtype.element_ty == tl.int8
+            tl.store(cell, as_cached(key, cache_scale, int8, E4M3), mask=inside)
+            tl.store(cell + VALUES * cache_vector, as_cached(value, cache_scale, int8, E4M3), mask=inside)
+        tl.debug_barrier()  # what is stored, this program reads below
+    else:
+        query = tl.load(vectors + heads[:, None] * query_head + dims[None, :], mask=known, other=0.0)
     most = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
     total = tl.zeros([GROUP_PADDED], tl.float32)
     found = tl.zeros([GROUP_PADDED, SIZE_PADDED], tl.float32)
@@ -171,15 +191,15 @@ def attend_paged(
         total = total * kept + tl.sum(weights, 1)
         found = found * kept[:, None] + _product(weights.to(kind), _numbers(values, E4M3, kind))
         most = higher
-    last = True
-    if SPLITS > 1:
+    last, count = True, tl.cdiv(length - first, part)
+    if SPLITS > 1 and count > 1:
         first_part = (row.to(tl.int64) * tl.num_programs(1) * GROUP + heads) * SPLITS
         _keep(sums, largest, totals, first_part + split, own, known, dims, most, total, found, SIZE)
         counter = arrived + row * tl.num_programs(1) + kv_head
-        last = tl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
+        last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
         if last:
             tl.store(counter, 0)
-            most, total, found = _combined(sums, largest, totals, first_part, own, known, dims, SIZE, SPLITS)
+            most, total, found = _combined(sums, largest, totals, first_part, count, own, known, dims, SIZE, SPLITS)
     if last:
         found = found * cache_scale
         if SINKS:

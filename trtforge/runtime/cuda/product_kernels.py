@@ -23,16 +23,18 @@ def multiply_one(
     outputs,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
+    AHEAD: tl.constexpr,
     CONVERTS: tl.constexpr,
     SCALED: tl.constexpr,
     FACTORED: tl.constexpr,
     BIASED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (part of the outputs): y (outputs,) of x (inputs,) and weight (outputs, inputs), which may be codes.
+    """Program (part of the outputs): y (outputs,) of x (inputs,) and weight (outputs, inputs); both may be codes.
 
-    SCALED: sums are multiplied with scales (outputs,); FACTORED: and with factor (1,). Weights are read one step ahead,
-    the first ones before what x is computed from has ended.
+    SCALED: sums are multiplied with scales (outputs,); FACTORED: and with factor (1,). AHEAD: weights are read one step
+    ahead, the first ones before what x is computed from has ended. Without it, a program needs fewer registers, and
+    more of them wait for the memory at the same time.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -40,17 +42,27 @@ def multiply_one(
     known = own < outputs
     rows = weight + own.to(tl.int64)[:, None] * inputs
     at = tl.arange(0, INPUTS)
-    ahead = tl.load(rows + at[None, :], mask=known[:, None] & (at < inputs)[None, :], other=0)
-    if EARLY:
-        gdc_wait()
-    sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
-    for start in range(0, inputs, INPUTS):
-        weights, at = ahead, start + tl.arange(0, INPUTS)
-        values = tl.load(x + at, mask=at < inputs, other=0.0)
-        at += INPUTS
+    if AHEAD:
         ahead = tl.load(rows + at[None, :], mask=known[:, None] & (at < inputs)[None, :], other=0)
-        sums += numbers_of(weights, CONVERTS) * values.to(tl.float32)[None, :]
-    found = tl.sum(sums, 1)
+        if EARLY:
+            gdc_wait()
+        sums = tl.zeros([OUTPUTS, INPUTS], tl.float32)
+        for start in range(0, inputs, INPUTS):
+            weights, at = ahead, start + tl.arange(0, INPUTS)
+            values = tl.load(x + at, mask=at < inputs, other=0.0)
+            at += INPUTS
+            ahead = tl.load(rows + at[None, :], mask=known[:, None] & (at < inputs)[None, :], other=0)
+            sums += numbers_of(weights, CONVERTS) * values.to(tl.float32)[None, :]
+        found = tl.sum(sums, 1)
+    else:
+        if EARLY:
+            gdc_wait()
+        found = tl.zeros([OUTPUTS], tl.float32)
+        for start in range(0, inputs, INPUTS):
+            at = start + tl.arange(0, INPUTS)
+            weights = tl.load(rows + at[None, :], mask=known[:, None] & (at < inputs)[None, :], other=0)
+            values = tl.load(x + at, mask=at < inputs, other=0.0)
+            found += tl.sum(numbers_of(weights, CONVERTS) * values.to(tl.float32)[None, :], 1)
     if SCALED:
         found *= tl.load(scales + own, mask=known, other=0.0)
     if FACTORED:

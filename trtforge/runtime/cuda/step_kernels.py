@@ -233,7 +233,7 @@ def rotation(
 
 
 @triton.jit
-def _as_cached(values, scale, INT8: tl.constexpr, E4M3: tl.constexpr):
+def as_cached(values, scale, INT8: tl.constexpr, E4M3: tl.constexpr):
     """Values as a cache stores them: themselves, or values / scale in INT8 or E4M3."""
     if E4M3:
         return to_e4m3(values, scale).to(tl.uint8, bitcast=True)
@@ -261,7 +261,18 @@ def write_slots(
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside, slot = at < width, tl.load(slots + row)
     found = tl.load(values + row * values_row + at, mask=inside, other=0.0)
-    tl.store(storage + slot * width + at, _as_cached(found, scale, INT8, E4M3), mask=inside)
+    tl.store(storage + slot * width + at, as_cached(found, scale, INT8, E4M3), mask=inside)
+
+
+@triton.jit
+def turned(start, dims, known, turns, cosines, sines, DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Elements `dims` of heads that begin at `start`, in their type: those that turn rotated, see `rotate`."""
+    other = dims ^ 1 if INTERLEAVED else tl.where(dims < DIM // 2, dims + DIM // 2, dims - DIM // 2)
+    cos = tl.load(cosines + dims, mask=dims < DIM, other=1.0).to(tl.float32)
+    sin = tl.load(sines + dims, mask=dims < DIM, other=0.0).to(tl.float32)
+    values = tl.load(start + dims, mask=known, other=0.0).to(tl.float32)
+    partners = tl.load(start + other, mask=turns, other=0.0).to(tl.float32)
+    return tl.where(turns, values * cos + partners * sin, values).to(start.dtype.element_ty)
 
 
 @triton.jit
@@ -291,19 +302,13 @@ def rotate_and_write(
     wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     own, dims = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, SIZE_PADDED)
-    known = (own < count)[:, None] & (dims < SIZE)[None, :]
-    turned = (own < rotated)[:, None] & (dims < DIM)[None, :]
-    other = dims ^ 1 if INTERLEAVED else tl.where(dims < DIM // 2, dims + DIM // 2, dims - DIM // 2)
-    angle, start = row * DIM + dims, heads + row * heads_row + own[:, None] * heads_head
-    cos = tl.load(cosines + angle, mask=dims < DIM, other=1.0).to(tl.float32)
-    sin = tl.load(sines + angle, mask=dims < DIM, other=0.0).to(tl.float32)
-    values = tl.load(start + dims[None, :], mask=known, other=0.0).to(tl.float32)
-    partners = tl.load(start + other[None, :], mask=turned, other=0.0).to(tl.float32)
-    found = tl.where(turned, values * cos[None, :] + partners * sin[None, :], values).to(heads.dtype.element_ty)
-    tl.debug_barrier()  # all partners are read
-    tl.store(start + dims[None, :], found, mask=known & turned)
+    known, start = (own < count)[:, None] & (dims < SIZE)[None, :], heads + row * heads_row + own[:, None] * heads_head
+    turns = (own < rotated)[:, None] & (dims < DIM)[None, :]
+    found = turned(start, dims[None, :], known, turns, cosines + row * DIM, sines + row * DIM, DIM, INTERLEAVED)
+    tl.debug_barrier()  # all of them are read
+    tl.store(start + dims[None, :], found, mask=known & turns)
     place = tl.load(slots + row) * (count - queries) * SIZE + (own - queries)[:, None] * SIZE + dims[None, :]
-    tl.store(storage + place, _as_cached(found, scale, INT8, E4M3), mask=known & (own >= queries)[:, None])
+    tl.store(storage + place, as_cached(found, scale, INT8, E4M3), mask=known & (own >= queries)[:, None])
 
 
 @triton.jit

@@ -100,7 +100,7 @@ def multiply_tiles(
     several SPLITS of the inputs, each writes its sums (SPLITS, rows, outputs) in float32, and the one that arrives last
     adds them up; it leaves `arrived` (outputs' parts x rows' parts) zero again.
     ONE: there is one row, which is read once and not for every column of a product, and, if PRESCALED, multiplied by
-    prescale (inputs,). The first codes are fetched before what x is computed from has ended.
+    prescale (inputs,). The first codes of several rows are fetched before what x is computed from has ended.
     """
     part, many, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     own, row = part * OUTPUTS + tl.arange(0, OUTPUTS), many * ROWS + tl.arange(0, ROWS)
@@ -114,8 +114,9 @@ def multiply_tiles(
     codes_at = weight + line * HALF
     if EARLY:
         gdc_launch_dependents()
-        for group in tl.static_range(_AHEAD):
-            fetch(codes_at + tl.minimum(begin + group, groups - 1) * (TILE * HALF))
+        if not ONE:
+            for group in tl.static_range(_AHEAD):
+                fetch(codes_at + tl.minimum(begin + group, groups - 1) * (TILE * HALF))
         gdc_wait()
     codes_at += half[None, :]
     blocks = tl.arange(0, HALF // _BLOCK)

@@ -195,7 +195,7 @@ def _generation(
 
 def _paged(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedRows:
     tables, lengths = np.ascontiguousarray(step.tables[:rows]), step.starts[:rows] + 1
-    return PagedRows(sent(tables, device), sent(lengths, device), tokens_per_block)
+    return PagedRows(sent(tables, device), sent(lengths, device), tokens_per_block, step.apart)
 
 
 def _packed(values: Ints, device: torch.device, pads: bool = False) -> Tensor:
@@ -256,12 +256,30 @@ class Attention:
         """
         seen = batch.seen_by(self.reach)
         queries, vectors = heads[:, : self.num_heads], heads[:, self.num_heads :]
+        if rotation is not None and self._turns(seen, heads, cache):
+            return self._of_turned(queries, seen, cache, rotation, code_scale)
         if rotation is not None:
             counts = {"queries": self.num_heads, "keys": self.num_kv_heads}
             if len(seen.slots) == len(heads) and cache.rotate_and_write(heads, rotation, seen.slots, **counts):
                 return self._of_written(queries, vectors, seen, cache, code_scale)
             rotation.turn(heads[:, : self.num_heads + self.num_kv_heads])
         return self.of(queries, vectors, batch, cache, code_scale)
+
+    def _turns(self, batch: Batch, heads: Tensor, cache: LayerCache) -> bool:
+        """Whether one kernel rotates all heads, writes what is cached, and attends to it."""
+        paged, tokens = batch.paged, len(batch.slots)
+        only_rows = not batch.context and not batch.generation and tokens == len(heads)
+        return paged is not None and paged.apart and only_rows and not self.latent and cache.attends_to_turned
+
+    def _of_turned(
+        self, queries: Tensor, batch: Batch, cache: LayerCache, rotation: Rotation, code_scale: Tensor | None
+    ) -> Tensor:
+        """As a call, see `_turns`."""
+        assert batch.paged is not None, "see _turns"
+        dtype = queries.dtype if code_scale is None else torch.float8_e4m3fn
+        out = torch.empty(len(queries), self.num_heads * self.head_size, dtype=dtype, device=queries.device)
+        cache.attend(queries, batch.paged, self._paged, out, code_scale, rotation)
+        return out
 
     def of(
         self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache, code_scale: Tensor | None = None

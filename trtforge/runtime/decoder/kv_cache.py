@@ -15,7 +15,7 @@ from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.cuda.fused import FusedKernels, StepKernels, step_kernels_for
-from trtforge.runtime.cuda.paged_attention import PagedAttention, paged_attention_for
+from trtforge.runtime.cuda.paged_attention import PagedAttention, Turning, paged_attention_for
 from trtforge.runtime.linears.float8 import from_e4m3
 from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows, native_for
@@ -134,16 +134,32 @@ class LayerCache:
         """Whether `attend` takes a `code_scale`."""
         return isinstance(self._in_place, PagedAttention)
 
+    @property
+    def attends_to_turned(self) -> bool:
+        """Whether `attend` takes a `rotation`."""
+        return self.attends_to_codes and isinstance(self._writing, FusedKernels)
+
     def attend(
-        self, queries: Tensor, rows: PagedRows, heads: PagedHeads, out: Tensor, code_scale: Tensor | None = None
+        self,
+        queries: Tensor,
+        rows: PagedRows,
+        heads: PagedHeads,
+        out: Tensor,
+        code_scale: Tensor | None = None,
+        rotation: Rotation | None = None,
     ) -> None:
-        """Attention of single-token rows in place. `code_scale` (1,): `out` gets E4M3 of what is found / code_scale."""
+        """Attention of single-token rows in place. `code_scale` (1,): `out` gets E4M3 of what is found / code_scale.
+
+        `rotation`: of what is still to be rotated and written to the cache, see `PagedAttention.attend`.
+        """
         assert self._in_place is not None, "the rows are only for kernels that exist"
-        if code_scale is None:
-            self._in_place.attend(queries, rows, self._blocks, self._factor, heads, out)
+        turning = None if rotation is None else Turning(rotation.cos, rotation.sin, rotation.interleaved)
+        if isinstance(self._in_place, PagedAttention):
+            self._in_place.attend(queries, rows, self._blocks, self._factor, heads, out, code_scale, turning)
         else:
-            assert isinstance(self._in_place, PagedAttention), "see attends_to_codes"
-            self._in_place.attend(queries, rows, self._blocks, self._factor, heads, out, code_scale)
+            assert code_scale is None, "see attends_to_codes"
+            assert turning is None, "see attends_to_turned"
+            self._in_place.attend(queries, rows, self._blocks, self._factor, heads, out)
 
     def attends_context(self, heads: PagedHeads) -> bool:
         """Whether the CPU kernels compute attention of sequences in place."""

@@ -75,7 +75,10 @@ class Memory(Protocol):
     def rows(self, rows: int) -> int:
         """The rows of the graph that computes steps of so many."""
 
-    def inputs(self, rows: int, wanted: int) -> Inputs:
+    def apart(self, step: Step) -> bool:
+        """Whether the graph that computes a step takes only steps whose rows are apart, see `Step.apart`."""
+
+    def inputs(self, rows: int, wanted: int, apart: bool) -> Inputs:
         """The inputs of a graph of so many rows, the first `wanted` of which give logits."""
 
 
@@ -85,12 +88,14 @@ class PaddedInputs:
 
     Tokens, positions, slots and lengths, then the tables, a row for each column. Rows that pad a step write to the
     block `spare` and attend to it. `windowed`: what layers with windows read, if they have blocks of their own.
+    `apart`: see `Step.apart`; rows that pad a step count as apart, since nobody reads what they compute.
     """
 
     integers: Tensor
     staging: Staging
     block_size: int
     spare: int
+    apart: bool
     windowed: "PaddedInputs | None" = None
 
     def fill(self, step: Step, latest: Tensor | None = None) -> None:
@@ -111,7 +116,7 @@ class PaddedInputs:
         """See Inputs."""
         windowed = None if self.windowed is None else self.windowed.batch()
         wanted = self.integers.shape[1]
-        return _batch(self.integers[:4], self.integers[4:].t(), self.block_size, wanted, windowed)
+        return _batch(self.integers[:4], self.integers[4:].t(), self.block_size, wanted, windowed, self.apart)
 
 
 @dataclass(frozen=True)
@@ -133,10 +138,14 @@ class PaddedMemory:
         """See Memory."""
         return padded_rows(rows)
 
-    def inputs(self, rows: int, wanted: int) -> PaddedInputs:
+    def apart(self, step: Step) -> bool:
+        """See Memory."""
+        return step.apart
+
+    def inputs(self, rows: int, wanted: int, apart: bool) -> PaddedInputs:
         """See Memory. All rows give logits."""
-        windowed = None if self.window_spare is None else PaddedInputs(*self._of(rows, self.window_spare))
-        return PaddedInputs(*self._of(rows, self.spare), windowed)
+        windowed = None if self.window_spare is None else PaddedInputs(*self._of(rows, self.window_spare), apart)
+        return PaddedInputs(*self._of(rows, self.spare), apart, windowed)
 
     def _of(self, rows: int, spare: int) -> tuple[Tensor, Staging, int, int]:
         integers = torch.zeros(4 + self.columns, rows, dtype=torch.int64, device=self.device)
@@ -192,16 +201,22 @@ class ExactMemory:
         """See Memory."""
         return rows
 
-    def inputs(self, rows: int, wanted: int) -> ExactInputs:
+    def apart(self, step: Step) -> bool:
+        """See Memory: the CPU kernels write what all rows cache before any attends to it."""
+        return False
+
+    def inputs(self, rows: int, wanted: int, apart: bool) -> ExactInputs:
         """See Memory. Older graphs keep the memory that they have."""
         if rows > len(self._tables):
             self._integers = np.zeros((4, 2 * rows), dtype=np.int64)
             self._tables = np.zeros((2 * rows, self.columns), dtype=np.int64)
-        windowed = None if self._windowed is None else self._windowed.inputs(rows, wanted)
+        windowed = None if self._windowed is None else self._windowed.inputs(rows, wanted, apart)
         return ExactInputs(self._integers[:, :rows], self._tables[:rows], self._block_size, wanted, windowed)
 
 
-def _batch(integers: Tensor, tables: Tensor, block_size: int, wanted: int, windowed: Batch | None) -> Batch:
+def _batch(
+    integers: Tensor, tables: Tensor, block_size: int, wanted: int, windowed: Batch | None, apart: bool = False
+) -> Batch:
     tokens, positions, slots, lengths = integers
     return Batch(
         tokens=tokens,
@@ -212,7 +227,7 @@ def _batch(integers: Tensor, tables: Tensor, block_size: int, wanted: int, windo
         length=0,
         generation=(),
         context=(),
-        paged=PagedRows(tables, lengths, block_size),
+        paged=PagedRows(tables, lengths, block_size, apart),
         windowed=windowed,
     )
 
@@ -225,13 +240,13 @@ class _Graph:
 
 
 class StepGraphs:
-    """The graphs of a rank: of the most recently used numbers of rows, and of rows with logits."""
+    """The graphs of a rank: of the most recently used numbers of rows and of rows with logits, apart or not."""
 
     def __init__(self, compute: Compute, capture: Capture, memory: Memory) -> None:
         self._compute = compute
         self._capture: Capture | None = capture
         self._memory = memory
-        self._graphs: Recent[tuple[int, int], _Graph] = Recent(MOST_RECORDINGS)
+        self._graphs: Recent[tuple[int, int, bool], _Graph] = Recent(MOST_RECORDINGS)
 
     @property
     def can_capture(self) -> bool:
@@ -241,7 +256,7 @@ class StepGraphs:
     @property
     def captured_rows(self) -> tuple[int, ...]:
         """The numbers of rows for which there are graphs."""
-        return tuple(sorted({rows for rows, _ in self._graphs}))
+        return tuple(sorted({rows for rows, *_ in self._graphs}))
 
     def execute(self, step: Step, latest: Tensor | None = None) -> Outputs | None:
         """The outputs of the step's rows; None, with nothing computed, if a graph does not compute such steps.
@@ -252,7 +267,7 @@ class StepGraphs:
             return None
         count, wanted = len(step.counts), int(step.wanted.sum())
         rows = self._memory.rows(count)
-        key = rows, wanted if wanted < count else rows
+        key = rows, wanted if wanted < count else rows, self._memory.apart(step)
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._captured(*key, step, latest)
@@ -261,7 +276,7 @@ class StepGraphs:
             graph.replay()
         if graph is None:
             return None
-        return graph.outputs if key == (count, wanted) else graph.outputs.first(count, wanted)
+        return graph.outputs if key[:2] == (count, wanted) else graph.outputs.first(count, wanted)
 
     def _takes(self, step: Step) -> bool:
         rows, columns = step.tables.shape
@@ -282,10 +297,10 @@ class StepGraphs:
         with_logits = int(step.wanted.sum())
         return self._memory.some_unwanted and with_logits > 0 and bool(step.wanted[:with_logits].all())
 
-    def _captured(self, rows: int, wanted: int, step: Step, latest: Tensor | None) -> _Graph | None:
+    def _captured(self, rows: int, wanted: int, apart: bool, step: Step, latest: Tensor | None) -> _Graph | None:
         """A graph, whose capture computed the step; None if its operations cannot be captured: never try again."""
         assert self._capture is not None, "see _takes"
-        inputs, captured = self._memory.inputs(rows, wanted), None
+        inputs, captured = self._memory.inputs(rows, wanted, apart), None
         inputs.fill(step, latest)
         batch = inputs.batch()
         try:
@@ -297,5 +312,5 @@ class StepGraphs:
             self._graphs.clear()
             return None
         graph = _Graph(inputs, *captured)
-        self._graphs.put((rows, wanted), graph)
+        self._graphs.put((rows, wanted, apart), graph)
         return graph

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.cuda.fused import FusedKernels, fused_for
+from trtforge.runtime.cuda.products import Products, products_for, readable
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
@@ -57,30 +58,42 @@ class Fp8ScaledMatmul:
         return with_bias(packed, stored, dtype)
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
+        weights_scale = weights.take_scalar(f"{prefix}.weights_scaling_factor").to(place.device)
+        activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
         return ScaledMatmul(
-            columns=weights.take(f"{prefix}.weight", *shape).to(place.device).t(),
-            weights_scale=weights.take_scalar(f"{prefix}.weights_scaling_factor").to(place.device),
-            activation_scale=weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device),
+            weight=weights.take(f"{prefix}.weight", *shape).to(place.device),
+            weights_scale=weights_scale,
+            activation_scale=activation_scale,
+            factor=weights_scale * activation_scale,
             bias=load_bias(weights, prefix, shape, place, bias),
             dtype=place.dtype,
             fused=fused_for(place.device, place.dtype),
+            products=products_for(place.device),
         )
 
 
 @dataclass(frozen=True)
 class ScaledMatmul:
-    """y = x W^T + b of E4M3; `columns` (in, out). x is of type `dtype`, or E4M3 of inputs / activation_scale."""
+    """y = x W^T + b of E4M3. x is of type `dtype`, or E4M3 of inputs / activation_scale.
 
-    columns: Tensor
+    `factor` (1,): the product of both scales. One row is multiplied by a kernel that only reads the weights.
+    """
+
+    weight: Tensor
     weights_scale: Tensor
     activation_scale: Tensor
+    factor: Tensor
     bias: Tensor | None
     dtype: torch.dtype
     fused: FusedKernels | None
+    products: Products | None
 
     def __call__(self, x: Tensor) -> Tensor:
         codes = x if x.dtype is torch.float8_e4m3fn else self._codes(x)
-        y = torch._scaled_mm(codes, self.columns, self.activation_scale, self.weights_scale, out_dtype=self.dtype)
+        if self.products is not None and len(x) == 1:
+            return self.products.one_row(codes, readable(self.weight), self.bias, self.dtype, None, self.factor)
+        columns = self.weight.t()
+        y = torch._scaled_mm(codes, columns, self.activation_scale, self.weights_scale, out_dtype=self.dtype)
         return y if self.bias is None else y.add_(self.bias)
 
     @property

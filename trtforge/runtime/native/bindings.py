@@ -43,11 +43,15 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PagedRows:
-    """Single-token rows: int64 block numbers (rows, columns) and lengths (rows,), the token itself included."""
+    """Single-token rows: int64 block numbers (rows, columns) and lengths (rows,), the token itself included.
+
+    `apart`: see `Step.apart`; False where nobody asks.
+    """
 
     tables: Tensor
     lengths: Tensor
     block_size: int
+    apart: bool = False
 
 
 @dataclass(frozen=True)
