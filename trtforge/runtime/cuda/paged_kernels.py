@@ -44,6 +44,14 @@ def _first_seen(length, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def _part_of(length, split, TOKENS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The positions that a split attends to, from the first one to before the second one; and how many splits do."""
+    first = _first_seen(length, WINDOW, CHUNK)
+    part = tl.cdiv(length - first, TOKENS * SPLITS) * TOKENS
+    return first + split * part, tl.minimum(length, first + (split + 1) * part), tl.cdiv(length - first, part)
+
+
+@triton.jit
 def _keep(sums, largest, totals, at, own, known, dims, most, total, found, SIZE: tl.constexpr):
     """Store what a split found, for the program that combines them."""
     tl.store(largest + at, most, mask=own)
@@ -73,10 +81,67 @@ def _combined(sums, largest, totals, first_part, count, own, known, dims, SIZE: 
 
 
 @triton.jit
+def _of_all_parts(
+    sums,
+    largest,
+    totals,
+    counter,
+    first_part,
+    split,
+    count,
+    own,
+    known,
+    dims,
+    most,
+    total,
+    found,
+    SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Whether this program is the last one of `count` parts; what all of them found, if it is."""
+    last = True
+    if SPLITS > 1 and count > 1:
+        _keep(sums, largest, totals, first_part + split, own, known, dims, most, total, found, SIZE)
+        last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+        if last:
+            tl.store(counter, 0)
+            most, total, found = _combined(sums, largest, totals, first_part, count, own, known, dims, SIZE, SPLITS)
+    return last, most, total, found
+
+
+@triton.jit
 def _with_sinks(most, total, found, sinks):
     """The sums and the total with a logit beside the scores, whose value is zero."""
     higher = tl.maximum(most, sinks)
     return found * tl.exp(most - higher)[:, None], total * tl.exp(most - higher) + tl.exp(sinks - higher)
+
+
+@triton.jit
+def _cache_last(key, value_at, cell, to_value, dims, inside, scale, E4M3: tl.constexpr):
+    """Store a token's key and its value in the cache, the value `to_value` further."""
+    int8: tl.constexpr = cell.dtype.element_ty == tl.int8
+    value = tl.load(value_at + dims, mask=inside, other=0.0)
+    tl.store(cell + dims, as_cached(key, scale, int8, E4M3), mask=inside)
+    tl.store(cell + to_value + dims, as_cached(value, scale, int8, E4M3), mask=inside)
+
+
+@triton.jit
+def _changed(scores, heads, own, positions, seen, slopes, cap, CAPPED: tl.constexpr, BIASED: tl.constexpr):
+    """Scores (heads, positions) as a model changes them before the softmax, of the positions that are `seen`."""
+    if CAPPED:
+        scores = cap - 2 * cap / (tl.exp(2 * scores / cap) + 1)  # cap x tanh(scores / cap)
+    if BIASED:
+        scores += tl.load(slopes + heads, mask=own, other=0.0)[:, None] * positions[None, :].to(tl.float32)
+    return tl.where(seen[None, :], scores, float("-inf"))
+
+
+@triton.jit
+def _with_scores(scores, values, most, total, found):
+    """The largest score, the total and the sums with those of more positions."""
+    higher = tl.maximum(most, tl.max(scores, 1))
+    weights, kept = tl.exp(scores - higher[:, None]), tl.exp(most - higher)
+    total = total * kept + tl.sum(weights, 1)
+    return higher, total, found * kept[:, None] + _product(weights.to(values.dtype), values)
 
 
 @triton.jit
@@ -126,51 +191,42 @@ def attend_paged(
 ):
     """Program (row, KV head, split): the query heads of a KV head over one part of the row's context.
 
-    A short context has fewer parts than SPLITS. Of several parts each writes sums (rows, heads, SPLITS, SIZE) of
-    values, largest and totals (rows, heads, SPLITS), and the one that arrives last makes the output of them; it leaves
-    `arrived` (rows x KV heads) zero again. VALUES: from a key's vector to that of its value. WINDOW, CHUNK: or 0. See
-    `as_stored`. DIM: 0, or how many elements of queries and keys are rotated first, with cosines and sines (rows, DIM),
-    see `rotate`; the last token's keys and values, which follow the queries, are then written to the cache, too. Tables
-    and lengths are a step's inputs, which no kernel writes: they are read before the previous kernel has ended.
+    Of several parts, up to SPLITS, each writes sums (rows, heads, SPLITS, SIZE) of values, largest and totals (rows,
+    heads, SPLITS), and the one that arrives last makes the output of them; it leaves `arrived` (rows x KV heads) zero.
+    VALUES: from a key's vector to that of its value. WINDOW, CHUNK: or 0. See `as_stored`. DIM: 0, or elements that are
+    rotated first, see `rotate`, of queries and keys; the last key and value, which follow the queries, are then cached.
+    No kernel writes tables and lengths, a step's inputs: they are read before the previous kernel has ended.
     """
     if EARLY:
         gdc_launch_dependents()
-    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, kv_head, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     kind: tl.constexpr = queries.dtype.element_ty
     groups, dims = tl.arange(0, GROUP_PADDED), tl.arange(0, SIZE_PADDED)
-    heads = kv_head * GROUP + groups
-    own, inside = groups < GROUP, dims < SIZE
+    heads, own, inside = kv_head * GROUP + groups, groups < GROUP, dims < SIZE
     known = own[:, None] & inside[None, :]
-    vectors = queries + row.to(tl.int64) * query_row
-    length = tl.load(lengths + row).to(tl.int32)
-    first = _first_seen(length, WINDOW, CHUNK)
-    part = tl.cdiv(length - first, TOKENS * SPLITS) * TOKENS
-    begin, end = first + split * part, tl.minimum(length, first + (split + 1) * part)
+    vectors, kv_heads = queries + row * query_row, tl.num_programs(1)
+    query_at, length = vectors + heads[:, None] * query_head, tl.load(lengths + row).to(tl.int32)
+    begin, end, parts = _part_of(length, split, TOKENS, SPLITS, WINDOW, CHUNK)
     if begin >= end:
         return
-    positions, table = begin + tl.arange(0, TOKENS), tables + row.to(tl.int64) * table_row
+    positions, table = begin + tl.arange(0, TOKENS), tables + row * table_row
     blocks = tl.load(table + (positions // BLOCK).to(tl.int64) * table_column, mask=positions < end, other=0)
     if EARLY:
         gdc_wait()
     if DIM > 0:
-        cosines += row.to(tl.int64) * DIM
-        sines += row.to(tl.int64) * DIM
-        query_at, turns = vectors + heads[:, None] * query_head, known & (dims < DIM)[None, :]
-        query = turned(query_at, dims[None, :], known, turns, cosines, sines, DIM, INTERLEAVED)
+        cosines, sines = cosines + row * DIM, sines + row * DIM
+        query = turned(query_at, dims[None, :], known, known & (dims < DIM)[None, :], cosines, sines, DIM, INTERLEAVED)
         if end == length:
+            key_at = vectors + (kv_heads * GROUP + kv_head) * query_head
             block = tl.load(table + ((length - 1) // BLOCK).to(tl.int64) * table_column)
-            cell = cache + block * cache_block + (length - 1) % BLOCK * cache_slot + kv_head * cache_vector + dims
-            key_at = vectors + (tl.num_programs(1) * GROUP + kv_head) * query_head
-            key = turned(key_at, dims, inside, inside & (dims < DIM), cosines, sines, DIM, INTERLEAVED)
-            value = tl.load(key_at + tl.num_programs(1) * query_head + dims, mask=inside, other=0.0)
-            int8: tl.constexpr = cache.dtype.element_ty == tl.int8
-            tl.store(cell, as_cached(key, cache_scale, int8, E4M3), mask=inside)
-            tl.store(cell + VALUES * cache_vector, as_cached(value, cache_scale, int8, E4M3), mask=inside)
-        tl.debug_barrier()  # what is stored, this program reads below
+            cell = cache + block * cache_block + (length - 1) % BLOCK * cache_slot + kv_head * cache_vector
+            key = turned(key_at, dims, inside, dims < DIM, cosines, sines, DIM, INTERLEAVED)
+            value_at = key_at + kv_heads * query_head
+            _cache_last(key, value_at, cell, VALUES * cache_vector, dims, inside, cache_scale, E4M3)
+        tl.debug_barrier()  # what is stored, this program reads
     else:
-        query = tl.load(vectors + heads[:, None] * query_head + dims[None, :], mask=known, other=0.0)
-    most = tl.full([GROUP_PADDED], float("-inf"), tl.float32)
-    total = tl.zeros([GROUP_PADDED], tl.float32)
+        query = tl.load(query_at + dims[None, :], mask=known, other=0.0)
+    most, total = tl.full([GROUP_PADDED], float("-inf"), tl.float32), tl.zeros([GROUP_PADDED], tl.float32)
     found = tl.zeros([GROUP_PADDED, SIZE_PADDED], tl.float32)
     for start in range(begin, end, TOKENS):
         positions = start + tl.arange(0, TOKENS)
@@ -181,28 +237,15 @@ def attend_paged(
         values = tl.load(cache + keys_at[:, None] + VALUES * cache_vector + dims[None, :], mask=stored, other=0)
         blocks = tl.load(table + (following // BLOCK).to(tl.int64) * table_column, mask=following < end, other=0)
         scores = _product(query, tl.trans(_numbers(codes, E4M3, kind))) * (scale * cache_scale)
-        if CAPPED:
-            scores = cap - 2 * cap / (tl.exp(2 * scores / cap) + 1)  # cap x tanh(scores / cap)
-        if BIASED:
-            scores += tl.load(slopes + heads, mask=own, other=0.0)[:, None] * positions[None, :].to(tl.float32)
-        scores = tl.where(seen[None, :], scores, float("-inf"))
-        higher = tl.maximum(most, tl.max(scores, 1))
-        weights, kept = tl.exp(scores - higher[:, None]), tl.exp(most - higher)
-        total = total * kept + tl.sum(weights, 1)
-        found = found * kept[:, None] + _product(weights.to(kind), _numbers(values, E4M3, kind))
-        most = higher
-    last, count = True, tl.cdiv(length - first, part)
-    if SPLITS > 1 and count > 1:
-        first_part = (row.to(tl.int64) * tl.num_programs(1) * GROUP + heads) * SPLITS
-        _keep(sums, largest, totals, first_part + split, own, known, dims, most, total, found, SIZE)
-        counter = arrived + row * tl.num_programs(1) + kv_head
-        last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
-        if last:
-            tl.store(counter, 0)
-            most, total, found = _combined(sums, largest, totals, first_part, count, own, known, dims, SIZE, SPLITS)
+        scores = _changed(scores, heads, own, positions, seen, slopes, cap, CAPPED, BIASED)
+        most, total, found = _with_scores(scores, _numbers(values, E4M3, kind), most, total, found)
+    at, counter = (row * kv_heads * GROUP + heads) * SPLITS, arrived + row * kv_heads + kv_head
+    last, most, total, found = _of_all_parts(
+        sums, largest, totals, counter, at, split, parts, own, known, dims, most, total, found, SIZE, SPLITS
+    )
     if last:
         found = found * cache_scale
         if SINKS:
             found, total = _with_sinks(most, total, found, tl.load(sinks + heads, mask=own, other=0.0))
-        out_at = row.to(tl.int64) * out_row + heads[:, None] * SIZE + dims[None, :]
-        tl.store(out + out_at, as_stored(found / total[:, None], out, code_scale, kind), mask=known)
+        out_at = out + row * out_row + heads[:, None] * SIZE + dims[None, :]
+        tl.store(out_at, as_stored(found / total[:, None], out, code_scale, kind), mask=known)
