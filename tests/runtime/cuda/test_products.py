@@ -32,7 +32,8 @@ def test_one_row(
     dtype: torch.dtype, biased: bool, outputs: int, inputs: int, many: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the programs of layers with few outputs and with many."""
-    monkeypatch.setattr(cuda_products, "_MANY_OUTPUTS", 0 if many else 4096)
+    for name in ("_FEW_OUTPUTS", "_MANY_OUTPUTS"):
+        monkeypatch.setattr(cuda_products, name, 0 if many else 4096)
     x, weight = randn(1, inputs, dtype=dtype), randn(outputs, inputs, dtype=dtype, seed=1)
     bias = randn(outputs, dtype=dtype, seed=2) if biased else None
     exact = x.double() @ weight.double().t() + (0 if bias is None else bias.double())

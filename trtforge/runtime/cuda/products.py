@@ -72,11 +72,11 @@ class _RowShape:
 
 def _row_shape_for(outputs: int, size: int) -> _RowShape:
     """`size`: of a weight in bytes. Measured on an H200 with the layers of Llama 1B and 8B, in bfloat16 and FP8."""
-    if outputs > _MANY_OUTPUTS:
-        return _RowShape(4, 2048, warps=4, ahead=False)
-    if size > 1:
+    if size > 1 and outputs <= _MANY_OUTPUTS:
         return _RowShape(8, 1024, warps=8 if outputs <= _FEW_OUTPUTS else 4, ahead=True)
-    return _RowShape(2 if outputs <= _FEW_OUTPUTS else 4, 4096 if outputs <= _FEW_OUTPUTS else 2048, 4, ahead=False)
+    if outputs <= _FEW_OUTPUTS:
+        return _RowShape(2, 4096, warps=4, ahead=False)
+    return _RowShape(4, 2048, warps=4, ahead=False)
 
 
 class Products:
