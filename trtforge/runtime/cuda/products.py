@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from trtforge.models.kernels import TILE_OUTPUTS
+from trtforge.runtime.cuda.fused import COLUMNS
 from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.triton_support import converts_e4m3, power_from, processors_of, runs_triton
 
@@ -27,7 +28,6 @@ _INPUTS_OF_CODES = 128  # of 8 bits, of a program's step
 _LEAST_SIDE = 8  # of a matrix product
 _MOST_TOGETHER = 64  # rows of a program
 _FEW_OUTPUTS, _MANY_OUTPUTS = 2048, 4096  # of a layer that multiplies one row
-_COLUMNS = 1024  # of a program that expands weights or scales sums
 
 
 def readable(codes: Tensor) -> Tensor:
@@ -203,12 +203,12 @@ class Products:
         values = torch.empty(outputs, inputs, dtype=torch.bfloat16, device=weight.device)
         self._launch(
             self._kernels.expand_codes,
-            (outputs, -(-inputs // _COLUMNS), 1),
+            (outputs, -(-inputs // COLUMNS), 1),
             weight,
             values if scales is None else scales,
             values,
             inputs,
-            COLUMNS=_COLUMNS,
+            COLUMNS=COLUMNS,
             CONVERTS=self._e4m3,
             SCALED=scales is not None,
         )
@@ -230,14 +230,14 @@ class Products:
         y = sums if into is None else into
         self._launch(
             self._kernels.scale_sums,
-            (rows, -(-outputs // _COLUMNS), 1),
+            (rows, -(-outputs // COLUMNS), 1),
             sums,
             scales,
             scales if factors is None else factors,
             y if bias is None else bias,
             y,
             outputs,
-            COLUMNS=_COLUMNS,
+            COLUMNS=COLUMNS,
             FACTORED=factors is not None,
             BIASED=bias is not None,
         )

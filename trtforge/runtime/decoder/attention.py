@@ -193,9 +193,17 @@ def _generation(
     return found
 
 
+def apart(step: Step) -> bool:
+    """Whether every row is the only one of its sequence, so that no row attends to what another one computes.
+
+    Drafts are rows with the blocks of the row before; rows of other sequences have a last block of their own.
+    """
+    return not (step.tables[1:] == step.tables[:-1]).all(axis=1).any()
+
+
 def _paged(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedRows:
     tables, lengths = np.ascontiguousarray(step.tables[:rows]), step.starts[:rows] + 1
-    return PagedRows(sent(tables, device), sent(lengths, device), tokens_per_block, step.apart)
+    return PagedRows(sent(tables, device), sent(lengths, device), tokens_per_block, apart(step))
 
 
 def _packed(values: Ints, device: torch.device, pads: bool = False) -> Tensor:

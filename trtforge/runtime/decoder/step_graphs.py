@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.cuda.pinned import Staging
-from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.attention import Batch, apart
 from trtforge.runtime.decoder.latest import put_latest
 from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.decoder.recent import Recent
@@ -76,7 +76,7 @@ class Memory(Protocol):
         """The rows of the graph that computes steps of so many."""
 
     def apart(self, step: Step) -> bool:
-        """Whether the graph that computes a step takes only steps whose rows are apart, see `Step.apart`."""
+        """Whether the graph that computes a step takes only steps whose rows are apart, see `attention.apart`."""
 
     def inputs(self, rows: int, wanted: int, apart: bool) -> Inputs:
         """The inputs of a graph of so many rows, the first `wanted` of which give logits."""
@@ -88,7 +88,7 @@ class PaddedInputs:
 
     Tokens, positions, slots and lengths, then the tables, a row for each column. Rows that pad a step write to the
     block `spare` and attend to it. `windowed`: what layers with windows read, if they have blocks of their own.
-    `apart`: see `Step.apart`; rows that pad a step count as apart, since nobody reads what they compute.
+    `apart`: see `attention.apart`; rows that pad a step count as apart, since nobody reads what they compute.
     """
 
     integers: Tensor
@@ -140,7 +140,7 @@ class PaddedMemory:
 
     def apart(self, step: Step) -> bool:
         """See Memory."""
-        return step.apart
+        return apart(step)
 
     def inputs(self, rows: int, wanted: int, apart: bool) -> PaddedInputs:
         """See Memory. All rows give logits."""

@@ -102,14 +102,6 @@ class Step:
         """Number of single-token rows."""
         return int((self.counts == 1).sum())
 
-    @property
-    def apart(self) -> bool:
-        """Whether every row is the only one of its sequence, so that no row attends to what another one computes.
-
-        Drafts are rows with the blocks of the row before; rows of other sequences have a last block of their own.
-        """
-        return not (self.tables[1:] == self.tables[:-1]).all(axis=1).any()
-
     def positions(self) -> tuple[Ints, Ints]:
         """The row of each packed token, and its position in that row's sequence."""
         if len(self.tokens) == len(self.counts):
