@@ -207,7 +207,7 @@ def attend_paged(
     vectors, kv_heads = queries + row * query_row, tl.num_programs(1)
     query_at, length = vectors + heads[:, None] * query_head, tl.load(lengths + row).to(tl.int32)
     begin, end, parts = _part_of(length, split, TOKENS, SPLITS, WINDOW, CHUNK)
-    if begin >= end:
+    if begin >= end:  # never in the first split, which waits: there is a token
         return
     positions, table = begin + tl.arange(0, TOKENS), tables + row * table_row
     blocks = tl.load(table + (positions // BLOCK).to(tl.int64) * table_column, mask=positions < end, other=0)

@@ -20,7 +20,8 @@ _E4M3_MAX, _INT8_MAX = tl.constexpr(FP8_MAX), tl.constexpr(INT8_MAX)
 def wait_for_previous(EARLY: tl.constexpr):
     """Let the next kernel start, and wait for the previous one where this one may have started before its end.
 
-    See `Launcher`. Every program of every kernel that starts early must wait: then all earlier kernels have ended.
+    See `Launcher`. Every program that reads or writes what kernels compute must wait, and one of every kernel that
+    starts early: then all earlier kernels have ended.
     """
     if EARLY:
         gdc_launch_dependents()
