@@ -123,7 +123,7 @@ def test_nvfp4_in_tiles_of_fewer_inputs_and_in_splits(inputs: int, monkeypatch: 
 def test_codes_in_splits_of_the_inputs(processors: int) -> None:
     """Counters are left as they were found."""
     weight, kernels = random_codes(192, 9 * 128 + 16, e4m3=False).to(DEVICE), products(processors)
-    scales, counters = torch.rand(192).to(DEVICE), kernels.new_counters()
+    scales, counters = torch.rand(192).to(DEVICE), kernels.new_counters(192)
     for rows in (5, 70):
         x, factors = randn(rows, 9 * 128 + 16, dtype=torch.bfloat16), torch.rand(rows).to(DEVICE)
         exact = x.double() @ weight.double().t() * scales.double() * factors.double().unsqueeze(1)

@@ -71,7 +71,7 @@ def test_int4(rows: int, group: int) -> None:
     tiles, scales, values = random_int4(192, 4 * group, group)
     x, bias = randn(rows, 4 * group, dtype=torch.bfloat16), randn(192, dtype=torch.bfloat16, seed=2)
     kernels = products()
-    counters = kernels.new_counters()
+    counters = kernels.new_counters(192)
     for added in (None, bias):
         exact = x.double() @ values.t() + (0 if added is None else added.double())
         assert error(kernels.int4(x, tiles, scales, added, counters), exact) < TOLERANCES[torch.bfloat16]
@@ -90,7 +90,7 @@ def test_int4_in_splits_of_the_inputs(processors: int) -> None:
     }[processors]
     for rows in (1, 5, 64):
         x = randn(rows, 33 * 32, dtype=torch.bfloat16, seed=rows)
-        found = kernels.int4(x, tiles, scales, None, kernels.new_counters())
+        found = kernels.int4(x, tiles, scales, None, kernels.new_counters(192))
         assert error(found, x.double() @ values.t()) < TOLERANCES[torch.bfloat16]
 
 
@@ -101,14 +101,14 @@ def test_products_that_are_split_have_counters(rows: int, tiles: int, groups: in
     kernels = products(processors)
     splits = kernels._splits(shape, programs, groups)
     assert 1 <= splits <= max(1, groups)
-    assert splits == 1 or programs <= len(kernels.new_counters())
+    assert splits == 1 or programs <= len(kernels.new_counters(tiles * TILE))
 
 
 def test_int4_of_one_row_that_is_scaled_first() -> None:
     tiles, scales, values = random_int4(64, 256, 64)
     x, factors = randn(1, 256, dtype=torch.bfloat16), randn(256, dtype=torch.bfloat16, seed=1)
     exact, kernels = (x * factors).double() @ values.t(), products()
-    found = kernels.int4(x, tiles, scales, None, kernels.new_counters(), factors)
+    found = kernels.int4(x, tiles, scales, None, kernels.new_counters(192), factors)
     assert error(found, exact) < 2 * TOLERANCES[torch.bfloat16]
 
 
@@ -116,7 +116,7 @@ def test_int4_of_rows_of_a_wider_tensor() -> None:
     tiles, scales, values = random_int4(64, 256, 64)
     x = randn(5, 300, dtype=torch.bfloat16)[:, :256]
     kernels = products()
-    counters = kernels.new_counters()
+    counters = kernels.new_counters(192)
     assert error(kernels.int4(x, tiles, scales, None, counters), x.double() @ values.t()) < TOLERANCES[torch.bfloat16]
     assert kernels.int4(x[:0], tiles, scales, None, counters).shape == (0, 64)
 

@@ -22,7 +22,8 @@ TILE = TILE_OUTPUTS
 MOST_ROWS = 128
 """Of products with codes as they are: more take longer than expanding the weights first."""
 _MOST_EXPANDED = 1 << 26  # weights: more are expanded in slices, which take 128 MB
-_COUNTERS = 64  # for each multiprocessor: products of more programs are not split
+_COUNTERS = 64  # for each multiprocessor: products of one row by more programs are not split
+_COUNTERS_OF_ROWS = 4  # of several rows
 _LEAST_GROUPS = 2  # of a split's inputs
 _INPUTS_OF_CODES = 128  # of 8 bits, of a program's step
 _LEAST_SIDE = 8  # of a matrix product
@@ -96,12 +97,14 @@ class Products:
         self._processors = processors
         self._device = device
 
-    def new_counters(self) -> Tensor:
-        """What `codes`, `int4` and `nvfp4` take: zeros, which every product leaves zero again.
+    def new_counters(self, outputs: int) -> Tensor:
+        """What `codes`, `int4` and `nvfp4` of so many outputs take: zeros, which every product leaves zero again.
 
         Products at the same time need their own.
         """
-        return torch.zeros(_COUNTERS * self._processors, dtype=torch.int32, device=self._device)
+        of_one_row = min(_COUNTERS * self._processors, -(-outputs // _shape_for(1).outputs))
+        most = max(of_one_row, _COUNTERS_OF_ROWS * self._processors)
+        return torch.zeros(most, dtype=torch.int32, device=self._device)
 
     def one_row(
         self,

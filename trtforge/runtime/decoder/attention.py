@@ -196,9 +196,10 @@ def _generation(
 def apart(step: Step) -> bool:
     """Whether every row is the only one of its sequence, so that no row attends to what another one computes.
 
-    Drafts are rows with the blocks of the row before; rows of other sequences have a last block of their own.
+    Drafts are rows with the blocks of the row before; rows of other sequences have a last block of their own, but for
+    rows that only pad a batch, which give no logits: they compute a token again whose block others may share.
     """
-    return not (step.tables[1:] == step.tables[:-1]).all(axis=1).any()
+    return bool(step.wanted.all()) and not (step.tables[1:] == step.tables[:-1]).all(axis=1).any()
 
 
 def _paged(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedRows:

@@ -38,7 +38,7 @@ class CodesProduct:
     @classmethod
     def of(cls, products: Products, weight: Tensor, scales: Tensor, bias: Tensor | None) -> "CodesProduct":
         """On the device of `bias` and of the kernels."""
-        return cls(products, readable(weight), scales.contiguous(), bias, products.new_counters())
+        return cls(products, readable(weight), scales.contiguous(), bias, products.new_counters(len(weight)))
 
     def __call__(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
         """`factors` (rows,): of the sums of each row."""

@@ -40,7 +40,7 @@ class Int4Tiled:
         if products is None or fused is None:
             multiply = matrix(values_of(tiles, scales).to(place.dtype), vector)
             return multiply if prequant is None else lambda x: multiply(x * prequant)
-        counters = products.new_counters()
+        counters = products.new_counters(shape[0])
 
         def linear(x: Tensor) -> Tensor:
             if len(x) == 1:
@@ -72,7 +72,7 @@ class W4A8Tiled:
         if products is None or rounding is None:
             multiply = matrix(values_of(tiles, scales).to(place.dtype), vector)
             return lambda x: multiply(round_to_e4m3(x * input_scales, 1.0).to(x.dtype))
-        counters, one = products.new_counters(), torch.ones(1, device=place.device)
+        counters, one = products.new_counters(shape[0]), torch.ones(1, device=place.device)
 
         def linear(x: Tensor) -> Tensor:
             numbers = rounding(x, "e4m3", one, input_scales)

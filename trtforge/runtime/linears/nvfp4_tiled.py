@@ -54,7 +54,7 @@ class Nvfp4Tiled:
         if products is None or rounding is None:
             multiply = matrix(values_of(tiles, blocks).to(wide(place.dtype)))
             return by_numbers(multiply, activation_scale, float(factor), vector)
-        counters, scales = products.new_counters(), factor.expand(outputs).contiguous()
+        counters, scales = products.new_counters(shape[0]), factor.expand(outputs).contiguous()
 
         def linear(x: Tensor) -> Tensor:
             numbers = rounding(x, "nvfp4", activation_scale)
