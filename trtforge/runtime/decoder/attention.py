@@ -265,8 +265,8 @@ class Attention:
         """
         seen = batch.seen_by(self.reach)
         queries, vectors = heads[:, : self.num_heads], heads[:, self.num_heads :]
-        if rotation is not None and self._turns(seen, heads, cache):
-            return self._of_turned(queries, seen, cache, rotation, code_scale)
+        if rotation is not None and seen.paged is not None and self._turns(seen, heads, cache):
+            return self._of_rows(queries, seen.paged, cache, code_scale, rotation)
         if rotation is not None:
             counts = {"queries": self.num_heads, "keys": self.num_kv_heads}
             if len(seen.slots) == len(heads) and cache.rotate_and_write(heads, rotation, seen.slots, **counts):
@@ -280,14 +280,18 @@ class Attention:
         only_rows = not batch.context and not batch.generation and tokens == len(heads)
         return paged is not None and paged.apart and only_rows and not self.latent and cache.attends_to_turned
 
-    def _of_turned(
-        self, queries: Tensor, batch: Batch, cache: LayerCache, rotation: Rotation, code_scale: Tensor | None
+    def _of_rows(
+        self,
+        queries: Tensor,
+        rows: PagedRows,
+        cache: LayerCache,
+        code_scale: Tensor | None,
+        rotation: Rotation | None = None,
     ) -> Tensor:
-        """As a call, see `_turns`."""
-        assert batch.paged is not None, "see _turns"
+        """As a call, where all tokens are single-token rows of a GPU, which pads nothing."""
         dtype = queries.dtype if code_scale is None else torch.float8_e4m3fn
         out = torch.empty(len(queries), self.num_heads * self.head_size, dtype=dtype, device=queries.device)
-        cache.attend(queries, batch.paged, self._paged, out, code_scale, rotation)
+        cache.attend(queries, rows, self._paged, out, code_scale, rotation)
         return out
 
     def of(
@@ -305,12 +309,9 @@ class Attention:
         tokens = len(batch.slots)
         if len(batch.generation) == 1 and not batch.context and tokens == len(queries):
             return self._generate(queries, batch.generation[0], cache)
-        shape = len(queries), self.num_heads * self.head_size
         if batch.paged is not None and code_scale is not None and cache.attends_to_codes and not batch.context:
-            codes = torch.empty(shape, dtype=torch.float8_e4m3fn, device=queries.device)  # a GPU pads nothing
-            cache.attend(queries, batch.paged, self._paged, codes, code_scale)
-            return codes
-        out = torch.empty(shape, dtype=queries.dtype, device=queries.device)
+            return self._of_rows(queries, batch.paged, cache, code_scale)
+        out = queries.new_empty(len(queries), self.num_heads * self.head_size)
         out[tokens:] = 0
         if batch.paged is not None:
             cache.attend(queries, batch.paged, self._paged, out)

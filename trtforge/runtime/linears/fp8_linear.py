@@ -61,7 +61,7 @@ class Fp8ScaledMatmul:
         weights_scale = weights.take_scalar(f"{prefix}.weights_scaling_factor").to(place.device)
         activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
         return ScaledMatmul(
-            weight=weights.take(f"{prefix}.weight", *shape).to(place.device),
+            columns=weights.take(f"{prefix}.weight", *shape).to(place.device).t(),
             weights_scale=weights_scale,
             activation_scale=activation_scale,
             factor=weights_scale * activation_scale,
@@ -74,12 +74,12 @@ class Fp8ScaledMatmul:
 
 @dataclass(frozen=True)
 class ScaledMatmul:
-    """y = x W^T + b of E4M3. x is of type `dtype`, or E4M3 of inputs / activation_scale.
+    """y = x W^T + b of E4M3; `columns` (in, out). x is of type `dtype`, or E4M3 of inputs / activation_scale.
 
     `factor` (1,): the product of both scales. One row is multiplied by a kernel that only reads the weights.
     """
 
-    weight: Tensor
+    columns: Tensor
     weights_scale: Tensor
     activation_scale: Tensor
     factor: Tensor
@@ -91,9 +91,8 @@ class ScaledMatmul:
     def __call__(self, x: Tensor) -> Tensor:
         codes = x if x.dtype is torch.float8_e4m3fn else self._codes(x)
         if self.products is not None and len(x) == 1:
-            return self.products.one_row(codes, readable(self.weight), self.bias, self.dtype, None, self.factor)
-        columns = self.weight.t()
-        y = torch._scaled_mm(codes, columns, self.activation_scale, self.weights_scale, out_dtype=self.dtype)
+            return self.products.one_row(codes, readable(self.columns.t()), self.bias, self.dtype, None, self.factor)
+        y = torch._scaled_mm(codes, self.columns, self.activation_scale, self.weights_scale, out_dtype=self.dtype)
         return y if self.bias is None else y.add_(self.bias)
 
     @property
