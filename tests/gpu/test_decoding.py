@@ -8,6 +8,7 @@ import torch
 
 from tests.gpu.engines import BLOCK, LENGTHS, TOKENS, checkpoint_of, decoded, error, gpu_engine, ranks_of, reference_of
 from tests.gpu.test_formats import DTYPES
+from tests.runtime.cuda import test_paged_contexts as contexts
 from tests.runtime.cuda.test_paged_attention import TOLERANCES, Case, difference
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.recipe import KvCacheFormat
@@ -40,6 +41,21 @@ def test_the_paged_kernel_equals_gathered_blocks(
     """One long context, split, and many rows."""
     case = Case(lengths, kv_heads=8, group=4, size=size, block=32, reach=reach, kv=kv, dtype=dtype, processors=132)
     assert difference(case) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("kv", ["none", "fp8", "int8"])
+@pytest.mark.parametrize("reach", [ALL, Reach(window=1000), Reach(chunk=2048)])
+@pytest.mark.parametrize("chunks", [((5000, 20),), ((3000, 1500), (0, 700), (40, 90), (900, 1)), ((4000, 7), (0, 3))])
+@pytest.mark.parametrize("size", [64, 96, 128, 256])
+def test_the_kernel_of_chunks_equals_gathered_blocks(
+    dtype: torch.dtype, kv: KvCacheFormat, reach: Reach, chunks: tuple[tuple[int, int], ...], size: int
+) -> None:
+    """A few tokens after many, whose context is split, and all kinds together."""
+    case = contexts.Case(
+        chunks, kv_heads=8, group=4, size=size, block=32, reach=reach, kv=kv, dtype=dtype, processors=132
+    )
+    assert contexts.difference(case) < TOLERANCES[dtype]
 
 
 @pytest.mark.parametrize("kv", [None, "FP8", "INT8"])
@@ -101,6 +117,29 @@ def test_graphs_compute_what_single_operations_do(
     graphs = replayed.models[0].graphs
     assert graphs is not None
     assert graphs.captured_rows == (padded_rows(len(LENGTHS)),)
+
+
+@pytest.mark.parametrize("quant", [None, "FP8", "W8A16", "W4A16_AWQ"])
+@pytest.mark.parametrize("kv", [None, "FP8"])
+def test_prompts_from_graphs_are_those_of_single_operations(
+    quant: str | None, kv: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of several lengths, of which all but the first ones are replayed."""
+    source = gpu_engine(checkpoint_of(tmp_path, quant=quant, kv=kv), tmp_path / "engine", "bfloat16")
+    replayed = ranks_of(source)
+    monkeypatch.setattr(rank_model, "graph_capture_for", lambda device: None)
+    eager = ranks_of(source)
+    zero, one = np.array([0]), np.array([1])
+    for row, length in enumerate((30, 64, 9, 50, 30)):
+        tokens = np.array((TOKENS[row % len(TOKENS)] * 4)[:length])
+        step = Step(zero, np.array([length]), one, 1 + np.arange(-(-length // BLOCK)).reshape(1, -1), tokens)
+        found, expected = replayed.execute(step), eager.execute(step)
+        assert found is not None
+        assert expected is not None
+        assert error(found.cpu(), expected.cpu()) < 0.02
+    graphs = replayed.models[0].prompt_graphs
+    assert graphs is not None
+    assert graphs.captured_rows == (64,)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from trtforge.runtime.architecture.positions import Reach
-from trtforge.runtime.decoder.attention import Attention, Batch
+from trtforge.runtime.decoder.attention import Attention
+from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch
 from trtforge.runtime.decoder.padding import buckets, padded_rows
 from trtforge.runtime.decoder.scores import FusedScores

@@ -13,7 +13,8 @@ from trtforge.formats.trtllm import read_checkpoint_config
 from trtforge.runtime.architecture.positions import ALL
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.architecture.spec_parts import LatentSpec
-from trtforge.runtime.decoder.attention import Attention, ContextRow
+from trtforge.runtime.decoder.attention import Attention
+from trtforge.runtime.decoder.batch import ContextRow
 from trtforge.runtime.decoder.kv_capacity import block_bytes
 from trtforge.runtime.decoder.latent import LatentAttention
 from trtforge.runtime.decoder.scores import FusedScores
@@ -95,7 +96,9 @@ def test_keys_are_expanded_where_that_takes_fewer_products() -> None:
     )  # type: ignore[arg-type]
 
     def expands(*contexts: tuple[int, int]) -> bool:
-        rows = tuple(ContextRow(0, count, start, torch.empty(0)) for start, count in contexts)
+        rows = tuple(
+            ContextRow(0, count, start, np.zeros(0, dtype=np.int64), torch.device("cpu")) for start, count in contexts
+        )
         return attention._expands(SimpleNamespace(context=rows))  # type: ignore[arg-type]
 
     assert not expands()

@@ -15,7 +15,14 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from trtforge.runtime.cuda import paged_kernels, product_kernels, rounding_kernels, step_kernels, tile_kernels
+from trtforge.runtime.cuda import (
+    context_kernels,
+    paged_kernels,
+    product_kernels,
+    rounding_kernels,
+    step_kernels,
+    tile_kernels,
+)
 from trtforge.runtime.cuda.products import _row_shape_for, _shape_for
 
 _STRIDES = [
@@ -32,7 +39,7 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 def variants(sm: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """Kernels with the types of their arguments and their constants."""
     e4m3 = sm >= _E4M3_SM
-    return [*_attention(e4m3=e4m3), *_between(e4m3=e4m3), *_products(e4m3=e4m3), *_tiles(), *_rounding()]
+    return [*_attention(e4m3=e4m3), *_contexts(), *_between(e4m3=e4m3), *_products(e4m3=e4m3), *_tiles(), *_rounding()]
 
 
 def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
@@ -167,6 +174,37 @@ def _attention(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]
         codes = {"out": "*fp8e4nv", "code_scale": "*fp32"}
         kernel, whole, attending = found[0]
         found.append((kernel, whole | codes, attending))
+    return found
+
+
+def _contexts() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """Attention of chunks: of most models, of one with all that changes scores, of large heads, of few tokens."""
+    names = context_kernels.attend_contexts.arg_names
+    types = dict.fromkeys(
+        (name for name in names if name.endswith(("_row", "_head", "_block", "_slot", "_vector"))), "i32"
+    )
+    types |= dict.fromkeys(("rows", "tables", "tiles"), "*i64") | {"arrived": "*i32"}
+    types |= dict.fromkeys(("scale", "cache_scale", "cap"), "fp32")
+    plain = {"VALUES": 8, "GROUP": 4, "BLOCK": 32, "SPLITS": 1, "WINDOW": 0, "CHUNK": 0, "stages": 2}
+    plain |= dict.fromkeys(("CAPPED", "BIASED", "SINKS"), False)
+    every = plain | {"WINDOW": 100, "CHUNK": 64, "SPLITS": 8} | dict.fromkeys(("CAPPED", "BIASED", "SINKS"), True)
+    found: list[tuple[Any, dict[str, str], dict[str, Any]]] = []
+    for kind, cache, scores, queries, size, tokens in (
+        ("bf16", "bf16", plain, 128, 128, 64),
+        ("bf16", "bf16", plain, 128, 64, 64),
+        ("bf16", "bf16", plain, 16, 128, 64),
+        ("fp16", "u8", plain, 128, 128, 64),
+        ("bf16", "i8", every, 64, 128, 64),
+        ("bf16", "bf16", every, 64, 256, 32),
+        ("fp32", "fp32", every, 64, 128, 32),
+    ):
+        partial = "*fp32" if scores is every else f"*{kind}"
+        numbers = dict.fromkeys(("slopes", "sinks"), "*fp32" if scores is every else f"*{kind}")
+        numbers |= dict.fromkeys(("sums", "largest", "totals"), partial)
+        numbers |= {"queries": f"*{kind}", "cache": f"*{cache}", "out": f"*{kind}"}
+        shape = {"SIZE": size, "SIZE_PADDED": size, "QUERIES": queries, "TOKENS": tokens}
+        shape |= {"warps": 8 if queries > 16 else 4}
+        found.append((context_kernels.attend_contexts, types | numbers, scores | shape))
     return found
 
 

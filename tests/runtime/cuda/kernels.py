@@ -3,7 +3,14 @@
 import torch
 import triton
 
-from trtforge.runtime.cuda import paged_kernels, product_kernels, rounding_kernels, step_kernels, tile_kernels
+from trtforge.runtime.cuda import (
+    context_kernels,
+    paged_kernels,
+    product_kernels,
+    rounding_kernels,
+    step_kernels,
+    tile_kernels,
+)
 from trtforge.runtime.cuda.fused import FusedKernels
 from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.paged_attention import PagedAttention
@@ -20,7 +27,7 @@ def launcher() -> Launcher:
 
 def paged(processors: int = 16) -> PagedAttention:
     """Attention for a GPU of so few multiprocessors that tests compute one split and several."""
-    return PagedAttention(paged_kernels, launcher(), processors, DEVICE)
+    return PagedAttention(paged_kernels, context_kernels, launcher(), processors, DEVICE)
 
 
 def fused() -> FusedKernels:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.architecture.positions import ALL, Reach
-from trtforge.runtime.decoder.attention import Attention, Batch, Packed
+from trtforge.runtime.decoder.attention import Attention
+from trtforge.runtime.decoder.batch import Batch, Packed
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch
 from trtforge.runtime.decoder.scores import FusedScores
 from trtforge.runtime.scheduling.batch import Step

@@ -14,7 +14,8 @@ from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.architecture.positions import ALL, Reach
 from trtforge.runtime.cuda.paged_attention import Turning, paged_attention_for, splits_for
 from trtforge.runtime.decoder.alibi import Alibi
-from trtforge.runtime.decoder.attention import Attention, Batch
+from trtforge.runtime.decoder.attention import Attention
+from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.decoder.scores import FusedScores, Scores, SoftmaxScores
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows
@@ -140,7 +141,7 @@ def test_split_contexts_equal_gathered_blocks(kv: KvCacheFormat, reach: Reach, s
     assert difference(case) < 1e-5
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(
     st.builds(
         Case,

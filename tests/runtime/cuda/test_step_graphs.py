@@ -14,19 +14,15 @@ from torch import Tensor
 
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.converted import LONG
+from tests.runtime.cuda.captures import repeated
 from tests.runtime.cuda.kernels import DEVICE, paged
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.cuda.graph_capture import graph_capture_for
 from trtforge.runtime.decoder import kv_cache
-from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.batch import Batch
+from trtforge.runtime.decoder.graph_memory import ExactMemory, PaddedMemory
 from trtforge.runtime.decoder.recorded import MOST_RECORDINGS, MOST_ROWS
-from trtforge.runtime.decoder.step_graphs import (
-    ExactMemory,
-    Memory,
-    Outputs,
-    PaddedMemory,
-    StepGraphs,
-)
+from trtforge.runtime.decoder.step_graphs import Memory, Outputs, Shape, StepGraphs
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks import rank_model
 from trtforge.runtime.ranks.single_tokens import MOST_CHUNKED, single_tokens
@@ -37,22 +33,6 @@ BLOCK, SEQUENCES, COLUMNS = 8, 6, 4
 BLOCKS = 1 + COLUMNS * SEQUENCES
 PADDED = PaddedMemory(COLUMNS, BLOCK, 9, DEVICE)
 WINDOWED = PaddedMemory(COLUMNS, BLOCK, 9, DEVICE, window_spare=5)
-
-
-def repeated(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]]:
-    """Stands in for a capture: replays compute again, into the tensors of the first time."""
-    outputs = compute()
-
-    def replay() -> None:
-        again = compute()
-        for own, new in zip(tensors(outputs), tensors(again), strict=True):
-            own.copy_(new)
-
-    return outputs, replay
-
-
-def tensors(outputs: Outputs) -> list[Tensor]:
-    return [each for each in (outputs.logits, outputs.last, *outputs.states) if each is not None]
 
 
 def step_of(starts: list[int], rows: list[int]) -> Step:
@@ -270,7 +250,7 @@ def computed(batch: Batch) -> Outputs:
 
 def test_rows_that_pad_a_step_use_the_spare_block() -> None:
     """Table columns of earlier steps stay, beyond the lengths that are read."""
-    inputs = PADDED.inputs(4, 4, True)
+    inputs = PADDED.inputs(Shape(4, 4, True))
     batch = inputs.batch()
     inputs.fill(step_of([16, 17, 18, 19], [0, 1, 2, 3]))
     short = step_of([1], [4])
@@ -285,7 +265,7 @@ def test_rows_that_pad_a_step_use_the_spare_block() -> None:
 
 
 def test_rows_that_pad_a_step_use_the_spare_window_block() -> None:
-    inputs = WINDOWED.inputs(2, 2, True)
+    inputs = WINDOWED.inputs(Shape(2, 2, True))
     batch = inputs.batch()
     inputs.fill(windowed(step_of([BLOCK + 1], [4])))
     assert batch.paged is not None
@@ -331,7 +311,14 @@ def test_outputs_are_those_of_the_rows(memory: Memory, sizes: list[int]) -> None
         assert found.logits[:, 3:-2].tolist() == step.tables.tolist()
         assert found.last[:, 0].tolist() == (step.starts + 1).tolist()
         assert [len(each) for each in found.states] == [size]
-    assert graphs.captured_rows == tuple(sorted({memory.rows(size) for size in sizes}))
+    assert graphs.captured_rows == tuple(sorted({rows_of(memory, size) for size in sizes}))
+
+
+def rows_of(memory: Memory, size: int) -> int:
+    """Of the graph that computes so many."""
+    shape = memory.shape(step_of([0] * size, list(range(size))))
+    assert shape is not None
+    return shape.rows
 
 
 def test_what_cannot_be_captured_is_computed(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Attention of single-token rows in place, by Triton kernels where torch's CUDA build brought Triton.
+"""Attention to the cache in place, by Triton kernels where torch's CUDA build brought Triton.
 
 TRTFORGE_KERNELS=torch turns it off: attention then gathers blocks.
 """
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.cuda.launcher import Launcher, launcher_for
+from trtforge.runtime.cuda.paged_contexts import PagedContexts
 from trtforge.runtime.cuda.triton_support import power_from, processors_of, runs_triton
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 
@@ -21,6 +22,8 @@ _PROGRAMS = 2  # for each multiprocessor, which are the fewest that keep its mem
 _LEAST_SIDE = 16  # of a matrix product
 _STAGES = 2  # of loads: 5 to 15 % less time than with 3 on an H200
 _STAGES_OF_PARTS = 1  # of contexts in parts, which have few loads one after the other
+_TILES = (16, 64, 128)  # queries of a program that attends to a chunk's context
+_MANY_WARPS = 8  # of a program with more queries than the smallest tile has
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,14 @@ class Turning:
 
 
 class PagedAttention:
-    """Launches `kernels`, the module `paged_kernels`, on a GPU of this many multiprocessors. Used by one layer."""
+    """Launches the kernels of the modules `paged_kernels`, of single-token rows, and `context_kernels`, of chunks.
 
-    def __init__(self, kernels: Any, launch: Launcher, processors: int, device: torch.device) -> None:
-        self._kernels = kernels
+    On a GPU of this many multiprocessors. Used by one layer.
+    """
+
+    def __init__(self, rows: Any, contexts: Any, launch: Launcher, processors: int, device: torch.device) -> None:
+        self._of_rows = rows
+        self._of_contexts = contexts
         self._launch = launch
         self._processors = processors
         self._arrived = torch.zeros(_PROGRAMS * processors // 2, dtype=torch.int32, device=device)
@@ -71,7 +78,7 @@ class PagedAttention:
         sums, largest, totals = self._partial(out, (count, how.heads, splits), how.size)
         size_padded = max(_LEAST_SIDE, power_from(how.size))
         self._launch(
-            self._kernels.attend_paged,
+            self._of_rows.attend_paged,
             (count, how.kv_heads, splits),
             queries,
             storage,
@@ -112,6 +119,66 @@ class PagedAttention:
             stages=_STAGES if splits == 1 else _STAGES_OF_PARTS,
         )
 
+    def attend_contexts(
+        self,
+        queries: Tensor,
+        contexts: PagedContexts,
+        storage: Tensor,
+        cache_scale: float,
+        how: PagedHeads,
+        out: Tensor,
+    ) -> None:
+        """The tokens of the chunks attend to their sequences, in `storage` until the chunk's end; others stay.
+
+        Tensors as `attend` takes them, with a row for each token of the step.
+        """
+        size_padded = max(_LEAST_SIDE, power_from(how.size))
+        large = size_padded * queries.element_size() > LARGEST
+        tile = next((each for each in _TILES if each >= contexts.most_tokens), _TILES[-1])
+        tile = min(tile, _TILES[1]) if large else tile
+        tiles = contexts.tiles(tile)
+        seen = min(contexts.longest, (how.window or contexts.longest) + tile)
+        splits = splits_for(len(tiles) * how.heads, seen, self._processors)
+        sums, largest, totals = self._partial(out, (len(out), how.heads, splits), how.size)
+        self._launch(
+            self._of_contexts.attend_contexts,
+            (how.heads, len(tiles), splits),
+            queries,
+            storage,
+            contexts.rows,
+            contexts.tables,
+            tiles,
+            queries if how.slopes is None else how.slopes,
+            queries if how.sinks is None else how.sinks,
+            out,
+            sums,
+            largest,
+            totals,
+            self._arrived,
+            how.scale,
+            cache_scale,
+            how.cap or 1.0,
+            *queries.stride()[:2],
+            *storage.stride()[:3],
+            contexts.tables.stride(0),
+            out.stride(0),
+            VALUES=how.kv_heads,
+            GROUP=how.heads // how.kv_heads,
+            SIZE=how.size,
+            SIZE_PADDED=size_padded,
+            BLOCK=contexts.block_size,
+            QUERIES=tile,
+            TOKENS=32 if large else 64,
+            SPLITS=splits,
+            WINDOW=how.window or 0,
+            CHUNK=how.chunk or 0,
+            CAPPED=how.cap is not None,
+            BIASED=how.slopes is not None,
+            SINKS=how.sinks is not None,
+            warps=_MANY_WARPS if tile > _TILES[0] else 4,
+            stages=_STAGES,
+        )
+
     @staticmethod
     def _partial(out: Tensor, shape: tuple[int, int, int], size: int) -> tuple[Tensor, Tensor, Tensor]:
         """float32 memory for the splits' results; one split needs none."""
@@ -134,7 +201,7 @@ def paged_attention_for(device: torch.device) -> PagedAttention | None:
     """The kernels for a layer's tensors on this device, if there are any."""
     if not runs_triton(device):
         return None
-    from trtforge.runtime.cuda import paged_kernels
+    from trtforge.runtime.cuda import context_kernels, paged_kernels
 
     index = device.index or 0
-    return PagedAttention(paged_kernels, launcher_for(index), processors_of(index), device)
+    return PagedAttention(paged_kernels, context_kernels, launcher_for(index), processors_of(index), device)

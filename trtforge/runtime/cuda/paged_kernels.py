@@ -1,35 +1,21 @@
 """The Triton kernel of attention for single-token rows over a paged KV cache, split over the context.
 
-Online softmax: Milakov and Gimelshein 2018; splits of a long context that are combined afterwards: Flash-Decoding (Dao
-et al. 2023). `PagedAttention` launches it.
+`PagedAttention` launches it.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda.gdc import gdc_launch_dependents, gdc_wait
 
-from trtforge.runtime.cuda.number_kernels import INTERPRETED, numbers_of_e4m3
+from trtforge.runtime.cuda.softmax_kernels import (
+    cached_numbers,
+    changed,
+    exact_product,
+    of_all_parts,
+    with_scores,
+    with_sinks,
+)
 from trtforge.runtime.cuda.step_kernels import as_cached, as_stored, turned
-
-
-@triton.jit
-def _product(left, right):
-    """left x right, summed in float32; float32 itself is not rounded to TF32."""
-    if INTERPRETED:  # see `number_kernels.product`
-        return tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
-    else:
-        return tl.dot(left, right, input_precision="ieee")
-
-
-@triton.jit
-def _numbers(codes, E4M3: tl.constexpr, TYPE: tl.constexpr):
-    """Cached values in the compute type, without their scale."""
-    if E4M3:
-        return numbers_of_e4m3(codes).to(TYPE)
-    elif codes.dtype == tl.int8:
-        return codes.to(tl.float32).to(TYPE)
-    else:
-        return codes
 
 
 @triton.jit
@@ -52,96 +38,12 @@ def _part_of(length, split, TOKENS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: 
 
 
 @triton.jit
-def _keep(sums, largest, totals, at, own, known, dims, most, total, found, SIZE: tl.constexpr):
-    """Store what a split found, for the program that combines them."""
-    tl.store(largest + at, most, mask=own)
-    tl.store(totals + at, total, mask=own)
-    tl.store(sums + at[:, None] * SIZE + dims[None, :], found, mask=known)
-    tl.debug_barrier()
-
-
-@triton.jit
-def _combined(sums, largest, totals, first_part, count, own, known, dims, SIZE: tl.constexpr, SPLITS: tl.constexpr):
-    """The largest score, the total and the sums of `count` splits, of which other programs wrote most."""
-    splits = tl.arange(0, SPLITS)[None, :]
-    parts, kept = first_part[:, None] + splits, own[:, None] & (splits < count)
-    each = tl.load(largest + parts, mask=kept, other=float("-inf"), cache_modifier=".cg")
-    most = tl.where(own, tl.max(each, 1), 0.0)
-    of_each = tl.load(totals + parts, mask=kept, other=0.0, cache_modifier=".cg")
-    total = tl.sum(of_each * tl.exp(each - most[:, None]), 1)
-    found = tl.zeros([known.shape[0], known.shape[1]], tl.float32)
-    for other in tl.static_range(SPLITS):
-        at = first_part + other
-        wrote = at < first_part + count
-        highest = tl.load(largest + at, mask=own & wrote, other=float("-inf"), cache_modifier=".cg")
-        sums_at = sums + at[:, None] * SIZE + dims[None, :]
-        of_other = tl.load(sums_at, mask=known & wrote[:, None], other=0.0, cache_modifier=".cg")
-        found += tl.exp(highest - most)[:, None] * of_other
-    return most, total, found
-
-
-@triton.jit
-def _of_all_parts(
-    sums,
-    largest,
-    totals,
-    counter,
-    first_part,
-    split,
-    count,
-    own,
-    known,
-    dims,
-    most,
-    total,
-    found,
-    SIZE: tl.constexpr,
-    SPLITS: tl.constexpr,
-):
-    """Whether this program is the last one of `count` parts; what all of them found, if it is."""
-    last = True
-    if SPLITS > 1 and count > 1:
-        _keep(sums, largest, totals, first_part + split, own, known, dims, most, total, found, SIZE)
-        last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
-        if last:
-            tl.store(counter, 0)
-            most, total, found = _combined(sums, largest, totals, first_part, count, own, known, dims, SIZE, SPLITS)
-    return last, most, total, found
-
-
-@triton.jit
-def _with_sinks(most, total, found, sinks):
-    """The sums and the total with a logit beside the scores, whose value is zero."""
-    higher = tl.maximum(most, sinks)
-    return found * tl.exp(most - higher)[:, None], total * tl.exp(most - higher) + tl.exp(sinks - higher)
-
-
-@triton.jit
 def _cache_last(key, value_at, cell, to_value, dims, inside, scale, E4M3: tl.constexpr):
     """Store a token's key and its value in the cache, the value `to_value` further."""
     int8: tl.constexpr = cell.dtype.element_ty == tl.int8
     value = tl.load(value_at + dims, mask=inside, other=0.0)
     tl.store(cell + dims, as_cached(key, scale, int8, E4M3), mask=inside)
     tl.store(cell + to_value + dims, as_cached(value, scale, int8, E4M3), mask=inside)
-
-
-@triton.jit
-def _changed(scores, heads, own, positions, seen, slopes, cap, CAPPED: tl.constexpr, BIASED: tl.constexpr):
-    """Scores (heads, positions) as a model changes them before the softmax, of the positions that are `seen`."""
-    if CAPPED:
-        scores = cap - 2 * cap / (tl.exp(2 * scores / cap) + 1)  # cap x tanh(scores / cap)
-    if BIASED:
-        scores += tl.load(slopes + heads, mask=own, other=0.0)[:, None] * positions[None, :].to(tl.float32)
-    return tl.where(seen[None, :], scores, float("-inf"))
-
-
-@triton.jit
-def _with_scores(scores, values, most, total, found):
-    """The largest score, the total and the sums with those of more positions."""
-    higher = tl.maximum(most, tl.max(scores, 1))
-    weights, kept = tl.exp(scores - higher[:, None]), tl.exp(most - higher)
-    total = total * kept + tl.sum(weights, 1)
-    return higher, total, found * kept[:, None] + _product(weights.to(values.dtype), values)
 
 
 @triton.jit
@@ -236,16 +138,16 @@ def attend_paged(
         codes = tl.load(cache + keys_at[:, None] + dims[None, :], mask=stored, other=0)
         values = tl.load(cache + keys_at[:, None] + VALUES * cache_vector + dims[None, :], mask=stored, other=0)
         blocks = tl.load(table + (following // BLOCK).to(tl.int64) * table_column, mask=following < end, other=0)
-        scores = _product(query, tl.trans(_numbers(codes, E4M3, kind))) * (scale * cache_scale)
-        scores = _changed(scores, heads, own, positions, seen, slopes, cap, CAPPED, BIASED)
-        most, total, found = _with_scores(scores, _numbers(values, E4M3, kind), most, total, found)
+        scores = exact_product(query, tl.trans(cached_numbers(codes, E4M3, kind))) * (scale * cache_scale)
+        scores = changed(scores, heads, own, positions, seen[None, :], slopes, cap, CAPPED, BIASED)
+        most, total, found = with_scores(scores, cached_numbers(values, E4M3, kind), most, total, found)
     at, counter = (row * kv_heads * GROUP + heads) * SPLITS, arrived + row * kv_heads + kv_head
-    last, most, total, found = _of_all_parts(
+    last, most, total, found = of_all_parts(
         sums, largest, totals, counter, at, split, parts, own, known, dims, most, total, found, SIZE, SPLITS
     )
     if last:
         found = found * cache_scale
         if SINKS:
-            found, total = _with_sinks(most, total, found, tl.load(sinks + heads, mask=own, other=0.0))
+            found, total = with_sinks(most, total, found, tl.load(sinks + heads, mask=own, other=0.0))
         out_at = out + row * out_row + heads[:, None] * SIZE + dims[None, :]
         tl.store(out_at, as_stored(found / total[:, None], out, code_scale, kind), mask=known)

@@ -5,12 +5,15 @@ memory that was asked for and counted: `pin` is for large memory, the rest for a
 """
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+_ALIGNED = 2  # int64 of 16 bytes
 
 
 def pin(memory: Tensor) -> None:
@@ -24,6 +27,20 @@ def sent(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     """The numbers on the device. A GPU copies them when it gets there; the host does not wait for it."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def sent_together(arrays: Sequence[npt.NDArray[np.int64]], device: torch.device) -> list[Tensor]:
+    """As `sent`, in one transfer. On a GPU each begins at a multiple of 16 bytes, as kernels prefer."""
+    if device.type != "cuda":
+        return [sent(each, device) for each in arrays]
+    starts = np.cumsum([0, *(each.size + each.size % _ALIGNED for each in arrays)]).tolist()
+    staged = torch.empty(starts[-1], dtype=torch.int64, pin_memory=True)
+    numbers = staged.numpy()
+    for start, each in zip(starts, arrays, strict=False):
+        numbers[start : start + each.size] = each.reshape(-1)
+    moved = staged.to(device, non_blocking=True)
+    places = zip(starts, arrays, strict=False)
+    return [moved[start : start + each.size].view(each.shape) for start, each in places]
 
 
 class Staging:

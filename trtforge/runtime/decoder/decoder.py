@@ -9,7 +9,7 @@ from torch import Tensor
 from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.architecture.rotary import Rotary
 from trtforge.runtime.architecture.spec import DecoderSpec
-from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.collective import Collective
 from trtforge.runtime.decoder.embedding import load_embedding
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, in_place_for, storage_dtype, zeros

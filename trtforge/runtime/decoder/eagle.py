@@ -22,7 +22,8 @@ from trtforge.formats.shards import RowReader
 from trtforge.models.torch_tensors import all_finite, read_tensor
 from trtforge.runtime.architecture.positions import Reach
 from trtforge.runtime.architecture.rotary import Rotary, RotarySpec, inverse_frequencies
-from trtforge.runtime.decoder.attention import Attention, Batch
+from trtforge.runtime.decoder.attention import Attention
+from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, in_place_for, zeros
 from trtforge.runtime.decoder.logits import most_likely
 from trtforge.runtime.decoder.mlp import gated_halves

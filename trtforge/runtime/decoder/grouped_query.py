@@ -9,7 +9,8 @@ from trtforge.runtime.architecture.positions import LayerSpec, Temperature
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.decoder.alibi import Alibi
-from trtforge.runtime.decoder.attention import Attention, Batch
+from trtforge.runtime.decoder.attention import Attention
+from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.norms import Norm

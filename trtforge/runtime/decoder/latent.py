@@ -15,7 +15,8 @@ from torch.nn import functional
 from trtforge.runtime.architecture.positions import LayerSpec
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.architecture.spec_parts import LatentSpec
-from trtforge.runtime.decoder.attention import Attention, Batch, ContextRow
+from trtforge.runtime.decoder.attention import Attention
+from trtforge.runtime.decoder.batch import Batch, ContextRow
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.norms import RmsNorm

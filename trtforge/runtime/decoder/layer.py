@@ -9,7 +9,7 @@ from trtforge.runtime.architecture.layout import LINEAR_ATTENTION, layer_name, r
 from trtforge.runtime.architecture.network import ResidualKind
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.cuda.fused import StepKernels, step_kernels_for
-from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.grouped_query import load_grouped_query
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.latent import load_latent

@@ -14,7 +14,7 @@ from torch.nn import functional
 from trtforge.runtime.architecture.positions import LayerSpec
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.architecture.spec_parts import LinearSpec
-from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.collective import Collective
 from trtforge.runtime.decoder.delta_rule import Tokens, one_token, sequence
 from trtforge.runtime.decoder.kv_cache import LayerCache

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.architecture.rotary import Rotation
-from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.layer import Layer
 from trtforge.runtime.decoder.recent import Recent

@@ -45,7 +45,7 @@ _LOG = logging.getLogger(__name__)
 class PagedRows:
     """Single-token rows: int64 block numbers (rows, columns) and lengths (rows,), the token itself included.
 
-    `apart`: see `decoder.attention.apart`; False where nobody asks.
+    `apart`: see `decoder.batch.apart`; False where nobody asks.
     """
 
     tables: Tensor

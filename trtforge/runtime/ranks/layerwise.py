@@ -15,7 +15,7 @@ from torch import Tensor
 from trtforge.core.errors import ForgeError
 from trtforge.core.share import Share, not_shown
 from trtforge.runtime.architecture.rotary import Rotary
-from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.collective import Alone, Collective
 from trtforge.runtime.decoder.embedding import load_embedding
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype

@@ -10,15 +10,17 @@ from trtforge.formats.attention_windows import partial_window, widest_window, wi
 from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.architecture.positions import Reach
 from trtforge.runtime.cuda.graph_capture import graph_capture_for
-from trtforge.runtime.decoder.attention import Batch
+from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.block_copies import BlockCopies
 from trtforge.runtime.decoder.collective import Collective
 from trtforge.runtime.decoder.decoder import Decoder
 from trtforge.runtime.decoder.eagle import Network, spare_blocks
+from trtforge.runtime.decoder.graph_memory import ExactMemory, PaddedMemory
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.kv_capacity import KvMemory, block_bytes, block_count, host_block_count
+from trtforge.runtime.decoder.prompt_memory import PromptMemory
 from trtforge.runtime.decoder.recorded import Layers
-from trtforge.runtime.decoder.step_graphs import ExactMemory, Outputs, PaddedMemory, StepGraphs
+from trtforge.runtime.decoder.step_graphs import Outputs, StepGraphs
 from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.packing import pack_rank
@@ -57,6 +59,7 @@ class RankModel:
         self._window_copies: BlockCopies | None = None
         self._windowed = False
         self._graphs: StepGraphs | None = None
+        self._prompts: StepGraphs | None = None
         self._order: Tensor | None = None  # of the last step's tokens, if they were computed in another one
         self._capture = graph_capture_for(place.device) if self._decoder.repeats else None
         self._calls = None if self._decoder.recordable is None else CallCapture(self._decoder.recordable)
@@ -115,6 +118,8 @@ class RankModel:
         if self._capture is not None:
             padded = PaddedMemory(columns, size, num_blocks, self._place.device, window_blocks or None)
             self._graphs = StepGraphs(self._outputs, self._capture, padded)
+            prompts = PromptMemory(size, num_blocks, self._place.device, window_blocks or None)
+            self._prompts = StepGraphs(self._outputs, self._capture, prompts)
         elif self._calls is not None:
             exact = ExactMemory(columns, size, windowed=window_blocks > 0)
             self._graphs = StepGraphs(self._outputs, self._calls, exact)
@@ -136,6 +141,11 @@ class RankModel:
     def graphs(self) -> StepGraphs | None:
         """The graphs of single-token steps, on a device that computes them alone."""
         return self._graphs
+
+    @property
+    def prompt_graphs(self) -> StepGraphs | None:
+        """The graphs of whole prompts, on a GPU that computes them alone."""
+        return self._prompts
 
     @property
     def cache(self) -> list[Tensor]:
@@ -201,13 +211,21 @@ class RankModel:
         for part in self._parts(step):
             if self.adapters is not None:
                 self.adapters.begin(part)
-            replayed = None if self._graphs is None else self._graphs.execute(part, latest)
+            replayed = self._replayed(part, latest)
             if replayed is not None:
                 self._decoder.keep(replayed.last, replayed.states)
                 found.append(replayed.logits)
                 continue
             found.append(self._decoder.forward(self._batch(part, latest), self._layer_caches))
         return self._decoder.logits(found, int(step.wanted.sum()))
+
+    def _replayed(self, step: Step, latest: Tensor | None) -> Outputs | None:
+        """What a graph computes of a step; None, with nothing computed, if there is none for it."""
+        for graphs in (self._graphs, self._prompts):
+            found = None if graphs is None else graphs.execute(step, latest)
+            if found is not None:
+                return found
+        return None
 
     def _batch(self, step: Step, latest: Tensor | None) -> Batch:
         """The step as the decoder's layers take it."""

@@ -1,0 +1,127 @@
+"""What the Triton kernels of attention share: online softmax, and the sum of a context's parts.
+
+Online softmax: Milakov and Gimelshein 2018; parts of a long context that are combined afterwards: Flash-Decoding (Dao
+et al. 2023).
+"""
+
+import triton
+import triton.language as tl
+
+from trtforge.runtime.cuda.number_kernels import INTERPRETED, numbers_of_e4m3
+
+_FEW_ROWS = tl.constexpr(16)
+
+
+@triton.jit
+def exact_product(left, right):
+    """left x right, summed in float32; float32 itself is not rounded to TF32."""
+    if INTERPRETED:  # see `number_kernels.product`
+        return tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
+    else:
+        return tl.dot(left, right, input_precision="ieee")
+
+
+@triton.jit
+def cached_numbers(codes, E4M3: tl.constexpr, TYPE: tl.constexpr):
+    """Cached values in the compute type, without their scale."""
+    if E4M3:
+        return numbers_of_e4m3(codes).to(TYPE)
+    elif codes.dtype == tl.int8:
+        return codes.to(tl.float32).to(TYPE)
+    else:
+        return codes
+
+
+@triton.jit
+def _keep(sums, largest, totals, at, own, known, dims, most, total, found, SIZE: tl.constexpr):
+    """Store what a split found, for the program that combines them."""
+    tl.store(largest + at, most, mask=own)
+    tl.store(totals + at, total, mask=own)
+    tl.store(sums + at[:, None] * SIZE + dims[None, :], found, mask=known)
+    tl.debug_barrier()
+
+
+@triton.jit
+def _of_split(sums, largest, first_part, other, count, own, known, dims, most, SIZE: tl.constexpr):
+    """What a split adds to the sums of all, whose largest score is `most`."""
+    at = first_part + other
+    wrote = at < first_part + count
+    highest = tl.load(largest + at, mask=own & wrote, other=float("-inf"), cache_modifier=".cg")
+    sums_at = sums + at[:, None] * SIZE + dims[None, :]
+    found = tl.load(sums_at, mask=known & wrote[:, None], other=0.0, cache_modifier=".cg")
+    return tl.exp(highest - most)[:, None] * found
+
+
+@triton.jit
+def _combined(sums, largest, totals, first_part, count, own, known, dims, SIZE: tl.constexpr, SPLITS: tl.constexpr):
+    """The largest score, the total and the sums of `count` splits, of which other programs wrote most."""
+    splits = tl.arange(0, SPLITS)[None, :]
+    parts, kept = first_part[:, None] + splits, own[:, None] & (splits < count)
+    each = tl.load(largest + parts, mask=kept, other=float("-inf"), cache_modifier=".cg")
+    most = tl.where(own, tl.max(each, 1), 0.0)
+    of_each = tl.load(totals + parts, mask=kept, other=0.0, cache_modifier=".cg")
+    total = tl.sum(of_each * tl.exp(each - most[:, None]), 1)
+    found = tl.zeros([known.shape[0], known.shape[1]], tl.float32)
+    if known.shape[0] <= _FEW_ROWS:
+        for other in tl.static_range(SPLITS):
+            found += _of_split(sums, largest, first_part, other, count, own, known, dims, most, SIZE)
+    else:  # one after the other, which takes fewer registers
+        for other in range(SPLITS):
+            found += _of_split(sums, largest, first_part, other, count, own, known, dims, most, SIZE)
+    return most, total, found
+
+
+@triton.jit
+def of_all_parts(
+    sums,
+    largest,
+    totals,
+    counter,
+    first_part,
+    split,
+    count,
+    own,
+    known,
+    dims,
+    most,
+    total,
+    found,
+    SIZE: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """Whether this program is the last one of `count` parts; what all of them found, if it is."""
+    last = True
+    if SPLITS > 1 and count > 1:
+        _keep(sums, largest, totals, first_part + split, own, known, dims, most, total, found, SIZE)
+        last = tl.atomic_add(counter, 1, sem="acq_rel") == count - 1
+        if last:
+            tl.store(counter, 0)
+            most, total, found = _combined(sums, largest, totals, first_part, count, own, known, dims, SIZE, SPLITS)
+    return last, most, total, found
+
+
+@triton.jit
+def with_sinks(most, total, found, sinks):
+    """The sums and the total with a logit beside the scores, whose value is zero."""
+    higher = tl.maximum(most, sinks)
+    return found * tl.exp(most - higher)[:, None], total * tl.exp(most - higher) + tl.exp(sinks - higher)
+
+
+@triton.jit
+def changed(scores, heads, own, positions, seen, slopes, cap, CAPPED: tl.constexpr, BIASED: tl.constexpr):
+    """Scores (rows, positions) as a model changes them before the softmax, of the positions that are `seen`."""
+    if CAPPED:
+        scores = cap - 2 * cap / (tl.exp(2 * scores / cap) + 1)  # cap x tanh(scores / cap)
+    if BIASED:
+        scores += tl.load(slopes + heads, mask=own, other=0.0)[:, None] * positions[None, :].to(tl.float32)
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
+def with_scores(scores, values, most, total, found, NONE_SEEN: tl.constexpr = False):
+    """The largest score, the total and the sums with those of more positions. NONE_SEEN: by some rows so far."""
+    higher = tl.maximum(most, tl.max(scores, 1))
+    base = tl.where(higher == float("-inf"), 0.0, higher) if NONE_SEEN else higher
+    weights, kept = tl.exp(scores - base[:, None]), tl.exp(most - base)
+    total = total * kept + tl.sum(weights, 1)
+    return higher, total, found * kept[:, None] + exact_product(weights.to(values.dtype), values)

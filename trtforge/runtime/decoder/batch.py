@@ -1,0 +1,238 @@
+"""A step's integers as tensors on the device that computes it, as all layers share them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtforge.runtime.architecture.positions import ALL, Reach
+from trtforge.runtime.cuda.paged_contexts import PagedContexts
+from trtforge.runtime.cuda.pinned import sent, sent_together
+from trtforge.runtime.decoder.kv_cache import LayerCache
+from trtforge.runtime.decoder.latest import put_latest
+from trtforge.runtime.decoder.padding import buckets, padded_rows
+from trtforge.runtime.decoder.sequence_states import Spans
+from trtforge.runtime.native.bindings import PagedRows
+from trtforge.runtime.scheduling.batch import Ints, Step
+
+
+@dataclass(frozen=True)
+class GenerationRows:
+    """Rows [first, end) of the step, one token each: their blocks, flattened; masks (rows, 1, 1, slots) by reach."""
+
+    first: int
+    end: int
+    blocks: Tensor
+    masks: Mapping[Reach, Tensor]
+
+
+@dataclass(frozen=True)
+class ContextRow:
+    """Packed tokens [first, end) of one sequence, of which `start` tokens were computed before, and its blocks."""
+
+    first: int
+    end: int
+    start: int
+    table: Ints
+    device: torch.device
+
+    @cached_property
+    def blocks(self) -> Tensor:
+        """Block numbers, int64, on the device."""
+        return sent(self.table, self.device)
+
+    def seen(self, vectors: Tensor, cache: LayerCache) -> Tensor:
+        """What is cached of the sequence's tokens until the last one, (tokens, vectors, size); the step's `vectors`.
+
+        One chunk with the whole context does not read the cache, unless that holds other numbers.
+        """
+        if self.start == 0 and cache.exact:
+            return vectors[self.first : self.end]
+        return cache.read(self.blocks)[: self.start + self.end - self.first]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """All context rows where each is a whole sequence: tokens [first, end).
+
+    offsets: int32 (sequences + 1,), of each and the end, from `first` on; `longest`: tokens of a sequence.
+    """
+
+    first: int
+    end: int
+    offsets: Tensor
+    longest: int
+
+    @classmethod
+    def of(cls, step: Step, rows: int, device: torch.device) -> "Packed | None":
+        """Those of a step after `rows` single-token rows, if there are several."""
+        counts = step.counts[rows:]
+        if len(counts) < 2 or step.starts[rows:].any():
+            return None
+        offsets = np.concatenate([[0], counts.cumsum()]).astype(np.int32)
+        first = int(step.counts[:rows].sum())
+        return cls(first, first + int(offsets[-1]), sent(offsets, device), int(counts.max()))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A step as tensors on the device that computes it.
+
+    tokens, positions and logit_rows may be padded: there are `len(slots)` tokens, of which `wanted` give logits: the
+    first ones where there are no `logit_rows`.
+    length: total length of their sequence, 0 if unknown.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    logit_rows: Tensor | None
+    wanted: int
+    length: int
+    generation: tuple[GenerationRows, ...]
+    context: tuple[ContextRow, ...]
+    paged: PagedRows | None = None
+    """The single-token rows for kernels that read the cache in place; `generation` is empty then."""
+    step: Step | None = None
+    """What it was made of, for layers that keep states of sequences."""
+    windowed: "Batch | None" = None
+    """The step as layers with windows see it, if they have blocks of their own."""
+    packed: Packed | None = None
+    """The context rows for a kernel that computes all of them, if there is one."""
+    contexts: PagedContexts | None = None
+    """The context rows for a kernel that reads the cache in place."""
+
+    def seen_by(self, reach: Reach) -> "Batch":
+        """The step as layers of this reach see it."""
+        return self if self.windowed is None or reach.window is None else self.windowed
+
+    @cached_property
+    def spans(self) -> Spans:
+        """The rows as layers with linear attention see them."""
+        assert self.step is not None, "see `of`"
+        return Spans.of(self.step)
+
+    @classmethod
+    def of(
+        cls,
+        step: Step,
+        tokens_per_block: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        reaches: tuple[Reach, ...] = (ALL,),
+        pads: bool = False,
+        in_place: bool = False,
+        latest: Tensor | None = None,
+    ) -> "Batch":
+        """The inputs that all layers share. `reaches`: those of the layers.
+
+        `in_place`: the layers read the cache in place. `latest`: see `put_latest`.
+        """
+        held = -(-(step.starts + step.counts) // tokens_per_block)
+        rows, ends = step.generation_rows, step.counts.cumsum()
+        row_of, positions = step.positions()
+        logit_rows = step.logit_rows()
+        padded = (_padded(each) if pads else each for each in (step.tokens, positions, logit_rows))
+        slots = step.slots(row_of, positions, tokens_per_block)
+        tokens, placed, wanted, own_slots = sent_together([*padded, slots], device)
+        put_latest(tokens, step.tokens, latest)
+
+        packed = Packed.of(step, rows, device) if device.type == "cuda" else None
+
+        def seen(step: Step, reaches: tuple[Reach, ...], slots: Tensor) -> Batch:
+            """The step as layers of these reaches see it, whose blocks are in its tables."""
+            generation = [] if in_place else _generation(step, held[:rows], tokens_per_block, device, dtype, reaches)
+            context = tuple(
+                ContextRow(
+                    int(ends[row] - step.counts[row]),
+                    int(ends[row]),
+                    int(step.starts[row]),
+                    step.tables[row, : held[row]],
+                    device,
+                )
+                for row in range(rows, len(step.counts))
+            )
+            return cls(
+                tokens=tokens,
+                positions=placed,
+                slots=slots,
+                logit_rows=wanted,
+                wanted=len(logit_rows),
+                length=step.length,
+                generation=tuple(generation),
+                context=context,
+                paged=_paged(step, rows, tokens_per_block, device) if in_place and rows else None,
+                step=step,
+                packed=packed,
+                contexts=_contexts(step, rows, tokens_per_block, device) if in_place and context else None,
+            )
+
+        windowed = step.windowed
+        if windowed is None:
+            return seen(step, reaches, own_slots)
+        sliding = tuple(reach for reach in reaches if reach.window is not None)
+        others = tuple(reach for reach in reaches if reach.window is None)
+        sliding_slots = sent(windowed.slots(row_of, positions, tokens_per_block), device)
+        return replace(seen(step, others, own_slots), windowed=seen(windowed, sliding, sliding_slots))
+
+
+def _generation(
+    step: Step,
+    held: Ints,
+    tokens_per_block: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    reaches: tuple[Reach, ...],
+) -> list[GenerationRows]:
+    """Buckets of the single-token rows, which hold `held` blocks each."""
+    found = []
+    held = np.maximum.accumulate(held)  # drafts of a row come before the next row, which may be shorter
+    for first, end in buckets(held):
+        columns = int(held[end - 1])
+        blocks = sent(step.tables[first:end, :columns].reshape(-1), device)
+        last = sent(step.starts[first:end], device).unsqueeze(1)
+        keys = torch.arange(columns * tokens_per_block, device=device)
+        masks = {reach: mask_of(last, keys, dtype, reach).view(end - first, 1, 1, -1) for reach in reaches}
+        found.append(GenerationRows(first, end, blocks, masks))
+    return found
+
+
+def apart(step: Step) -> bool:
+    """Whether every row is the only one of its sequence, so that no row attends to what another one computes.
+
+    Drafts are rows with the blocks of the row before; rows of other sequences have a last block of their own, but for
+    rows that only pad a batch, which give no logits: they compute a token again whose block others may share.
+    """
+    return bool(step.wanted.all()) and not (step.tables[1:] == step.tables[:-1]).all(axis=1).any()
+
+
+def _paged(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedRows:
+    numbers = [np.ascontiguousarray(step.tables[:rows]), step.starts[:rows] + 1]
+    tables, lengths = sent_together(numbers, device)
+    return PagedRows(tables, lengths, tokens_per_block, apart(step))
+
+
+def _contexts(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedContexts:
+    """What follows so many single-token rows."""
+    firsts, longest = step.counts.cumsum() - step.counts, int((step.starts + step.counts)[rows:].max())
+    tables = step.tables[rows:, : -(-longest // tokens_per_block)]
+    return PagedContexts(firsts[rows:], step.starts[rows:], step.counts[rows:], tables, tokens_per_block, device)
+
+
+def _padded(values: Ints) -> Ints:
+    """The integers, and zeros up to one of few numbers."""
+    return np.concatenate([values, np.zeros(padded_rows(len(values)) - len(values), dtype=np.int64)])
+
+
+def mask_of(queries: Tensor, keys: Tensor, dtype: torch.dtype, reach: Reach) -> Tensor:
+    """Additive (queries, keys) mask from positions: 0 where a query sees a key, else minus infinity."""
+    hidden = keys > queries
+    if reach.window is not None:
+        hidden |= keys <= queries - reach.window
+    if reach.chunk is not None:
+        hidden |= keys < queries - queries % reach.chunk
+    return torch.zeros(hidden.shape, dtype=dtype, device=keys.device).masked_fill_(hidden, float("-inf"))

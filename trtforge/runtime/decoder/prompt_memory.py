@@ -1,0 +1,103 @@
+"""Steps of one whole prompt that CUDA graphs compute, and the memory that these read.
+
+What a GPU waits for in such a step is Python, which launches a dozen kernels for each layer.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtforge.runtime.cuda.paged_contexts import PagedContexts
+from trtforge.runtime.cuda.pinned import Staging
+from trtforge.runtime.decoder.batch import Batch, ContextRow
+from trtforge.runtime.decoder.step_graphs import Shape
+from trtforge.runtime.scheduling.batch import Step
+
+_MOST_TOKENS = 2048
+"""Of a prompt: the kernels of more tokens take longer than their launches, and intermediate results more memory."""
+_UNIT = 64  # tokens, of which the lengths of graphs are multiples
+
+
+class PromptInputs:
+    """What a prompt of at most `tokens` tokens reads, which lies together: one transfer fills it.
+
+    Tokens, positions and slots, block numbers, and the token that gives logits, int64. Tokens that pad a prompt follow
+    it, so that none attends to them; they write to the block `spare`. `windowed`: slots and block numbers of layers
+    with windows, if they have blocks of their own.
+    """
+
+    def __init__(
+        self, tokens: int, block_size: int, spare: int, device: torch.device, windowed: "PromptInputs | None" = None
+    ) -> None:
+        columns = -(-tokens // block_size)
+        ends = np.cumsum([tokens, tokens, tokens, columns]).tolist()
+        integers = torch.zeros(1, ends[-1] + 1, dtype=torch.int64, device=device)
+        self._ends = ends
+        self._block_size = block_size
+        self._spare = spare
+        self._windowed = windowed
+        self._staging = Staging(integers)
+        token_ids, positions, slots, table, last = integers[0].tensor_split(ends)
+        first, counts = np.zeros(1, dtype=np.int64), np.array([tokens])
+        self._batch = Batch(
+            tokens=token_ids,
+            positions=positions,
+            slots=slots,
+            logit_rows=last,
+            wanted=1,
+            length=0,
+            generation=(),
+            context=(ContextRow(0, tokens, 0, first[:0], device),),
+            windowed=None if windowed is None else windowed.batch(),
+            contexts=PagedContexts(first, first, counts, table.view(1, -1), block_size, device),
+        )
+
+    def fill(self, step: Step, latest: Tensor | None = None) -> None:
+        """See Inputs. The tokens of a prompt are known."""
+        (filled,) = self._staging.filled_next(1)
+        tokens, positions, slots, table, last = np.split(filled, self._ends)
+        rows, placed = step.positions()
+        count, held = len(placed), -(-len(placed) // self._block_size)
+        tokens[:count], positions[:count], last[0] = step.tokens, placed, count - 1
+        slots[:count], slots[count:] = step.slots(rows, placed, self._block_size), self._spare * self._block_size
+        table[:held], table[held:] = step.tables[0, :held], self._spare
+        self._staging.send(1)
+        if self._windowed is not None and (windowed := step.windowed) is not None:
+            self._windowed.fill(windowed)
+
+    def batch(self) -> Batch:
+        """See Inputs."""
+        return self._batch
+
+
+class PromptMemory:
+    """Memory of graphs that compute one whole prompt. `spare`, `window_spare`: see `PaddedMemory`.
+
+    A graph is for the second prompt of about a length: its capture takes as long as a few steps.
+    """
+
+    def __init__(self, block_size: int, spare: int, device: torch.device, window_spare: int | None = None) -> None:
+        self._block_size = block_size
+        self._spare = spare
+        self._device = device
+        self._window_spare = window_spare
+        self._seen: set[int] = set()
+
+    def shape(self, step: Step) -> Shape | None:
+        """See Memory."""
+        tokens = len(step.tokens)
+        if len(step.counts) != 1 or step.starts[0] or step.wanted[0] > 1 or not 1 < tokens <= _MOST_TOKENS:
+            return None
+        if step.tokens.min() < 0:
+            return None
+        padded = -(-tokens // _UNIT) * _UNIT
+        if padded not in self._seen:
+            self._seen.add(padded)
+            return None
+        return Shape(padded, 1)
+
+    def inputs(self, shape: Shape) -> PromptInputs:
+        """See Memory."""
+        size, device, spare = self._block_size, self._device, self._window_spare
+        windowed = None if spare is None else PromptInputs(shape.rows, size, spare, device)
+        return PromptInputs(shape.rows, size, self._spare, device, windowed)
