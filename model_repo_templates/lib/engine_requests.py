@@ -177,6 +177,7 @@ def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end
         priority=_priority(values, item),
         lookahead=_lookahead(values, item),
         sent_adapter=_sent_adapter(values, item),
+        streamed=values.flag("streaming", False),
     )
 
 

@@ -183,7 +183,7 @@ def test_steps_that_begin_before_the_last_tokens_are_known_change_none(
         begun_ahead.append(may_be_deferred(rows))
         return begun_ahead[-1]
 
-    options = EngineOptions(scheduler="max_utilization", kv_cache_tokens=128, chunked_context=True, paced=False)
+    options = EngineOptions(scheduler="max_utilization", kv_cache_tokens=128, chunked_context=True)
     found = []
     for decide in (counted, lambda rows: False):
         monkeypatch.setattr(deferred, "may_be_deferred", decide)

@@ -110,6 +110,13 @@ def test_a_priority_arrives_at_the_engine_with_all_sequences_of_the_request() ->
     assert [each.request.priority for each in asked(priority=0.0)] == [0.0]
 
 
+def test_the_engine_learns_whether_tokens_are_streamed() -> None:
+    for inputs, streamed in (({}, False), ({"streaming": False}, False), ({"streaming": True}, True)):
+        (found,) = asked(**inputs)
+        (sent,) = Submission.decode(Submission((found.request,), None, 40).encode()).requests
+        assert found.request.streamed is sent.streamed is streamed
+
+
 def test_sequences_of_a_prompt_name_the_first_one() -> None:
     found = asked(num_return_sequences=3, seed=7)
     assert [each.request.copy_of for each in found] == [None, "0", "0"]

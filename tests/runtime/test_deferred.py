@@ -98,16 +98,14 @@ def test_no_schedule_changes_what_requests_get(
         blocks: int,
         batch: int,
     ) -> None:
-        options = EngineOptions(
-            scheduler=policy, kv_reuse=reuse, chunked_context=True, max_batch_size=batch, paced=False
-        )
+        options = EngineOptions(scheduler=policy, kv_reuse=reuse, chunked_context=True, max_batch_size=batch)
         plain = requests_for([prompts[index] for index, _ in chosen])
         asked = [KINDS[kind](each, expected[at]) for each, (at, kind) in zip(plain, chosen, strict=True)]
         ends, idle = [], Event()
         for ranks in (usual[blocks], ahead[blocks]):
             with Engine(source, ranks, options) as engine:  # type: ignore[arg-type]
                 if cancelled is not None:
-                    victim = replace(plain[0], request_id="victim", max_tokens=30)
+                    victim = replace(plain[0], request_id="victim", max_tokens=30, streamed=False)
                     engine.after_steps(cancelling(engine, "victim", cancelled))
                     engine.submit(victim, lambda output: None)
                 found = generate_with(engine, asked)
@@ -206,7 +204,7 @@ def test_what_is_computed_for_nothing_is_not_counted(
     at = next(at for at in range(6, 20) if expected[0][at] not in expected[0][:at])
     ranks = AheadRanks(source, 64)
     for length in range(2, at + 4):
-        options = EngineOptions(kv_reuse=False, chunked_context=True, paced=False, max_batch_size=2)
+        options = EngineOptions(kv_reuse=False, chunked_context=True, max_batch_size=2)
         with Engine(source, ranks, options) as engine:  # type: ignore[arg-type]
             ending, beside, later = requests_for(prompts[:3])
             asked = [

@@ -2,10 +2,16 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
+from threading import Event
 
 import pytest
 
+from trtforge.engine_process.requests import GenerationRequest, Output
+from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.pacing import Pace
+from trtforge.runtime.scheduling.rows import Row
+from trtforge.runtime.scheduling.scheduler import Scheduler
 
 BASE = 0.01
 """Seconds of a step without prompts; one with prompts is planned to take 7 ms longer, and may take 10 ms longer."""
@@ -190,3 +196,31 @@ def test_short_prompts_between_different_loads_are_learned_from_too() -> None:
             pace.observe(base + 0.0001 * context, context, alone=False)
             sizes.append(context)
     assert min(sizes[100:]) >= 32
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_only_beside_streamed_requests_prompts_are_computed_in_parts(
+    engine_directory: Path, monkeypatch: pytest.MonkeyPatch, streamed: bool
+) -> None:
+    counts, schedule = [], Scheduler.schedule
+
+    def noted(self: Scheduler) -> list[Row]:
+        rows = schedule(self)
+        counts.append([row.count for row in rows])
+        return rows
+
+    monkeypatch.setattr(Pace, "most_context", 4)
+    monkeypatch.setattr(Scheduler, "schedule", noted)
+    beside, ended = GenerationRequest("beside", tuple(range(3, 23)), 1, streamed=False), Event()
+
+    def took(output: Output) -> None:
+        if len(counts) == 1:
+            engine.submit(beside, lambda output: None)
+        if output.finish_reason is not None:
+            ended.set()
+
+    with Engine.load(engine_directory, EngineOptions(kv_reuse=False, chunked_context=True)) as engine:
+        engine.submit(GenerationRequest("running", (5, 6, 7), 20, streamed=streamed), took)
+        assert ended.wait(60)
+    parts = [count for rows in counts[1:] for count in rows if count > 1]
+    assert parts == ([4] * 5 if streamed else [20])

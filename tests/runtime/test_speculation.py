@@ -170,7 +170,7 @@ def test_wrong_drafts_change_no_schedule(
     found = []
     for drafter in (None, Wrong(answers, 40, 0)):
         ranks = KeptRanks(source, 10)
-        options = EngineOptions(scheduler=policy, kv_reuse=False, chunked_context=True, paced=False)
+        options = EngineOptions(scheduler=policy, kv_reuse=False, chunked_context=True)
         with Engine(source, ranks, options, drafter) as engine:  # type: ignore[arg-type]
             made = generate_with(engine, requests_for(prompts))
             status = engine.statistics()

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
@@ -105,7 +106,7 @@ class Engine:
             message = f"there are {len(prompts)} prompts and {len(each)} SamplingParams"
             raise RequestError(message, hint="Give one for all prompts, or one for each.")
         usable = [checked(of) for of in each]
-        requests = [self._request(one, of) for one, of in zip(prompts, usable, strict=True)]
+        requests = [self._request(one, of, streamed=False) for one, of in zip(prompts, usable, strict=True)]
         stops = [of.stop for of in usable]
         pieces: dict[str, list[Piece]] = {request.request_id: [] for request in requests}
         for name, piece in self._pieces(requests, stops):
@@ -119,14 +120,17 @@ class Engine:
         Raises RequestError.
         """
         params = checked(params)
-        for _, piece in self._pieces([self._request(prompt, params)], [params.stop]):
+        for _, piece in self._pieces([self._request(prompt, params, streamed=True)], [params.stop]):
             yield piece
 
-    async def astream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> AsyncIterator[Piece]:
+    def astream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> AsyncIterator[Piece]:
         """As `stream`, without blocking the event loop."""
+        return self._apieces(prompt, params, streamed=True)
+
+    async def _apieces(self, prompt: Prompt, params: SamplingParams, *, streamed: bool) -> AsyncIterator[Piece]:
         params, loop = checked(params), asyncio.get_running_loop()
         outputs: asyncio.Queue[Output] = asyncio.Queue()
-        request = await asyncio.to_thread(self._request, prompt, params)
+        request = await asyncio.to_thread(self._request, prompt, params, streamed=streamed)
         assembly = self._assembly(request, params.stop)
         self._runtime.submit(request, lambda output: _hand_over(loop, outputs, output))
         try:
@@ -137,7 +141,7 @@ class Engine:
 
     async def agenerate(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> Answer:
         """As `generate` for one prompt, without blocking the event loop."""
-        return joined([piece async for piece in self.astream(prompt, params)])
+        return joined([piece async for piece in self._apieces(prompt, params, streamed=False)])
 
     def statistics(self) -> EngineStatistics:
         """Requests, KV blocks and tokens, now and so far."""
@@ -153,8 +157,8 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
-        return named(self._prompts.request(prompt, params), next(self._numbers))
+    def _request(self, prompt: Prompt, params: SamplingParams, *, streamed: bool) -> GenerationRequest:
+        return replace(named(self._prompts.request(prompt, params), next(self._numbers)), streamed=streamed)
 
     def _assembly(self, request: GenerationRequest, stop: Sequence[str]) -> Assembly:
         return Assembly(request, stop, self._prompts.tokenizer, self._block_tokens)

@@ -72,6 +72,7 @@ class Submission:
                     **({"logits": _logits_of(request)} if any(_logits_of(request)) else {}),
                     **({"priority": request.priority} if request.priority != DEFAULT_PRIORITY else {}),
                     **({"lookahead": vars(request.lookahead)} if request.lookahead is not None else {}),
+                    **({"streamed": False} if not request.streamed else {}),
                     **({"adapter": _shape_of(sent)} if (sent := request.sent_adapter) is not None else {}),
                 }
             )
@@ -107,6 +108,7 @@ class Submission:
                         priority=float(row.get("priority", DEFAULT_PRIORITY)),
                         lookahead=LookaheadSizes(**row["lookahead"]) if "lookahead" in row else None,
                         sent_adapter=sent,
+                        streamed=bool(row.get("streamed", True)),
                     )
                 )
         except (KeyError, TypeError, ValueError) as error:

@@ -159,6 +159,7 @@ class GenerationRequest:
     `copy_of`: id of an earlier request with the same prompt, whose KV blocks it shares from the start if possible.
     `priority`: from 0 to 1, higher ones run first; range and default are those of TensorRT-LLM's executor::Request.
     `lookahead`: at most the engine's sizes, which are the default.
+    `streamed`: whether somebody waits for each token; if not, steps that delay the next one do no harm (`pacing.py`).
     """
 
     request_id: str
@@ -177,6 +178,7 @@ class GenerationRequest:
     priority: float = DEFAULT_PRIORITY
     lookahead: LookaheadSizes | None = None
     sent_adapter: SentAdapter | None = None
+    streamed: bool = True
 
 
 MOST_LENGTH_PENALTY = 10

@@ -249,7 +249,8 @@ class Engine:
         times = [perf_counter()]
         if self._drafter is not None:
             self._drafter.draft([s for s in self._scheduler.running if s.remaining == 1 and s.group is None])
-        self._scheduler.most_context = self._pace.most_context if self._options.paced else None
+        paced = any(sequence.request.streamed for sequence in self._scheduler.running)
+        self._scheduler.most_context = self._pace.most_context if paced else None
         if earlier is not None:
             earlier.assume()
         rows = self._scheduler.schedule()

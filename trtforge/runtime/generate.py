@@ -41,7 +41,7 @@ def generate_with(engine: Engine, requests: Sequence[GenerationRequest]) -> list
     """Like `generate`, with a loaded engine. Request ids are replaced by the requests' indices."""
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     for index, request in enumerate(requests):
-        engine.submit(replace(request, request_id=str(index)), outputs.put)
+        engine.submit(replace(request, request_id=str(index), streamed=False), outputs.put)
     tokens: list[list[int]] = [[] for _ in requests]
     log_probs: list[list[float]] = [[] for _ in requests]
     top: list[list[TopLogProbs]] = [[] for _ in requests]

@@ -17,8 +17,7 @@ class EngineOptions:
 
     `speculation`: None for the method that the engine was compiled with. `trace`: a file that every iteration is
     written to. `kv_store`: files for KV blocks, which outlast the engine. `kv_cache_host_memory_bytes`: of each rank,
-    for KV blocks that make room on its device. `paced`: whether steps in which sequences generate take fewer context
-    tokens than fit (`pacing.py`), so that the schedule depends on the time that steps take.
+    for KV blocks that make room on its device.
     """
 
     scheduler: SchedulerPolicy = "guaranteed_no_evict"
@@ -33,7 +32,6 @@ class EngineOptions:
     speculation: Speculation | None = None
     trace: Path | None = None
     kv_store: KvStoreOptions | None = None
-    paced: bool = True
 
     @property
     def kv_memory(self) -> KvMemory:
