@@ -25,6 +25,7 @@ from trtforge.runtime.native.recorder import (
     NotRecordedError,
     current_recorder,
     interrupt_recording,
+    narrow_recording,
     recording,
 )
 from trtforge.runtime.native.structures import INTEGERS, PRODUCTS, RECORDED
@@ -127,6 +128,16 @@ def test_every_kernel_is_called_again(level: Native) -> None:
     assert kept
     for again, once in zip((*made, heads, storage, integers), expected, strict=True):
         assert torch.equal(again, once)
+    counts = recorder.row_counts(calls, 3, 3)
+    for size in (1, 2, 3):
+        heads.copy_(heads_before)
+        for tensor in (*made, storage, integers):
+            tensor.zero_()
+        kernels.set_rows(counts, size, size)
+        kernels.replay(calls)
+        for again, once in zip(made, expected, strict=False):
+            assert torch.allclose(again[:size], once[:size], rtol=1e-5, atol=1e-5)  # one row is summed in another order
+            assert not again[size:].any()
 
 
 def test_what_torch_computes_is_not_recorded(kernels: Native) -> None:
@@ -149,7 +160,7 @@ def test_recordings_that_compute_nothing_end_where_torch_would_compute(kernels: 
         after.append(normed + 1)
         return normed
 
-    assert CallCapture(kernels)(compute) is None
+    assert CallCapture(kernels)(compute, 2, 2) is None
     assert not after
     assert current_recorder() is None
     for refuse in (interrupt_recording, lambda: kernels.run("has_matmul")):
@@ -157,15 +168,28 @@ def test_recordings_that_compute_nothing_end_where_torch_would_compute(kernels: 
             refuse()
 
 
-def test_a_capture_computes_from_its_first_call_on(kernels: Native) -> None:
-    x, weight = torch.randn(2, 32), torch.randn(32)
-    captured = CallCapture(kernels)(lambda: kernels.rms_norm(x, weight, 1e-5))
+def test_a_capture_computes_as_many_rows_as_it_is_told(kernels: Native) -> None:
+    """The second kernel only those that give logits."""
+    x, weight = torch.randn(4, 32), torch.randn(32)
+
+    def compute() -> tuple[Tensor, Tensor]:
+        normed = kernels.rms_norm(x, weight, 1e-5)
+        narrow_recording()
+        return normed, kernels.add(normed[:3], normed[:3], 1.0)
+
+    captured = CallCapture(kernels)(compute, 4, 3)
     assert captured is not None
-    result, replay = captured
-    assert torch.equal(result, kernels.rms_norm(x, weight, 1e-5))
-    x.mul_(3).add_(1)
-    replay()
-    assert torch.equal(result, kernels.rms_norm(x, weight, 1e-5))
+    (normed, doubled), replay = captured
+    for rows, wanted in ((4, 3), (2, 1), (3, 3)):
+        x.mul_(3).add_(1)
+        normed.zero_()
+        doubled.zero_()
+        replay(rows, wanted)
+        expected = kernels.rms_norm(x, weight, 1e-5)
+        assert torch.equal(normed[:rows], expected[:rows])
+        assert torch.equal(doubled[:wanted], 2 * expected[:wanted])
+        assert not normed[rows:].any()
+        assert not doubled[wanted:].any()
 
 
 @given(layers=st.lists(st.lists(st.integers(0, 300), max_size=6), min_size=2, max_size=5), data=st.data())

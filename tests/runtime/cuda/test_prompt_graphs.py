@@ -1,6 +1,6 @@
 """Whole prompts from graphs equal computed ones. On the CPU a graph is the computation itself, with the same memory."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +14,9 @@ from tests.runtime.cuda.captures import repeated
 from tests.runtime.cuda.kernels import DEVICE, paged
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.decoder import kv_cache
+from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.prompt_memory import PromptInputs, PromptMemory
-from trtforge.runtime.decoder.step_graphs import Outputs, Shape, StepGraphs
+from trtforge.runtime.decoder.step_graphs import Outputs, Replay, Shape, StepGraphs
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks import rank_model
 from trtforge.runtime.ranks.source import Source, open_engine, open_model
@@ -142,7 +143,11 @@ def test_chunks_without_logits(source: Source) -> None:
     ranks.close()
 
 
-def computed(batch: object) -> Outputs:
+def never(compute: Callable[[], Outputs], rows: int, wanted: int) -> tuple[Outputs, Replay]:
+    raise AssertionError("nothing is captured")
+
+
+def computed(batch: Batch) -> Outputs:
     raise AssertionError("nothing is computed")
 
 
@@ -163,7 +168,7 @@ def other_steps() -> dict[str, Step]:
 
 @pytest.mark.parametrize("kind", other_steps())
 def test_other_steps_are_computed_without_graphs(kind: str) -> None:
-    graphs = StepGraphs(computed, lambda compute: (compute(), compute), memory())
+    graphs = StepGraphs(computed, never, memory())
     assert graphs.execute(other_steps()[kind]) is None
 
 

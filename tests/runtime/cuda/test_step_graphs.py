@@ -18,11 +18,11 @@ from tests.runtime.cuda.captures import repeated
 from tests.runtime.cuda.kernels import DEVICE, paged
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.cuda.graph_capture import graph_capture_for
-from trtforge.runtime.decoder import kv_cache
+from trtforge.runtime.decoder import graph_memory, kv_cache
 from trtforge.runtime.decoder.batch import Batch
-from trtforge.runtime.decoder.graph_memory import ExactMemory, PaddedMemory
+from trtforge.runtime.decoder.graph_memory import CommonMemory, PaddedMemory
 from trtforge.runtime.decoder.recorded import MOST_RECORDINGS, MOST_ROWS
-from trtforge.runtime.decoder.step_graphs import Memory, Outputs, Shape, StepGraphs
+from trtforge.runtime.decoder.step_graphs import Memory, Outputs, Replay, Shape, StepGraphs
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.ranks import rank_model
 from trtforge.runtime.ranks.single_tokens import MOST_CHUNKED, single_tokens
@@ -147,13 +147,13 @@ def other_steps() -> dict[str, Step]:
     }
 
 
-def never(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]]:
+def never(compute: Callable[[], Outputs], rows: int, wanted: int) -> tuple[Outputs, Replay]:
     raise AssertionError("nothing is captured")
 
 
 @pytest.mark.parametrize("kind", other_steps())
 def test_other_steps_are_computed_without_graphs(kind: str) -> None:
-    for memory in (PADDED, ExactMemory(COLUMNS, BLOCK)):
+    for memory in (PADDED, CommonMemory(COLUMNS, BLOCK)):
         assert StepGraphs(computed, never, memory).execute(other_steps()[kind]) is None
 
 
@@ -184,7 +184,7 @@ def beside(rows: list[int], contexts: list[tuple[int, int, int]], wanted: int = 
 )
 def test_tokens_of_contexts_are_rows(chunks: list[list[tuple[int, int, int]]], rows: int, wanted: int) -> None:
     """Those without logits behind the others, with positions, slots and tables of their own."""
-    graphs = StepGraphs(computed, repeated, ExactMemory(COLUMNS, BLOCK))
+    graphs = StepGraphs(computed, repeated, CommonMemory(COLUMNS, BLOCK))
     for contexts in chunks:
         step = beside(list(range(rows)), contexts, wanted=wanted)
         found = graphs.execute(single_tokens(step))
@@ -207,7 +207,7 @@ def test_tokens_of_contexts_are_rows(chunks: list[list[tuple[int, int, int]]], r
     ("memory", "step"),
     [
         (PADDED, beside([0], [(1, 0, 2)])),
-        (ExactMemory(40, BLOCK), beside([0], [(1, 0, MOST_CHUNKED), (2, 0, 2)])),
+        (CommonMemory(40, BLOCK), beside([0], [(1, 0, MOST_CHUNKED), (2, 0, 2)])),
     ],
     ids=["on a GPU", "too many"],
 )
@@ -215,21 +215,32 @@ def test_other_contexts_are_computed_without_graphs(memory: Memory, step: Step) 
     assert StepGraphs(computed, never, memory).execute(single_tokens(step)) is None
 
 
-def test_the_capture_computes_the_first_step() -> None:
+def test_a_capture_is_made_once() -> None:
     computations = []
 
     def counted(batch: Batch) -> Outputs:
         computations.append(len(batch.slots))
         return computed(batch)
 
-    graphs = StepGraphs(counted, repeated, ExactMemory(COLUMNS, BLOCK))
+    graphs = StepGraphs(counted, repeated, CommonMemory(COLUMNS, BLOCK))
     for _ in range(3):
         graphs.execute(step_of([3, 4], [0, 1]))
-    assert computations == [2, 2, 2]
+    assert computations == [2, 2, 2, 2], "the stand-in computes at a capture, and for each step"
 
 
-def test_the_graphs_that_were_used_last_are_kept() -> None:
-    memory = ExactMemory(COLUMNS, BLOCK)
+def test_steps_of_about_as_many_rows_share_a_graph() -> None:
+    graphs = StepGraphs(computed, repeated, CommonMemory(COLUMNS, BLOCK))
+    for size in (5, 8, 6, 7, 3, 4, 1):
+        found = graphs.execute(step_of([row % 7 for row in range(size)], [row % SEQUENCES for row in range(size)]))
+        assert found is not None
+        assert found.logits is not None
+        assert len(found.logits) == size
+    assert graphs.captured_rows == (1, 4, 8)
+
+
+def test_the_graphs_that_were_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_memory, "power_from", int)
+    memory = CommonMemory(COLUMNS, BLOCK)
     graphs = StepGraphs(computed, repeated, memory)
     most = MOST_RECORDINGS
     for size in (*range(1, most + 1), 1, most + 1):
@@ -282,7 +293,7 @@ def windowed(step: Step) -> Step:
     return replace(step, window_tables=step.tables + 100)
 
 
-@pytest.mark.parametrize("memory", [WINDOWED, ExactMemory(COLUMNS, BLOCK, windowed=True)])
+@pytest.mark.parametrize("memory", [WINDOWED, CommonMemory(COLUMNS, BLOCK, windowed=True)])
 def test_layers_with_windows_read_their_own_tables(memory: Memory) -> None:
     graphs = StepGraphs(computed, repeated, memory)
     for size in (3, 1, 3):
@@ -295,7 +306,7 @@ def test_layers_with_windows_read_their_own_tables(memory: Memory) -> None:
         assert (found.logits[:, -2] - found.logits[:, 2]).tolist() == [100 * BLOCK] * size
 
 
-@pytest.mark.parametrize("memory", [PADDED, ExactMemory(COLUMNS, BLOCK)])
+@pytest.mark.parametrize("memory", [PADDED, CommonMemory(COLUMNS, BLOCK)])
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
 def test_outputs_are_those_of_the_rows(memory: Memory, sizes: list[int]) -> None:
     """Whatever graphs were captured before, and however much memory they needed."""
@@ -324,7 +335,7 @@ def rows_of(memory: Memory, size: int) -> int:
 def test_what_cannot_be_captured_is_computed(caplog: pytest.LogCaptureFixture) -> None:
     tried = []
 
-    def refused(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]]:
+    def refused(compute: Callable[[], Outputs], rows: int, wanted: int) -> tuple[Outputs, Replay]:
         tried.append(compute)
         raise RuntimeError("operation not permitted when stream is capturing")
 
@@ -337,8 +348,12 @@ def test_what_cannot_be_captured_is_computed(caplog: pytest.LogCaptureFixture) -
 
 def test_what_is_captured_in_part_is_computed_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     """Recordings of kernel calls, between which torch computes: layers are recorded instead."""
-    tried: list[object] = []
-    graphs = StepGraphs(computed, tried.append, ExactMemory(COLUMNS, BLOCK))
+    tried = []
+
+    def refused(compute: Callable[[], Outputs], rows: int, wanted: int) -> None:
+        tried.append(compute)
+
+    graphs = StepGraphs(computed, refused, CommonMemory(COLUMNS, BLOCK))
     with caplog.at_level(logging.WARNING):
         assert [graphs.execute(step_of([3], [0])) for _ in range(2)] == [None, None]
     assert len(tried) == 1
@@ -347,12 +362,12 @@ def test_what_is_captured_in_part_is_computed_without_a_warning(caplog: pytest.L
 
 
 def test_graphs_are_given_back_when_a_capture_fails() -> None:
-    captured = iter([repeated, repeated])
+    captured = iter([True, True])
 
-    def capture(compute: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], object]] | None:
-        return next(captured, lambda compute: None)(compute)
+    def capture(compute: Callable[[], Outputs], rows: int, wanted: int) -> tuple[Outputs, Replay] | None:
+        return repeated(compute, rows, wanted) if next(captured, False) else None
 
-    graphs = StepGraphs(computed, capture, ExactMemory(COLUMNS, BLOCK))
+    graphs = StepGraphs(computed, capture, CommonMemory(COLUMNS, BLOCK))
     for rows in ([0], [0, 1]):
         assert graphs.execute(step_of(rows, rows)) is not None
     assert (graphs.can_capture, graphs.captured_rows) == (True, (1, 2))

@@ -23,8 +23,10 @@ class GraphCapture:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, compute: Callable[[], Result]) -> tuple[Result, Callable[[], None]]:
-        """Computes; the tensors that `compute` gives, and what computes them again from the inputs that it read."""
+    def __call__(
+        self, compute: Callable[[], Result], rows: int, wanted: int
+    ) -> tuple[Result, Callable[[int, int], None]]:
+        """The tensors that `compute` gives of so many rows, and what computes these again, from what it read."""
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -35,8 +37,7 @@ class GraphCapture:
         # Other threads of the process may allocate memory meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             result = compute()
-        graph.replay()  # a capture computes nothing
-        return result, graph.replay
+        return result, lambda rows, wanted: graph.replay()
 
 
 def graph_capture_for(device: torch.device) -> GraphCapture | None:

@@ -22,6 +22,7 @@ from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import Native, native_for
 from trtforge.runtime.native.experts import widened
+from trtforge.runtime.native.recorder import narrow_recording
 from trtforge.runtime.native.tiles import TILE
 
 
@@ -127,6 +128,7 @@ class Decoder:
         if self.head is None:
             self._ranks.send_hidden(hidden)
             return None
+        narrow_recording()
         self._last = self._wanted(hidden, batch)
         if not batch.wanted:
             return None

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.cuda.pinned import Staging
+from trtforge.runtime.cuda.triton_support import power_from
 from trtforge.runtime.decoder.batch import Batch, apart
 from trtforge.runtime.decoder.latest import put_latest
 from trtforge.runtime.decoder.padding import padded_rows
@@ -82,24 +83,26 @@ class PaddedMemory:
 
 
 @dataclass(frozen=True)
-class ExactInputs:
-    """What a step of exactly so many rows reads: tokens, positions, slots and lengths (4, rows), and tables.
+class CommonInputs:
+    """What a step of at most so many rows reads: tokens, positions, slots and lengths (4, rows), and tables.
 
-    The first `wanted` rows give logits. `windowed`: what layers with windows read, if they have blocks of their own.
+    The first `wanted` rows at most give logits. `windowed`: what layers with windows read, if they have blocks of their
+    own.
     """
 
     integers: Ints
     tables: Ints
     block_size: int
     wanted: int
-    windowed: "ExactInputs | None" = None
+    windowed: "CommonInputs | None" = None
 
     def fill(self, step: Step, latest: Tensor | None = None) -> None:
         """See Inputs."""
-        integers, starts = self.integers, step.starts
+        (rows, columns), starts = step.tables.shape, step.starts
+        integers = self.integers[:, :rows]
         integers[0], integers[1], integers[3] = step.tokens, starts, starts + 1
-        integers[2] = step.slots(np.arange(len(starts)), starts, self.block_size)
-        self.tables[:, : step.tables.shape[1]] = step.tables
+        integers[2] = step.slots(np.arange(rows), starts, self.block_size)
+        self.tables[:rows, :columns] = step.tables
         put_latest(torch.from_numpy(integers[0]), step.tokens, latest)
         if self.windowed is not None and (windowed := step.windowed) is not None:
             self.windowed.fill(windowed)
@@ -111,16 +114,17 @@ class ExactInputs:
         return _batch(integers, tables, self.block_size, self.wanted, windowed)
 
 
-class ExactMemory:
-    """On a CPU: a graph for each number of rows; they run one at a time, so all of them read the same memory.
+class CommonMemory:
+    """On a CPU: graphs that compute as many rows as there are, up to a power of two.
 
-    `windowed`: whether layers with windows have blocks of their own.
+    They run one at a time, so all of them read the same memory. `windowed`: whether layers with windows have blocks of
+    their own.
     """
 
     def __init__(self, columns: int, block_size: int, *, windowed: bool = False) -> None:
         self.columns = columns
         self._block_size = block_size
-        self._windowed = ExactMemory(columns, block_size) if windowed else None
+        self._windowed = CommonMemory(columns, block_size) if windowed else None
         self._integers = np.zeros((4, 0), dtype=np.int64)
         self._tables = np.zeros((0, columns), dtype=np.int64)
 
@@ -129,16 +133,16 @@ class ExactMemory:
         wanted = int(step.wanted.sum())
         if not _single_tokens(step, self.columns) or not wanted or not step.wanted[:wanted].all():
             return None
-        return Shape(len(step.tokens), wanted)
+        return Shape(power_from(len(step.tokens)), power_from(wanted))
 
-    def inputs(self, shape: Shape) -> ExactInputs:
+    def inputs(self, shape: Shape) -> CommonInputs:
         """See Memory. Older graphs keep the memory that they have."""
         rows = shape.rows
         if rows > len(self._tables):
             self._integers = np.zeros((4, 2 * rows), dtype=np.int64)
             self._tables = np.zeros((2 * rows, self.columns), dtype=np.int64)
         windowed = None if self._windowed is None else self._windowed.inputs(shape)
-        return ExactInputs(self._integers[:, :rows], self._tables[:rows], self._block_size, shape.wanted, windowed)
+        return CommonInputs(self._integers[:, :rows], self._tables[:rows], self._block_size, shape.wanted, windowed)
 
 
 def _single_tokens(step: Step, columns: int) -> bool:

@@ -36,10 +36,13 @@ class Outputs:
 
 
 Compute = Callable[[Batch], Outputs]
-Capture = Callable[[Callable[[], Outputs]], tuple[Outputs, Callable[[], object]] | None]
-"""Computes, and returns the outputs and what computes them again, from the same memory into the same memory.
+Replay = Callable[[int, int], object]
+"""Computes rows, the first ones of which give logits: at least so many of each."""
+Capture = Callable[[Callable[[], Outputs], int, int], tuple[Outputs, Replay] | None]
+"""Of a computation of so many rows, and so many with logits: its outputs, and what computes these from the same inputs.
 
-None where what is captured is not the whole computation; a RuntimeError if it fails.
+What the outputs hold before they are computed again is unknown. None where what is captured is not the whole
+computation; a RuntimeError if it fails.
 """
 
 
@@ -58,7 +61,7 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the steps that a graph computes: their rows, the first `wanted` of which give logits.
+    """Of the steps that a graph computes: at most so many rows, and so many of them, the first ones, with logits.
 
     `apart`: see `batch.apart`; False if the graph does not depend on it.
     """
@@ -72,7 +75,7 @@ class Memory(Protocol):
     """Where the inputs of graphs lie."""
 
     def shape(self, step: Step) -> Shape | None:
-        """Of the graph that computes a step, which may have fewer rows; None if none does."""
+        """Of the graph that computes a step; None if none does."""
 
     def inputs(self, shape: Shape) -> Inputs:
         """Of a graph."""
@@ -82,7 +85,7 @@ class Memory(Protocol):
 class _Graph:
     inputs: Inputs
     outputs: Outputs
-    replay: Callable[[], object]
+    replay: Replay
 
 
 class StepGraphs:
@@ -114,25 +117,22 @@ class StepGraphs:
         shape = self._memory.shape(step)
         if shape is None:
             return None
-        graph = self._graphs.get(shape)
-        if graph is None:
-            graph = self._captured(shape, step, latest)
-        else:
-            graph.inputs.fill(step, latest)
-            graph.replay()
+        graph = self._graphs.get(shape) or self._captured(shape, step, latest)
         if graph is None:
             return None
         rows, wanted = len(step.tokens), int(step.wanted.sum())
+        graph.inputs.fill(step, latest)
+        graph.replay(rows, wanted)
         return graph.outputs if (shape.rows, shape.wanted) == (rows, wanted) else graph.outputs.first(rows, wanted)
 
     def _captured(self, shape: Shape, step: Step, latest: Tensor | None) -> _Graph | None:
-        """A graph, whose capture computed the step; None if its operations cannot be captured: never try again."""
+        """A graph for a step and others; None if its operations cannot be captured: never try again."""
         assert self._capture is not None, "see execute"
         inputs, captured = self._memory.inputs(shape), None
         inputs.fill(step, latest)
         batch = inputs.batch()
         try:
-            captured = self._capture(lambda: self._compute(batch))
+            captured = self._capture(lambda: self._compute(batch), shape.rows, shape.wanted)
         except RuntimeError as error:
             _LOG.warning("steps are computed without CUDA graphs, slower: %s", error)
         if captured is None:

@@ -26,6 +26,7 @@ from trtforge.runtime.native.structures import (
     IntegerLinear,
     Linear,
     Paged,
+    RowCounts,
 )
 from trtforge.runtime.native.tiles import TILE, Int8Layer, pack_bfloat16, pack_int8
 
@@ -101,6 +102,10 @@ class Native(RmsNorms):
     def replay(self, calls: Calls) -> None:
         """Run recorded calls again."""
         self.functions.replay(calls, len(calls))
+
+    def set_rows(self, counts: RowCounts, rows: int, wanted: int) -> None:
+        """Have recorded calls compute so many rows, of which the first `wanted` give logits."""
+        self.functions.set_rows(counts, len(counts), rows, wanted)
 
     def rms_norm_into(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> None:
         """See RmsNorms."""

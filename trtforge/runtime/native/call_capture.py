@@ -16,10 +16,12 @@ class CallCapture:
         self._kernels = kernels
         self._arena = Arena()
 
-    def __call__(self, compute: Callable[[], Result]) -> tuple[Result, Callable[[], None]] | None:
-        """Computes; what `compute` gives, and what computes it again from the inputs that it read.
+    def __call__(
+        self, compute: Callable[[], Result], rows: int, wanted: int
+    ) -> tuple[Result, Callable[[int, int], None]] | None:
+        """What `compute` gives of so many rows, and what computes as many of them, or fewer, from what it read.
 
-        None if torch takes part.
+        None if torch takes part. Nothing is computed yet.
         """
         self._arena.restart()
         try:
@@ -28,9 +30,10 @@ class CallCapture:
         except NotRecordedError:
             return None
         calls, kept = recorder.calls()
+        counts = recorder.row_counts(calls, rows, wanted)
 
-        def replay(kept: object = kept) -> None:
+        def replay(rows: int, wanted: int, kept: object = kept) -> None:
+            self._kernels.set_rows(counts, rows, wanted)
             self._kernels.replay(calls)
 
-        replay()
         return result, replay

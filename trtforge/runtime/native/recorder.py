@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trtforge.runtime.native.structures import ARGUMENTS, RECORDED, Call, Calls, as_integer
+from trtforge.runtime.native.structures import ARGUMENTS, RECORDED, ROWS, Call, Calls, RowCount, RowCounts, as_integer
 
 _ALIGNMENT = 64
 _ALLOCATIONS = frozenset(("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"))
@@ -63,6 +63,8 @@ class Recorder(TorchDispatchMode):
         self.computes = computes
         self._calls: list[Call] = []
         self._kept: list[object] = []
+        self._rows: list[tuple[int, int] | int] = []
+        self._first_wanted: int | None = None
         self.complete = True
         """Whether the recorded calls are the whole computation."""
 
@@ -103,6 +105,12 @@ class Recorder(TorchDispatchMode):
         values = [as_integer(kind, each) for kind, each in zip(ARGUMENTS[name], arguments, strict=True)]
         self._calls.append(Call(RECORDED.index(name), (ctypes.c_int64 * 10)(*values)))
         self._kept.extend(arguments)
+        place = ROWS[name]
+        self._rows.append(place if isinstance(place, int) else _field(arguments[place[0]], place[1]))
+
+    def narrow(self) -> None:
+        """What follows has only the rows that give logits."""
+        self._first_wanted = len(self._calls)
 
     def interrupt(self) -> None:
         """Note what cannot be recorded. Raises NotRecordedError unless the kernels compute."""
@@ -113,6 +121,29 @@ class Recorder(TorchDispatchMode):
     def calls(self) -> tuple[Calls, list[object]]:
         """The calls for `Native.replay`, and what must be kept as long as they are."""
         return (Call * len(self._calls))(*self._calls), self._kept
+
+    def row_counts(self, calls: Calls, rows: int, wanted: int) -> RowCounts:
+        """Where `calls`, which were recorded for so many rows, say how many they have, for `Native.set_rows`."""
+        first_wanted = len(calls) if self._first_wanted is None else self._first_wanted
+        arguments = ctypes.addressof(calls) + Call.arguments.offset
+        found = []
+        for index, place in enumerate(self._rows):
+            of_wanted = index >= first_wanted
+            if isinstance(place, int):
+                address = arguments + index * ctypes.sizeof(Call) + place * ctypes.sizeof(ctypes.c_int64)
+                value = calls[index].arguments[place]
+            else:
+                address, value = place
+            each, rest = divmod(value, wanted if of_wanted else rows)
+            assert not rest, f"{RECORDED[calls[index].kernel]} has {value} rows"
+            found.append(RowCount(address, each, of_wanted))
+        return (RowCount * len(found))(*found)
+
+
+def _field(structure: ctypes.Structure, name: str) -> tuple[int, int]:
+    """The address of an integer in a structure, and its value."""
+    offset: int = getattr(type(structure), name).offset
+    return ctypes.addressof(structure) + offset, getattr(structure, name)
 
 
 def _computes_nothing(func: Any, args: Sequence[Any], found: object) -> bool:
@@ -149,6 +180,13 @@ def current_recorder() -> Recorder | None:
     """The recorder of this thread, if a recording is made."""
     recorder: Recorder | None = getattr(_ACTIVE, "recorder", None)
     return recorder
+
+
+def narrow_recording() -> None:
+    """What follows has only the rows that give logits."""
+    recorder = current_recorder()
+    if recorder is not None:
+        recorder.narrow()
 
 
 def interrupt_recording() -> None:

@@ -194,6 +194,15 @@ class Call(ctypes.Structure):
 Calls: TypeAlias = "ctypes.Array[Call]"
 
 
+class RowCount(ctypes.Structure):
+    """`RowCount` of source/replay.cpp."""
+
+    _fields_ = (("place", _pointer), ("each", _integer), ("of_wanted", _integer))
+
+
+RowCounts: TypeAlias = "ctypes.Array[RowCount]"
+
+
 def as_integer(kind: object, argument: Any) -> int:
     """An argument of this type as the eight bytes that `Call` holds."""
     if kind is _float:
@@ -237,6 +246,7 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "project_heads": (_integer, _pointer),
     "copy_heads": (_pointer, _pointer, *(_integer,) * 7),
     "replay": (_pointer, _integer),
+    "set_rows": (_pointer, _integer, _integer, _integer),
     "use_own_threads": (_integer,),
     "release_threads": (),
     "round_block": (_integer, _integer, _pointer),
@@ -272,6 +282,35 @@ RECORDED = (
     "copy_heads",
 )
 """The kernels that `replay` calls, as source/calls.h numbers them."""
+ROWS: dict[str, int | tuple[int, str]] = {
+    "rms_norm": 4,
+    "add": 4,
+    "add_rms_norm": 6,
+    "rotate": 4,
+    "gate": 5,
+    "write_slots": 3,
+    "quantize_slots": 5,
+    "paged_attention": (2, "rows"),
+    "add_adapters": (1, "rows"),
+    "linear_bfloat16": (0, "rows"),
+    "linear_int4": (0, "rows"),
+    "linear_int8": (1, "rows"),
+    "linear_float32": (0, "rows"),
+    "norm": (3, "outer"),
+    "activate": 4,
+    "sum_ranks": 2,
+    "widen": 2,
+    "gate_pairs": 3,
+    "scale_rows_by_gate": 4,
+    "route": (0, "rows"),
+    "mix_experts": (1, "rows"),
+    "rotation": 5,
+    "lookup": 4,
+    "linear_expanded": (1, "rows"),
+    "project_heads": (1, "rows"),
+    "copy_heads": 2,
+}
+"""Which argument of a recorded kernel, or which field of one, is its number of rows or a multiple of that."""
 OF_ROWS = frozenset(
     ("linear_bfloat16", "linear_int4", "linear_int8", "linear_float32", "linear_expanded", "gate", "gate_pairs")
 )

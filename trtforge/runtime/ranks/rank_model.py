@@ -15,7 +15,7 @@ from trtforge.runtime.decoder.block_copies import BlockCopies
 from trtforge.runtime.decoder.collective import Collective
 from trtforge.runtime.decoder.decoder import Decoder
 from trtforge.runtime.decoder.eagle import Network, spare_blocks
-from trtforge.runtime.decoder.graph_memory import ExactMemory, PaddedMemory
+from trtforge.runtime.decoder.graph_memory import CommonMemory, PaddedMemory
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.kv_capacity import KvMemory, block_bytes, block_count, host_block_count
 from trtforge.runtime.decoder.prompt_memory import PromptMemory
@@ -121,7 +121,7 @@ class RankModel:
             prompts = PromptMemory(size, num_blocks, self._place.device, window_blocks or None)
             self._prompts = StepGraphs(self._outputs, self._capture, prompts)
         elif self._calls is not None:
-            exact = ExactMemory(columns, size, windowed=window_blocks > 0)
+            exact = CommonMemory(columns, size, windowed=window_blocks > 0)
             self._graphs = StepGraphs(self._outputs, self._calls, exact)
         if self._network is not None:
             self._cache.append(self._network.allocate_cache(num_blocks + self._spare_blocks, size))
