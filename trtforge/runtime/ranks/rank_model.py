@@ -26,6 +26,7 @@ from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.packing import pack_rank
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.call_capture import CallCapture
+from trtforge.runtime.native.pages_ahead import PagesAhead
 from trtforge.runtime.ranks.micro_batches import micro_batches
 from trtforge.runtime.ranks.single_tokens import logits_first, single_tokens
 from trtforge.runtime.ranks.source import EagleDrafts, Source
@@ -60,6 +61,7 @@ class RankModel:
         self._windowed = False
         self._graphs: StepGraphs | None = None
         self._prompts: StepGraphs | None = None
+        self._pages: tuple[PagesAhead, PagesAhead] | None = None
         self._order: Tensor | None = None  # of the last step's tokens, if they were computed in another one
         self._capture = graph_capture_for(place.device) if self._decoder.repeats else None
         self._calls = None if self._decoder.recordable is None else CallCapture(self._decoder.recordable)
@@ -129,8 +131,11 @@ class RankModel:
         layers = enumerate(self._decoder.spec.layers)
         windowed = {index for index, layer in layers if window_blocks and layer.window is not None}
         others = [tensor for index, tensor in enumerate(self.cache) if index not in windowed]
+        sliding = [self.cache[index] for index in sorted(windowed)]
         self._copies = BlockCopies(others, num_blocks, host_blocks)
-        self._window_copies = BlockCopies([self.cache[index] for index in sorted(windowed)], window_blocks, 0)
+        self._window_copies = BlockCopies(sliding, window_blocks, 0)
+        if self._place.device.type == "cpu":
+            self._pages = PagesAhead(others), PagesAhead(sliding)
 
     @property
     def layers(self) -> Layers:
@@ -198,6 +203,9 @@ class RankModel:
         assert self._copies is not None, "see allocate_cache"
         assert self._window_copies is not None, "see allocate_cache"
         assert self._windowed is (len(step.window_tables) > 0), "tables of the blocks that layers with windows have"
+        if self._pages is not None:
+            for pages, tables in zip(self._pages, (step.tables, step.window_tables), strict=True):
+                pages.reach(int(tables.max(initial=-1)) + 1, len(tables))
         if len(step.copies):
             self._copies.copy(step.copies)
         if len(step.window_copies):

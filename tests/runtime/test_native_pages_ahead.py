@@ -1,0 +1,95 @@
+"""Pages of KV blocks are made before they are written, and what they hold stays."""
+
+import mmap
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from trtforge.runtime.native import pages_ahead
+from trtforge.runtime.native.pages import own_pages
+from trtforge.runtime.native.pages_ahead import PagesAhead
+
+BLOCK = 256 << 10
+AHEAD = 16
+"""Blocks of 4 MiB."""
+
+
+def made(tensor: Tensor, blocks: int) -> list[bool]:
+    """Whether the pages of each of the first blocks are in memory, as /proc says: bit 63 of an entry for 4 KiB."""
+    found = []
+    with Path("/proc/self/pagemap").open("rb", buffering=0) as entries:
+        for block in range(blocks):
+            entries.seek((tensor.data_ptr() + block * BLOCK + BLOCK // 2) // mmap.PAGESIZE * 8)
+            found.append(bool(int.from_bytes(entries.read(8), "little") >> 63))
+    return found
+
+
+def layers(blocks: int) -> list[Tensor]:
+    """In small pages, so that each block has its own."""
+    found = [torch.frombuffer(mmap.mmap(-1, blocks * BLOCK), dtype=torch.uint8).view(blocks, BLOCK) for _ in range(2)]
+    return found
+
+
+def reached(pages: PagesAhead, blocks: int, rows: int = 1) -> bool:
+    """Whether something is made, which is waited for."""
+    future = pages.reach(blocks, rows)
+    if future is not None:
+        future.result(60)
+    return future is not None
+
+
+def test_blocks_that_follow_those_in_use_are_made_from_the_second_step_on() -> None:
+    tensors = layers(64)
+    pages = PagesAhead(tensors)
+    assert not reached(pages, 1)
+    assert not any(made(tensors[0], 64))
+    assert reached(pages, 2)
+    for tensor in tensors:
+        assert made(tensor, 64) == [2 <= block < 2 + AHEAD for block in range(64)]
+    assert not reached(pages, 2 + AHEAD // 2), "half of them are left"
+    assert reached(pages, 3 + AHEAD // 2)
+    for tensor in tensors:
+        assert made(tensor, 64) == [2 <= block < 3 + AHEAD // 2 + AHEAD for block in range(64)]
+
+
+def test_many_rows_may_each_come_to_their_next_block_twice() -> None:
+    tensors = layers(64)
+    pages = PagesAhead(tensors)
+    reached(pages, 0)
+    assert reached(pages, 4, rows=20)
+    assert made(tensors[1], 64) == [4 <= block < 44 for block in range(64)]
+
+
+def test_nothing_is_made_beyond_the_last_block() -> None:
+    tensors = layers(10)
+    pages = PagesAhead(tensors)
+    reached(pages, 1)
+    assert reached(pages, 4)
+    assert made(tensors[0], 10) == [block >= 4 for block in range(10)]
+    assert not reached(pages, 9)
+    assert not reached(pages, 10)
+    for empty in ([], [torch.empty(4, 0)], [torch.empty(0, 4)]):
+        pages = PagesAhead(empty)
+        assert not reached(pages, 1)
+        assert not reached(pages, 3)
+
+
+def test_contents_stay() -> None:
+    cache = own_pages((40, BLOCK), torch.uint8)
+    cache[:20] = 7
+    pages = PagesAhead([cache])
+    reached(pages, 1)
+    assert reached(pages, 3)
+    assert (cache[:20] == 7).all()
+    assert not cache[20:].any()
+
+
+def test_a_system_without_the_call_makes_pages_at_their_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages_ahead, "_madvise", lambda: None)
+    tensors = layers(8)
+    pages = PagesAhead(tensors)
+    reached(pages, 1)
+    assert reached(pages, 2)
+    assert not any(made(tensors[0], 8))

@@ -1,0 +1,78 @@
+"""Makes the pages of KV blocks in the background, before steps write to them.
+
+The operating system makes a page when it is first written. In a virtual machine that has not used the memory before, a
+large page takes some 5 ms (72 ms for 32 MiB, measured with Linux 6.18), and all layers come to their next one in the
+same step.
+"""
+
+import ctypes
+import functools
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+from torch import Tensor
+
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14 and later (include/uapi/asm-generic/mman-common.h)
+_BYTES = 4 << 20  # of a layer's blocks that are made ahead of those in use, at least
+_AT_ONCE = 2 << 20
+_SMALL_PAGE = 4096
+_NICE = 10  # steps come first where they need the same processor
+
+
+class PagesAhead:
+    """The pages of `tensors`, the layers' caches (blocks, ...) in memory of the CPU."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = [each for each in tensors if each.nbytes]  # linear attention caches no tokens
+        self._blocks = min((len(each) for each in self._tensors), default=0)
+        self._least = max((-(-_BYTES // each[0].nbytes) for each in self._tensors), default=0)
+        self._made: int | None = None
+
+    def reach(self, blocks: int, rows: int) -> "Future[None] | None":
+        """A step of so many rows uses blocks below this number: those that follow are made in the background.
+
+        From the second step on: the first token of an engine does not wait.
+        """
+        if self._made is None:
+            self._made = 0
+            return None
+        ahead = max(self._least, 2 * rows)
+        if min(blocks + ahead // 2, self._blocks) <= self._made:
+            return None
+        first, self._made = max(self._made, blocks), min(blocks + ahead, self._blocks)
+        return _background().submit(_make, self._tensors, first, self._made)
+
+
+def _make(tensors: Sequence[Tensor], first: int, end: int) -> None:
+    """Make the pages of blocks from the first one on to before the second one."""
+    madvise = _madvise()
+    if madvise is None:
+        return
+    for tensor in tensors:
+        begin, until = (tensor.data_ptr() + block * tensor[0].nbytes for block in (first, end))
+        for at in range(begin // _SMALL_PAGE * _SMALL_PAGE, until, _AT_ONCE):
+            madvise(at, min(_AT_ONCE, until - at), _POPULATE_WRITE)  # a system that cannot makes them at their use
+
+
+@functools.cache
+def _madvise() -> "ctypes._NamedFuncPointer | None":
+    """The function of the C library; unlike mmap.madvise it leaves other threads to run. None if there is none."""
+    with suppress(OSError, AttributeError):
+        function = ctypes.CDLL(None).madvise
+        function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        return function
+    return None
+
+
+@functools.cache
+def _background() -> ThreadPoolExecutor:
+    """One thread for all caches of the process."""
+
+    def give_way() -> None:
+        with suppress(OSError, AttributeError):  # not Linux, where a thread has a priority of its own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+
+    return ThreadPoolExecutor(1, "pages", give_way)
