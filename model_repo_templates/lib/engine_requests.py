@@ -294,7 +294,9 @@ def _bias(values: InputValues, item: int, vocab_size: int) -> tuple[float, ...]:
     bias = values.array("embedding_bias")[item]
     if bias.size != vocab_size:
         raise RequestFailed(f"{values.shown('embedding_bias')} has {bias.size} values; the vocabulary has {vocab_size}")
-    values.finite("embedding_bias")
+    wrong = bias[np.isnan(bias) | (bias == np.inf)]
+    if wrong.size:
+        raise values.refused("embedding_bias", wrong.flat[0], "a finite number, or minus infinity to forbid a token")
     return tuple(bias.tolist())
 
 

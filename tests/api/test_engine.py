@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.recipe import EngineConfig
+from trtforge.engine_process.requests import GenerationRequest, Output
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
 from trtforge.runtime.text import generate_text
 
@@ -173,6 +174,25 @@ def test_streams_and_prompts_together_give_the_same(engine: Engine, tokenizer: T
         assert "".join(piece.text for piece in pieces) == answer.text
         assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
         assert pieces[-1].finish_reason == answer.finish_reason
+
+
+def test_the_runtime_learns_whether_tokens_are_waited_for(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    params, submit = SamplingParams(max_tokens=2), engine._runtime.submit
+    streamed: list[bool] = []
+
+    def noted(request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
+        streamed.append(request.streamed)
+        submit(request, on_output)
+
+    async def every() -> None:
+        await engine.agenerate(PROMPT, params)
+        assert [piece async for piece in engine.astream(PROMPT, params)]
+
+    monkeypatch.setattr(engine._runtime, "submit", noted)
+    engine.generate([PROMPT, PROMPT], params)
+    assert list(engine.stream(PROMPT, params))
+    asyncio.run(every())
+    assert streamed == [False, False, True, False, True]
 
 
 def test_messages_are_rendered_as_transformers_does(engine: Engine) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from tests.gpu.engines import BLOCK, LENGTHS, TOKENS, checkpoint_of, decoded, error, gpu_engine, ranks_of, reference_of
 from tests.gpu.test_formats import DTYPES
-from tests.runtime.cuda import test_paged_contexts as contexts
+from tests.runtime.cuda import test_paged_chunks
 from tests.runtime.cuda.test_paged_attention import TOLERANCES, Case, difference
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.recipe import KvCacheFormat
@@ -52,10 +52,10 @@ def test_the_kernel_of_chunks_equals_gathered_blocks(
     dtype: torch.dtype, kv: KvCacheFormat, reach: Reach, chunks: tuple[tuple[int, int], ...], size: int
 ) -> None:
     """A few tokens after many, whose context is split, and all kinds together."""
-    case = contexts.Case(
+    case = test_paged_chunks.Case(
         chunks, kv_heads=8, group=4, size=size, block=32, reach=reach, kv=kv, dtype=dtype, processors=132
     )
-    assert contexts.difference(case) < TOLERANCES[dtype]
+    assert test_paged_chunks.difference(case) < TOLERANCES[dtype]
 
 
 @pytest.mark.parametrize("kv", [None, "FP8", "INT8"])

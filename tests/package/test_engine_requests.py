@@ -117,6 +117,23 @@ def test_the_engine_learns_whether_tokens_are_streamed() -> None:
         assert found.request.streamed is sent.streamed is streamed
 
 
+def test_biases_may_forbid_tokens() -> None:
+    from engine_requests import RequestLimits, requested_sequences
+    from responder import RequestFailed
+
+    def biased(value: float) -> tuple[float, ...]:
+        bias = np.zeros((1, 100), dtype=np.float32)
+        bias[0, 3] = value
+        (found,) = requested_sequences(inputs() | {"embedding_bias": bias}, RequestLimits(100, 8, (2,), 4))
+        (sent,) = Submission.decode(Submission((found.request,), None, 40).encode()).requests
+        return tuple(sent.sampling.embedding_bias)
+
+    assert biased(-np.inf) == (0.0, 0.0, 0.0, -np.inf, *[0.0] * 96)
+    for value, shown in ((np.nan, "nan"), (np.inf, "inf")):
+        with pytest.raises(RequestFailed, match=f"embedding_bias is {shown}; it must be a finite number, or minus"):
+            biased(value)
+
+
 def test_sequences_of_a_prompt_name_the_first_one() -> None:
     found = asked(num_return_sequences=3, seed=7)
     assert [each.request.copy_of for each in found] == [None, "0", "0"]

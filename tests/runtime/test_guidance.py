@@ -93,7 +93,7 @@ def test_answers_to_200_random_schemas_are_valid(engine: Engine, tokenizer: Toke
 @pytest.mark.parametrize(
     ("options", "limits"),
     [
-        (EngineOptions(scheduler="max_utilization", kv_cache_tokens=192), {"tokens_per_block": 8}),
+        (EngineOptions(scheduler="max_utilization", kv_cache_tokens=128), {"tokens_per_block": 8}),
         (EngineOptions(chunked_context=True), {"max_batch_size": 8, "max_num_tokens": 32}),
     ],
     ids=["paused", "chunked"],

@@ -1,15 +1,21 @@
 """Pages of KV blocks are made before they are written, and what they hold stays."""
 
 import mmap
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from tests.runtime.checkpoints import tiny_llama, write_checkpoint, write_engine
+from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.native import pages_ahead
 from trtforge.runtime.native.pages import own_pages
 from trtforge.runtime.native.pages_ahead import PagesAhead
+from trtforge.runtime.ranks.source import open_engine
+from trtforge.runtime.scheduling.batch import Step
 
 BLOCK = 256 << 10
 AHEAD = 16
@@ -28,16 +34,15 @@ def made(tensor: Tensor, blocks: int) -> list[bool]:
 
 def layers(blocks: int) -> list[Tensor]:
     """In small pages, so that each block has its own."""
-    found = [torch.frombuffer(mmap.mmap(-1, blocks * BLOCK), dtype=torch.uint8).view(blocks, BLOCK) for _ in range(2)]
-    return found
+    return [torch.frombuffer(mmap.mmap(-1, blocks * BLOCK), dtype=torch.uint8).view(blocks, BLOCK) for _ in range(2)]
 
 
 def reached(pages: PagesAhead, blocks: int, rows: int = 1) -> bool:
     """Whether something is made, which is waited for."""
-    future = pages.reach(blocks, rows)
-    if future is not None:
-        future.result(60)
-    return future is not None
+    thread = pages.reach(blocks, rows)
+    if thread is not None:
+        thread.join(60)
+    return thread is not None
 
 
 def test_blocks_that_follow_those_in_use_are_made_from_the_second_step_on() -> None:
@@ -93,3 +98,28 @@ def test_a_system_without_the_call_makes_pages_at_their_first_use(monkeypatch: p
     reached(pages, 1)
     assert reached(pages, 2)
     assert not any(made(tensors[0], 8))
+
+
+def test_steps_go_on_where_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pages = PagesAhead(layers(8))
+    reached(pages, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        assert not reached(pages, 2)
+
+
+def test_a_rank_names_the_blocks_that_its_steps_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    named = []
+    monkeypatch.setattr(PagesAhead, "reach", lambda self, blocks, rows: named.append((blocks, rows)))
+    checkpoint = write_checkpoint(tiny_llama(), tmp_path / "checkpoint")
+    ranks = ThreadRanks(open_engine(write_engine(checkpoint, tmp_path / "engine", tokens_per_block=8)), 6)
+    one = np.array([1])
+    ranks.execute(Step(np.array([0]), np.array([9]), one, np.array([[1, 4]]), np.arange(3, 12)))
+    ranks.execute(
+        Step(np.array([9, 0]), np.array([1, 1]), np.array([1, 1]), np.array([[1, 4], [0, 0]]), np.array([3, 4]))
+    )
+    assert named == [(5, 1), (0, 0), (5, 2), (0, 0)], "of all layers, then of those with windows"
+    ranks.close()

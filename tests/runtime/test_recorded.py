@@ -174,7 +174,7 @@ CHUNKED = {"plain": Layout(), "two ranks": Layout(tp=2), "fp8 cache": Layout(kv=
 
 @pytest.mark.parametrize("kind", CHUNKED)
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_chunks_of_contexts_are_recorded_as_single_tokens(
+def test_chunks_of_chunks_are_recorded_as_single_tokens(
     families: Families, dtype: ModelDtype, kind: str, tmp_path: Path
 ) -> None:
     """What their rows stored is what later tokens of their sequences read; every other one samples."""

@@ -138,6 +138,10 @@ def test_every_kernel_is_called_again(level: Native) -> None:
         for again, once in zip(made, expected, strict=False):
             assert torch.allclose(again[:size], once[:size], rtol=1e-5, atol=1e-5)  # one row is summed in another order
             assert not again[size:].any()
+        assert torch.equal(heads[size:], heads_before[size:])
+        assert storage.view(-1, 2, 16)[slots[:size]].flatten(1).any(1).all()
+        for written in (storage.view(-1, 2, 16), integers):
+            assert not written[slots[size:]].any()
 
 
 def test_what_torch_computes_is_not_recorded(kernels: Native) -> None:

@@ -1,6 +1,6 @@
 """How many tokens of prompts a step may compute beside running sequences, whose next tokens wait for the whole step.
 
-The number goes up and down in a few sizes: steps of as many tokens are recorded, and a recording takes a while.
+The number goes up and down in a few sizes, so that what steps of one size take is soon known.
 """
 
 import statistics

@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from trtforge.runtime.cuda import (
-    context_kernels,
+    chunk_kernels,
     paged_kernels,
     product_kernels,
     rounding_kernels,
@@ -39,7 +39,7 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
 def variants(sm: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """Kernels with the types of their arguments and their constants."""
     e4m3 = sm >= _E4M3_SM
-    return [*_attention(e4m3=e4m3), *_contexts(), *_between(e4m3=e4m3), *_products(e4m3=e4m3), *_tiles(), *_rounding()]
+    return [*_attention(e4m3=e4m3), *_chunks(), *_between(e4m3=e4m3), *_products(e4m3=e4m3), *_tiles(), *_rounding()]
 
 
 def _between(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
@@ -177,9 +177,9 @@ def _attention(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]
     return found
 
 
-def _contexts() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+def _chunks() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     """Attention of chunks: of most models, of one with all that changes scores, of large heads, of few tokens."""
-    names = context_kernels.attend_contexts.arg_names
+    names = chunk_kernels.attend_chunks.arg_names
     types = dict.fromkeys(
         (name for name in names if name.endswith(("_row", "_head", "_block", "_slot", "_vector"))), "i32"
     )
@@ -204,7 +204,7 @@ def _contexts() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         numbers |= {"queries": f"*{kind}", "cache": f"*{cache}", "out": f"*{kind}"}
         shape = {"SIZE": size, "SIZE_PADDED": size, "QUERIES": queries, "TOKENS": tokens}
         shape |= {"warps": 8 if queries > 16 else 4}
-        found.append((context_kernels.attend_contexts, types | numbers, scores | shape))
+        found.append((chunk_kernels.attend_chunks, types | numbers, scores | shape))
     return found
 
 

@@ -4,7 +4,7 @@ import torch
 import triton
 
 from trtforge.runtime.cuda import (
-    context_kernels,
+    chunk_kernels,
     paged_kernels,
     product_kernels,
     rounding_kernels,
@@ -27,7 +27,7 @@ def launcher() -> Launcher:
 
 def paged(processors: int = 16) -> PagedAttention:
     """Attention for a GPU of so few multiprocessors that tests compute one split and several."""
-    return PagedAttention(paged_kernels, context_kernels, launcher(), processors, DEVICE)
+    return PagedAttention(paged_kernels, chunk_kernels, launcher(), processors, DEVICE)
 
 
 def fused() -> FusedKernels:

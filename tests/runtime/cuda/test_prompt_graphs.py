@@ -121,6 +121,12 @@ def test_layers_with_windows_write_to_their_own_blocks(families: Families) -> No
         assert made is not None
         expected = family.logits(LONG[:tokens])[-1]
         assert (made[0].cpu() - expected).abs().max() <= 2e-5 * expected.abs().max()
+    (model,) = ranks.models
+    of_windows = [layer for layer in model.cache if len(layer) == 5 and not layer[2].any()]
+    assert of_windows, "window block 2 is nobody's"
+    for layer in of_windows:
+        assert layer[3].flatten(1).any(1).all(), "32 tokens"
+        assert layer[1].flatten(1).any(1).tolist() == [True] + [False] * 31
     assert captured(ranks) == (64,)
     ranks.close()
 
@@ -189,6 +195,6 @@ def test_what_pads_a_prompt_lies_in_the_spare_block() -> None:
     assert batch.slots.tolist() == [*range(5 * BLOCK, 5 * BLOCK + 10), *[SPARE * BLOCK] * 54]
     assert batch.logit_rows is not None
     assert batch.logit_rows.tolist() == [9]
-    assert batch.contexts is not None
-    assert batch.contexts.tables.tolist() == [[5, 6, *[SPARE] * 6]]
-    assert batch.contexts.rows.tolist() == [[0, 0, 64]]
+    assert batch.chunks is not None
+    assert batch.chunks.tables.tolist() == [[5, 6, *[SPARE] * 6]]
+    assert batch.chunks.rows.tolist() == [[0, 0, 10]]

@@ -182,7 +182,7 @@ def beside(rows: list[int], contexts: list[tuple[int, int, int]], wanted: int = 
     rows=st.integers(1, 4),
     wanted=st.integers(0, 1),
 )
-def test_tokens_of_contexts_are_rows(chunks: list[list[tuple[int, int, int]]], rows: int, wanted: int) -> None:
+def test_tokens_of_chunks_are_rows(chunks: list[list[tuple[int, int, int]]], rows: int, wanted: int) -> None:
     """Those without logits behind the others, with positions, slots and tables of their own."""
     graphs = StepGraphs(computed, repeated, CommonMemory(COLUMNS, BLOCK))
     for contexts in chunks:
@@ -343,7 +343,7 @@ def test_what_cannot_be_captured_is_computed(caplog: pytest.LogCaptureFixture) -
     with caplog.at_level(logging.WARNING):
         assert [graphs.execute(step_of([3], [0])) for _ in range(2)] == [None, None]
     assert len(tried) == 1
-    assert "steps are computed without CUDA graphs, slower: operation not permitted" in caplog.text
+    assert "some steps are computed without CUDA graphs, slower: operation not permitted" in caplog.text
 
 
 def test_what_is_captured_in_part_is_computed_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.cuda.launcher import Launcher, launcher_for
-from trtforge.runtime.cuda.paged_contexts import PagedContexts
+from trtforge.runtime.cuda.paged_chunks import PagedChunks
 from trtforge.runtime.cuda.triton_support import power_from, processors_of, runs_triton
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 
 LARGEST = 256
 """Elements of a head: larger ones (the latent vectors of DeepSeek-V2) do not fit a program's registers."""
+_WIDE = 256  # bytes of a head's vector: of longer ones a program takes fewer tokens at once
 _MOST_SPLITS = 32
 _LEAST_TOKENS = 256  # of a split: fewer take about as long as to combine one more
 _PROGRAMS = 2  # for each multiprocessor, which are the fewest that keep its memory requests coming
@@ -36,18 +37,18 @@ class Turning:
 
 
 class PagedAttention:
-    """Launches the kernels of the modules `paged_kernels`, of single-token rows, and `context_kernels`, of chunks.
+    """Launches the kernels of the modules `paged_kernels`, of single-token rows, and `chunk_kernels`, of chunks.
 
     On a GPU of this many multiprocessors. Used by one layer.
     """
 
-    def __init__(self, rows: Any, contexts: Any, launch: Launcher, processors: int, device: torch.device) -> None:
+    def __init__(self, rows: Any, chunks: Any, launch: Launcher, processors: int, device: torch.device) -> None:
         self._of_rows = rows
-        self._of_contexts = contexts
+        self._of_chunks = chunks
         self._launch = launch
         self._processors = processors
         self._arrived = torch.zeros(_PROGRAMS * processors // 2, dtype=torch.int32, device=device)
-        """Of the splits of each row and KV head; more of these are not split, see `splits_for`."""
+        """Of the splits of each row and KV head, or tile and head; more of these are not split, see `splits_for`."""
 
     def attends(self, size: int) -> bool:
         """Whether heads have a size that the kernels compute."""
@@ -106,7 +107,7 @@ class PagedAttention:
             SIZE=how.size,
             SIZE_PADDED=size_padded,
             BLOCK=rows.block_size,
-            TOKENS=64 if size_padded * queries.element_size() <= LARGEST else 32,
+            TOKENS=64 if size_padded * queries.element_size() <= _WIDE else 32,
             SPLITS=splits,
             WINDOW=how.window or 0,
             CHUNK=how.chunk or 0,
@@ -119,10 +120,10 @@ class PagedAttention:
             stages=_STAGES if splits == 1 else _STAGES_OF_PARTS,
         )
 
-    def attend_contexts(
+    def attend_chunks(
         self,
         queries: Tensor,
-        contexts: PagedContexts,
+        chunks: PagedChunks,
         storage: Tensor,
         cache_scale: float,
         how: PagedHeads,
@@ -133,20 +134,20 @@ class PagedAttention:
         Tensors as `attend` takes them, with a row for each token of the step.
         """
         size_padded = max(_LEAST_SIDE, power_from(how.size))
-        large = size_padded * queries.element_size() > LARGEST
-        tile = next((each for each in _TILES if each >= contexts.most_tokens), _TILES[-1])
-        tile = min(tile, _TILES[1]) if large else tile
-        tiles = contexts.tiles(tile)
-        seen = min(contexts.longest, (how.window or contexts.longest) + tile)
+        wide = size_padded * queries.element_size() > _WIDE
+        tile = next((each for each in _TILES if each >= chunks.most_tokens), _TILES[-1])
+        tile = min(tile, _TILES[1]) if wide else tile
+        tiles = chunks.tiles(tile)
+        seen = min(chunks.longest, (how.window or chunks.longest) + tile)
         splits = splits_for(len(tiles) * how.heads, seen, self._processors)
         sums, largest, totals = self._partial(out, (len(out), how.heads, splits), how.size)
         self._launch(
-            self._of_contexts.attend_contexts,
+            self._of_chunks.attend_chunks,
             (how.heads, len(tiles), splits),
             queries,
             storage,
-            contexts.rows,
-            contexts.tables,
+            chunks.rows,
+            chunks.tables,
             tiles,
             queries if how.slopes is None else how.slopes,
             queries if how.sinks is None else how.sinks,
@@ -160,15 +161,15 @@ class PagedAttention:
             how.cap or 1.0,
             *queries.stride()[:2],
             *storage.stride()[:3],
-            contexts.tables.stride(0),
+            chunks.tables.stride(0),
             out.stride(0),
             VALUES=how.kv_heads,
             GROUP=how.heads // how.kv_heads,
             SIZE=how.size,
             SIZE_PADDED=size_padded,
-            BLOCK=contexts.block_size,
+            BLOCK=chunks.block_size,
             QUERIES=tile,
-            TOKENS=32 if large else 64,
+            TOKENS=32 if wide else 64,
             SPLITS=splits,
             WINDOW=how.window or 0,
             CHUNK=how.chunk or 0,
@@ -191,7 +192,7 @@ class PagedAttention:
 def splits_for(programs: int, longest: int, processors: int) -> int:
     """Parts of each context, a power of two: enough to occupy the GPU, none much shorter than `_LEAST_TOKENS`.
 
-    `programs`: rows times KV heads; `longest`: tokens that the tables have columns for.
+    `programs`: rows times KV heads, or tiles times heads; `longest`: tokens that one of them may attend to.
     """
     wanted = min(_PROGRAMS * processors // max(1, programs), longest // _LEAST_TOKENS, _MOST_SPLITS)
     return 1 << max(0, wanted.bit_length() - 1)
@@ -201,7 +202,7 @@ def paged_attention_for(device: torch.device) -> PagedAttention | None:
     """The kernels for a layer's tensors on this device, if there are any."""
     if not runs_triton(device):
         return None
-    from trtforge.runtime.cuda import context_kernels, paged_kernels
+    from trtforge.runtime.cuda import chunk_kernels, paged_kernels
 
     index = device.index or 0
-    return PagedAttention(paged_kernels, context_kernels, launcher_for(index), processors_of(index), device)
+    return PagedAttention(paged_kernels, chunk_kernels, launcher_for(index), processors_of(index), device)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-_ALIGNED = 2  # int64 of 16 bytes
+_INTEGERS_OF_16_BYTES = 2
 
 
 def pin(memory: Tensor) -> None:
@@ -31,7 +31,7 @@ def sent(values: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 def sent_together(arrays: Sequence[npt.NDArray[np.int64]], device: torch.device) -> list[Tensor]:
     """As `sent`, in one transfer; each begins at a multiple of 16 bytes, as kernels prefer."""
-    starts = np.cumsum([0, *(each.size + each.size % _ALIGNED for each in arrays)]).tolist()
+    starts = np.cumsum([0, *(each.size + each.size % _INTEGERS_OF_16_BYTES for each in arrays)]).tolist()
     staged = torch.empty(starts[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
     numbers = staged.numpy()
     for start, each in zip(starts[:-1], arrays, strict=True):

@@ -21,7 +21,8 @@ TILE = TILE_OUTPUTS
 """Outputs of a tile of 4-bit weights."""
 MOST_ROWS = 128
 """Of products with codes as they are: more take longer than expanding the weights first."""
-_MOST_EXPANDED = 1 << 26  # weights: more are expanded in slices, which take 128 MB
+MOST_EXPANDED = 1 << 26
+"""Weights that are expanded at once: more are expanded in slices, which take 128 MB."""
 _COUNTERS = 64  # for each multiprocessor: products of one row by more programs are not split
 _COUNTERS_OF_ROWS = 4  # of several rows
 _LEAST_GROUPS = 2  # of a split's inputs
@@ -368,7 +369,7 @@ def _sums_of_splits(y: Tensor, splits: int) -> Tensor:
 
 def _by_slices(x: Tensor, outputs: int, expanded: Callable[[slice], Tensor], bias: Tensor | None) -> Tensor:
     """x times the weights that `expanded` makes of some outputs, of so many at once that they take little memory."""
-    step = max(1, _MOST_EXPANDED // (x.shape[1] * TILE)) * TILE
+    step = max(1, MOST_EXPANDED // (x.shape[1] * TILE)) * TILE
     if outputs <= step:
         return functional.linear(x, expanded(slice(0, outputs)), bias)
     y = x.new_empty(len(x), outputs)

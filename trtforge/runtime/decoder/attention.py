@@ -1,7 +1,7 @@
 """Paged attention: keys and values go to their slots, queries attend to the blocks of their own row.
 
-Single-token rows are read in place by kernels, in C++ on the CPU and in Triton's language on CUDA; without these, they
-are computed together in buckets of similar length.
+Kernels read the cache in place, in C++ on the CPU and in Triton's language on CUDA, for single-token rows and for
+chunks of prompts. Without them, blocks are gathered, those of single-token rows together in buckets of similar length.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trtforge.runtime.architecture.positions import ALL, Reach
 from trtforge.runtime.architecture.rotary import Rotation
-from trtforge.runtime.cuda.paged_contexts import PagedContexts
+from trtforge.runtime.cuda.paged_chunks import PagedChunks
 from trtforge.runtime.decoder.batch import Batch, GenerationRows, Packed, mask_of
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.scores import FusedScores, Scores
@@ -116,7 +116,9 @@ class Attention:
             return self._generate(queries, batch.generation[0], cache)
         if batch.paged is not None and code_scale is not None and cache.attends_to_codes and not batch.context:
             return self._of_rows(queries, batch.paged, cache, code_scale)
-        out = queries.new_empty(len(queries), self.num_heads * self.head_size)
+        chunks = batch.chunks
+        make = queries.new_zeros if chunks is not None and chunks.padded else queries.new_empty
+        out = make(len(queries), self.num_heads * self.head_size)
         out[tokens:] = 0
         if batch.paged is not None:
             cache.attend(queries, batch.paged, self._paged, out)
@@ -126,9 +128,8 @@ class Attention:
         at_once = None if packed is None else self._at_once(packed, queries, vectors, cache)
         if packed is not None and at_once is not None:
             return _put(at_once, out, packed.first)
-        contexts = batch.contexts
-        if contexts is not None and self._in_place(contexts, cache):
-            cache.attend_contexts(queries, contexts, self._paged, out)
+        if chunks is not None and self._in_place(chunks, cache):
+            cache.attend_chunks(queries, chunks, self._paged, out)
             return out
         in_place = self._by_kernels and cache.attends_context(self._paged)
         for row in batch.context:
@@ -139,12 +140,12 @@ class Attention:
                 out = _put(self.sequence(own, row.seen(vectors, cache), row.start), out, row.first)
         return out
 
-    def _in_place(self, contexts: PagedContexts, cache: LayerCache) -> bool:
+    def _in_place(self, chunks: PagedChunks, cache: LayerCache) -> bool:
         """Whether GPU kernels attend to the cache; torch's FlashAttention is faster where it needs no gathered copy."""
-        if not self._by_kernels or not cache.attends_contexts(self._paged):
+        if not self._by_kernels or not cache.attends_chunks(self._paged):
             return False
-        plain = cache.exact and isinstance(self.scores, FusedScores) and self._sees_all(contexts.most_tokens)
-        return not plain or not contexts.whole
+        plain = cache.exact and isinstance(self.scores, FusedScores) and self._sees_all(chunks.most_tokens)
+        return not plain or not chunks.whole
 
     def _at_once(self, packed: Packed, queries: Tensor, vectors: Tensor, cache: LayerCache) -> Tensor | None:
         """(tokens, heads x head_size) of the whole sequences by one kernel, if it computes them."""
@@ -198,7 +199,7 @@ class Attention:
 
 
 def _put(found: Tensor, out: Tensor, first: int) -> Tensor:
-    """`out` with rows from `first` on that were found; these themselves if they are all."""
+    """`out` with the rows `found` from `first` on; `found` itself if it has all rows."""
     if len(found) == len(out):
         return found
     out[first : first + len(found)] = found

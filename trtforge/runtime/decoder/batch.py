@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.architecture.positions import ALL, Reach
-from trtforge.runtime.cuda.paged_contexts import PagedContexts
+from trtforge.runtime.cuda.paged_chunks import PagedChunks
 from trtforge.runtime.cuda.pinned import sent, sent_together
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.latest import put_latest
@@ -102,7 +102,7 @@ class Batch:
     """The step as layers with windows see it, if they have blocks of their own."""
     packed: Packed | None = None
     """The context rows for a kernel that computes all of them, if there is one."""
-    contexts: PagedContexts | None = None
+    chunks: PagedChunks | None = None
     """The context rows for a kernel that reads the cache in place."""
 
     def seen_by(self, reach: Reach) -> "Batch":
@@ -168,7 +168,7 @@ class Batch:
                 paged=_paged(step, rows, tokens_per_block, device) if in_place and rows else None,
                 step=step,
                 packed=packed,
-                contexts=_contexts(step, rows, tokens_per_block, device) if in_place and context else None,
+                chunks=_chunks(step, rows, tokens_per_block, device) if in_place and context else None,
             )
 
         windowed = step.windowed
@@ -216,11 +216,11 @@ def _paged(step: Step, rows: int, tokens_per_block: int, device: torch.device) -
     return PagedRows(tables, lengths, tokens_per_block, apart(step))
 
 
-def _contexts(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedContexts:
+def _chunks(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedChunks:
     """What follows so many single-token rows."""
     firsts, longest = step.counts.cumsum() - step.counts, int((step.starts + step.counts)[rows:].max())
     tables = step.tables[rows:, : -(-longest // tokens_per_block)]
-    return PagedContexts(firsts[rows:], step.starts[rows:], step.counts[rows:], tables, tokens_per_block, device)
+    return PagedChunks((firsts[rows:], step.starts[rows:], step.counts[rows:]), tables, tokens_per_block, device)
 
 
 def _padded(values: Ints) -> Ints:

@@ -60,7 +60,7 @@ class Decoder:
 
     @cached_property
     def reads_in_place(self) -> bool:
-        """Whether kernels compute attention of single-token rows."""
+        """Whether kernels compute attention of single-token rows, and on a GPU that of chunks."""
         spec, kernels = self.spec, in_place_for(self.place.device, self.place.dtype)
         by_torch = spec.network.coarse_alibi and spec.position in ("alibi", "scaled_alibi")
         return kernels is not None and not by_torch and kernels.attends(spec.cached[-1])
@@ -72,7 +72,7 @@ class Decoder:
 
     @property
     def repeats(self) -> bool:
-        """Whether steps of as many single-token rows are the same operations without exchanges with other ranks."""
+        """Whether steps of as many single-token rows, or prompts, are the same operations, alone on this rank."""
         spec = self.spec
         return self._alone and self.reads_in_place and spec.moe is None and spec.linear is None
 

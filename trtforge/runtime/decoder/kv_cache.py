@@ -16,7 +16,7 @@ from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.architecture.rotary import Rotation
 from trtforge.runtime.cuda.fused import FusedKernels, StepKernels, step_kernels_for
 from trtforge.runtime.cuda.paged_attention import PagedAttention, Turning, paged_attention_for
-from trtforge.runtime.cuda.paged_contexts import PagedContexts
+from trtforge.runtime.cuda.paged_chunks import PagedChunks
 from trtforge.runtime.linears.float8 import from_e4m3
 from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows, native_for
@@ -162,14 +162,14 @@ class LayerCache:
             assert turning is None, "see attends_to_turned"
             self._in_place.attend(queries, rows, self._blocks, self._factor, heads, out)
 
-    def attends_contexts(self, heads: PagedHeads) -> bool:
+    def attends_chunks(self, heads: PagedHeads) -> bool:
         """Whether GPU kernels compute attention of chunks in place."""
         return isinstance(self._in_place, PagedAttention) and heads.vectors > 1
 
-    def attend_contexts(self, queries: Tensor, contexts: PagedContexts, heads: PagedHeads, out: Tensor) -> None:
+    def attend_chunks(self, queries: Tensor, chunks: PagedChunks, heads: PagedHeads, out: Tensor) -> None:
         """Attention of all chunks of a step in place, by the GPU kernels."""
-        assert isinstance(self._in_place, PagedAttention), "see attends_contexts"
-        self._in_place.attend_contexts(queries, contexts, self._blocks, self._factor, heads, out)
+        assert isinstance(self._in_place, PagedAttention), "see attends_chunks"
+        self._in_place.attend_chunks(queries, chunks, self._blocks, self._factor, heads, out)
 
     def attends_context(self, heads: PagedHeads) -> bool:
         """Whether the CPU kernels compute attention of sequences in place."""

@@ -63,7 +63,7 @@ class LatentAttention:
         found = x.new_zeros(len(x), count * sizes.value_size)
         first = batch.context[0].first
         if first:
-            rows = replace(batch, slots=batch.slots[:first], context=(), contexts=None)
+            rows = replace(batch, slots=batch.slots[:first], context=(), chunks=None)
             found[:first] = self._absorbed(queries[:first], cached[:first], rows, cache)
         tokens = len(batch.slots)
         cache.write(batch.slots[first:], cached[first:tokens])

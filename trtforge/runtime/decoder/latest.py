@@ -11,7 +11,7 @@ def put_latest(target: Tensor, tokens: Ints, latest: Tensor | None) -> None:
     """Fill in the tokens of a step that only the device knows yet.
 
     `latest` (rows,): the tokens that the rows of the step before sample. `tokens`, with which `target` begins, has
-    -1 - i for that of row i (`Deferred.assume`); on a CPU `target` may be its memory.
+    -1 - i for that of row i (`Deferred.assume`).
     """
     if latest is None:
         return

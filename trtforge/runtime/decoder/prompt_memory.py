@@ -7,8 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trtforge.runtime.cuda.paged_contexts import PagedContexts
+from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.cuda.paged_chunks import PagedChunks
 from trtforge.runtime.cuda.pinned import Staging
+from trtforge.runtime.cuda.products import MOST_EXPANDED
 from trtforge.runtime.decoder.batch import Batch, ContextRow
 from trtforge.runtime.decoder.step_graphs import Shape
 from trtforge.runtime.scheduling.batch import Step
@@ -16,29 +18,36 @@ from trtforge.runtime.scheduling.batch import Step
 _MOST_TOKENS = 2048
 """Of a prompt: the kernels of more tokens take longer than their launches, and intermediate results more memory."""
 _UNIT = 64  # tokens, of which the lengths of graphs are multiples
+_NUMBERS_OF_HIDDEN = 16  # that a layer keeps of a token, for each of its hidden state: 13.5 in Llama 8B
+
+
+def prompt_graph_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
+    """About what graphs of prompts keep: intermediate results of the longest, and weights that are expanded."""
+    return (_MOST_TOKENS * _NUMBERS_OF_HIDDEN * spec.hidden_size + MOST_EXPANDED) * dtype.itemsize
 
 
 class PromptInputs:
     """What a prompt of at most `tokens` tokens reads, which lies together: one transfer fills it.
 
-    Tokens, positions and slots, block numbers, and the token that gives logits, int64. Tokens that pad a prompt follow
-    it, so that none attends to them; they write to the block `spare`. `windowed`: slots and block numbers of layers
-    with windows, if they have blocks of their own.
+    Tokens, positions and slots, block numbers, the token that gives logits, and the prompt's only chunk, int64. Tokens
+    that pad a prompt follow it, so that none attends to them; they write to the block `spare`. `windowed`: slots and
+    block numbers of layers with windows, if they have blocks of their own.
     """
 
     def __init__(
         self, tokens: int, block_size: int, spare: int, device: torch.device, windowed: "PromptInputs | None" = None
     ) -> None:
         columns = -(-tokens // block_size)
-        ends = np.cumsum([tokens, tokens, tokens, columns]).tolist()
-        integers = torch.zeros(1, ends[-1] + 1, dtype=torch.int64, device=device)
+        ends = np.cumsum([tokens, tokens, tokens, columns, 1]).tolist()
+        integers = torch.zeros(1, ends[-1] + 3, dtype=torch.int64, device=device)
         self._ends = ends
         self._block_size = block_size
         self._spare = spare
         self._windowed = windowed
         self._staging = Staging(integers)
-        token_ids, positions, slots, table, last = integers[0].tensor_split(ends)
-        first, counts = np.zeros(1, dtype=np.int64), np.array([tokens])
+        token_ids, positions, slots, table, last, chunk = integers[0].tensor_split(ends)
+        first, none = np.zeros(1, dtype=np.int64), np.zeros((1, 0), dtype=np.int64)
+        given = chunk.view(1, 3), table.view(1, columns)
         self._batch = Batch(
             tokens=token_ids,
             positions=positions,
@@ -47,18 +56,18 @@ class PromptInputs:
             wanted=1,
             length=0,
             generation=(),
-            context=(ContextRow(0, tokens, 0, first[:0], device),),
+            context=(ContextRow(0, tokens, 0, none[0], device),),
             windowed=None if windowed is None else windowed.batch(),
-            contexts=PagedContexts(first, first, counts, table.view(1, -1), block_size, device),
+            chunks=PagedChunks((first, first, np.array([tokens])), none, block_size, device, given),
         )
 
     def fill(self, step: Step, latest: Tensor | None = None) -> None:
         """See Inputs. The tokens of a prompt are known."""
         (filled,) = self._staging.filled_next(1)
-        tokens, positions, slots, table, last = np.split(filled, self._ends)
+        tokens, positions, slots, table, last, chunk = np.split(filled, self._ends)
         rows, placed = step.positions()
         count, held = len(placed), -(-len(placed) // self._block_size)
-        tokens[:count], positions[:count], last[0] = step.tokens, placed, count - 1
+        tokens[:count], positions[:count], last[0], chunk[:] = step.tokens, placed, count - 1, (0, 0, count)
         slots[:count], slots[count:] = step.slots(rows, placed, self._block_size), self._spare * self._block_size
         table[:held], table[held:] = step.tables[0, :held], self._spare
         self._staging.send(1)

@@ -36,8 +36,15 @@ class Outputs:
 
 
 Compute = Callable[[Batch], Outputs]
-Replay = Callable[[int, int], object]
-"""Computes rows, the first ones of which give logits: at least so many of each."""
+
+
+class Replay(Protocol):
+    """Computes what was captured again, from the same inputs into the same outputs."""
+
+    def __call__(self, rows: int, wanted: int) -> object:
+        """At least so many of its rows, and the logits of at least the first `wanted`."""
+
+
 Capture = Callable[[Callable[[], Outputs], int, int], tuple[Outputs, Replay] | None]
 """Of a computation of so many rows, and so many with logits: its outputs, and what computes these from the same inputs.
 
@@ -75,7 +82,7 @@ class Memory(Protocol):
     """Where the inputs of graphs lie."""
 
     def shape(self, step: Step) -> Shape | None:
-        """Of the graph that computes a step; None if none does."""
+        """Of the graph that computes a step; None if none does, or not yet."""
 
     def inputs(self, shape: Shape) -> Inputs:
         """Of a graph."""
@@ -134,7 +141,7 @@ class StepGraphs:
         try:
             captured = self._capture(lambda: self._compute(batch), shape.rows, shape.wanted)
         except RuntimeError as error:
-            _LOG.warning("steps are computed without CUDA graphs, slower: %s", error)
+            _LOG.warning("some steps are computed without CUDA graphs, slower: %s", error)
         if captured is None:
             self._capture = None
             self._graphs.clear()

@@ -1,12 +1,29 @@
 """Captures computations on a CPU as recorded calls of kernels."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from trtforge.runtime.native.bindings import Native
 from trtforge.runtime.native.recorder import Arena, NotRecordedError, recording
+from trtforge.runtime.native.structures import Calls, RowCounts
 
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Recorded calls, where they say how many rows they compute, and the memory that they read and write."""
+
+    kernels: Native
+    calls: Calls
+    counts: RowCounts
+    kept: object
+
+    def __call__(self, rows: int, wanted: int) -> None:
+        """Compute so many rows, the first `wanted` of which give logits."""
+        self.kernels.set_rows(self.counts, rows, wanted)
+        self.kernels.replay(self.calls)
 
 
 class CallCapture:
@@ -16,9 +33,7 @@ class CallCapture:
         self._kernels = kernels
         self._arena = Arena()
 
-    def __call__(
-        self, compute: Callable[[], Result], rows: int, wanted: int
-    ) -> tuple[Result, Callable[[int, int], None]] | None:
+    def __call__(self, compute: Callable[[], Result], rows: int, wanted: int) -> tuple[Result, Replay] | None:
         """What `compute` gives of so many rows, and what computes as many of them, or fewer, from what it read.
 
         None if torch takes part. Nothing is computed yet.
@@ -27,13 +42,8 @@ class CallCapture:
         try:
             with recording(self._arena, computes=False) as recorder:
                 result = compute()
+            calls, kept = recorder.calls()
+            counts = recorder.row_counts(calls, rows, wanted)
         except NotRecordedError:
             return None
-        calls, kept = recorder.calls()
-        counts = recorder.row_counts(calls, rows, wanted)
-
-        def replay(rows: int, wanted: int, kept: object = kept) -> None:
-            self._kernels.set_rows(counts, rows, wanted)
-            self._kernels.replay(calls)
-
-        return result, replay
+        return result, Replay(self._kernels, calls, counts, kept)

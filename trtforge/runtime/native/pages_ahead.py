@@ -10,7 +10,6 @@ import functools
 import os
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
 from torch import Tensor
@@ -29,10 +28,12 @@ class PagesAhead:
         self._tensors = [each for each in tensors if each.nbytes]  # linear attention caches no tokens
         self._blocks = min((len(each) for each in self._tensors), default=0)
         self._least = max((-(-_BYTES // each[0].nbytes) for each in self._tensors), default=0)
+        """Blocks that are made ahead."""
         self._made: int | None = None
+        """The blocks before this one are made, or will be."""
 
-    def reach(self, blocks: int, rows: int) -> "Future[None] | None":
-        """A step of so many rows uses blocks below this number: those that follow are made in the background.
+    def reach(self, blocks: int, rows: int) -> threading.Thread | None:
+        """A step of so many rows uses blocks below this number: a thread makes those that follow.
 
         From the second step on: the first token of an engine does not wait.
         """
@@ -43,11 +44,17 @@ class PagesAhead:
         if min(blocks + ahead // 2, self._blocks) <= self._made:
             return None
         first, self._made = max(self._made, blocks), min(blocks + ahead, self._blocks)
-        return _background().submit(_make, self._tensors, first, self._made)
+        thread = threading.Thread(target=_make, args=(self._tensors, first, self._made), name="pages", daemon=True)
+        with suppress(RuntimeError):  # the program ends, or may have no more threads: steps make the pages they write
+            thread.start()
+            return thread
+        return None
 
 
 def _make(tensors: Sequence[Tensor], first: int, end: int) -> None:
     """Make the pages of blocks from the first one on to before the second one."""
+    with suppress(OSError, AttributeError):  # not Linux, where a thread has a priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     madvise = _madvise()
     if madvise is None:
         return
@@ -65,14 +72,3 @@ def _madvise() -> "ctypes._NamedFuncPointer | None":
         function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         return function
     return None
-
-
-@functools.cache
-def _background() -> ThreadPoolExecutor:
-    """One thread for all caches of the process."""
-
-    def give_way() -> None:
-        with suppress(OSError, AttributeError):  # not Linux, where a thread has a priority of its own
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-
-    return ThreadPoolExecutor(1, "pages", give_way)

@@ -123,7 +123,10 @@ class Recorder(TorchDispatchMode):
         return (Call * len(self._calls))(*self._calls), self._kept
 
     def row_counts(self, calls: Calls, rows: int, wanted: int) -> RowCounts:
-        """Where `calls`, which were recorded for so many rows, say how many they have, for `Native.set_rows`."""
+        """Where `calls`, which were recorded for so many rows, say how many they have, for `Native.set_rows`.
+
+        Raises NotRecordedError if one of them says something else.
+        """
         first_wanted = len(calls) if self._first_wanted is None else self._first_wanted
         arguments = ctypes.addressof(calls) + Call.arguments.offset
         found = []
@@ -135,7 +138,8 @@ class Recorder(TorchDispatchMode):
             else:
                 address, value = place
             each, rest = divmod(value, wanted if of_wanted else rows)
-            assert not rest, f"{RECORDED[calls[index].kernel]} has {value} rows"
+            if rest:
+                raise NotRecordedError(f"{RECORDED[calls[index].kernel]} counts {value} of {rows} rows")
             found.append(RowCount(address, each, of_wanted))
         return (RowCount * len(found))(*found)
 

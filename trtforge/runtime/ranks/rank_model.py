@@ -18,7 +18,7 @@ from trtforge.runtime.decoder.eagle import Network, spare_blocks
 from trtforge.runtime.decoder.graph_memory import CommonMemory, PaddedMemory
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.kv_capacity import KvMemory, block_bytes, block_count, host_block_count
-from trtforge.runtime.decoder.prompt_memory import PromptMemory
+from trtforge.runtime.decoder.prompt_memory import PromptMemory, prompt_graph_bytes
 from trtforge.runtime.decoder.recorded import Layers
 from trtforge.runtime.decoder.step_graphs import Outputs, StepGraphs
 from trtforge.runtime.linears.kernels import DTYPES
@@ -96,7 +96,7 @@ class RankModel:
         drafter = beside.block + (0 if self._network is None else self._network.block_bytes(size))
         reserved += beside.weights + drafter * self._spare_blocks
         if self._capture is not None:
-            reserved += block_bytes(spec, self._place.dtype, size)
+            reserved += block_bytes(spec, self._place.dtype, size) + prompt_graph_bytes(spec, self._place.dtype)
         return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved, drafter, window_blocks)
 
     def host_blocks_that_fit(self, memory: int, num_blocks: int) -> int:
@@ -120,11 +120,12 @@ class RankModel:
         if self._capture is not None:
             padded = PaddedMemory(columns, size, num_blocks, self._place.device, window_blocks or None)
             self._graphs = StepGraphs(self._outputs, self._capture, padded)
-            prompts = PromptMemory(size, num_blocks, self._place.device, window_blocks or None)
-            self._prompts = StepGraphs(self._outputs, self._capture, prompts)
+            if self._decoder.spec.latent is None:  # which reads the blocks of a chunk by torch
+                prompts = PromptMemory(size, num_blocks, self._place.device, window_blocks or None)
+                self._prompts = StepGraphs(self._outputs, self._capture, prompts)
         elif self._calls is not None:
-            exact = CommonMemory(columns, size, windowed=window_blocks > 0)
-            self._graphs = StepGraphs(self._outputs, self._calls, exact)
+            common = CommonMemory(columns, size, windowed=window_blocks > 0)
+            self._graphs = StepGraphs(self._outputs, self._calls, common)
         if self._network is not None:
             self._cache.append(self._network.allocate_cache(num_blocks + self._spare_blocks, size))
         self._windowed = window_blocks > 0

@@ -11,7 +11,8 @@ struct RowCount {
 
 // Has recorded calls compute other numbers of rows when they run again.
 EXPORT void set_rows(const RowCount* counts, int64_t count, int64_t rows, int64_t wanted) {
-    for (const RowCount* at = counts; at < counts + count; ++at) *at->place = at->each * (at->of_wanted ? wanted : rows);
+    for (const RowCount* at = counts; at < counts + count; ++at)
+        *at->place = at->each * (at->of_wanted ? wanted : rows);
 }
 
 EXPORT void replay(const Call* calls, int64_t count) {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.runtime.cuda.kernels import DEVICE, paged
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.runtime.architecture.positions import ALL, Reach
-from trtforge.runtime.cuda.paged_contexts import PagedContexts
+from trtforge.runtime.cuda.paged_chunks import PagedChunks
 from trtforge.runtime.decoder import kv_cache
 from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.attention import Attention
@@ -79,7 +79,7 @@ def difference(case: Case) -> float:
             cache = LayerCache(storage, factor, case.dtype, Scratch())
         cache.write(torch.arange(len(filled), device=DEVICE), filled)
         batch = Batch.of(step, case.block, DEVICE, case.dtype, reaches=(case.reach,), in_place=in_place)
-        assert (batch.contexts is not None and attention._in_place(batch.contexts, cache)) is in_place
+        assert (batch.chunks is not None and attention._in_place(batch.chunks, cache)) is in_place
         found.append(attention(given_heads, batch, cache).float())
         if in_place:
             assert not cache._in_place._arrived.any()  # type: ignore[union-attr]
@@ -128,7 +128,7 @@ def test_scores_are_changed_before_the_softmax(change: dict[str, object], proces
 
 def test_tiles_that_see_most_come_first() -> None:
     firsts, starts, counts = np.array([1, 6]), np.array([0, 100]), np.array([5, 9])
-    contexts = PagedContexts(firsts, starts, counts, np.zeros((2, 4), dtype=np.int64), 32, DEVICE)
-    assert contexts.tiles(4).tolist() == [[1, 8], [1, 4], [1, 0], [0, 4], [0, 0]]
-    assert contexts.rows.tolist() == [[1, 0, 5], [6, 100, 9]]
-    assert (contexts.most_tokens, contexts.longest, contexts.whole) == (9, 109, False)
+    chunks = PagedChunks((firsts, starts, counts), np.zeros((2, 4), dtype=np.int64), 32, DEVICE)
+    assert chunks.tiles(4).tolist() == [[1, 8], [1, 4], [1, 0], [0, 4], [0, 0]]
+    assert chunks.rows.tolist() == [[1, 0, 5], [6, 100, 9]]
+    assert (chunks.most_tokens, chunks.longest, chunks.whole) == (9, 109, False)

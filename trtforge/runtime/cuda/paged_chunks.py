@@ -1,4 +1,4 @@
-"""The chunks of sequences in a step, as the kernel of `context_kernels` takes them."""
+"""The chunks of sequences in a step, as the kernel of `chunk_kernels` takes them."""
 
 from functools import cached_property
 
@@ -12,47 +12,46 @@ from trtforge.runtime.cuda.pinned import sent
 Ints = npt.NDArray[np.int64]
 
 
-class PagedContexts:
+class PagedChunks:
     """Chunks of sequences. Of each, the first token in the step, its position, how many tokens there are, and blocks.
 
-    `tables` int64 (sequences, columns): block numbers of all tokens until the end of a chunk; a tensor is on the device
-    already. All else is sent there when it is first asked for, and stays.
+    `tables` int64 (sequences, columns): block numbers of all tokens until the end of a chunk. `given`: rows and tables
+    on the device already, whose numbers of tokens may be smaller. All else is sent there when it is first asked for,
+    and stays.
+
+    `most_tokens`: of a chunk. `longest`: tokens of a sequence until the end of its chunk. `whole`: whether all chunks
+    begin their sequences. `padded`: whether there may be tokens behind those of the chunks.
     """
 
     def __init__(
-        self, firsts: Ints, starts: Ints, counts: Ints, tables: Ints | Tensor, block_size: int, device: torch.device
+        self,
+        rows: tuple[Ints, Ints, Ints],
+        tables: Ints,
+        block_size: int,
+        device: torch.device,
+        given: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         self.block_size = block_size
-        self._rows = np.stack([firsts, starts, counts], axis=1)
+        self._rows = np.stack(rows, axis=1)
         self._tables = tables
         self._device = device
+        self._given = given
         self._tiles: dict[int, Tensor] = {}
-
-    @property
-    def most_tokens(self) -> int:
-        """Of a chunk."""
-        return int(self._rows[:, 2].max())
-
-    @property
-    def whole(self) -> bool:
-        """Whether all of them begin their sequences."""
-        return not self._rows[:, 1].any()
-
-    @property
-    def longest(self) -> int:
-        """Tokens of a sequence until the end of its chunk."""
-        return int(self._rows[:, 1:].sum(axis=1).max())
+        _, starts, counts = rows
+        self.most_tokens = int(counts.max())
+        self.longest = int((starts + counts).max())
+        self.whole = not starts.any()
+        self.padded = given is not None
 
     @cached_property
     def rows(self) -> Tensor:
         """int64 (sequences, 3) on the device: first token, position, and number of tokens."""
-        return sent(self._rows, self._device)
+        return sent(self._rows, self._device) if self._given is None else self._given[0]
 
     @cached_property
     def tables(self) -> Tensor:
         """int64 (sequences, columns) on the device."""
-        given = self._tables
-        return given if isinstance(given, Tensor) else sent(np.ascontiguousarray(given), self._device)
+        return sent(np.ascontiguousarray(self._tables), self._device) if self._given is None else self._given[1]
 
     def tiles(self, queries: int) -> Tensor:
         """int64 (tiles, 2) on the device: sequence and first token of tiles of so many queries.

@@ -41,7 +41,7 @@ def _tile_of(rows, tiles, tile):
 @triton.jit
 def _part_of(first, last, split, TOKENS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     """The positions of a split, of all that queries from `first` to `last` attend to; and how many splits have some."""
-    begin = _first_seen(first, WINDOW, CHUNK) // TOKENS * TOKENS
+    begin = _first_seen(first, WINDOW, CHUNK)
     part = tl.cdiv(last + 1 - begin, TOKENS * SPLITS) * TOKENS
     own = begin + split * part
     return own, tl.minimum(last + 1, own + part), tl.cdiv(last + 1 - begin, part)
@@ -113,7 +113,7 @@ def _with_tiles(
 
 
 @triton.jit
-def attend_contexts(
+def attend_chunks(
     queries,
     cache,
     rows,
@@ -153,8 +153,9 @@ def attend_contexts(
 ):
     """Program (head, tile, split): up to QUERIES tokens of a sequence over one part of what they attend to.
 
-    rows (sequences, 3): the first token of a sequence in the step, its position, and how many tokens follow it. tiles
-    (tiles, 2): the sequence and the first of its tokens. VALUES, WINDOW, CHUNK and the parts: see `attend_paged`.
+    rows (sequences, 3): the first token of a sequence in the step, its position, and how many tokens there are. tiles
+    (tiles, 2): a sequence, and the first of its tokens, which it may lack. VALUES, WINDOW, CHUNK and the parts: see
+    `attend_paged`.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -166,7 +167,7 @@ def attend_contexts(
     known = own[:, None] & (dims < SIZE)[None, :]
     last = start + tl.minimum(count, first + QUERIES) - 1
     begin, end, parts = _part_of(start + first, last, split, TOKENS, SPLITS, WINDOW, CHUNK)
-    if begin >= end:
+    if (begin >= end) | (first >= count):
         return
     query = tl.load(queries + at[:, None] * query_row + head * query_head + dims[None, :], mask=known, other=0.0)
     most, total = tl.full([QUERIES], float("-inf"), tl.float32), tl.zeros([QUERIES], tl.float32)
