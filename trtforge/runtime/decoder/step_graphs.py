@@ -41,7 +41,7 @@ Compute = Callable[[Batch], Outputs]
 class Replay(Protocol):
     """Computes what was captured again, from the same inputs into the same outputs."""
 
-    def __call__(self, rows: int, wanted: int) -> object:
+    def __call__(self, rows: int, wanted: int, /) -> object:
         """At least so many of its rows, and the logits of at least the first `wanted`."""
 
 
