@@ -154,8 +154,7 @@ def attend_chunks(
     """Program (head, tile, split): up to QUERIES tokens of a sequence over one part of what they attend to.
 
     rows (sequences, 3): the first token of a sequence in the step, its position, and how many tokens there are. tiles
-    (tiles, 2): a sequence, and the first of its tokens, which it may lack. VALUES, WINDOW, CHUNK and the parts: see
-    `attend_paged`.
+    (tiles, 2): a sequence and the first of its tokens, which it may lack. Constants and parts: see `attend_paged`.
     """
     if EARLY:
         gdc_launch_dependents()
