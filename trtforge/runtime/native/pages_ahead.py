@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -19,6 +20,7 @@ _BYTES = 4 << 20  # of a layer's blocks that are made ahead of those in use, at 
 _AT_ONCE = 2 << 20
 _SMALL_PAGE = 4096
 _NICE = 10  # steps come first where they need the same processor
+_PAUSES = 4  # times as long as the work: no step is delayed by more than one page or two
 
 
 class PagesAhead:
@@ -33,9 +35,9 @@ class PagesAhead:
         """The blocks before this one are made, or will be."""
 
     def reach(self, blocks: int, rows: int) -> threading.Thread | None:
-        """A step of so many rows uses blocks below this number: a thread makes those that follow.
+        """A step of so many rows uses blocks below this number: a thread makes them, and those that follow.
 
-        From the second step on: the first token of an engine does not wait.
+        Later steps write to some of them. From the second step on: the first token of an engine does not wait.
         """
         if self._made is None:
             self._made = 0
@@ -43,7 +45,7 @@ class PagesAhead:
         ahead = max(self._least, 2 * rows)
         if min(blocks + ahead // 2, self._blocks) <= self._made:
             return None
-        first, self._made = max(self._made, blocks), min(blocks + ahead, self._blocks)
+        first, self._made = self._made, min(blocks + ahead, self._blocks)
         thread = threading.Thread(target=_make, args=(self._tensors, first, self._made), name="pages", daemon=True)
         with suppress(RuntimeError):  # the program ends, or may have no more threads: steps make the pages they write
             thread.start()
@@ -61,7 +63,9 @@ def _make(tensors: Sequence[Tensor], first: int, end: int) -> None:
     for tensor in tensors:
         begin, until = (tensor.data_ptr() + block * tensor[0].nbytes for block in (first, end))
         for at in range(begin // _SMALL_PAGE * _SMALL_PAGE, until, _AT_ONCE):
+            start = time.perf_counter()
             madvise(at, min(_AT_ONCE, until - at), _POPULATE_WRITE)  # a system that cannot makes them at their use
+            time.sleep(_PAUSES * (time.perf_counter() - start))
 
 
 @functools.cache
