@@ -16,6 +16,8 @@ from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.paged_attention import PagedAttention
 from trtforge.runtime.cuda.products import Products
 from trtforge.runtime.cuda.rounding import Rounding
+from trtforge.runtime.decoder.alibi import Alibi
+from trtforge.runtime.decoder.scores import FusedScores, Scores, SoftmaxScores
 
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 
@@ -38,6 +40,15 @@ def fused() -> FusedKernels:
 def products(processors: int = 4, *, e4m3: bool = True) -> Products:
     """Products on a GPU of so few multiprocessors, which converts E4M3 or does not."""
     return Products(product_kernels, tile_kernels, launcher(), processors, DEVICE, e4m3=e4m3)
+
+
+def scores_of(kv_heads: int, group: int, size: int, cap: float | None, *, alibi: bool, sinks: bool) -> Scores:
+    """Of a layer of this machine; sinks are random."""
+    scale, heads = size**-0.5, kv_heads * group
+    slopes = Alibi(heads, 0, heads, 1.0, False, DEVICE) if alibi else None
+    logits = torch.randn(kv_heads, group, 1, 1, device=DEVICE) * 3 if sinks else None
+    plain = cap is None and slopes is None and logits is None
+    return FusedScores(scale) if plain else SoftmaxScores(scale, cap, slopes, logits)
 
 
 def rounding() -> Rounding:

@@ -8,16 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.cuda.kernels import DEVICE, paged
+from tests.runtime.cuda.kernels import DEVICE, paged, scores_of
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.runtime.architecture.positions import ALL, Reach
 from trtforge.runtime.cuda.paged_chunks import PagedChunks
 from trtforge.runtime.decoder import kv_cache
-from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.attention import Attention
 from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
-from trtforge.runtime.decoder.scores import FusedScores, Scores, SoftmaxScores
+from trtforge.runtime.decoder.scores import Scores
 from trtforge.runtime.native.bindings import VARIABLE
 from trtforge.runtime.scheduling.batch import Step
 
@@ -43,11 +42,7 @@ class Case:
 
     @property
     def scores(self) -> Scores:
-        scale, heads = self.size**-0.5, self.kv_heads * self.group
-        alibi = Alibi(heads, 0, heads, 1.0, False, DEVICE) if self.alibi else None
-        sinks = torch.randn(self.kv_heads, self.group, 1, 1, device=DEVICE) * 3 if self.sinks else None
-        plain = self.cap is None and alibi is None and sinks is None
-        return FusedScores(scale) if plain else SoftmaxScores(scale, self.cap, alibi, sinks)
+        return scores_of(self.kv_heads, self.group, self.size, self.cap, alibi=self.alibi, sinks=self.sinks)
 
     @property
     def step(self) -> Step:
