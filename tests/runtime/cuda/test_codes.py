@@ -135,7 +135,7 @@ def test_codes_in_splits_of_the_inputs(processors: int) -> None:
 @pytest.mark.parametrize("format", LAYERS)
 def test_weights_of_many_rows_are_expanded_in_slices(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     on_the_gpu(monkeypatch, e4m3=True)
-    monkeypatch.setattr(cuda_products, "_MOST_EXPANDED", 64 * 256)
+    monkeypatch.setattr(cuda_products, "MOST_EXPANDED", 64 * 256)
     monkeypatch.setattr(byte_cuda, "_MOST_SUMMED", 50)
     outputs = 64 if format == "w4a8" else 192
     assert is_near(format, outputs, 256, MOST_ROWS + 1)
