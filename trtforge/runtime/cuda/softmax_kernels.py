@@ -119,8 +119,9 @@ def changed(scores, heads, own, positions, seen, slopes, cap, CAPPED: tl.constex
 
 @triton.jit
 def with_scores(scores, values, most, total, found, NONE_SEEN: tl.constexpr = False):
-    """The largest score, the total and the sums with those of more positions. NONE_SEEN: some rows may
-    have attended to no position yet.
+    """The largest score, the total and the sums with those of more positions.
+
+    NONE_SEEN: some rows may have attended to no position yet.
     """
     higher = tl.maximum(most, tl.max(scores, 1))
     base = tl.where(higher == float("-inf"), 0.0, higher) if NONE_SEEN else higher
