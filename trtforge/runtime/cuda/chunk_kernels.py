@@ -12,22 +12,13 @@ from trtforge.runtime.cuda.softmax_kernels import (
     cached_numbers,
     changed,
     exact_product,
+    first_seen,
     of_all_parts,
+    part_of,
     with_scores,
     with_sinks,
 )
 from trtforge.runtime.cuda.step_kernels import as_stored
-
-
-@triton.jit
-def _first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """The first position that a token attends to."""
-    first = position * 0
-    if WINDOW > 0:
-        first = tl.maximum(first, position - (WINDOW - 1))
-    if CHUNK > 0:
-        first = tl.maximum(first, position // CHUNK * CHUNK)
-    return first
 
 
 @triton.jit
@@ -39,20 +30,11 @@ def _tile_of(rows, tiles, tile):
 
 
 @triton.jit
-def _part_of(first, last, split, TOKENS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """The positions of a split, of all that queries from `first` to `last` attend to; and how many splits have some."""
-    begin = _first_seen(first, WINDOW, CHUNK)
-    part = tl.cdiv(last + 1 - begin, TOKENS * SPLITS) * TOKENS
-    own = begin + split * part
-    return own, tl.minimum(last + 1, own + part), tl.cdiv(last + 1 - begin, part)
-
-
-@triton.jit
 def _seen_by_all(first, last, begin, end, TOKENS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     """Of the positions from `begin` to `end`, the tiles that all queries from `first` to `last` attend to."""
     whole = begin
     if WINDOW + CHUNK > 0:
-        whole += tl.cdiv(tl.maximum(_first_seen(last, WINDOW, CHUNK) - begin, 0), TOKENS) * TOKENS
+        whole += tl.cdiv(tl.maximum(first_seen(last, WINDOW, CHUNK) - begin, 0), TOKENS) * TOKENS
         whole = tl.minimum(whole, end)
     before = tl.minimum(first + 1, end)
     return whole, whole + tl.maximum(before - whole, 0) // TOKENS * TOKENS
@@ -106,7 +88,7 @@ def _with_tiles(
         seen = (positions < end)[None, :]
         if MASKED:
             seen = seen & (positions[None, :] <= placed[:, None])
-            seen = seen & (positions[None, :] >= _first_seen(placed, WINDOW, CHUNK)[:, None])
+            seen = seen & (positions[None, :] >= first_seen(placed, WINDOW, CHUNK)[:, None])
         scores = changed(scores, placed * 0, own, positions, seen, slopes, cap, CAPPED, BIASED)
         most, total, found = with_scores(scores, cached_numbers(values, e4m3, kind), most, total, found, MASKED)
     return most, total, found
@@ -165,7 +147,7 @@ def attend_chunks(
     own, placed, at = numbers < count, start + numbers, token + numbers
     known = own[:, None] & (dims < SIZE)[None, :]
     last = start + tl.minimum(count, first + QUERIES) - 1
-    begin, end, parts = _part_of(start + first, last, split, TOKENS, SPLITS, WINDOW, CHUNK)
+    begin, end, parts = part_of(start + first, last, split, TOKENS, SPLITS, WINDOW, CHUNK)
     if (begin >= end) | (first >= count):
         return
     query = tl.load(queries + at[:, None] * query_row + head * query_head + dims[None, :], mask=known, other=0.0)

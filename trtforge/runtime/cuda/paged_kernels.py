@@ -12,29 +12,11 @@ from trtforge.runtime.cuda.softmax_kernels import (
     changed,
     exact_product,
     of_all_parts,
+    part_of,
     with_scores,
     with_sinks,
 )
 from trtforge.runtime.cuda.step_kernels import as_cached, as_stored, turned
-
-
-@triton.jit
-def _first_seen(length, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """The first position that the last of `length` tokens attends to."""
-    first = length * 0
-    if WINDOW > 0:
-        first = tl.maximum(first, length - WINDOW)
-    if CHUNK > 0:
-        first = tl.maximum(first, (length - 1) // CHUNK * CHUNK)
-    return first
-
-
-@triton.jit
-def _part_of(length, split, TOKENS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """The positions that a split attends to, from the first one to before the second one; and how many splits do."""
-    first = _first_seen(length, WINDOW, CHUNK)
-    part = tl.cdiv(length - first, TOKENS * SPLITS) * TOKENS
-    return first + split * part, tl.minimum(length, first + (split + 1) * part), tl.cdiv(length - first, part)
 
 
 @triton.jit
@@ -108,7 +90,7 @@ def attend_paged(
     known = own[:, None] & inside[None, :]
     vectors, kv_heads = queries + row * query_row, tl.num_programs(1)
     query_at, length = vectors + heads[:, None] * query_head, tl.load(lengths + row).to(tl.int32)
-    begin, end, parts = _part_of(length, split, TOKENS, SPLITS, WINDOW, CHUNK)
+    begin, end, parts = part_of(length - 1, length - 1, split, TOKENS, SPLITS, WINDOW, CHUNK)
     if begin >= end:  # never in the first split, which waits: there is a token
         return
     positions, table = begin + tl.arange(0, TOKENS), tables + row * table_row

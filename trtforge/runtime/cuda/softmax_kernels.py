@@ -33,6 +33,26 @@ def cached_numbers(codes, E4M3: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
+def first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first position that a token attends to."""
+    first = position * 0
+    if WINDOW > 0:
+        first = tl.maximum(first, position - (WINDOW - 1))
+    if CHUNK > 0:
+        first = tl.maximum(first, position // CHUNK * CHUNK)
+    return first
+
+
+@triton.jit
+def part_of(first, last, split, TOKENS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The positions of a split, of all that queries from `first` to `last` attend to; and how many splits have some."""
+    begin = first_seen(first, WINDOW, CHUNK)
+    part = tl.cdiv(last + 1 - begin, TOKENS * SPLITS) * TOKENS
+    own = begin + split * part
+    return own, tl.minimum(last + 1, own + part), tl.cdiv(last + 1 - begin, part)
+
+
+@triton.jit
 def _keep(sums, largest, totals, at, own, known, dims, most, total, found, SIZE: tl.constexpr):
     """Store what a split found, for the program that combines them."""
     tl.store(largest + at, most, mask=own)
