@@ -98,6 +98,13 @@ def test_every_rule_has_a_fix(hub_id: str, options: dict[str, Any], rule: str, t
     assert text is None or found[rule].text == text
 
 
+def test_the_search_goes_back_to_what_it_left_out() -> None:
+    """More stages fix groups and heads, but this network has no stages: the best ranked changes end there."""
+    found = fixed("microsoft/Phi-4-mini-instruct", quant="int4_awq", tp=16, pp=2, gpu="b200")
+    assert set(found) == {"heads", "awq_group", "gpu_format", "pipeline"}
+    assert "--pp 1" in found["awq_group"].text
+
+
 def test_another_gpu_is_the_last_thing_to_ask_for() -> None:
     fix = fixed(LLAMA_8B, gpu="a100-40gb", quant="fp8", kv_cache="fp8")["gpu_format"]
     assert {change.option for change in fix.changes} == {"--quant", "--kv-cache"}

@@ -13,7 +13,7 @@ from trtforge.plan.legality import Problem
 from trtforge.plan.model import Model
 from trtforge.plan.request import FIXED, Change
 
-_MOST_CHANGES, _BEAM = 7, 8
+_MOST_LEVELS, _BEAM = 14, 8
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,13 @@ class _Try:
 def _nearest(
     model: Model, evaluation: Evaluation, rule: str, without: frozenset[str] = frozenset()
 ) -> tuple[Change, ...]:
-    """Beam search: each level fixes one more rule; if no candidate does, it continues from those that do not."""
+    """Beam search: each level fixes one more rule; if no candidate does, it continues from those that do not.
+
+    Where a level has no candidates at all, the search goes back to those that earlier levels left out.
+    """
     level, seen = [_Try((), evaluation, rule)], {frozenset[Change]()}
-    for _ in range(_MOST_CHANGES):
+    left_out: list[_Try] = []
+    for _ in range(_MOST_LEVELS):
         fixed: list[_Try] = []
         others: list[_Try] = []
         for one in level:
@@ -75,5 +79,8 @@ def _nearest(
                 following = _Try(changes, result, result.problems[0].rule)
                 still = any(problem.rule == one.rule for problem in result.problems)
                 (others if still else fixed).append(following)
-        level = sorted(fixed or others, key=lambda one: one.broken)[:_BEAM]
+        going_back = not fixed and not others
+        ranked = sorted(left_out if going_back else fixed or others, key=lambda one: one.broken)
+        level = ranked[:_BEAM]
+        left_out = ranked[_BEAM:] + ([] if going_back else left_out)
     return ()
