@@ -157,7 +157,7 @@ def test_experts_share_the_memory_of_their_results(kernels: Native) -> None:
     downs = torch.randn(3, SIZE, INNER, generator=generator)
     made = [Experts.recorded(layers_of(kernels, ups, downs), SIZE, torch.float32, arena) for _ in range(2)]
     places = {each.gathered.data_ptr() for each in made if each is not None}
-    results = {address for each in made if each is not None for address in each.computed.tolist()}
+    results = {expert.computed for each in made if each is not None for expert in each.entries}
     assert len(made) == 2
     assert len(places) == len(results) == 1
 
@@ -167,8 +167,21 @@ def test_what_torch_computes_is_no_expert_of_the_kernels(kernels: Native) -> Non
         return activate(kernels, x, "silu") + 1
 
     assert Experts.recorded([by_torch], SIZE, torch.float32, Arena()) is None
-    weight = torch.randn(SIZE)
-    assert Experts.recorded([lambda x: kernels.rms_norm(x, weight, 1e-5)], SIZE, torch.float32, Arena()) is None
+
+
+def test_any_kernels_of_rows_are_layers_of_an_expert(kernels: Native) -> None:
+    """A norm, an activation that counts numbers, and more rows than an expert computes at once."""
+    weight = torch.rand(SIZE)
+    layer = Experts.recorded(
+        [lambda x: activate(kernels, kernels.rms_norm(x, weight, 1e-5), "silu")], SIZE, torch.float32, Arena()
+    )
+    assert layer is not None
+    for rows in (3, CAPACITY + 5, 1):
+        x = torch.randn(rows, SIZE)
+        out = torch.full_like(x, float("nan"))
+        routed = torch.ones(rows, 1), torch.zeros(rows, 1, dtype=torch.int64)
+        mix(kernels, x, routed, layer, out, first=0, accumulate=False, on_inputs=False)
+        torch.testing.assert_close(out, functional.silu(functional.rms_norm(x, (SIZE,), weight, 1e-5)))
 
 
 @pytest.mark.parametrize("expands", EXPANDS)

@@ -3,7 +3,6 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Literal, Protocol
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from trtforge.runtime.native.bindings import TYPES, Native
 from trtforge.runtime.native.recorder import Arena, NotRecordedError, recording
-from trtforge.runtime.native.structures import OF_ROWS, RECORDED, Call, Calls, Mixture, Routing
+from trtforge.runtime.native.structures import Calls, Expert, Mixture, Routing, RowCounts
 
 CAPACITY = 256
 """Rows that an expert computes at once: enough to read its weights seldom, and little memory."""
@@ -43,6 +42,7 @@ class _Recorded:
     """One expert's calls, which read `gathered` and write `computed`; `kept` has the memory of its other results."""
 
     calls: Calls
+    row_counts: RowCounts
     kept: list[object]
     gathered: Tensor
     computed: Tensor
@@ -52,14 +52,11 @@ class _Recorded:
 class Experts:
     """The recorded calls of a rank's experts, which read `gathered`, (CAPACITY, size).
 
-    int64 (experts,): `ends` of each expert's calls, and `computed`, addresses of what they write, (CAPACITY, size).
-    `kept`: what has the memory that the calls read and write.
+    `kept`: what has the memory that the calls read and write, and the calls.
     """
 
-    calls: Calls
-    ends: Tensor
+    entries: "ctypes.Array[Expert]"
     gathered: Tensor
-    computed: Tensor
     kept: Sequence[object]
 
     @classmethod
@@ -73,14 +70,16 @@ class Experts:
             found = _recorded(layers, size, dtype, arena)  # the arena grew, and moved, meanwhile
         if found is None:
             return None
-        calls = [call for each in found for call in each.calls]
-        return cls(
-            (Call * len(calls))(*calls),
-            torch.tensor(list(accumulate(len(each.calls) for each in found))),
-            found[0].gathered,
-            torch.tensor([each.computed.data_ptr() for each in found]),
-            (layers, found),
-        )
+        experts = [
+            Expert(
+                calls=ctypes.addressof(each.calls),
+                row_counts=ctypes.addressof(each.row_counts),
+                count=len(each.calls),
+                computed=each.computed.data_ptr(),
+            )
+            for each in found
+        ]
+        return cls((Expert * len(experts))(*experts), found[0].gathered, (layers, found))
 
 
 def _recorded(layers: Sequence[Layer], size: int, dtype: torch.dtype, arena: Arena) -> list[_Recorded] | None:
@@ -91,12 +90,11 @@ def _recorded(layers: Sequence[Layer], size: int, dtype: torch.dtype, arena: Are
             with recording(arena, computes=False) as recorder:
                 gathered = torch.empty(CAPACITY, size, dtype=dtype)
                 computed = layer(gathered)
+            calls, kept = recorder.calls()
+            row_counts = recorder.row_counts(calls, CAPACITY, CAPACITY)
         except NotRecordedError:
             return None
-        calls, kept = recorder.calls()
-        if not {RECORDED[call.kernel] for call in calls} <= OF_ROWS:
-            return None
-        found.append(_Recorded(calls, kept, gathered, computed))
+        found.append(_Recorded(calls, row_counts, kept, gathered, computed))
     return found
 
 
@@ -171,17 +169,15 @@ def mix(
     given = Mixture(
         x=x.data_ptr(),
         weights=weights.data_ptr(),
-        experts=chosen.data_ptr(),
-        calls=ctypes.addressof(experts.calls),
-        ends=experts.ends.data_ptr(),
+        chosen=chosen.data_ptr(),
+        experts=ctypes.addressof(experts.entries),
         gathered=experts.gathered.data_ptr(),
-        computed=experts.computed.data_ptr(),
         out=out.data_ptr(),
         rows=x.shape[0],
         size=x.shape[1],
         top_k=chosen.shape[1],
         first=first,
-        local=len(experts.ends),
+        local=len(experts.entries),
         capacity=len(experts.gathered),
         on_inputs=on_inputs,
         accumulate=accumulate,

@@ -108,11 +108,17 @@ class Routing(ctypes.Structure):
     )
 
 
+class Expert(ctypes.Structure):
+    """`Expert` of source/experts.cpp."""
+
+    _fields_ = (("calls", _pointer), ("row_counts", _pointer), ("count", _integer), ("computed", _pointer))
+
+
 class Mixture(ctypes.Structure):
     """`Mixture` of source/experts.cpp."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("x", "weights", "experts", "calls", "ends", "gathered", "computed", "out")),
+        *((name, _pointer) for name in ("x", "weights", "chosen", "experts", "gathered", "out")),
         *((name, _integer) for name in ("rows", "size", "top_k", "first", "local", "capacity")),
         *((name, _integer) for name in ("on_inputs", "accumulate")),
     )
@@ -195,7 +201,7 @@ Calls: TypeAlias = "ctypes.Array[Call]"
 
 
 class RowCount(ctypes.Structure):
-    """`RowCount` of source/replay.cpp."""
+    """`RowCount` of source/calls.h."""
 
     _fields_ = (("place", _pointer), ("each", _integer), ("of_wanted", _integer))
 
@@ -311,10 +317,6 @@ ROWS: dict[str, int | tuple[int, str]] = {
     "copy_heads": 2,
 }
 """Which argument of a recorded kernel, or which field of one, is its number of rows or a multiple of that."""
-OF_ROWS = frozenset(
-    ("linear_bfloat16", "linear_int4", "linear_int8", "linear_float32", "linear_expanded", "gate", "gate_pairs")
-)
-"""Those of them that `mix_experts` calls with another number of rows than they were recorded with."""
 
 FORMATS = ("bfloat16", "float16", "int8", "e4m3", "int4", "e2m1")
 """How `linear_expanded` takes weights: `Format` of source/linears.h."""

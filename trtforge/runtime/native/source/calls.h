@@ -101,3 +101,16 @@ static inline void run(void (*kernel)(T...), const int64_t* arguments) {
     static_assert(sizeof...(T) <= sizeof(Call::arguments) / sizeof(int64_t), "a call holds all arguments");
     run(kernel, arguments, std::index_sequence_for<T...>());
 }
+
+// Where a recorded call says how many rows it has, or how many numbers: `each` of a row. `of_wanted`: it has only the
+// rows that give logits.
+struct RowCount {
+    int64_t* place;
+    int64_t each, of_wanted;
+};
+
+// Has recorded calls compute other numbers of rows when they run again. Each has one entry of `counts`.
+EXPORT void set_rows(const RowCount* counts, int64_t count, int64_t rows, int64_t wanted);
+
+// Runs recorded calls, in order.
+EXPORT void replay(const Call* calls, int64_t count);

@@ -98,63 +98,30 @@ EXPORT void route(const Routing* given) {
     });
 }
 
+// The recorded calls of one expert, `count` of them, and what they write, (capacity, size).
+struct Expert {
+    const Call* calls;
+    const RowCount* row_counts;
+    int64_t count;
+    const void* computed;
+};
+
 // out (rows, size) += the weighted outputs of each row's experts (rows, top_k), from 0 unless `accumulate`; x and out
-// must not overlap. This rank has `local` experts from `first` on. Their calls follow one another in `calls`, those of an
-// expert up to its entry of `ends` (local,). They read `gathered` and write the expert's entry of `computed` (local,), all
-// (capacity, size). `on_inputs`: the weights multiply the experts' inputs instead of their outputs.
+// must not overlap. This rank has `local` experts from `first` on, whose calls read `gathered` (capacity, size).
+// `on_inputs`: the weights multiply the experts' inputs instead of their outputs.
 struct Mixture {
     const void* x;
     const float* weights;
-    const int64_t* experts;
-    const Call* calls;
-    const int64_t* ends;
+    const int64_t* chosen;
+    const Expert* experts;
     void* gathered;
-    const void* const* computed;
     void* out;
     int64_t rows, size, top_k, first, local, capacity, on_inputs, accumulate;
 };
 
-// Runs a recorded call with another number of rows.
-static void run_rows(const Call& call, int64_t rows) {
-    Call own = call;
-    const auto with_rows = [&](auto layer) {
-        layer.rows = rows;
-        return layer;
-    };
-    const int64_t* given = own.arguments;
-    switch (own.kernel) {
-        case LINEAR_EXPANDED: {
-            const ExpandedLinear layer = with_rows(*value_of<const ExpandedLinear*>(given[1]));
-            return linear_expanded(given[0], &layer);
-        }
-        case LINEAR_FLOAT32: {
-            const FloatLinear layer = with_rows(*value_of<const FloatLinear*>(given[0]));
-            return linear_float32(&layer);
-        }
-        case GATE: own.arguments[5] = rows; return run(gate, given);
-        case GATE_PAIRS: own.arguments[3] = rows; return run(gate_pairs, given);
-#if defined(__AVX512BW__)
-        case LINEAR_BFLOAT16: {
-            const Linear layer = with_rows(*value_of<const Linear*>(given[0]));
-            return linear_bfloat16(&layer);
-        }
-        case LINEAR_INT4: {
-            const Linear layer = with_rows(*value_of<const Linear*>(given[0]));
-            return linear_int4(&layer);
-        }
-#if defined(__AVX512VNNI__)
-        case LINEAR_INT8: {
-            const IntegerLinear layer = with_rows(*value_of<const IntegerLinear*>(given[1]));
-            return linear_int8(given[0], &layer);
-        }
-#endif
-#endif
-    }
-}
-
 // The places in (rows, top_k) of each of the rank's experts, one expert after another; `starts`: (local + 1).
 static std::vector<int64_t> places_by_expert(const Mixture& m, std::vector<int64_t>& starts) {
-    const auto local = [&](int64_t place) { return m.experts[place] - m.first; };
+    const auto local = [&](int64_t place) { return m.chosen[place] - m.first; };
     const auto is_here = [&](int64_t place) { return local(place) >= 0 && local(place) < m.local; };
     for (int64_t place = 0; place < m.rows * m.top_k; ++place)
         if (is_here(place)) ++starts[local(place) + 1];
@@ -187,18 +154,20 @@ static void mix(const Mixture& m) {
     std::vector<int64_t> starts(size_t(m.local + 1));
     const std::vector<int64_t> places = places_by_expert(m, starts);
     if (!m.accumulate) std::memset(m.out, 0, size_t(m.rows * m.size) * sizeof(T));
-    const Call* calls = m.calls;
-    for (int64_t expert = 0; expert < m.local; calls = m.calls + m.ends[expert], ++expert)
-        for (int64_t at = starts[expert], rows; at < starts[expert + 1]; at += rows) {
-            rows = std::min(m.capacity, starts[expert + 1] - at);
+    T* gathered = (T*)m.gathered;
+    for (int64_t index = 0; index < m.local; ++index) {
+        const Expert& expert = m.experts[index];
+        const T* computed = (const T*)expert.computed;
+        for (int64_t at = starts[index], rows; at < starts[index + 1]; at += rows) {
+            rows = std::min(m.capacity, starts[index + 1] - at);
             const bool shared = rows * m.size >= PARALLEL_FROM;
-            T* gathered = (T*)m.gathered;
-            const T* computed = (const T*)m.computed[expert];
             team::for_each(rows, shared, [&](int64_t i) { gather_row(m, places[at + i], gathered + i * m.size); });
-            for (const Call* call = calls; call < m.calls + m.ends[expert]; ++call) run_rows(*call, rows);
+            set_rows(expert.row_counts, expert.count, rows, rows);
+            replay(expert.calls, expert.count);
             // A row has an expert once, so that no two threads add to the same row.
             team::for_each(rows, shared, [&](int64_t i) { add_row(m, places[at + i], computed + i * m.size); });
         }
+    }
 }
 
 EXPORT void mix_experts(int64_t type, const Mixture* m) {

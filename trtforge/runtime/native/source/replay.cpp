@@ -2,14 +2,6 @@
 
 #include "calls.h"
 
-// Where a recorded call says how many rows it has, or how many numbers: `each` of a row. `of_wanted`: it has only the
-// rows that give logits.
-struct RowCount {
-    int64_t* place;
-    int64_t each, of_wanted;
-};
-
-// Has recorded calls compute other numbers of rows when they run again.
 EXPORT void set_rows(const RowCount* counts, int64_t count, int64_t rows, int64_t wanted) {
     for (const RowCount* at = counts; at < counts + count; ++at)
         *at->place = at->each * (at->of_wanted ? wanted : rows);
