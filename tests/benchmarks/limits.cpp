@@ -114,19 +114,21 @@ static void int8_products() {
 #endif
 
 #if defined(__AVX2__)
-constexpr int SUMS_OF_PAIRS = 8;
+constexpr int SUMS_OF_PAIRS = 4;
 
+// Written out, because compilers move some of the sums to memory.
 static void int16_products() {
-    __m256i sums[SUMS_OF_PAIRS], a = _mm256_set1_epi16(1);
-    for (int k = 0; k < SUMS_OF_PAIRS; ++k) sums[k] = _mm256_set1_epi32(k);
-    for (long i = 0; i < ROUNDS; ++i) {
-#pragma GCC unroll 16
-        for (int k = 0; k < SUMS_OF_PAIRS; ++k) {
-            __m256i products;
-            __asm__ volatile("vpmaddwd %1, %1, %0" : "=x"(products) : "x"(a));  // each time: they are all the same
-            sums[k] = _mm256_add_epi32(sums[k], products);
-        }
-    }
+    __m256i sums[SUMS_OF_PAIRS] = {}, a = _mm256_set1_epi16(1), products;
+    for (long i = 0; i < ROUNDS / 4; ++i)
+        __asm__ volatile(
+            ".rept 4\n"
+            "vpmaddwd %5, %5, %4\n vpaddd %4, %0, %0\n"
+            "vpmaddwd %5, %5, %4\n vpaddd %4, %1, %1\n"
+            "vpmaddwd %5, %5, %4\n vpaddd %4, %2, %2\n"
+            "vpmaddwd %5, %5, %4\n vpaddd %4, %3, %3\n"
+            ".endr"
+            : "+x"(sums[0]), "+x"(sums[1]), "+x"(sums[2]), "+x"(sums[3]), "=&x"(products)
+            : "x"(a));
     for (int k = 1; k < SUMS_OF_PAIRS; ++k) sums[0] = _mm256_add_epi32(sums[0], sums[k]);
     kept = _mm256_extract_epi32(sums[0], 0);
 }
