@@ -10,7 +10,6 @@
 #include "team.h"
 
 #include <numeric>
-#include <type_traits>
 #include <vector>
 
 using attention::Fetch;
@@ -18,6 +17,7 @@ using attention::Floats;
 using attention::Found;
 using attention::Memory;
 using attention::Paged;
+using attention::Rows;
 using attention::Run;
 using attention::Seen;
 using attention::Softmax;
@@ -51,11 +51,10 @@ static inline void for_each_part(const Paged& p, Function function) {
 template <class Way>
 class Row {
   public:
-    using Number = typename Way::Number;
     using Cached = typename Way::Cached;
 
-    Row(const Paged& p, int64_t row, Memory& memory, Found& found) : p_(p), memory_(memory), found_(found) {
-        queries_ = Way::queries((const Number*)p.queries + row * p.stride, p.heads * p.size, memory);
+    Row(const Rows& p, int64_t row, Memory& memory, Found& found) : p_(p), memory_(memory), found_(found) {
+        queries_ = Way::queries(p, row, memory);
         scores_ = at_least(memory.scores, p.heads * PITCH);
         scale_ = p.scale * p.cache_scale * (p.cap > 0.0f ? 1.0f : LOG2_E);
     }
@@ -121,7 +120,7 @@ class Row {
         }
     }
 
-    const Paged& p_;
+    const Rows& p_;
     Memory& memory_;
     Found& found_;
     const typename Way::Query* queries_;
@@ -131,7 +130,7 @@ class Row {
 // Writes a head's output in a row from what was found in `count` ranges of its tokens, the first of which becomes
 // their sum.
 template <class Way>
-static void finish(const Paged& p, int64_t row, int64_t head, Found* found, int64_t count) {
+static void finish(const Rows& p, int64_t row, int64_t head, Found* found, int64_t count) {
     const auto softmax = [&](int64_t i) -> const Softmax& { return found[i].softmax[size_t(head)]; };
     const auto values = [&](int64_t i) { return found[i].values.data() + head * p.size; };
     const float sink = p.sinks ? LOG2_E * p.sinks[head] : std::numeric_limits<float>::lowest();
@@ -147,15 +146,15 @@ static void finish(const Paged& p, int64_t row, int64_t head, Found* found, int6
         }
     }
     for (int64_t d = 0; d < p.size; d += WIDTH) put(values(0) + d, load(values(0) + d) * (p.cache_scale / total));
-    Way::put_all(values(0), p.size, (typename Way::Number*)p.out + (row * p.heads + head) * p.size);
+    Way::put_all(p, values(0), (row * p.heads + head) * p.size);
 }
 
 // The tokens of rows, in equal ranges: several of each row where threads would have none, or one more than others.
 struct Ranges {
-    const Paged& p;
+    const Rows& p;
     int64_t each = 1;  // of a row
 
-    explicit Ranges(const Paged& paged) : p(paged) {
+    explicit Ranges(const Rows& rows) : p(rows) {
         const int64_t threads = team::size();
         if (p.rows >= 2 * threads) return;
         int64_t most = 0;
@@ -179,7 +178,7 @@ template <class Way>
 static void attend_range(const Ranges& ranges, int64_t index, bool begins, int64_t next, Memory& memory, Found& found) {
     using Cached = typename Way::Cached;
     using Tokens = Seen<Cached>;
-    const Paged& p = ranges.p;
+    const Rows& p = ranges.p;
     const Tokens tokens = ranges.at<Cached>(index);
     const Tokens after = next < 0 ? tokens.part(tokens.length, 0) : ranges.at<Cached>(next);
     const int64_t chunk = std::clamp(CHUNK_BYTES / int64_t(tokens.pitch * sizeof(Cached)) / LEAST * LEAST, LEAST, CHUNK);
@@ -196,7 +195,7 @@ static void attend_range(const Ranges& ranges, int64_t index, bool begins, int64
 }
 
 template <class Way>
-static void attend_all(const Paged& p) {
+static void attend_all(const Rows& p) {
     static thread_local std::vector<Found> of_ranges;
     const Ranges ranges(p);
     if (ranges.each > 1 && int64_t(of_ranges.size()) < ranges.count()) of_ranges.resize(size_t(ranges.count()));
@@ -222,34 +221,31 @@ static void attend_all(const Paged& p) {
 }
 
 // Tokens that rows of one sequence see, which are worth packing: tile registers multiply packed ones much faster.
-template <typename T>
-static int64_t least_together([[maybe_unused]] const Paged& p) {
+static int64_t least_together([[maybe_unused]] const Rows& p) {
 #if defined(HAS_PRODUCTS)
-    if (std::is_same_v<T, bfloat16> && amx::suits(p.size)) return 64;
+    if (p.type == BFLOAT16 && amx::suits(p.size)) return 64;
 #endif
     return 512;
 }
 
-template <typename T>
-static void with_cache(const Paged& p, int64_t cache) {
+static void with_cache(const Rows& p, int64_t cache) {
 #if defined(HAS_PRODUCTS)
-    const bool pairs = std::is_same_v<T, bfloat16> && cache == CACHE_BFLOAT16 && p.size % attention::DEPTH == 0;
+    const bool pairs = p.type == BFLOAT16 && cache == CACHE_BFLOAT16 && p.size % attention::DEPTH == 0;
     if (pairs) return by_vectors([&](auto way) { attend_all<attention::Pairs<decltype(way)>>(p); });
 #endif
     switch (cache) {
-        case CACHE_FLOAT32: return attend_all<Floats<T, float>>(p);
-        case CACHE_BFLOAT16: return attend_all<Floats<T, bfloat16>>(p);
-        case CACHE_INT8: return attend_all<Floats<T, int8_t>>(p);
-        case CACHE_E4M3: return attend_all<Floats<T, e4m3>>(p);
+        case CACHE_FLOAT32: return attend_all<Floats<float>>(p);
+        case CACHE_BFLOAT16: return attend_all<Floats<bfloat16>>(p);
+        case CACHE_INT8: return attend_all<Floats<int8_t>>(p);
+        case CACHE_E4M3: return attend_all<Floats<e4m3>>(p);
     }
 }
 
-// Some of the rows, whose queries are numbers of type T.
-template <typename T>
-static Paged rows_of(const Paged& p, int64_t first, int64_t rows) {
-    Paged part = p;
-    part.queries = (const T*)p.queries + first * p.stride;
-    part.out = (T*)p.out + first * p.heads * p.size;
+// Some of the rows.
+static Rows part_of(const Rows& p, int64_t first, int64_t rows) {
+    Rows part = p;
+    part.queries = (const char*)p.queries + first * p.stride * p.width();
+    part.out = (char*)p.out + first * p.heads * p.size * p.width();
     part.tables += first * p.columns;
     part.lengths += first;
     part.rows = rows;
@@ -266,26 +262,25 @@ static int64_t of_one_sequence(const Paged& p, int64_t row) {
 }
 
 // Rows of one sequence.
-static void attend_together(int64_t type, int64_t cache, const Paged& p) {
+static void attend_together(const Rows& p, int64_t cache) {
     const context::Context c = {p.queries, (const char*)p.cache, p.out, p.tables, p.slopes, p.sinks, nullptr,
                                 p.rows, p.lengths[0] - 1, p.block, p.stride, p.heads, p.kv_heads, p.size, p.window,
                                 p.chunk, p.scale, p.cap, p.cache_scale};
-    context_attention(type, cache, &c);
+    context_attention(p.type, cache, &c);
 }
 
 // Rows together where they may be, the others between them by themselves.
-template <typename T>
-static void attend_rows(int64_t type, int64_t cache, const Paged& p) {
+static void attend_rows(const Rows& p, int64_t cache) {
     const bool may_join = p.vectors == 2 * p.kv_heads && p.size % context::COLUMNS == 0 && p.size <= context::MOST_SIZE;
     int64_t first = 0;
     const auto attend_alone = [&](int64_t end) {
-        if (first < end) with_cache<T>(rows_of<T>(p, first, end - first), cache);
+        if (first < end) with_cache(part_of(p, first, end - first), cache);
     };
     for (int64_t row = 0, rows; row < p.rows; row += rows) {
         rows = may_join ? of_one_sequence(p, row) : 1;
-        if (rows == 1 || seen_by<char>(p, row).count() < least_together<T>(p)) continue;
+        if (rows == 1 || seen_by<char>(p, row).count() < least_together(p)) continue;
         attend_alone(row);
-        attend_together(type, cache, rows_of<T>(p, row, rows));
+        attend_together(part_of(p, row, rows), cache);
         first = row + rows;
     }
     attend_alone(p.rows);
@@ -293,8 +288,5 @@ static void attend_rows(int64_t type, int64_t cache, const Paged& p) {
 
 // out: (rows, heads x size).
 EXPORT void paged_attention(int64_t type, int64_t cache, const Paged* p) {
-    if (type == FLOAT32)
-        attend_rows<float>(type, cache, *p);
-    else
-        attend_rows<bfloat16>(type, cache, *p);
+    attend_rows({*p, type}, cache);
 }

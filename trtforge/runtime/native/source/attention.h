@@ -26,6 +26,13 @@ struct Paged {
     float scale, cap, cache_scale;
 };
 
+// With the type of queries and outputs: FLOAT32 or BFLOAT16.
+struct Rows : Paged {
+    int64_t type;
+
+    int64_t width() const { return type == FLOAT32 ? int64_t(sizeof(float)) : int64_t(sizeof(bfloat16)); }
+};
+
 // Tokens whose vectors lie `stride` apart.
 template <typename C>
 struct Run {

@@ -36,19 +36,18 @@ static void add_run(const float* weights, int64_t pitch, const Run<C>& run, Line
         for (int w = 0; w < W; ++w) put(into + g * size + w * WIDTH, sums[g][w]);
 }
 
-// Queries and results are numbers of type T, the cache's of type C.
-template <typename T, typename C>
+// The cache has numbers of type C. Queries are widened, and results rounded, where they are no float32 themselves.
+template <typename C>
 struct Floats {
-    using Number = T;
     using Cached = C;
     using Query = float;
     using Weight = float;
 
-    static const float* queries(const float* given, int64_t, Memory&) { return given; }
-
-    static const float* queries(const bfloat16* given, int64_t count, Memory& memory) {
-        float* into = at_least(memory.queries, count);
-        for (int64_t i = 0; i < count; i += WIDTH) put(into + i, load(given + i));
+    static const float* queries(const Rows& p, int64_t row, Memory& memory) {
+        if (p.type == FLOAT32) return (const float*)p.queries + row * p.stride;
+        const bfloat16* given = (const bfloat16*)p.queries + row * p.stride;
+        float* into = at_least(memory.queries, p.heads * p.size);
+        for (int64_t i = 0; i < p.heads * p.size; i += WIDTH) put(into + i, load(given + i));
         return into;
     }
 
@@ -89,8 +88,13 @@ struct Floats {
         for (; d < size; d += WIDTH) add_run<G, 1>(weights, pitch, run.from(d), fetched(), size, into + d);
     }
 
-    static void put_all(const float* sums, int64_t count, T* out) {
-        for (int64_t i = 0; i < count; i += WIDTH) put(out + i, load(sums + i));
+    // Writes a head's output, which begins so many numbers further on.
+    static void put_all(const Rows& p, const float* sums, int64_t first) {
+        for (int64_t i = 0; i < p.size; i += WIDTH)
+            if (p.type == FLOAT32)
+                put((float*)p.out + first + i, load(sums + i));
+            else
+                put((bfloat16*)p.out + first + i, load(sums + i));
     }
 };
 

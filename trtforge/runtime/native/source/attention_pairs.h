@@ -110,15 +110,17 @@ static inline const bfloat16* weights_of(Dots, const float* scores, int64_t coun
 }
 #endif
 
-// Products are computed as `W` does. Sizes are multiples of DEPTH. The members are those of `Floats`.
+// Of bfloat16 queries. Products are computed as `W` does. Sizes are multiples of DEPTH. The members are those of
+// `Floats`.
 template <class W>
 struct Pairs {
-    using Number = bfloat16;
     using Cached = bfloat16;
     using Query = bfloat16;
     using Weight = typename W::Input;
 
-    static const bfloat16* queries(const bfloat16* given, int64_t, Memory&) { return given; }
+    static const bfloat16* queries(const Rows& p, int64_t row, Memory&) {
+        return (const bfloat16*)p.queries + row * p.stride;
+    }
 
     template <int G>
     static constexpr int64_t KEYS = 16 / G;
@@ -162,8 +164,8 @@ struct Pairs {
         for (; d < size; d += 32) add_run<W, G, 1>(weights, pitch, run.from(d), fetched(), size, into + d);
     }
 
-    static void put_all(const float* sums, int64_t count, bfloat16* out) {
-        for (int64_t d = 0; d < count; d += DEPTH) put_values<W>(sums + d, out + d);
+    static void put_all(const Rows& p, const float* sums, int64_t first) {
+        for (int64_t d = 0; d < p.size; d += DEPTH) put_values<W>(sums + d, (bfloat16*)p.out + first + d);
     }
 };
 
