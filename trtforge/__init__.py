@@ -24,4 +24,12 @@ _PLACES = {
 def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.api.{_PLACES[name]}"), name)
+    try:
+        return getattr(import_module(f"{__name__}.api.{_PLACES[name]}"), name)
+    except ModuleNotFoundError as error:
+        from trtforge.core.extras import missing_package
+
+        failure = missing_package(error, f"{__name__}.{name}")
+        if failure is None:
+            raise
+        raise ImportError(f"{failure.message}. {failure.hint}") from error

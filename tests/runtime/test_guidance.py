@@ -21,6 +21,7 @@ from tests.runtime.schemas import random_schemas
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import RequestError
+from trtforge.core.extras import install_command
 from trtforge.core.recipe import EngineConfig
 from trtforge.engine_process.requests import GenerationRequest, Guide, GuideKind, Output, SamplingParams
 from trtforge.runtime.engine import Engine, EngineOptions
@@ -239,7 +240,7 @@ def test_without_the_package_a_guide_is_refused_with_the_command(
         wrong, free = generate_with(engine, [request(tokenizer, NAME), request(tokenizer, None, 1, max_tokens=4)])
     assert wrong.error is not None
     assert wrong.error.message == "guided decoding needs the package xgrammar, which is not installed here"
-    assert wrong.error.hint == "pip install 'trtforge[guided]'"
+    assert wrong.error.hint == f"Run `{install_command('guided')}`."
     assert len(free.tokens) == 4
 
 

@@ -17,6 +17,7 @@ from tests.ports import free_ports
 from tests.serve.conftest import Running, Start, left_behind
 from trtforge.core import packages
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.extras import install_command
 from trtforge.core.verified import open_to_run
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.machine.proc import listens
@@ -76,7 +77,7 @@ def test_without_its_packages_the_api_is_left_out(monkeypatch: pytest.MonkeyPatc
         with_openai_port(ports(openai_port=9000)),
     ):
         pass
-    assert caught.value.hint == "pip install 'trtforge[openai]'"
+    assert caught.value.hint == f"Run `{install_command('openai')}`."
 
 
 def test_contrary_options_are_refused() -> None:

@@ -41,6 +41,7 @@ from trtforge.cli.run import run
 from trtforge.cli.serving import probe, serve
 from trtforge.cli.verify import verify
 from trtforge.core.errors import ForgeError, LoggedError, Repair, UsageError, Where
+from trtforge.core.extras import missing_package
 from trtforge.core.threads import wait_briefly
 from trtforge.machine.processes import ended_by_sigterm
 
@@ -149,6 +150,12 @@ def _run() -> None:
     except ForgeError as error:
         show_error(error)
         sys.exit(status_of(error))
+    except ModuleNotFoundError as error:
+        failure = missing_package(error, f"trtforge {next(iter(sys.argv[1:]), '')}".strip())
+        if failure is None:
+            raise
+        show_error(failure)
+        sys.exit(FAILED)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         failure = ForgeError(f"{where}{error.strerror or error}", hint="Add --verbose for the traceback.")

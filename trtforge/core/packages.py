@@ -4,6 +4,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.extras import install_command
 
 _OPENAI_MODULES = ("fastapi", "uvicorn", "grpc", "tritonclient", "prometheus_client")
 
@@ -17,7 +18,7 @@ def require_openai(what: str) -> None:
     """Raises ForgeError if `what` cannot run because packages of the extra `openai` are missing."""
     missing = lacks_openai()
     if missing is not None:
-        raise ForgeError(f"{what} needs the package {missing}", hint="pip install 'trtforge[openai]'")
+        raise ForgeError(f"{what} needs the package {missing}", hint=f"Run `{install_command('openai')}`.")
 
 
 def installed_version(package: str) -> str | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from trtforge.core.extras import PROJECT, install_command
 from trtforge.doctor.finding import Finding, Status
 from trtforge.doctor.needs import Model, Needs
 from trtforge.doctor.versions import at_least, numbers, requirements
@@ -18,19 +19,23 @@ _SHOWN = (
     "nvidia-modelopt",
     "mpi4py",
 )
-_OWN = "trtforge"
 _EXTRAS: dict[str, Status] = {"engine": "problem", "serve": "warning"}
 """Status if packages of an extra are missing: the embedded engine needs `engine`, a server `serve`."""
 
-_ESSENTIAL = (_OWN, "torch", "transformers", "tritonclient", "nvidia-pytriton")
+_ESSENTIAL = (PROJECT, "torch", "transformers", "tritonclient", "nvidia-pytriton")
 
 
 def package_findings(host: Host, needs: Needs) -> Iterator[Finding]:
-    """Every relevant package, then each incompatible pair."""
+    """Every relevant package, the extras that miss some, then each incompatible pair."""
     packages = host.packages
+    missing = _missing(packages)
+    named = {name for names in missing.values() for name in names}
     for name in _SHOWN:
-        yield _package(packages, name)
-    yield from _missing(packages)
+        if name not in named:
+            yield _package(packages, name)
+    for extra, names in missing.items():
+        found = f"{', '.join(names)} not installed"
+        yield Finding(f"{PROJECT}[{extra}]", _EXTRAS[extra], found, install_command(extra))
     yield from _conflicts(packages)
     yield from _model(packages, needs)
     yield from _release(packages, needs)
@@ -44,26 +49,26 @@ def _package(packages: Packages, name: str) -> Finding:
     return Finding(name, "ok", version or "not installed")
 
 
-def _missing(packages: Packages) -> Iterator[Finding]:
-    """Missing packages that trtforge's own engine and server need."""
-    lines = packages.requires(_OWN)
-    missed: set[str] = set()
-    for extra, status in _EXTRAS.items():
-        wanted = {requirement.name for requirement in requirements(lines, (extra,))} - missed
+def _missing(packages: Packages) -> dict[str, list[str]]:
+    """Missing packages that trtforge's own engine and server need, by extra, each once."""
+    lines = packages.requires(PROJECT)
+    missing: dict[str, list[str]] = {}
+    for extra in _EXTRAS:
+        known = {name for names in missing.values() for name in names}
+        wanted = {requirement.name for requirement in requirements(lines, (extra,))} - known
         absent = sorted(name for name in wanted if packages.version(name) is None)
-        missed |= set(absent)
         if absent:
-            todo = f"pip install 'trtforge[{extra}]'"
-            yield Finding(f"trtforge[{extra}]", status, f"{', '.join(absent)} not installed", todo)
+            missing[extra] = absent
+    return missing
 
 
 def _conflicts(packages: Packages) -> Iterator[Finding]:
     """Pairs of installed packages of which one requires another version of the other."""
-    for package in (_OWN, *_SHOWN):
+    for package in (PROJECT, *_SHOWN):
         version = packages.version(package)
         if version is None:
             continue
-        wanted = requirements(packages.requires(package), _EXTRAS if package == _OWN else ())
+        wanted = requirements(packages.requires(package), _EXTRAS if package == PROJECT else ())
         for requirement in dict.fromkeys(wanted):
             other = packages.version(requirement.name)
             if other is None or requirement.takes(other):

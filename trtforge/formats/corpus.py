@@ -17,6 +17,7 @@ from blake3 import blake3
 
 from trtforge.core.defaults import CALIBRATION_DATA
 from trtforge.core.errors import ForgeError, first_line
+from trtforge.core.extras import install_command
 from trtforge.core.json_text import parse_json
 from trtforge.formats.hub_data import PREFIX, hub_rows, require_hub_data
 from trtforge.formats.stdlib_text import Part
@@ -164,7 +165,7 @@ def _parquet_rows(path: Path) -> Iterator[_Document]:
     try:
         from pyarrow import ArrowInvalid, parquet
     except ImportError:
-        raise ForgeError("reading parquet needs pyarrow", hint="pip install 'trtforge[calibrate]'.") from None
+        raise ForgeError("reading parquet needs pyarrow", hint=f"Run `{install_command('calibrate')}`.") from None
     try:
         rows = parquet.read_table(path).to_pylist()
     except (ArrowInvalid, OSError) as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError, first_line
+from trtforge.core.extras import install_command
 
 PREFIX = "hf:"
 _BUFFER = 10_000  # rows in the shuffle buffer
@@ -128,7 +129,7 @@ def hub_rows(source: str, seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _no_library(source: str) -> ForgeError:
-    return ForgeError(f"{source} needs the datasets library", hint="pip install 'trtforge[hub-data]'.")
+    return ForgeError(f"{source} needs the datasets library", hint=f"Run `{install_command('hub-data')}`.")
 
 
 def _with_text(row: Mapping[str, Any], source: str) -> Mapping[str, Any]:

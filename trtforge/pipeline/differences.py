@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core import figures
+from trtforge.core.extras import install_command
 from trtforge.pipeline.compare import Compared
 from trtforge.pipeline.metrics import kept_blocks
 from trtforge.pipeline.paths import Paths
@@ -77,7 +78,7 @@ def _difference(first: Compared, other: Compared) -> Difference:
     if not one.same_text(two):
         return Difference(other.name, first.name, reason="verified on other text, so they do not compare")
     if find_spec("numpy") is None:
-        return Difference(other.name, first.name, reason="intervals need numpy: pip install 'trtforge[engine]'")
+        return Difference(other.name, first.name, reason=f"intervals need numpy: {install_command('engine')}")
     from trtforge.verify.bootstrap import divergence_difference, perplexity_difference
 
     perplexity, divergence = perplexity_difference(one, two), divergence_difference(one, two)

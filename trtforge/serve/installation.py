@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.extras import install_command
 from trtforge.core.packages import installed_version
 from trtforge.formats.triton_holes import release_of_server, release_of_wheel
 
@@ -51,7 +52,7 @@ def find_installation(runtime: Path) -> Installation:
     if package is None or package.origin is None:
         raise ForgeError(
             "no Triton server is installed here",
-            hint="Install the serve extra (pip install 'trtforge[serve]'), or use NVIDIA's Triton container.",
+            hint=f"Run `{install_command('serve')}`, or use NVIDIA's Triton container.",
         )
     return _of_wheel(Path(package.origin).parent, runtime)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.core.errors import ForgeError, RequestError, first_line
+from trtforge.core.extras import install_command
 from trtforge.core.json_text import parse_json
 from trtforge.engine_process.requests import LONGEST_GUIDE, Guide
 from trtforge.formats.special_tokens import read_special_tokens
@@ -40,7 +41,7 @@ def require_xgrammar() -> None:
     if find_spec("xgrammar") is None:
         raise RequestError(
             "guided decoding needs the package xgrammar, which is not installed here",
-            hint="pip install 'trtforge[guided]'",
+            hint=f"Run `{install_command('guided')}`.",
         )
 
 

@@ -1,0 +1,75 @@
+"""The extras of trtforge: which of them has a package that is missing, and the command that installs it."""
+
+import json
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from shlex import quote
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from trtforge.core.errors import ForgeError
+
+PROJECT = "trtforge"
+"""The name that trtforge itself is installed by."""
+_EXTRAS = ("engine", "calibrate", "hub-data", "serve", "guided", "openai")
+"""Those that commands need, the one to propose first."""
+_PACKAGES = {"google": "tritonclient", "grpc": "tritonclient", "pytriton": "nvidia-pytriton"}
+"""Packages that install a module of another name."""
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra from where trtforge itself was installed: a directory, a repository, an index.
+
+    Source: PEP 610, direct_url.json.
+    """
+    found = _direct_url()
+    url = str(found.get("url", ""))
+    if "vcs_info" in found:
+        kind = found["vcs_info"].get("vcs")
+        return f"pip install {quote(f'{PROJECT}[{extra}] @ {kind}+{url}')}"
+    if urlsplit(url).scheme != "file":
+        return f"pip install {quote(f'{PROJECT}[{extra}]')}"
+    place = url2pathname(urlsplit(url).path)
+    place = "." if place == str(Path.cwd()) else place
+    editable = "-e " if found.get("dir_info", {}).get("editable") else ""
+    return f"pip install {editable}{quote(f'{place}[{extra}]')}"
+
+
+def missing_package(error: ModuleNotFoundError, what: str) -> ForgeError | None:
+    """What to tell somebody whose `what` failed because of a missing package; None if no extra has it."""
+    module = (error.name or "").partition(".")[0]
+    package = canonicalize_name(_PACKAGES.get(module, module))
+    extra = next((extra for extra in _EXTRAS if package in _packages_of(extra)), None)
+    if extra is None:
+        return None
+    return ForgeError(
+        f"{what} needs the package {package}, which is not installed", hint=f"Run `{install_command(extra)}`."
+    )
+
+
+def _direct_url() -> dict[str, Any]:
+    """Where trtforge was installed from; empty for an index, and where that is not recorded."""
+    try:
+        text = distribution(PROJECT).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return {}
+    found = json.loads(text) if text else {}
+    return found if isinstance(found, dict) else {}
+
+
+def _packages_of(extra: str) -> set[str]:
+    """The packages that an extra installs; none if trtforge is not installed."""
+    try:
+        lines = distribution(PROJECT).requires or []
+    except PackageNotFoundError:
+        return set()
+    wanted = [(each.name, each.marker) for each in map(Requirement, lines) if each.marker is not None]
+    return {
+        canonicalize_name(name)
+        for name, marker in wanted
+        if marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""})
+    }
