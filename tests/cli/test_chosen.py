@@ -10,6 +10,7 @@ import yaml
 from tests.conftest import DEMO_MODEL
 from trtforge.cli.chosen import Choice, choose, choose_each, is_model, located
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.pipeline.report import StageReport
 
 
 def test_models_are_told_from_recipes_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,10 +103,46 @@ def test_an_edited_recipe_is_not_overwritten(tmp_path: Path, monkeypatch: pytest
     edited = path.read_text().replace("samples: 8", "samples: 9")
     for text in (edited, "name: mine\nmodel: {source: x}\n"):
         path.write_text(text)
-        with pytest.raises(ForgeError, match="is not a recipe that trtforge derived, or was edited"):
-            found.write()
+        for refused in (found.require_own, found.write):
+            with pytest.raises(ForgeError, match="is not a recipe that trtforge derived, or was edited"):
+                refused()
         assert path.read_text() == text
     assert [each.name for each in path.parent.iterdir()] == ["recipe.yaml"]
+
+
+def test_a_recipe_takes_the_place_of_an_earlier_one_when_a_stage_has_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls: list[object] = []
+    first = choose(str(DEMO_MODEL), Choice(), out=Path("build"))
+    started, _ = first.written_during(calls.append, calls.append)
+    started("calibrate")
+    assert (first.path.read_text(), calls) == (first.text, ["calibrate"]), "there was none"
+    second = choose(str(DEMO_MODEL), Choice(quant="int8_wo"), out=Path("build"))
+    started, finished = second.written_during(calls.append, calls.append)
+    started("convert")
+    assert first.path.read_text() == first.text
+    stage = StageReport("convert", None, 0, 0.0, 0, False, "written")
+    finished(stage)
+    assert (first.path.read_text(), calls[-2:]) == (second.text, ["convert", stage])
+    first.path.write_text("edited")
+    started("package")
+    finished(stage)
+    assert first.path.read_text() == "edited", "it is written once"
+
+
+def test_a_build_that_is_refused_leaves_the_recipe_of_the_earlier_one(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    earlier = choose(str(DEMO_MODEL), Choice(), out=Path("build"))
+    earlier.write()
+    for out in ("build", "fresh"):
+        status, _, errors = run("build", str(DEMO_MODEL), "--out", out, "--set", "model.source=nothing")
+        assert (status, "no such directory" in errors) == (1, True)
+    assert earlier.path.read_text() == earlier.text
+    assert not Path("fresh", "recipe.yaml").exists()
 
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:

@@ -208,10 +208,10 @@ def _build(asked: Chosen, how: How, stages: "tuple[StageName, ...]", view: "Buil
         planned = dry_run(chosen, paths, stages, options)
         show.as_json(planned) if how.json else show_dry_run(planned, asked.command)
         return
-    asked.write()
+    asked.require_own()
     run = Build(chosen, paths.out, view.progress, force=how.force, named=asked.named, options=options)
     try:
-        report = run.run(stages, started=view.started, finished=view.finished)
+        report = run.run(stages, *asked.written_during(view.started, view.finished))
     except GateError as error:
         view.failed()
         show.as_json(error.report.as_json()) if how.json else show_report(error.report.record())

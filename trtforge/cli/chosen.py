@@ -14,7 +14,10 @@ from trtforge.core.replace import replace_text
 
 if TYPE_CHECKING:
     from trtforge.core.recipe import Recipe
+    from trtforge.pipeline.build import Finished, Started
     from trtforge.pipeline.derivation import DerivedRecipe, Wish
+    from trtforge.pipeline.report import StageReport
+    from trtforge.pipeline.stages import StageName
     from trtforge.plan.alternatives import Goal
 
 _SHIPPED = "recipes"
@@ -91,27 +94,64 @@ class Chosen:
         """The command that builds it."""
         return f"trtforge build {self.named} --out {quote(str(self.out))}"
 
-    def write(self) -> Path | None:
-        """Write a derived recipe into its build directory; returns its path.
+    @property
+    def path(self) -> Path:
+        """Where a derived recipe is written."""
+        return self.out / RECIPE_FILE
 
-        Raises ForgeError if there is another recipe that was not derived, or was edited since.
-        """
-        if self.text is None:
-            return None
+    def require_own(self) -> None:
+        """Raises ForgeError if another recipe, that was not derived or was edited, is where a derived one belongs."""
         from trtforge.pipeline.derivation import is_unedited
 
-        path = self.out / RECIPE_FILE
+        path = self.path
+        if self.text is None or not path.exists():
+            return
         try:
-            if path.exists() and not is_unedited(path.read_text(encoding="utf-8", errors="replace")):
-                raise ForgeError(
-                    f"{path} is not a recipe that trtforge derived, or was edited",
-                    hint=f"Build it with `trtforge build {quote(str(path))}`, or choose another --out.",
-                )
-            self.out.mkdir(parents=True, exist_ok=True)
-            replace_text(path, self.text)
+            there = path.read_text(encoding="utf-8", errors="replace")
         except OSError as error:
             raise ForgeError(f"{path}: {error.strerror}", hint="Choose another --out.") from None
-        return path
+        if not is_unedited(there):
+            raise ForgeError(
+                f"{path} is not a recipe that trtforge derived, or was edited",
+                hint=f"Build it with `trtforge build {quote(str(path))}`, or choose another --out.",
+            )
+
+    def write(self) -> Path | None:
+        """Write a derived recipe into its build directory; returns its path. Raises ForgeError as `require_own`."""
+        if self.text is None:
+            return None
+        self.require_own()
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            replace_text(self.path, self.text)
+        except OSError as error:
+            raise ForgeError(f"{self.path}: {error.strerror}", hint="Choose another --out.") from None
+        return self.path
+
+    def written_during(self, started: "Started", finished: "Finished") -> "tuple[Started, Finished]":
+        """What a build calls when a stage starts and when it has finished; it writes the recipe too.
+
+        When the first stage starts or, over the recipe of an earlier build, when it has finished: what fails before
+        leaves the directory as it was.
+        """
+        written = False
+
+        def write_once() -> None:
+            nonlocal written
+            if not written:
+                self.write()
+            written = True
+
+        def begin(stage: "StageName") -> None:
+            if not self.path.exists():
+                write_once()
+            started(stage)
+
+        def end(stage: "StageReport") -> None:
+            write_once()
+            finished(stage)
+
+        return begin, end
 
 
 def choose(target: str, choice: Choice, overrides: tuple[str, ...] = (), out: Path | None = None) -> Chosen:

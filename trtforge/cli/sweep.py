@@ -42,7 +42,8 @@ def build_each(
     def build(variant: Variant) -> "BuildReport":
         with BuildView(quiet=silent) as view:
             view.header(variant.recipe, variant.out)
-            chosen[variant.format].write()
+            asked = chosen[variant.format]
+            asked.require_own()
             from trtforge.compile.stage import CompileOptions  # these imports take longer than the header may
             from trtforge.pipeline.build import Build
             from trtforge.pipeline.stages import selected
@@ -55,7 +56,7 @@ def build_each(
                 named=variant.named,
                 options=options or CompileOptions(),
             )
-            return run.run(selected(variant.recipe, first, last), view.started, view.finished)
+            return run.run(selected(variant.recipe, first, last), *asked.written_during(view.started, view.finished))
 
     attempts = sweep(planned, build, lambda attempt: _say(attempt, quiet=silent))
     _show(attempts, out, json=json)
