@@ -17,7 +17,7 @@ from trtforge.cli.options import (
     GpuName,
     Json,
     Pp,
-    Quant,
+    Quants,
     Quiet,
     Set,
     Tp,
@@ -51,7 +51,7 @@ def build(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Build directory.", show_default="build/<recipe>")
     ] = None,
-    quant: Quant = None,
+    quant: Quants = None,
     tp: Tp = None,
     pp: Pp = None,
     ep: Ep = None,

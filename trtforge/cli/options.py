@@ -85,15 +85,25 @@ HfDirectory = Annotated[
 CHOICE = "Formats, layout, hardware"
 """The group of the options that choose them in `--help`."""
 
+_WEIGHT_FORMATS = "Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4."
 Quant = Annotated[
+    str | None,
+    typer.Option(
+        "--quant",
+        metavar="FORMAT",
+        autocompletion=completion.formats,
+        rich_help_panel=CHOICE,
+        help=_WEIGHT_FORMATS,
+    ),
+]
+Quants = Annotated[
     str | None,
     typer.Option(
         "--quant",
         metavar="FORMAT[,...]",
         autocompletion=completion.formats,
         rich_help_panel=CHOICE,
-        help="Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4. Several: "
-        "a build of each, and a comparison.",
+        help=f"{_WEIGHT_FORMATS} Several: a build of each, and a comparison.",
     ),
 ]
 Tp = Annotated[int | None, typer.Option("--tp", min=1, metavar="N", rich_help_panel=CHOICE, help="Tensor parallelism.")]
