@@ -14,6 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from answer_report import AnswerReport
 from background import Background
+from input_names import InputNames
 from input_values import InputValues
 from model_config import ModelConfig
 from numpy.typing import NDArray
@@ -63,6 +64,7 @@ class TextModel(ABC):
         self._guides = config.flag("guided_decoding", False)
         self._preprocessor = Preprocessor(config, {theirs: ours for ours, theirs in self._to_preprocessing})
         self._token_texts = TokenTexts(self._preprocessor.tokenizer)
+        self._names = InputNames(self._known, self._engine_names())
         self._engine = self.connect(config, self._engine_names())
         self._calls: Watcher[TextCall] = Watcher(config.integer("cancellation_check_period_ms", 100), self._cancel)
         self._long_texts = Background(_LONG_TEXTS_WAITING)
@@ -85,16 +87,18 @@ class TextModel(ABC):
         model_process.leave()
 
     def _take(self, call: TextCall, parameters: str) -> None:
-        if PING in parameters and json.loads(parameters).get(PING):
+        given = json.loads(parameters) if parameters else {}
+        if given.get(PING):
             self._ping(call)
         elif self._is_long(call.inputs):
-            if not self._long_texts.submit(lambda: self._serve(call)):
+            if not self._long_texts.submit(lambda: self._serve(call, given)):
                 call.fail("too many long prompts wait to be tokenized; retry in 1 s", UNAVAILABLE)
         else:
-            self._serve(call)
+            self._serve(call, given)
 
-    def _serve(self, call: TextCall) -> None:
+    def _serve(self, call: TextCall, parameters: Mapping[str, object]) -> None:
         with call.failing():
+            self._names.check(parameters)
             self._start(call)
 
     def _start(self, call: TextCall) -> None:

@@ -249,6 +249,43 @@ def test_a_ping_needs_no_token(server: Running, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"temprature": 0.5}, "temprature is no input of this model; did you mean temperature?"),
+        ({"max_new_tokens": 5}, "max_new_tokens is no input of this model; did you mean max_tokens?"),
+        ({"len_penalty": 3}, "len_penalty is no input of this model; did you mean length_penalty?"),
+    ],
+)
+def test_a_misspelled_input_is_refused(server: Running, model: str, given: dict[str, object], said: str) -> None:
+    """Triton's generate endpoint makes a parameter of it."""
+    response = post(server, model, text_input=PROMPT, max_tokens=2, **given)
+    assert response.status_code == 400
+    assert said in response.json()["error"]
+
+
+def test_an_input_given_as_a_parameter_is_refused(server: Running) -> None:
+    import tritonclient.grpc as grpc
+
+    text = grpc.InferInput("text_input", [1, 1], "BYTES")
+    text.set_data_from_numpy(np.array([[PROMPT.encode()]], dtype=object))
+    count = grpc.InferInput("max_tokens", [1, 1], "INT32")
+    count.set_data_from_numpy(np.array([[2]], dtype=np.int32))
+    errors: list[str] = []
+    with grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: errors.append(str(error)))
+        client.async_stream_infer("ensemble", [text, count], parameters={"top_k": 3})
+        assert eventually(lambda: bool(errors))
+        client.stop_stream()
+    assert "top_k is an input of this model, not a parameter" in errors[0]
+
+
+def test_a_clients_own_parameters_are_left_alone(server: Running) -> None:
+    response = post(server, "ensemble", text_input=PROMPT, max_tokens=2, my_trace="7", user="me", priority=1)
+    assert (response.status_code, bool(response.json()["text_output"])) == (200, True)
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_a_request_ends_at_its_timeout(server: Running, model: str) -> None:
     import tritonclient.grpc as grpc
 

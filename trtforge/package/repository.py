@@ -27,6 +27,7 @@ _TEXT = (
     "background",
     "chat_template",
     "detokenizer",
+    "input_names",
     "input_values",
     "preprocessor",
     "stop_words",

@@ -1,0 +1,33 @@
+"""Tells misspelled inputs from parameters of a client's own.
+
+Triton's generate endpoint makes a parameter of every name that is no input of the model, and models ignore parameters:
+a misspelled option would be left out without a word.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+
+from responder import RequestFailed
+
+_TRITONS_OWN = frozenset(("sequence_id", "sequence_start", "sequence_end", "priority", "timeout"))
+"""Parameters that Triton takes itself (server, docs/protocol/extension_parameters.md)."""
+_NEAR = 0.8  # of difflib's ratio: one letter of four may be wrong
+
+
+class InputNames:
+    """The inputs of a text model. `elsewhere`: names that other models have for some of them."""
+
+    def __init__(self, known: Collection[str], elsewhere: Mapping[str, str]) -> None:
+        self._known = frozenset(known)
+        self._elsewhere = {theirs: ours for theirs, ours in elsewhere.items() if theirs not in self._known}
+
+    def check(self, parameters: Iterable[str]) -> None:
+        """Raises RequestFailed for a parameter that is meant to be an input."""
+        for name in parameters:
+            if name in _TRITONS_OWN:
+                continue
+            if name in self._known:
+                raise RequestFailed(f"{name} is an input of this model, not a parameter")
+            meant = self._elsewhere.get(name) or next(iter(get_close_matches(name, self._known, 1, _NEAR)), None)
+            if meant is not None:
+                raise RequestFailed(f"{name} is no input of this model; did you mean {meant}?")
