@@ -34,7 +34,8 @@ from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
 from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.linears.linear import Placement
-from trtforge.runtime.native.bindings import VARIABLE, Native
+from trtforge.runtime.native.bindings import Native
+from trtforge.runtime.native.compiler import VARIABLE
 from trtforge.runtime.native.convolution import convolve
 from trtforge.runtime.native.linear_attention import delta_inputs, norm_gated
 from trtforge.runtime.ranks.source import Source, open_engine, open_model

@@ -18,7 +18,7 @@ from trtforge.runtime.linears.int4_native import Int4Native, _warn_of_dequantisi
 from trtforge.runtime.linears.int8 import round_to_int8
 from trtforge.runtime.linears.linear import Placement, Stored
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native import bindings
+from trtforge.runtime.native import bindings, compiler
 from trtforge.runtime.native.adapters import Matrices, add_adapters
 from trtforge.runtime.native.bindings import (
     Native,
@@ -349,7 +349,7 @@ def test_int4_weights_without_kernels_are_dequantised(
     codes, scales = torch.randint(-8, 8, (64, 64), dtype=torch.int8), torch.rand(64, 2)
     weight = (codes.view(64, 2, 32) * scales.unsqueeze(2)).flatten(1)
     packed = Int4Native().pack(Stored(pack_int4(codes), weights_scale=scales), torch.bfloat16)
-    monkeypatch.setenv(bindings.VARIABLE, "torch")
+    monkeypatch.setenv(compiler.VARIABLE, "torch")
     _warn_of_dequantising.cache_clear()
     place = Placement(torch.device("cpu"), torch.bfloat16)
     linear = Int4Native().load(

@@ -18,8 +18,8 @@ from trtforge.runtime.decoder.moe import routes_of
 from trtforge.runtime.linears.int4_native import pack_words
 from trtforge.runtime.linears.linear import Linear, matrix
 from trtforge.runtime.native.activations import activate
-from trtforge.runtime.native.bindings import VARIABLE, Native
-from trtforge.runtime.native.compiler import NATIVE
+from trtforge.runtime.native.bindings import Native
+from trtforge.runtime.native.compiler import NATIVE, VARIABLE
 from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded, row_scales
 from trtforge.runtime.native.experts import (
     CAPACITY,

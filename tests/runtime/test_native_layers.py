@@ -17,7 +17,7 @@ from trtforge.runtime.linears.nvfp4_native import Nvfp4Native
 from trtforge.runtime.linears.plain_native import PlainNative
 from trtforge.runtime.linears.w4a8_linear import W4A8, W4A8Native
 from trtforge.runtime.linears.weights import Weights
-from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.native.compiler import VARIABLE
 
 CLOSE = {torch.float32: 2e-6, torch.bfloat16: 2**-6}
 SUITED, ODD = (64, 96), (60, 48)

@@ -10,7 +10,8 @@ from torch.nn import functional
 from trtforge.runtime.architecture.activations import NATIVE_ACTIVATIONS
 from trtforge.runtime.decoder.norms import LayerNorm, zero_centred
 from trtforge.runtime.native.activations import activate
-from trtforge.runtime.native.bindings import ACTIVATIONS, VARIABLE, Native
+from trtforge.runtime.native.bindings import ACTIVATIONS, Native
+from trtforge.runtime.native.compiler import VARIABLE
 from trtforge.runtime.native.norms import norm, norm_heads
 
 EXACT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}

@@ -13,6 +13,7 @@ from trtforge.core.manifest import open_artifact
 from trtforge.formats.triton import read_facts
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
+from trtforge.runtime.native import compiler
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_embedded
 from trtforge.serve.stage import serve
@@ -37,6 +38,22 @@ def test_engine_for_the_cpu_runs_anywhere(
     monkeypatch.setattr("trtforge.serve.embedded.find_compiler", lambda host: None)
     check(repository)
     assert [message.partition(":")[0] for message in caplog.messages] == ["there is no C++ compiler here"]
+
+
+@pytest.mark.parametrize(("kernels", "compiles"), [("native", 1), ("torch", 0)])
+def test_kernels_are_compiled_before_the_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: str, compiles: int
+) -> None:
+    calls: list[None] = []
+
+    def fails() -> Path:
+        calls.append(None)
+        raise compiler.CompileError("no space left on the device")
+
+    monkeypatch.setattr(compiler, "compiled", fails)
+    monkeypatch.setenv(compiler.VARIABLE, kernels)
+    check(repository_of(tmp_path, kernels={"quantized": "int4_dense"}))
+    assert len(calls) == compiles
 
 
 def test_engine_for_cuda_needs_a_gpu(tmp_path: Path) -> None:

@@ -117,14 +117,19 @@ def served_build(build: Path, *, quiet: bool) -> "Iterator[tuple[LocalServer, st
     """Serve a build or repository; yields the server and the name of its text model."""
     from trtforge.cli.places import artifact_at
     from trtforge.core.manifest import open_artifact
+    from trtforge.core.progress import for_this_terminal
     from trtforge.formats.triton import read_facts
+    from trtforge.serve.embedded import check_embedded
     from trtforge.serve.local_server import local_server
 
     repository = artifact_at(build, "repository")
     facts = read_facts(open_artifact(repository, "repository"))
     if not quiet:
         print(f"starting the server of {show.path(repository)}", file=sys.stderr)
-    with local_server(repository, ready_timeout=defaults.READY_TIMEOUT) as server:
+    with ExitStack() as stack:
+        with for_this_terminal(quiet=quiet).waiting("starting the server"):
+            check_embedded(facts, repository)  # here, so that what it compiles is said
+            server = stack.enter_context(local_server(repository, ready_timeout=defaults.READY_TIMEOUT))
         yield server, facts.model("ensemble")
 
 

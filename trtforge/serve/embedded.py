@@ -14,6 +14,7 @@ from trtforge.machine.compiler import find_compiler
 from trtforge.machine.host import Host
 from trtforge.machine.nvml import VISIBLE_DEVICES, LoadNvml, load_nvml
 from trtforge.models.kernels import CUDA_KERNELS, FP8_SM, TRITON_SM
+from trtforge.runtime.native.compiler import compile_ahead
 from trtforge.serve.host_checks import visible_gpus
 
 _LOG = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
     """Raises ForgeError if the embedded engine of `repository` cannot run here.
 
     Logs a warning if the GPU has no bfloat16 arithmetic and emulates it in float32, and if a CPU's kernels cannot be
-    compiled.
+    compiled; if they can, they are compiled now, unless that was done before.
     """
     if facts.backend != "torch":
         return
@@ -70,6 +71,7 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
                 "there is no C++ compiler here: the engine computes with torch's slower kernels. Install g++ (Debian: "
                 "`apt-get install g++`)"
             )
+        compile_ahead()
         return
     gpus = visible_gpus(load, os.environ.get(VISIBLE_DEVICES))
     if gpus == ():

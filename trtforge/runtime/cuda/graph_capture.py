@@ -4,13 +4,12 @@ As PyTorch's notes on CUDA semantics ask (section "CUDA Graphs"): warm-ups on an
 have their workspaces and kernels are compiled, then the capture on that stream.
 """
 
-import os
 from collections.abc import Callable
 from typing import TypeVar
 
 import torch
 
-from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.native.compiler import kernels_wanted
 
 Result = TypeVar("Result")
 _WARM_UPS = 2
@@ -42,6 +41,6 @@ class GraphCapture:
 
 def graph_capture_for(device: torch.device) -> GraphCapture | None:
     """What captures graphs on this device; None on a CPU, or with TRTFORGE_KERNELS=torch."""
-    if device.type != "cuda" or os.environ.get(VARIABLE) == "torch":
+    if device.type != "cuda" or not kernels_wanted():
         return None
     return GraphCapture(device)

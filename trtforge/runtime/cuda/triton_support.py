@@ -3,20 +3,19 @@
 import functools
 import importlib.util
 import logging
-import os
 import subprocess
 
 import torch
 
 from trtforge.models.kernels import FP8_SM, TRITON_SM
-from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.native.compiler import kernels_wanted
 
 _LOG = logging.getLogger(__name__)
 
 
 def runs_triton(device: torch.device) -> bool:
     """Whether kernels in Triton's language compute on this device."""
-    return device.type == "cuda" and os.environ.get(VARIABLE) != "torch" and _works(device.index or 0)
+    return device.type == "cuda" and kernels_wanted() and _works(device.index or 0)
 
 
 @functools.cache

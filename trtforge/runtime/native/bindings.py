@@ -6,7 +6,6 @@ TRTFORGE_KERNELS=torch turns them off.
 import ctypes
 import functools
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.threads import wait_briefly
-from trtforge.runtime.native.compiler import CompileError, compiled
+from trtforge.runtime.native.compiler import CompileError, compiled, kernels_wanted
 from trtforge.runtime.native.recorder import current_recorder
 from trtforge.runtime.native.rms_norms import RmsNorms
 from trtforge.runtime.native.structures import (
@@ -30,7 +29,6 @@ from trtforge.runtime.native.structures import (
 )
 from trtforge.runtime.native.tiles import TILE, Int8Layer, pack_bfloat16, pack_int8
 
-VARIABLE = "TRTFORGE_KERNELS"
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 CACHES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "squared_relu": 4}
@@ -345,7 +343,7 @@ def native_for(device: torch.device, dtype: torch.dtype) -> Native | None:
 
 def native() -> Native | None:
     """The kernels, compiled on first use; None if that is not possible or not wanted."""
-    return None if os.environ.get(VARIABLE) == "torch" else _native()
+    return _native() if kernels_wanted() else None
 
 
 @functools.lru_cache(maxsize=1)

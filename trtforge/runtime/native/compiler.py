@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -34,12 +35,26 @@ FLAGS = (
 LINK_FLAGS = ("-shared", "-fopenmp")
 NATIVE = "native"
 """The processor that compiles."""
+VARIABLE = "TRTFORGE_KERNELS"
+"""With the value torch the kernels are not used."""
 _TIMEOUT = 300.0  # seconds for one source; the longest takes 15
 _LOG = logging.getLogger(__name__)
 
 
 class CompileError(Exception):
     """The kernels could not be compiled; the message says why."""
+
+
+def kernels_wanted() -> bool:
+    """Whether kernels are to be used where they can be compiled."""
+    return os.environ.get(VARIABLE) != "torch"
+
+
+def compile_ahead() -> None:
+    """Compile the library, if it is to be used, before another process needs it. That process tells if this fails."""
+    if kernels_wanted():
+        with suppress(CompileError):
+            compiled()
 
 
 def compiled(defines: Sequence[str] = (), architecture: str = NATIVE) -> Path:
