@@ -20,6 +20,7 @@ help: ## Show this list.
 install: $(STAMP) ## Create .venv with the package and all that demo and test need.
 
 $(STAMP): pyproject.toml
+	@echo "Installing torch, trtforge and what it needs into $(VENV): 3 GB, a minute or more."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
