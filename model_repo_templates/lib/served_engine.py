@@ -44,9 +44,15 @@ class ServedEngine:
         self._client = EngineClient(path, config.name, os.getpid())
 
     def start(
-        self, inputs: Mapping[str, NDArray[Any]], receiver: PieceReceiver, timeout: float | None, *, model_end_ids: bool
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        receiver: PieceReceiver,
+        timeout: float | None,
+        *,
+        model_end_ids: bool,
+        watched: bool,
     ) -> Submitted:
-        """See TextEngine."""
+        """See TextEngine. Pieces always come as they are made."""
         sequences = requested_sequences(inputs, self._limits, model_end_ids=model_end_ids, names=self._names)
         answer = _Answer(sequences, Wanted.of(inputs, 1, len(sequences)), receiver)
         return self._client.submit(tuple(sequence.request for sequence in sequences), answer, timeout)

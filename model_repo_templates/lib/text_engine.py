@@ -40,11 +40,18 @@ class TextEngine(Protocol):
     """Generates for text models."""
 
     def start(
-        self, inputs: Mapping[str, NDArray[Any]], receiver: PieceReceiver, timeout: float | None, *, model_end_ids: bool
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        receiver: PieceReceiver,
+        timeout: float | None,
+        *,
+        model_end_ids: bool,
+        watched: bool,
     ) -> object:
         """Begin a request of engine tensors; returns a handle for `cancel`. Raises RequestFailed for wrong values.
 
-        `timeout`: seconds for the whole request; `model_end_ids`: end at the model's own end ids.
+        `timeout`: seconds for the whole request; `model_end_ids`: end at the model's own end ids; `watched`: pieces are
+        to come as they are made though the client waits for the whole answer, because they may end it.
         """
 
     def together(self) -> AbstractContextManager[None]:

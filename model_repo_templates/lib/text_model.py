@@ -135,10 +135,12 @@ class TextModel(ABC):
             on_stopped=lambda: self._cancel(call),
         )
         engine_inputs = self._engine_inputs(call.inputs, prepared) | options.engine_inputs()
-        # The engine streams if a text stop word may end the answer early, but for a beam search.
-        by_words = bool(words) and self._streams and beams == 1
-        engine_inputs["streaming"] = np.array([[streaming or by_words]])
-        call.started = self._engine.start(engine_inputs, answer, call.timeout, model_end_ids=own_end_ids)
+        engine_inputs["streaming"] = np.array([[streaming]])
+        # A text stop word may end the answer early, but not a beam search.
+        watched = bool(words) and self._streams and beams == 1
+        call.started = self._engine.start(
+            engine_inputs, answer, call.timeout, model_end_ids=own_end_ids, watched=watched
+        )
         self._calls.add(call)
         if call.done:  # the answer ended before `started` was set
             self._cancel(call)

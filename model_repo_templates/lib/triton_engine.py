@@ -55,9 +55,17 @@ class TritonEngine:
         self._thread.start()
 
     def start(
-        self, inputs: Mapping[str, NDArray[Any]], receiver: PieceReceiver, timeout: float | None, *, model_end_ids: bool
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        receiver: PieceReceiver,
+        timeout: float | None,
+        *,
+        model_end_ids: bool,
+        watched: bool,
     ) -> object:
         """See TextEngine. `model_end_ids` is ignored: the inputs hold the end ids (`end_ids_as_stop_words`)."""
+        if watched:
+            inputs = {**inputs, "streaming": np.array([[True]])}
         return asyncio.run_coroutine_threadsafe(self._run(inputs, receiver, timeout), self._loop)
 
     def together(self) -> AbstractContextManager[None]:

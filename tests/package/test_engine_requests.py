@@ -1,8 +1,9 @@
 """Tensors of the engine model: requests for beams, and the tensors that answer them."""
 
+import asyncio
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -153,3 +154,37 @@ def test_top_p_may_decay() -> None:
     for given in ({"runtime_top_p_decay": 1.5}, {"runtime_top_p_min": -0.5}, {"runtime_top_p_reset_ids": 100}):
         with pytest.raises(Exception, match=next(iter(given))):
             asked(**given)
+
+
+@pytest.mark.parametrize(("streaming", "watched"), [(False, True), (True, False)])
+def test_only_clients_that_stream_pace_the_embedded_engine(*, streaming: bool, watched: bool) -> None:
+    """Stop words are found in pieces of an answer that nobody reads piece by piece."""
+    from engine_requests import RequestLimits
+    from served_engine import ServedEngine  # type: ignore[import-not-found]
+
+    engine = object.__new__(ServedEngine)
+    engine._limits, engine._names = RequestLimits(100, 8, (2,), 1), {}
+    engine._client = SimpleNamespace(submit=lambda requests, answer, timeout: requests)
+    given = inputs(streaming=streaming)
+    (request,) = engine.start(given, None, None, model_end_ids=True, watched=watched)
+    assert request.streamed is streaming
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_tensorrt_llm_streams_where_pieces_are_watched(*, watched: bool) -> None:
+    from triton_engine import TritonEngine  # type: ignore[import-not-found]
+
+    seen: list[dict[str, Any]] = []
+
+    async def run(given: dict[str, Any], receiver: object, timeout: float | None) -> None:
+        seen.append(given)
+
+    async def start() -> None:
+        engine = object.__new__(TritonEngine)
+        engine._loop, engine._run = asyncio.get_running_loop(), run
+        await asyncio.wrap_future(
+            engine.start(inputs(streaming=False), None, None, model_end_ids=True, watched=watched)
+        )
+
+    asyncio.run(start())
+    assert [bool(given["streaming"][0, 0]) for given in seen] == [watched]
