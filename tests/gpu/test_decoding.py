@@ -21,7 +21,7 @@ from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.deferred import may_be_deferred
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
-from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.native.compiler import VARIABLE
 from trtforge.runtime.ranks import rank_model
 from trtforge.runtime.ranks.source import DEFAULT_TOKENS_PER_BLOCK
 from trtforge.runtime.scheduling.batch import Step

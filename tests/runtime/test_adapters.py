@@ -27,7 +27,7 @@ from trtforge.runtime.adapters.required import require_adapters
 from trtforge.runtime.drafting import NgramDrafter
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
-from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.native.compiler import VARIABLE
 from trtforge.runtime.ranks.source import open_engine
 
 Tokens = tuple[int, ...]

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from tests.runtime.kernel_levels import LEVELS, kernels_at
 from trtforge.runtime.linears.linear import matrix
-from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.native.compiler import VARIABLE
 from trtforge.runtime.native.float32 import linear
 from trtforge.runtime.native.tiles import pack_float32
 

@@ -7,7 +7,8 @@ from torch import Tensor
 from trtforge.calibrate.compensation import Factor, _round_block, _Work, compensate
 from trtforge.calibrate.grids import INT4_RATIOS, Int4Grid, Nvfp4Grid
 from trtforge.runtime.linears.nvfp4_linear import round_to_e2m1
-from trtforge.runtime.native.bindings import VARIABLE, Native
+from trtforge.runtime.native.bindings import Native
+from trtforge.runtime.native.compiler import VARIABLE
 from trtforge.runtime.native.rounding import LONGEST, Levels, RoundingKernels, rounding_kernels
 
 

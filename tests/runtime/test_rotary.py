@@ -12,7 +12,8 @@ from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 
 from trtforge.core.errors import ForgeError
 from trtforge.runtime.architecture.rotary import Rotary, RotarySpec
-from trtforge.runtime.native.bindings import VARIABLE, Native
+from trtforge.runtime.native.bindings import Native
+from trtforge.runtime.native.compiler import VARIABLE
 
 CPU = torch.device("cpu")
 LLAMA3 = {

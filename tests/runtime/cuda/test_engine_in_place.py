@@ -18,7 +18,7 @@ from trtforge.runtime.cuda.fused import FusedKernels
 from trtforge.runtime.decoder import kv_cache, layer, mlp
 from trtforge.runtime.linears import byte_cuda, fp8_linear, int4_tiled, linear
 from trtforge.runtime.linears.kernels import Kernels
-from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.native.compiler import VARIABLE
 from trtforge.runtime.ranks.source import open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step
 

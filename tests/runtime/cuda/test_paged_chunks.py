@@ -17,7 +17,7 @@ from trtforge.runtime.decoder.attention import Attention
 from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.decoder.scores import Scores
-from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.native.compiler import VARIABLE
 from trtforge.runtime.scheduling.batch import Step
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}

@@ -17,7 +17,7 @@ from trtforge.runtime.decoder import kv_cache
 from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.prompt_memory import PromptInputs, PromptMemory
 from trtforge.runtime.decoder.step_graphs import Outputs, Replay, Shape, StepGraphs
-from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.native.compiler import VARIABLE
 from trtforge.runtime.ranks import rank_model
 from trtforge.runtime.ranks.source import Source, open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step

@@ -23,7 +23,7 @@ from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.graph_memory import CommonMemory, PaddedMemory
 from trtforge.runtime.decoder.recorded import MOST_RECORDINGS, MOST_ROWS
 from trtforge.runtime.decoder.step_graphs import Memory, Outputs, Replay, Shape, StepGraphs
-from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.native.compiler import VARIABLE
 from trtforge.runtime.ranks import rank_model
 from trtforge.runtime.ranks.single_tokens import MOST_CHUNKED, single_tokens
 from trtforge.runtime.ranks.source import open_engine

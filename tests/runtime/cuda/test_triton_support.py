@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trtforge.runtime.cuda.triton_support import _works, runs_triton
-from trtforge.runtime.native.bindings import VARIABLE
+from trtforge.runtime.native.compiler import VARIABLE
 
 CUDA = torch.device("cuda", 0)
 

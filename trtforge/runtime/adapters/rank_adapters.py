@@ -23,6 +23,7 @@ from trtforge.runtime.adapters.parts import Part, adapted_parts
 from trtforge.runtime.architecture.layout import layer_name
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.cuda.pinned import sent
+from trtforge.runtime.cuda.triton_support import power_from
 from trtforge.runtime.linears.linear import Linear, Placement
 from trtforge.runtime.native.adapters import Matrices, add_adapters
 from trtforge.runtime.native.bindings import native_for
@@ -78,9 +79,9 @@ class _Slots:
 class _Use:
     """Which adapters a step's tokens have.
 
-    `slots`: of the first rows, int64 (rows,), -1 for none. `contexts`: (first token, end, slot), neighbours with
-    the same adapter together. `others` (rows, slots, 1, 1), where no kernel computes the rows: True for those of slots
-    [first, end) that are not the row's own.
+    `slots`: of the first rows, int64 (rows or more,), -1 for none. `contexts`: (first token, end, slot), neighbours
+    with the same adapter together. `others` (rows, slots, 1, 1), where no kernel computes the rows: True for those of
+    slots [first, end) that are not the row's own.
     """
 
     slots: Tensor
@@ -209,15 +210,17 @@ class RankAdapters:
         rows = step.generation_rows
         used = [slot for slot in slots[:rows] if slot >= 0]
         first, end, others = min(used, default=0), max(used, default=-1) + 1, None
-        if rows > len(self._row_slots):
-            self._row_slots = torch.full((2 * rows,), -1)
+        if power_from(rows) > len(self._row_slots):
+            self._row_slots = torch.full((2 * power_from(rows),), -1)
             self.moves += 1
-        self._row_slots[:rows] = torch.tensor(slots[:rows])
+        self._row_slots[:rows], self._row_slots[rows:] = torch.tensor(slots[:rows]), -1
         if used and self._kernels is None:
             own = sent(np.array(slots[:rows], dtype=np.int64), self._files.place.device).view(-1, 1)
             others = (own != torch.arange(first, end, device=own.device)).view(rows, -1, 1, 1)
         contexts = adapted_contexts(step.counts.cumsum().tolist(), slots, rows)
-        self._use = _Use(self._row_slots[:rows], first, end, others, contexts)
+        self._use = _Use(
+            self._row_slots if rows == len(slots) else self._row_slots[:rows], first, end, others, contexts
+        )
 
     def adapted(self, name: str, linear: Linear) -> Linear:
         """The linear layer with the adapters of each step's tokens."""
@@ -231,7 +234,7 @@ class RankAdapters:
         if use is None:
             return y
         if self._kernels is not None:
-            add_adapters(self._kernels, x, slots.matrices, slots.columns, use.slots, y)
+            add_adapters(self._kernels, x, slots.matrices, slots.columns, use.slots[: len(x)], y)
         elif use.others is not None:
             rows = len(use.others)
             slots.add(x[:rows], y[:rows], slice(use.first, use.end), use.others)

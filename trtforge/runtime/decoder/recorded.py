@@ -1,7 +1,8 @@
 """Runs the layers of a decoder; for steps of single-token rows on the CPU, from a recording of their kernel calls.
 
-A recording is made for each number of rows, where the kernels compute everything between a step's hidden states and
-those of the last layer. It saves the time that Python takes to call them, and leaves Python to other threads meanwhile.
+A recording computes as many rows as there are, up to a power of two, where the kernels compute everything between a
+step's hidden states and those of the last layer. It saves the time that Python takes to call them, and leaves Python to
+other threads meanwhile.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,13 +12,14 @@ from torch import Tensor
 
 from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.architecture.rotary import Rotation
+from trtforge.runtime.cuda.triton_support import power_from
 from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache
 from trtforge.runtime.decoder.layer import Layer
 from trtforge.runtime.decoder.recent import Recent
 from trtforge.runtime.native.bindings import Native, PagedRows
-from trtforge.runtime.native.recorder import Arena, Recorder, current_recorder, recording
-from trtforge.runtime.native.structures import Calls
+from trtforge.runtime.native.call_capture import CallCapture, Replay
+from trtforge.runtime.native.recorder import Arena, Recorder, current_recorder
 
 MOST_ROWS = 512
 """Of a recorded step: the products of more rows take much longer than their calls, and MLPs compute many in parts,
@@ -84,8 +86,7 @@ def _shared(hidden: Tensor, batch: Batch, rotations: Sequence[Rotation]) -> list
 @dataclass(frozen=True)
 class _Recording:
     inputs: _Inputs
-    calls: Calls
-    kept: Sequence[object]
+    replay: Replay
     output: Tensor
     states: list[Tensor]
 
@@ -111,6 +112,7 @@ class Layers:
         self._kernels = kernels
         self._longest = longest
         self._arena = Arena()
+        self._capture = None if kernels is None else CallCapture(kernels)
         self._inputs: _Inputs | None = None
         self._adapters = adapters
         self._moves = 0  # of the adapters' memory, when the recordings with adapters were made
@@ -123,7 +125,7 @@ class Layers:
 
     @property
     def recorded_rows(self) -> tuple[int, ...]:
-        """The numbers of rows for which there are recordings."""
+        """The largest numbers of rows of the recordings."""
         return tuple(sorted({rows for rows, _ in self._recordings}))
 
     def __call__(
@@ -140,14 +142,15 @@ class Layers:
         columns = -(-self._longest // batch.paged.block_size)
         if batch.paged.tables.shape[1] > columns:  # drafts beyond the longest sequence
             return self._computed(hidden, batch, rotations, cache)
-        key = len(hidden), self._adapted()
-        found = self._recordings.get(key)
+        key = power_from(len(hidden)), self._adapted()
+        found = self._recordings.get(key) or self._recorded(key, columns, hidden, batch, rotations, cache)
         if found is None:
-            return self._recorded(key, columns, hidden, batch, rotations, cache)
-        found.inputs.fill(hidden, batch, rotations)
-        self._kernels.replay(found.calls)
-        self.states = found.states
-        return found.output
+            return self._computed(hidden, batch, rotations, cache)
+        rows = len(hidden)
+        found.inputs.first(rows).fill(hidden, batch, rotations)
+        found.replay(rows, rows)
+        self.states = [each[:rows] for each in found.states]
+        return found.output[:rows]
 
     def _adapted(self) -> bool:
         """Whether the step has adapters; forgets recordings that read them where they were before."""
@@ -184,20 +187,20 @@ class Layers:
         batch: Batch,
         rotations: tuple[Rotation, ...],
         cache: Sequence[LayerCache],
-    ) -> Tensor:
-        """Compute a step and keep its kernel calls; if torch computes a part of it, never record again."""
+    ) -> _Recording | None:
+        """Keep a step's kernel calls; None if torch computes a part of it: never record again. Nothing is computed."""
+        assert self._capture is not None, "kernels compute"
         rows, _ = key
         if self._inputs is None or len(self._inputs) < rows:
             self._inputs = _Inputs.of(2 * rows, columns, hidden, batch, rotations)
         inputs = self._inputs.first(rows)
-        inputs.fill(hidden, batch, rotations)
-        with recording(self._arena) as recorder:
-            hidden = self._noted(recorder, *inputs.as_step(batch, rotations), cache)
-        if recorder.complete:
-            self._recordings.put(key, _Recording(inputs, *recorder.calls(), hidden, self.states))
-        else:
+        captured = self._capture(lambda: self(*inputs.as_step(batch, rotations), cache), rows, rows)
+        if captured is None:
             self._kernels = None
-        return hidden
+            return None
+        found = _Recording(inputs, captured[1], captured[0], self.states)
+        self._recordings.put(key, found)
+        return found
 
     def _noted(
         self,
