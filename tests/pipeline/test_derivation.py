@@ -61,6 +61,13 @@ def test_a_gpu_has_its_usual_format_on_the_fewest_gpus_with_room(model: str, gpu
     assert formats(model, Wish(gpu=gpu)) == expected
 
 
+def test_a_gpu_without_bfloat16_gets_float16() -> None:
+    found = derive("Qwen/Qwen2.5-7B-Instruct", Wish(gpu="t4"), load=no_driver)
+    assert (found.recipe().model.dtype, found.recipe().quantization.format) == ("float16", "int8_wo")
+    assert "dtype: float16  # t4 does not compute in bfloat16" in found.text("trtforge build mine.yaml", Path())
+    preflight(found.recipe())
+
+
 def test_what_is_given_stays() -> None:
     found = formats("Qwen/Qwen2.5-7B-Instruct", Wish({"--quant": "int8_sq", "--tp": "4"}, gpu="h100-80gb"))
     assert (found[0], found[2]) == ("int8_sq", 4)

@@ -70,3 +70,15 @@ def test_the_fewest_gpus_are_found() -> None:
     assert found["h200"] == 1
     assert found["b200"] == 1
     assert found["l4"] == 8
+
+
+def test_a_gpu_without_bfloat16_has_alternatives_in_float16() -> None:
+    model = known(LLAMA_70B)
+    request = asked(model, gpu="t4", quant="fp8", kv_cache="fp8")
+    assert {problem.rule for problem in evaluate(model, request).problems} >= {"gpu_format", "gpu_kv_cache", "dtype"}
+    found = alternatives(model, request, "throughput")
+    assert {one.evaluation.request.dtype for one in found} == {"float16"}
+    assert all(one.why.endswith("; with --dtype float16") for one in found)
+    in_float16 = alternatives(model, asked(model, gpu="t4", dtype="float16"), "throughput")
+    assert [one.evaluation.request for one in found] == [one.evaluation.request for one in in_float16]
+    assert not any("--dtype" in one.why for one in in_float16)

@@ -12,6 +12,7 @@ import yaml
 
 from trtforge.core import defaults
 from trtforge.core.digest import text_digest
+from trtforge.core.dtypes import model_dtype
 from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.recipe import Recipe, recipe_of
 from trtforge.machine.nvml import LoadNvml, load_nvml, read_driver
@@ -257,9 +258,12 @@ def _values(
     if positions < defaults.GATE_TOKENS:
         gate["sequence_length"] = positions
     parallel = {"tp": request.tp, "pp": request.pp, "ep": request.ep}
+    dtype = {} if request.dtype == model_dtype("auto", model.config.dtype) else {"dtype": request.dtype}
+    if dtype:
+        reasons["model.dtype"] = f"{request.engine.target.gpu} does not compute in {model.config.dtype}"
     return {
         "name": name or recipe_name(source, "none" if model.stored else request.quant),
-        "model": {"source": source},
+        "model": {"source": source, **dtype},
         "quantization": quantization,
         "parallel": {key: value for key, value in parallel.items() if value > 1 or key == "tp"},
         "engine": engine,

@@ -94,6 +94,7 @@ def alternatives(
 ) -> tuple[Alternative, ...]:
     """The best legal choices on the request's GPU, best first; without a GPU the best one on each common GPU.
 
+    In float16 on a GPU that does not compute in the request's dtype.
     `kept`: of --quant, --kv-cache, --tp, --pp and --ep those whose values stay the request's.
     """
     if request.gpu is not None:
@@ -119,7 +120,8 @@ def smallest_legal(model: Model, request: Request) -> Evaluation | None:
 
 
 def _best(model: Model, request: Request, goal: Goal, most: int, kept: frozenset[Option]) -> tuple[Alternative, ...]:
-    ranked = sorted(_legal(model, request, goal, kept), key=_KEYS[goal])
+    dtype = _dtype_change(model, request)
+    ranked = sorted(_legal(model, request.changed(*dtype), goal, kept), key=_KEYS[goal])
     if not ranked:
         return ()
     fewest = min(alternative.gpus for alternative in ranked)
@@ -127,8 +129,15 @@ def _best(model: Model, request: Request, goal: Goal, most: int, kept: frozenset
     for alternative in ranked:
         alike = sum(other.width == alternative.width for other in shown)
         if alike < _SHOWN_OF_A_WIDTH and not any(other.beats(alternative) for other in shown):
-            shown.append(replace(alternative, why=_why(alternative, goal, fewest)))
+            why = [_why(alternative, goal, fewest), *(f"with {change}" for change in dtype)]
+            shown.append(replace(alternative, why="; ".join(why)))
     return tuple(shown[:most])
+
+
+def _dtype_change(model: Model, request: Request) -> tuple[Change, ...]:
+    """To float16, if the request's GPU has no kernels for its dtype."""
+    broken = any(problem.rule == "dtype" for problem in evaluate(model, request).problems)
+    return (Change("--dtype", "float16"),) if broken else ()
 
 
 def _legal(model: Model, request: Request, goal: Goal, kept: frozenset[Option]) -> Iterator[Alternative]:
