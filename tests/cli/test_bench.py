@@ -13,13 +13,16 @@ from tests.pipeline.test_speed import repository
 from trtforge.serve.local_server import LocalServer
 from trtforge.serve.speed import Load
 
+TOKENIZER = Path("ensemble/1/tokenizer/tokenizer.json")
+
 
 @pytest.fixture(autouse=True)
 def measuring(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Load]]:
     """What is asked of a server that measures at once."""
     asked: list[tuple[str, str, Load]] = []
 
-    def measure(url: str, model: str, load: Load, *, done: object) -> object:
+    def measure(url: str, model: str, load: Load, tokenizer: Path | None, *, done: object) -> object:
+        assert tokenizer is None or tokenizer.parts[-5:] == ("repository", *TOKENIZER.parts)
         asked.append((url, model, load))
         return measured().speed
 
@@ -39,8 +42,11 @@ def test_the_figures_of_a_build_are_kept_and_compared(
 ) -> None:
     build, other = written(tmp_path / "fp8", full()), written(tmp_path / "none", full())
     repository(build, "1")
-    status, out, _ = run("bench", tmp_path / place, "--concurrency", "1,32", "--requests", "5")
+    (build / "repository" / TOKENIZER).parent.mkdir(parents=True)
+    (build / "repository" / TOKENIZER).touch()
+    status, out, err = run("bench", tmp_path / place, "--concurrency", "1,32", "--requests", "5")
     assert status == 0
+    assert err == "note: --requests 5: a level with more requests at once sends as many as run at once\n"
     assert measuring == [("127.0.0.1:5", "my-ensemble", Load(concurrency=(1, 32), requests=5))]
     head, one, many, *rest = out.splitlines()
     assert head.split("  ")[0] == "at once"

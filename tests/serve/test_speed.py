@@ -2,20 +2,21 @@
 
 import pytest
 
+from tests.conftest import DEMO_MODEL
 from tests.serve.conftest import Running
 from trtforge.core.errors import ForgeError
-from trtforge.serve.speed import Load, Speed, _prompts, measure, requests_of
+from trtforge.serve.speed import Load, Speed, measure, requests_of
 
 
 def test_every_answer_counts_at_each_level(server: Running) -> None:
     done: list[int] = []
     load = Load(concurrency=(1, 6), requests=3, prompt_tokens=16, max_tokens=20)
-    found = measure(server.grpc, "ensemble", load, done=lambda: done.append(1))
+    found = measure(server.grpc, "ensemble", load, DEMO_MODEL / "tokenizer.json", done=lambda: done.append(1))
     assert isinstance(found, Speed)
     assert [(level.concurrency, level.requests, level.tokens) for level in found.levels] == [(1, 3, 60), (6, 6, 120)]
     assert len(done) == requests_of(load) == 10
     assert found.answer_tokens == 20
-    assert 10 < found.prompt_tokens < 60
+    assert found.prompt_tokens == 16
     for level in found.levels:
         assert level.tokens_per_second == pytest.approx(level.tokens / level.seconds, rel=0.01)
         longest = level.seconds * level.concurrency / level.requests
@@ -25,16 +26,14 @@ def test_every_answer_counts_at_each_level(server: Running) -> None:
     assert together.tokens_per_second > alone.tokens_per_second
 
 
+def test_without_a_tokenizer_the_length_follows_from_what_the_server_counts(server: Running) -> None:
+    load = Load(concurrency=(2,), requests=4, prompt_tokens=120, max_tokens=4)
+    assert 108 <= measure(server.grpc, "ensemble", load).prompt_tokens <= 132
+
+
 def test_a_refusal_ends_the_measurement(server: Running) -> None:
-    with pytest.raises(ForgeError, match="200 fit"):
+    with pytest.raises(ForgeError, match="200 fit") as caught:
         measure(server.grpc, "ensemble", Load(concurrency=(1,), requests=1, prompt_tokens=1000))
+    assert caught.value.hint == "The requests are of --prompt-tokens 1000 and --max-tokens 64: choose smaller ones."
     with pytest.raises(ForgeError, match=r"no server answers at 127\.0\.0\.1:1"):
         measure("127.0.0.1:1", "ensemble", Load())
-
-
-def test_no_two_prompts_begin_alike() -> None:
-    prompts = _prompts(200)
-    found = [next(prompts) for _ in range(500)]
-    assert len({prompt[:5] for prompt in found}) == 500
-    assert all(200 < len(prompt) <= 206 for prompt in found)
-    assert len(next(_prompts(1_000_000))) > 1_000_000

@@ -30,8 +30,15 @@ def bench(
     concurrency: Annotated[
         str, typer.Option(metavar="N[,N...]", help="Requests at once; several levels, one after the other.")
     ] = "1,8",
-    requests: Annotated[int, typer.Option(min=1, metavar="N", help="Requests at each level.")] = 16,
-    prompt_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Approximate length of the prompts.")] = 128,
+    requests: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Requests at each level; at least as many as run at once.", show_default="16"
+        ),
+    ] = None,
+    prompt_tokens: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Length of each prompt; approximate with an address.")
+    ] = 128,
     max_tokens: Annotated[int, typer.Option(min=2, max=MOST_INT32, metavar="N", help="Length of each answer.")] = 64,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Text model.", show_default="ensemble")] = None,
     json: Json = False,
@@ -55,22 +62,24 @@ def bench(
         Load,
         {
             "concurrency": _levels(concurrency),
-            "requests": requests,
+            **({} if requests is None else {"requests": requests}),
             "prompt_tokens": prompt_tokens,
             "max_tokens": max_tokens,
         },
         "bench",
     )
+    if requests is not None and requests < max(load.concurrency):
+        show.note(f"--requests {requests}: a level with more requests at once sends as many as run at once")
     progress, place = for_this_terminal(quiet=quiet or json), Path(target)
     if _ADDRESS.fullmatch(target) and not place.exists():
         from trtforge.serve.endpoint import Endpoint
 
         url = Endpoint.of(target, "grpc").url
-        _show(_measured(url, model or "ensemble", load, progress), f"server {url}", None, json=json)
+        _show(_measured(url, model or "ensemble", load, None, progress), f"server {url}", None, json=json)
         return
     busy, machine = busy_processors(), this_machine()
     with served_build(place, quiet=quiet or json) as (server, served):
-        speed = _measured(server.grpc, model or served, load, progress)
+        speed = _measured(server.grpc, model or served, load, _tokenizer(place), progress)
     _show(speed, machine, _kept(place, speed, machine, busy), json=json, busy=busy)
 
 
@@ -81,11 +90,21 @@ def _levels(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, levels)))
 
 
-def _measured(url: str, model: str, load: "Load", progress: "Progress") -> "Speed":
+def _tokenizer(place: Path) -> Path | None:
+    """The tokenizer.json of a build's repository."""
+    from trtforge.cli.places import artifact_at
+    from trtforge.formats.hf import TOKENIZER_DIRECTORY
+    from trtforge.formats.tokenizer import TOKENIZER_FILE
+
+    found = sorted(artifact_at(place, "repository").glob(f"*/1/{TOKENIZER_DIRECTORY}/{TOKENIZER_FILE}"))
+    return found[0] if found else None
+
+
+def _measured(url: str, model: str, load: "Load", tokenizer: Path | None, progress: "Progress") -> "Speed":
     from trtforge.serve.speed import measure, requests_of
 
     with progress.bar("bench", requests_of(load), "requests") as bar:
-        return measure(url, model, load, done=lambda: bar.advance(1))
+        return measure(url, model, load, tokenizer, done=lambda: bar.advance(1))
 
 
 def _kept(place: Path, speed: "Speed", machine: str, busy: float | None) -> Path | None:

@@ -164,6 +164,10 @@ class Unavailable(ForgeError):
     """The server cannot take the request now: its queue is full, it is stopping, or its engine is not loaded."""
 
 
+class Refused(ForgeError):
+    """The server does not take this request, such as one that is too long."""
+
+
 def refused(message: str) -> ForgeError:
     """The error for a request that the server refused."""
     if "UNAVAILABLE:" in message:
@@ -173,4 +177,4 @@ def refused(message: str) -> ForgeError:
             f"the server refused the request: {message}",
             hint="Give the name of a text model of this server with --model; `trtforge serve REPO` serves ensemble.",
         )
-    return ForgeError(f"the server refused the request: {message}", hint="Correct the request and send it again.")
+    return Refused(f"the server refused the request: {message}", hint="Correct the request and send it again.")

@@ -2,22 +2,23 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count, islice
+from pathlib import Path
 
 from pydantic import Field
 
 from trtforge.core.config_model import Config
-from trtforge.formats.stdlib_text import stdlib_documents
+from trtforge.core.errors import ForgeError
+from trtforge.serve.bench_prompts import BenchPrompts
 from trtforge.serve.client import Generated, Sampling, generate
+from trtforge.serve.request import Refused
 
-_CHARACTERS_OF_A_TOKEN = 4
 _ANSWER_SECONDS = 600.0  # without any data
 
 
 class Load(Config):
-    """What is asked. `prompt_tokens`: about so many, as long as an English text of four times the characters."""
+    """What is asked. `prompt_tokens`: the length of each prompt."""
 
     concurrency: tuple[int, ...] = Field((1, 8), min_length=1)
     requests: int = Field(16, ge=1, description="Requests at each level, at least as many as run at once.")
@@ -48,24 +49,37 @@ class Speed(Config):
     levels: tuple[Level, ...]
 
 
-def measure(url: str, model: str, load: Load, *, done: Callable[[], None] = lambda: None) -> Speed:
+def measure(
+    url: str, model: str, load: Load, tokenizer: Path | None = None, *, done: Callable[[], None] = lambda: None
+) -> Speed:
     """Ask the text model at `url` (gRPC), one level after the other; `done` is called after each answer.
 
-    No two prompts begin alike, so that no KV blocks are reused. A first request that does not count warms the server.
-    Raises ForgeError if the server refuses a request.
+    `tokenizer`: the served tokenizer.json, if it is here (see BenchPrompts). No two prompts begin alike, so that no KV
+    blocks are reused. Two requests that do not count come first: one whose tokens the server counts, and one that warms
+    it. Raises ForgeError if the server refuses a request.
     """
-    prompts = _prompts(load.prompt_tokens * _CHARACTERS_OF_A_TOKEN)
-    sampling = Sampling(load.max_tokens, min_tokens=load.max_tokens)
+    prompts = BenchPrompts(load.prompt_tokens, tokenizer)
+
+    def send(prompt: str, tokens: int) -> Generated:
+        sampling = Sampling(tokens, min_tokens=tokens)
+        try:
+            return generate(url, model, prompt, sampling, stream=True, timeout=_ANSWER_SECONDS)
+        except Refused as error:
+            asked = f"--prompt-tokens {load.prompt_tokens} and --max-tokens {load.max_tokens}"
+            raise ForgeError(error.message, hint=f"The requests are of {asked}: choose smaller ones.") from None
 
     def ask(prompt: str) -> Generated:
-        answer = generate(url, model, prompt, sampling, stream=True, timeout=_ANSWER_SECONDS)
+        answer = send(prompt, load.max_tokens)
         done()
         return answer
 
-    ask(next(prompts))
+    first = prompts.first()
+    prompts.learn(first, send(first, 1).input_tokens)
+    warming = prompts.next()
+    prompts.learn(warming, ask(warming).input_tokens)
     levels, lengths = [], []
     for concurrency in load.concurrency:
-        texts = list(islice(prompts, max(load.requests, concurrency)))
+        texts = [prompts.next() for _ in range(requests_at(load, concurrency))]
         with ThreadPoolExecutor(concurrency) as pool:
             start = time.perf_counter()
             answers = list(pool.map(ask, texts))
@@ -75,9 +89,14 @@ def measure(url: str, model: str, load: Load, *, done: Callable[[], None] = lamb
     return Speed(prompt_tokens=round(statistics.mean(lengths)), answer_tokens=load.max_tokens, levels=tuple(levels))
 
 
+def requests_at(load: Load, concurrency: int) -> int:
+    """The number of requests at a level: fewer than run at once would measure another level."""
+    return max(load.requests, concurrency)
+
+
 def requests_of(load: Load) -> int:
-    """The number of answers that `measure` waits for."""
-    return 1 + sum(max(load.requests, concurrency) for concurrency in load.concurrency)
+    """The number of answers that `measure` waits for, with the one that warms the server."""
+    return 1 + sum(requests_at(load, concurrency) for concurrency in load.concurrency)
 
 
 def _level(concurrency: int, answers: list[Generated], seconds: float) -> Level:
@@ -94,14 +113,3 @@ def _level(concurrency: int, answers: list[Generated], seconds: float) -> Level:
         first_text_ms=round(1e3 * statistics.median(answer.first_token_seconds for answer in answers), 2),
         next_token_ms=round(1e3 * statistics.median(further), 3),
     )
-
-
-def _prompts(characters: int) -> Iterator[str]:
-    """English text in pieces of so many characters, without end; each begins with its number."""
-    numbers, text = count(1), ""
-    while True:
-        for document in stdlib_documents("held_out"):
-            text += f"{document}\n"
-            while len(text) >= characters:
-                yield f"{next(numbers)}. {text[:characters]}"
-                text = text[characters:]
