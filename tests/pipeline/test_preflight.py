@@ -14,7 +14,7 @@ from trtforge.core.recipe import Recipe, load_recipe
 from trtforge.machine.host import Host
 from trtforge.machine.memory import Memory
 from trtforge.pipeline.build import Build
-from trtforge.pipeline.preflight import preflight, warn_of_verification
+from trtforge.pipeline.preflight import preflight, require_files, warn_of_verification
 from trtforge.pipeline.stages import StageName, selected
 
 
@@ -123,6 +123,38 @@ def test_data_that_is_not_there_is_missed_before_the_first_stage(
     with pytest.raises(ForgeError, match=r"none\.jsonl: no such file"):
         build.run(selected(build.recipe, first, "package"), started=lambda stage: pytest.fail(stage))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        (("model.safetensors",), "model has no tokenizer (tokenizer.json or tokenizer.model)"),
+        (("tokenizer.json",), "model has neither model.safetensors nor model.safetensors.index.json"),
+        (("tokenizer.json", "pytorch_model.bin"), "model holds pickled weights (pytorch_model.bin), which run code"),
+    ],
+)
+@pytest.mark.parametrize("format_", ["int8_wo", "fp8"])
+def test_files_of_the_model_are_missed_before_the_first_stage(
+    kept: tuple[str, ...], message: str, format_: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", *kept):
+        (model / name).write_bytes((DEMO_MODEL / name).read_bytes() if (DEMO_MODEL / name).is_file() else b"")
+    build = Build(recipe(model, quantization={"format": format_}), tmp_path / "out", Silent())
+    with pytest.raises(ForgeError) as caught:
+        build.run(selected(build.recipe, "calibrate", "package"), started=lambda stage: pytest.fail(stage))
+    assert message in caught.value.message
+    assert not (tmp_path / "out").exists()
+
+
+def test_token_ids_need_no_tokenizer(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).symlink_to(DEMO_MODEL / name)
+    ids = tmp_path / "ids.safetensors"
+    ids.touch()
+    require_files(recipe(tmp_path, gate={"data": str(ids)}), ("convert", "verify"))
+    require_files(recipe(tmp_path), ("convert",))
 
 
 def test_rules_of_tensorrt_bind_its_engines_alone(make_hf: MakeHf) -> None:

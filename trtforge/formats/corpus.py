@@ -108,12 +108,27 @@ def needs_tokenizer(source: str) -> bool:
     return Path(source).suffix != ".safetensors"
 
 
-def require_data(source: str) -> None:
-    """Raises ForgeError if the data does not exist or its kind is not supported, without reading it."""
+def require_data(source: str, model: Path | None = None) -> None:
+    """Raises ForgeError if the data does not exist or its kind is not supported, without reading it.
+
+    `model`: the checkpoint directory, which must have a tokenizer for text.
+    """
     if source.startswith(PREFIX):
         require_hub_data(source)
     elif source != BUILTIN:
         _require_file(Path(source), source)
+    if model is not None and needs_tokenizer(source):
+        _require_tokenizer_files(model)
+
+
+def _require_tokenizer_files(model: Path) -> None:
+    from trtforge.formats.hf import tokenizer_files
+
+    if not any(path.name.startswith("tokenizer.") for path in tokenizer_files(model)):
+        raise ForgeError(
+            f"{model} has no tokenizer (tokenizer.json or tokenizer.model)",
+            hint="Download the tokenizer files, or give token ids as FILE.safetensors.",
+        )
 
 
 def _documents(source: str, order: Random, part: Part) -> Iterator[_Document]:
@@ -267,13 +282,7 @@ def _stored_ids(path: Path, samples: int, length: int) -> tuple[tuple[int, ...],
 
 
 def _tokenizer(model: Path) -> "PreTrainedTokenizerBase":
-    from trtforge.formats.hf import tokenizer_files
-
-    if not any(path.name.startswith("tokenizer.") for path in tokenizer_files(model)):
-        raise ForgeError(
-            f"{model} has no tokenizer (tokenizer.json or tokenizer.model)",
-            hint="Download the tokenizer files, or give token ids as FILE.safetensors.",
-        )
+    _require_tokenizer_files(model)
     from transformers import AutoTokenizer
 
     from trtforge.formats.flag_numbers import config_with_flags

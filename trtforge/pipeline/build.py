@@ -23,7 +23,6 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import Recipe
-from trtforge.formats.corpus import require_data
 from trtforge.formats.hf import resolve_source
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.machine.usage import measured
@@ -39,7 +38,7 @@ from trtforge.pipeline.diagnosis import diagnosis_command, ways_to_quality
 from trtforge.pipeline.metrics import METRICS_FILE, CheckpointMetrics
 from trtforge.pipeline.mixed import choose_formats, recorded_choice
 from trtforge.pipeline.paths import Paths
-from trtforge.pipeline.preflight import Preflight, preflight, warn_of_verification
+from trtforge.pipeline.preflight import Preflight, preflight, require_files, warn_of_verification
 from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_report
 from trtforge.pipeline.report_facts import planned_facts
 from trtforge.pipeline.stage_configs import calibrate_config, convert_config, converted_drafting
@@ -124,10 +123,7 @@ class Build:
                 _LOG.warning(warning)
             if "verify" in stages:
                 warn_of_verification(judged)
-        if "calibrate" in stages:
-            require_data(self.recipe.quantization.calibration.data)
-        if "verify" in stages:
-            require_data(self.recipe.gate.data)
+        require_files(self.recipe, stages)
         return judged
 
     def _stage(self, stage: StageName, report: BuildReport) -> Produced | None:

@@ -3,15 +3,17 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.recipe import Recipe
-from trtforge.formats.hf import cached_source
+from trtforge.formats.corpus import require_data
+from trtforge.formats.hf import cached_source, open_checkpoint
 from trtforge.machine.host import Host
 from trtforge.machine.memory import read_memory
-from trtforge.pipeline.stages import rounding_of
+from trtforge.pipeline.stages import StageName, rounding_of
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import fixes
@@ -74,6 +76,21 @@ def preflight(recipe: Recipe) -> Preflight:
             hint=(f"Use {settings}." if settings else problem.fix) + more,
         ).repaired_by(Repair(options=tuple(("--set", change.setting) for change in fix.changes)) if settings else None)
     return Preflight(model, evaluation)
+
+
+def require_files(recipe: Recipe, stages: tuple[StageName, ...]) -> None:
+    """Raise ForgeError for data that the stages cannot read, and for a model directory without weights or tokenizer.
+
+    Of a hub id the files are fetched by the first stage; a run that goes on from a checkpoint may not need them.
+    """
+    source = Path(recipe.model.source)
+    model = source if source.is_dir() and stages[0] in ("calibrate", "convert") else None
+    if model is not None:
+        open_checkpoint(model)
+    if "calibrate" in stages:
+        require_data(recipe.quantization.calibration.data, model)
+    if "verify" in stages:
+        require_data(recipe.gate.data, model)
 
 
 def warn_of_verification(judged: Preflight, host: Host | None = None) -> None:
