@@ -23,6 +23,8 @@ from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.recipe import EngineConfig
 from trtforge.engine_process.requests import GenerationRequest, Output
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
+from trtforge.package.config import PackageConfig
+from trtforge.package.stage import package
 from trtforge.runtime.text import generate_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
@@ -274,6 +276,12 @@ def test_a_reused_prefix_is_counted(build: Path) -> None:
     assert 0 < second.reused_tokens < second.prompt_tokens
     with pytest.raises(ForgeError, match="the engine is closed"):
         engine.generate(PROMPT)
+
+
+def test_a_repository_stands_for_its_engine(build: Path, tmp_path: Path) -> None:
+    package(PackageConfig(), build / "engine", None, tmp_path / "repository")
+    with Engine.load(tmp_path / "repository", kv_cache_tokens=1024) as engine:
+        assert engine.generate(PROMPT, SamplingParams(max_tokens=2)).usage.completion_tokens == 2
 
 
 def test_a_directory_that_is_no_engine_is_refused(tmp_path: Path) -> None:

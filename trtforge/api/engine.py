@@ -13,7 +13,7 @@ from trtforge.api.options import LoadOptions
 from trtforge.api.prompts import Prompt, Prompts, SamplingParams, checked, named
 from trtforge.core.defaults import KV_CACHE_DIR_BYTES
 from trtforge.core.errors import RequestError
-from trtforge.core.manifest import FILE_NAME
+from trtforge.core.places import artifact_at
 from trtforge.core.serving import SchedulerPolicy
 from trtforge.core.verified import open_to_run
 from trtforge.engine_process.requests import GenerationRequest, Output
@@ -51,7 +51,7 @@ class Engine:
         kv_cache_dir: str | Path | None = None,
         kv_cache_dir_bytes: int | str = KV_CACHE_DIR_BYTES,
     ) -> "Engine":
-        """Load an engine, or the one of a build directory; its files are compared with its manifest.
+        """Load an engine, or the one of a build directory or repository; its files are compared with its manifest.
 
         `kv_cache_fraction`: of the free memory, unless `kv_cache_tokens` says how many; `kv_cache_host_memory_bytes`:
         of each rank's host, for KV blocks that make room on its device; `kv_reuse` and `chunked_context` None: as
@@ -75,7 +75,7 @@ class Engine:
             },
             "Engine.load",
         )
-        place = _engine_in(Path(directory))
+        place = artifact_at(Path(directory), "engine")
         features = open_engine(place).forge.features
         open_to_run(place, "engine")
         prompts = Prompts(place / TOKENIZER_DIRECTORY, () if features.lora is None else features.lora.adapters)
@@ -189,12 +189,6 @@ class Engine:
             for name, assembly in assemblies.items():
                 if not assembly.finished:
                     self._runtime.cancel(name)
-
-
-def _engine_in(place: Path) -> Path:
-    """The engine in a build directory, or the directory itself."""
-    inside = place / "engine"
-    return inside if not (place / FILE_NAME).is_file() and (inside / FILE_NAME).is_file() else place
 
 
 def _hand_over(loop: asyncio.AbstractEventLoop, outputs: "asyncio.Queue[Output]", output: Output) -> None:
