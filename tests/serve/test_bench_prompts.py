@@ -9,42 +9,52 @@ from trtforge.serve.bench_prompts import BenchPrompts
 TOKENIZER = DEMO_MODEL / "tokenizer.json"
 
 
-def tokens(text: str) -> int:
-    """Tokens that the demo model's server counts, with the begin-of-text token that others add."""
-    return len(load_tokenizer(TOKENIZER).encode(text, add_special_tokens=False).ids) + 1
+class Server:
+    """Counts tokens as a server of the demo model that adds a begin-of-text token."""
 
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self._tokenizer = load_tokenizer(TOKENIZER)
 
-def learnt(prompts: BenchPrompts) -> BenchPrompts:
-    first = prompts.first()
-    prompts.learn(first, tokens(first))
-    return prompts
+    def __call__(self, text: str) -> int:
+        """The tokens of a text."""
+        self.asked.append(len(self._tokenizer.encode(text, add_special_tokens=False).ids) + 1)
+        return self.asked[-1]
 
 
 @pytest.mark.parametrize("wanted", [9, 128, 900])
 def test_with_the_tokenizer_every_prompt_has_the_tokens_asked_for(wanted: int) -> None:
-    prompts = learnt(BenchPrompts(wanted, TOKENIZER))
-    assert {tokens(prompts.next()) for _ in range(12)} == {wanted}
+    server = Server()
+    prompts = BenchPrompts(wanted, TOKENIZER, server)
+    assert len(server.asked) == 1
+    assert {server(prompts.next()) for _ in range(12)} == {wanted}
 
 
-def test_without_it_prompts_are_as_long_as_the_server_counted() -> None:
-    prompts = BenchPrompts(900)
-    assert tokens(prompts.first()) < 900
-    lengths = [tokens(learnt(prompts).next()) for _ in range(8)]
-    assert sum(lengths) / len(lengths) == pytest.approx(900, rel=0.1)
+@pytest.mark.parametrize("wanted", [40, 128, 900])
+def test_without_it_prompts_are_as_long_as_the_server_counts(wanted: int) -> None:
+    server = Server()
+    prompts = BenchPrompts(wanted, None, server)
+    assert len(server.asked) <= 5
+    assert max(server.asked) <= wanted + max(5, wanted // 100)
+    lengths = [server(prompts.next()) for _ in range(24)]
+    assert sum(lengths) / len(lengths) == pytest.approx(wanted, rel=0.01, abs=5)
+    assert max(lengths) - min(lengths) <= 5
 
 
-def test_a_server_that_does_not_count_gets_four_characters_for_a_token() -> None:
-    prompts = BenchPrompts(50)
-    prompts.learn(prompts.first(), None)
-    assert len(prompts.next()) == 200
+def test_a_server_that_does_not_count_gets_seven_words_for_ten_tokens() -> None:
+    assert len(BenchPrompts(50, None, lambda text: None).next().split()) == 1 + 35
 
 
-def test_no_two_prompts_begin_alike() -> None:
-    prompts = BenchPrompts(50)
-    assert len({prompts.next()[:5] for _ in range(500)}) == 500
-    assert len(BenchPrompts(250_000).next()) == 1_000_000
+@pytest.mark.parametrize("tokenizer", [TOKENIZER, None])
+def test_no_two_prompts_begin_alike(tokenizer: object) -> None:
+    prompts = BenchPrompts(50, TOKENIZER if tokenizer else None, Server())
+    assert len({prompts.next()[:5] for _ in range(300)}) == 300
+
+
+def test_a_long_prompt_goes_on_from_the_start_of_the_text() -> None:
+    assert len(BenchPrompts(500_000, None, lambda text: None).next().split()) == 1 + 350_000
 
 
 def test_very_short_prompts_have_at_least_a_character() -> None:
-    prompts = learnt(BenchPrompts(1, TOKENIZER))
+    prompts = BenchPrompts(1, TOKENIZER, Server())
     assert all(prompts.next() for _ in range(3))

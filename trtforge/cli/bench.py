@@ -37,7 +37,7 @@ def bench(
         ),
     ] = None,
     prompt_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Length of each prompt; approximate with an address.")
+        int, typer.Option(min=1, metavar="N", help="Length of each prompt; within a few tokens with an address.")
     ] = 128,
     max_tokens: Annotated[int, typer.Option(min=2, max=MOST_INT32, metavar="N", help="Length of each answer.")] = 64,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Text model.", show_default="ensemble")] = None,

@@ -1,7 +1,7 @@
 """English prompts of a number of tokens, for measuring a server's speed."""
 
-from collections.abc import Iterator
-from itertools import count
+from collections.abc import Callable, Iterator
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,72 +11,73 @@ from trtforge.formats.tokenizer import load_tokenizer
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-_CHARACTERS_OF_A_TOKEN = 4.0  # until the server has counted a prompt
-_LEAST_CHARACTERS_OF_A_TOKEN = 2  # so that the first prompt is not longer than those that are asked for
-_SPARE = 1.25  # text that is read for a prompt, as a multiple of what it is expected to need
+Count = Callable[[str], int | None]
+"""The tokens that the server counts in a text; None if it does not tell."""
+
+_WORDS_OF_A_TOKEN = 0.7  # if the server does not count
+_FIRST_SHARE, _SHARES = 0.3, (0.9, 1.0, 1.0, 1.0)  # of the wanted tokens, from below: the engine may take no more
 _NEAR = 16  # characters around a token's end at which a cut is tried
+_STEP = 7919  # words from the start of one prompt to that of the next, a prime
 
 
 class BenchPrompts:
     """Texts of `tokens` tokens as the server counts them, each with its number first: no two begin alike.
 
-    `tokenizer`: the served tokenizer.json, with which the length is exact. Without it the length follows from what the
-    server counted, and is exact to a few percent.
+    `tokenizer`: the served tokenizer.json, with which the length is exact. Without it all prompts are the same words,
+    each from another one on, as many as the server counts `tokens` in; the length then differs by a few tokens.
     """
 
-    def __init__(self, tokens: int, tokenizer: Path | None = None) -> None:
+    def __init__(self, tokens: int, tokenizer: Path | None, counted: Count) -> None:
         self._tokens = tokens
         self._tokenizer = None if tokenizer is None else _whole_texts(load_tokenizer(tokenizer))
-        self._characters_of_a_token = _CHARACTERS_OF_A_TOKEN
-        self._special = 0  # tokens that the server adds to a text
-        self._numbers, self._documents, self._text = count(1), _endless_documents(), ""
-
-    def first(self) -> str:
-        """A text of at most the wanted length, whose tokens the server is to count."""
-        return self._numbered(self._tokens * _LEAST_CHARACTERS_OF_A_TOKEN)
-
-    def learn(self, prompt: str, tokens: int | None) -> None:
-        """Take over how many tokens the server counted in a prompt; None: it does not tell."""
-        if tokens:
-            self._characters_of_a_token = len(prompt) / tokens
-            self._special = tokens - self._count(prompt) if self._tokenizer is not None else 0
+        self._numbers, self._more, self._words = count(1), _endless_words(), list[str]()
+        self._size = max(1, round(tokens * _FIRST_SHARE * _WORDS_OF_A_TOKEN))
+        text = self._text()
+        found = counted(text)
+        if found is None:
+            self._size = max(1, round(tokens * _WORDS_OF_A_TOKEN))
+        elif self._tokenizer is not None:
+            self._tokens = max(1, tokens - (found - self._count(text)))  # the server adds special tokens
+        else:
+            for share in _SHARES:
+                self._size = max(1, round(self._size * share * tokens / found))
+                found = counted(self._text()) or found
+                if abs(found - tokens) <= max(1, tokens // 100):
+                    break
 
     def next(self) -> str:
         """The next prompt."""
-        wanted = max(1, round(self._tokens * self._characters_of_a_token))
         if self._tokenizer is None:
-            return self._numbered(wanted)
-        own, size = max(1, self._tokens - self._special), round(wanted * _SPARE)
-        text = self._numbered(size)
-        while self._count(text) < own:
-            text += self._taken(size)
-        return self._cut(text, own)
+            return self._text()
+        text = self._text()
+        while self._count(text) < self._tokens:
+            self._size *= 2
+            text = self._text()
+        return self._cut(text)
 
-    def _cut(self, text: str, tokens: int) -> str:
-        """The start of a text with so many tokens; the nearest, if a cut there changes how its end is divided."""
+    def _text(self) -> str:
+        """The words from another one on, after the text's number."""
+        self._words += islice(self._more, max(0, self._size - len(self._words)))
+        number = next(self._numbers)
+        start = number * _STEP % self._size
+        return f"{number}. {' '.join(chain(self._words[start : self._size], self._words[:start]))}"
+
+    def _cut(self, text: str) -> str:
+        """The start of a text with the wanted tokens; the nearest, if a cut there changes how its end is divided."""
         assert self._tokenizer is not None
-        end: int = self._tokenizer.encode(text, add_special_tokens=False).offsets[tokens - 1][1]
+        end: int = self._tokenizer.encode(text, add_special_tokens=False).offsets[self._tokens - 1][1]
         cuts = sorted(range(max(1, end - _NEAR), min(len(text), end + _NEAR) + 1), key=lambda cut: abs(cut - end))
-        return min((text[:cut] for cut in cuts), key=lambda start: abs(self._count(start) - tokens))
+        return min((text[:cut] for cut in cuts), key=lambda start: abs(self._count(start) - self._tokens))
 
     def _count(self, text: str) -> int:
         assert self._tokenizer is not None
         return len(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
-    def _numbered(self, characters: int) -> str:
-        start = f"{next(self._numbers)}. "
-        return start + self._taken(max(0, characters - len(start)))
 
-    def _taken(self, characters: int) -> str:
-        while len(self._text) < characters:
-            self._text += f"{next(self._documents)}\n"
-        taken, self._text = self._text[:characters], self._text[characters:]
-        return taken
-
-
-def _endless_documents() -> Iterator[str]:
+def _endless_words() -> Iterator[str]:
     while True:
-        yield from stdlib_documents("held_out")
+        for document in stdlib_documents("held_out"):
+            yield from document.split()
 
 
 def _whole_texts(tokenizer: "Tokenizer") -> "Tokenizer":

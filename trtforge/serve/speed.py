@@ -55,10 +55,9 @@ def measure(
     """Ask the text model at `url` (gRPC), one level after the other; `done` is called after each answer.
 
     `tokenizer`: the served tokenizer.json, if it is here (see BenchPrompts). No two prompts begin alike, so that no KV
-    blocks are reused. Two requests that do not count come first: one whose tokens the server counts, and one that warms
-    it. Raises ForgeError if the server refuses a request.
+    blocks are reused. Requests that do not count come first: a few whose tokens the server counts, and one that
+    warms it. Raises ForgeError if the server refuses a request.
     """
-    prompts = BenchPrompts(load.prompt_tokens, tokenizer)
 
     def send(prompt: str, tokens: int) -> Generated:
         sampling = Sampling(tokens, min_tokens=tokens)
@@ -73,10 +72,8 @@ def measure(
         done()
         return answer
 
-    first = prompts.first()
-    prompts.learn(first, send(first, 1).input_tokens)
-    warming = prompts.next()
-    prompts.learn(warming, ask(warming).input_tokens)
+    prompts = BenchPrompts(load.prompt_tokens, tokenizer, lambda text: send(text, 1).input_tokens)
+    ask(prompts.next())
     levels, lengths = [], []
     for concurrency in load.concurrency:
         texts = [prompts.next() for _ in range(requests_at(load, concurrency))]
