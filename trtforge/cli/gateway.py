@@ -60,7 +60,7 @@ def gateway(
         typer.Option(
             metavar="FILE",
             rich_help_panel=ENDPOINTS,
-            help="API keys, one per line; clients must send one of them.",
+            help="API keys, one per line, each of at least 16 characters; clients must send one of them.",
             show_default=False,
         ),
     ] = None,

@@ -16,7 +16,7 @@ def init(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Model directory or hub id.", show_default=False)],
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="FILE", help="The new recipe; must not exist.", show_default="MODEL-FORMAT.yaml"),
+        typer.Argument(metavar="FILE", help="The new recipe; must not exist.", show_default="MODEL[-FORMAT].yaml"),
     ] = None,
     quant: Quant = None,
     tp: Tp = None,
@@ -27,7 +27,7 @@ def init(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write a recipe for a model, with a comment on each choice.
+    """Write a recipe for a model, with comments on what was chosen.
 
     What is not given is chosen as `trtforge plan --alternatives` ranks it for the GPU and the goal.
 

@@ -25,8 +25,6 @@ SAMPLING = "Sampling"
 MOST_INT32 = 2**31 - 1
 """The largest number that a tensor of TYPE_INT32 holds."""
 
-_MOST_FP32 = 3.4e38  # of the tensors' TYPE_FP32, rounded down
-
 MOST_SECONDS = 2_000_000
 """The largest time limit: poll(2) counts milliseconds in an int."""
 
@@ -144,14 +142,25 @@ MaxTokens = Annotated[
         help="Maximum number of new tokens.",
     ),
 ]
+
+
+def _engines_temperature(value: float | None) -> float | None:
+    """A temperature that the embedded engine takes. Raises BadParameter."""
+    if value and value < 1 / defaults.MOST_FACTOR:
+        raise typer.BadParameter(f"{value:g} is not 0 or at least {1 / defaults.MOST_FACTOR:g}.")
+    return value
+
+
 Temperature = Annotated[
     float | None,
     typer.Option(
         min=0,
-        max=_MOST_FP32,
+        max=defaults.MOST_FACTOR,
+        callback=_engines_temperature,
         metavar="T",
         rich_help_panel=SAMPLING,
-        help="Sampling temperature; takes effect with --top-k or --top-p, as in TensorRT-LLM.",
+        help=f"Sampling temperature, 0 or at least {1 / defaults.MOST_FACTOR:g}; takes effect with --top-k or --top-p, "
+        "as in TensorRT-LLM.",
     ),
 ]
 TopK = Annotated[

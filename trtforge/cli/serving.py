@@ -68,7 +68,7 @@ def serve(
         typer.Option(
             metavar="FILE",
             rich_help_panel=ENDPOINTS,
-            help="API keys, one per line; HTTP clients must send one of them.",
+            help="API keys, one per line, each of at least 16 characters; HTTP clients must send one of them.",
             show_default=False,
         ),
     ] = None,

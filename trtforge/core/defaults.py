@@ -20,6 +20,9 @@ HTTP_URL, GRPC_URL = f"{LOOPBACK}:{HTTP_PORT}", f"{LOOPBACK}:{GRPC_PORT}"
 READY_TIMEOUT = 600.0  # seconds: large engines load slowly
 DRAIN_TIMEOUT = 30.0  # seconds
 
+MOST_FACTOR = 1e30
+"""The largest temperature or penalty, and the inverse of the smallest: logits stay in float32's range."""
+
 _KV_CACHE_DIR_GB = 8
 KV_CACHE_DIR_SIZE, KV_CACHE_DIR_BYTES = f"{_KV_CACHE_DIR_GB}GB", _KV_CACHE_DIR_GB * 10**9
 """Of the embedded engine's KV blocks in files, as text and in bytes."""

@@ -22,7 +22,7 @@ def main() -> int:
     parser.add_argument("--adapter", action="append", default=[], help="NAME:TASK of a LoRA adapter")
     parser.add_argument("--host", required=True, help="address to listen on")
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--api-key-file", type=Path, help="API keys, one per line")
+    parser.add_argument("--api-key-file", type=Path, help="API keys, one per line, each of at least 16 characters")
     parser.add_argument("--drain-timeout", type=float, required=True, help="seconds for running requests")
     parser.add_argument("--wait", action="store_true", help="begin when the first backend listens")
     options = parser.parse_args()

@@ -20,7 +20,9 @@ class GatewayConfig(Config):
     adapters: dict[str, int] = Field({}, description="Task ids of the first model's LoRA adapters, by name.")
     host: str = Field(defaults.LOOPBACK, description="Address to listen on.")
     port: int = Field(defaults.GATEWAY_PORT, ge=1, le=65535, description="Port to listen on.")
-    api_key_file: Path | None = Field(None, description="API keys, one per line; clients must send one.")
+    api_key_file: Path | None = Field(
+        None, description="API keys, one per line, each of at least 16 characters; clients must send one."
+    )
     drain_timeout: float = Field(
         defaults.DRAIN_TIMEOUT, ge=0, description="Seconds that running requests may take after SIGTERM."
     )

@@ -38,7 +38,9 @@ class ServeConfig(Config):
     hosts: tuple[str, ...] = Field((), description="mpi: hosts that the ranks are divided over, this machine first.")
     nodes: int = Field(1, ge=1, description="slurm, trtllm-serve: nodes that the ranks are divided over.")
     open: tuple[Door, ...] = Field((), description="Endpoint groups to open; all are closed by default.")
-    api_key_file: Path | None = Field(None, description="API keys, one per line; HTTP clients must send one.")
+    api_key_file: Path | None = Field(
+        None, description="API keys, one per line, each of at least 16 characters; HTTP clients must send one."
+    )
     ready_timeout: float = Field(
         defaults.READY_TIMEOUT, gt=0, description="Seconds allowed until the first token is generated."
     )

@@ -4,6 +4,7 @@ from typing import Protocol
 
 import numpy as np
 
+from trtforge.core.defaults import MOST_FACTOR
 from trtforge.core.errors import RequestError
 from trtforge.core.features import FeaturesConfig, LookaheadFeature
 from trtforge.engine_process.requests import (
@@ -18,7 +19,6 @@ from trtforge.runtime.scheduling.scheduler import BatchLimits
 
 _MOST_LOGITS = 256 << 20
 _MOST_SCORES = 20_000  # about 0.5 MB in a frame
-_MOST = 1e30  # of temperatures and penalties: logits that they change stay in the range of float32
 
 
 class Adapters(Protocol):
@@ -197,12 +197,12 @@ def _wrong_guide(request: GenerationRequest) -> RequestError | None:
 
 
 def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError | None:
-    factors, sums = f"from {1 / _MOST:g} to {_MOST:g}", f"from {-_MOST:g} to {_MOST:g}"
+    factors, sums = f"from {1 / MOST_FACTOR:g} to {MOST_FACTOR:g}", f"from {-MOST_FACTOR:g} to {MOST_FACTOR:g}"
     allowed = (
         (
             "temperature",
             sampling.temperature,
-            not sampling.temperature or 1 / _MOST <= sampling.temperature <= _MOST,
+            not sampling.temperature or 1 / MOST_FACTOR <= sampling.temperature <= MOST_FACTOR,
             f"0, or {factors}",
         ),
         ("top_k", sampling.top_k, sampling.top_k is None or sampling.top_k >= 0, "0 or more"),
@@ -218,11 +218,11 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
         (
             "repetition_penalty",
             sampling.repetition_penalty,
-            1 / _MOST <= sampling.repetition_penalty <= _MOST,
+            1 / MOST_FACTOR <= sampling.repetition_penalty <= MOST_FACTOR,
             factors,
         ),
-        ("presence_penalty", sampling.presence_penalty, abs(sampling.presence_penalty) <= _MOST, sums),
-        ("frequency_penalty", sampling.frequency_penalty, abs(sampling.frequency_penalty) <= _MOST, sums),
+        ("presence_penalty", sampling.presence_penalty, abs(sampling.presence_penalty) <= MOST_FACTOR, sums),
+        ("frequency_penalty", sampling.frequency_penalty, abs(sampling.frequency_penalty) <= MOST_FACTOR, sums),
         (
             "the length of embedding_bias",
             len(sampling.embedding_bias),
