@@ -49,7 +49,7 @@ def test_differences_from_the_first_build_are_columns(
     assert [word.strip() for word in rows["KL mean, against the first"] if word] == ["-", "+0.02 to +0.02", "+0 to +0"]
     real = [word.strip() for word in rows["real differences"] if word]
     assert real == ["-", "perplexity and KL", "none shown"]
-    assert "b against a: perplexity, against the first +2.02%" in (tmp_path / "page.html").read_text()
+    assert "b against a: perplexity +2.02% to +2.02%, mean KL" in (tmp_path / "page.html").read_text()
     other = verified(tmp_path / "other", 0.03, text=4.0)
     assert "other against a: verified on other text, so they do not compare\n" in run("compare", builds[0], other)[1]
     found = json.loads(run("compare", *builds, "--json")[1])["differences"]

@@ -7,7 +7,7 @@ import pytest
 
 from tests.pipeline.records import full, least, quality, written
 from trtforge.core.errors import ForgeError, UsageError
-from trtforge.pipeline.compare import compared
+from trtforge.pipeline.compare import compared, notes
 from trtforge.pipeline.differences import differences
 from trtforge.verify.result import Blocks, Divergence, Perplexity, Verification
 
@@ -32,6 +32,30 @@ def test_a_report_may_be_named_itself_and_know_little(tmp_path: Path) -> None:
     assert [build.name for build in found] == [f"{tmp_path.name}/a"] * 2
     assert found[0].figures["engine"] == "-"
     assert (found[0].gate, found[0].model, found[0].tokens_per_second) == ("not verified", None, None)
+
+
+def test_times_with_the_cache_are_marked(tmp_path: Path) -> None:
+    ran = [stage.model_dump(mode="json") | {"cached": False, "origin": "written"} for stage in full().stages]
+    taken = [stage | {"cached": True, "origin": "from the cache", "seconds": 0.1} for stage in ran[1:4]]
+    builds = [written(tmp_path / "a", full(stages=ran)), written(tmp_path / "b", full(stages=[ran[0], *taken]))]
+    whole, part = compared(builds)
+    assert (whole.figures["build time"], part.figures["build time"]) == ("22 min 44 s", "3 min 33 s (cache used)")
+    assert (whole.cached, part.cached) == ((), ("convert", "verify", "compile"))
+    assert notes([whole]) == ()
+    assert notes([whole, part]) == ("cache used: stages taken from the cache did not run; these times do not compare",)
+
+
+def test_weights_that_the_engine_build_quantises_are_explained(tmp_path: Path) -> None:
+    found = full().model_dump(mode="json")
+    quants = ("int8_wo", "fp8", "int4_wo")
+    builds = [
+        written(tmp_path / quant, full(deployment=found["deployment"] | {"quant": quant}, stages=found["stages"][1:2]))
+        for quant in quants
+    ]
+    assert notes(compared(builds)) == (
+        "int4_wo and int8_wo: the engine build quantises the layers, so the checkpoint holds them unquantised",
+    )
+    assert notes(compared([builds[1], builds[1]])) == ()
 
 
 def test_names_that_are_alike_get_their_parents(tmp_path: Path) -> None:
@@ -85,9 +109,10 @@ def test_a_difference_beyond_the_interval_is_real(tmp_path: Path) -> None:
     assert worse.as_json()["kl_mean"] == {"interval": pytest.approx([0.02, 0.02]), "real": True}
     assert same.as_json()["kl_mean"] == {"interval": [0.0, 0.0], "real": False}
     assert worse.line == (
-        "b against a: perplexity, against the first +2.02% to +2.02%, "
-        "KL mean, against the first +0.02 to +0.02, real differences perplexity and KL"
+        "b against a: perplexity +2.02% to +2.02%, mean KL +0.02 to +0.02 nats; "
+        "perplexity and KL differ by more than chance"
     )
+    assert same.line == "c against a: perplexity +0.00% to +0.00%, mean KL +0 to +0 nats; no difference is shown"
     assert list(same.figures.values()) == ["+0.00% to +0.00%", "+0 to +0", "none shown"]
 
 

@@ -53,7 +53,7 @@ def compare(
 
 def show_comparison(builds: "Sequence[Compared]") -> None:
     """Print the builds as columns, as many beside one another as fit the width."""
-    from trtforge.pipeline.compare import conditions
+    from trtforge.pipeline.compare import conditions, notes
     from trtforge.pipeline.differences import TITLES, UNKNOWN, differences
 
     width = show.width()
@@ -84,7 +84,7 @@ def show_comparison(builds: "Sequence[Compared]") -> None:
     for difference in found.values():
         if difference.reason not in (None, UNKNOWN):
             show.line(difference.line)
-    for line in conditions(builds):
+    for line in (*notes(builds), *conditions(builds)):
         show.line(line)
 
 

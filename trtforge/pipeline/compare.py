@@ -7,16 +7,21 @@ from typing import Any
 
 from trtforge.core import figures
 from trtforge.core.errors import UsageError
+from trtforge.models.formats import FORMATS
 from trtforge.pipeline.record import Record, read_record
 from trtforge.pipeline.report_words import formats, layout, verdict
 from trtforge.pipeline.speed import Measured, kept_speed
 from trtforge.serve.speed import Level
+
+_QUANTISED_BY_ENGINE_BUILD = {name for name, known in FORMATS.items() if known.algorithm and known.rounding is None}
+"""The weight-only formats, of which the checkpoint has unquantised weights."""
 
 
 @dataclass(frozen=True)
 class Compared:
     """One build. None: its report does not say. `tokens_per_second`: the plan's largest estimate, not measured.
 
+    `cached`: stages whose time in `seconds` is only that of taking them from the cache or finding them right.
     `measured`: what `trtforge bench` measured of its present repository.
     """
 
@@ -43,6 +48,8 @@ class Compared:
     top1_agreement: float | None
     gate: str
     seconds: float
+    cached: tuple[str, ...]
+    quant: str | None
     tokens_per_second: float | None
     measured: Measured | None = None
 
@@ -75,6 +82,8 @@ class Compared:
             top1_agreement=quality.top1_agreement if quality else None,
             gate=verdict(quality),
             seconds=record.seconds,
+            cached=tuple(stage.stage for stage in record.stages if stage.cached),
+            quant=deployment.quant if deployment else None,
             tokens_per_second=max((point.tokens_per_second for point in curve), default=None),
             measured=measured,
         )
@@ -111,7 +120,7 @@ class Compared:
             "KL p99, 95 %": figures.interval(self.kl_p99_interval, _three_digits),
             "top-1 agreement": figures.share(self.top1_agreement),
             "gate": self.gate,
-            "build time": figures.duration(self.seconds),
+            "build time": figures.duration(self.seconds) + (" (cache used)" if self.cached else ""),
             "tokens/s, estimate": speed or figures.ABSENT,
             "tokens/s, measured": f"{level.tokens_per_second:,.0f}" if level else figures.ABSENT,
             "requests at once": f"{level.concurrency}" if level else figures.ABSENT,
@@ -137,6 +146,18 @@ def compared(builds: Sequence[Path]) -> tuple[Compared, ...]:
         Compared.of(name, build, read_record(build, builds), kept_speed(place))
         for name, build, place in zip(names, builds, map(_place, builds), strict=True)
     )
+
+
+def notes(builds: Sequence[Compared]) -> tuple[str, ...]:
+    """What the figures do not say by themselves."""
+    at_build = sorted({build.quant for build in builds if build.quant in _QUANTISED_BY_ENGINE_BUILD})
+    found = []
+    if at_build:
+        names = " and ".join(at_build)
+        found.append(f"{names}: the engine build quantises the layers, so the checkpoint holds them unquantised")
+    if any(build.cached for build in builds):
+        found.append("cache used: stages taken from the cache did not run; these times do not compare")
+    return tuple(found)
 
 
 def conditions(builds: Sequence[Compared]) -> tuple[str, ...]:

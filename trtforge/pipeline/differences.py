@@ -37,22 +37,29 @@ class Difference:
         """As people read it, by title; `-` for what is not known."""
         if self.perplexity is None or self.kl_mean is None:
             return dict.fromkeys(TITLES, figures.ABSENT)
-        real = {"perplexity": self.perplexity, "KL": self.kl_mean}
-        said = [name for name, interval in real.items() if interval.excludes_zero]
         texts = (
             _said(self.perplexity, figures.change),
             _said(self.kl_mean, _signed),
-            " and ".join(said) or "none shown",
+            " and ".join(self._real) or "none shown",
         )
         return dict(zip(TITLES, texts, strict=True))
 
     @property
     def line(self) -> str:
         """In a line."""
-        found = self.figures
+        against = f"{self.name} against {self.baseline}"
         if self.reason is not None:
-            return f"{self.name} against {self.baseline}: {self.reason}"
-        return f"{self.name} against {self.baseline}: " + ", ".join(f"{title} {text}" for title, text in found.items())
+            return f"{against}: {self.reason}"
+        perplexity, divergence, real = self.figures.values()
+        verb = "differ" if len(self._real) > 1 else "differs"
+        said = f"{real} {verb} by more than chance" if self._real else "no difference is shown"
+        return f"{against}: perplexity {perplexity}, mean KL {divergence} nats; {said}"
+
+    @property
+    def _real(self) -> list[str]:
+        """The metrics whose interval excludes zero."""
+        found = {"perplexity": self.perplexity, "KL": self.kl_mean}
+        return [name for name, interval in found.items() if interval is not None and interval.excludes_zero]
 
     def as_json(self) -> dict[str, Any]:
         """For --json. `real`: whether the interval excludes zero."""

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from trtforge.core import figures
 from trtforge.pipeline import charts
-from trtforge.pipeline.compare import Compared, conditions
+from trtforge.pipeline.compare import Compared, conditions, notes
 from trtforge.pipeline.differences import differences
 from trtforge.pipeline.record import GpuRecord, QualityRecord, Record
 from trtforge.pipeline.report_words import data_used, formats, layout, metrics, mixed, outcome, rounding, verdict
@@ -54,6 +54,7 @@ def compare_page(builds: Sequence[Compared]) -> str:
             builds=builds,
             charts=charts,
             conditions=conditions(builds),
+            notes=notes(builds),
             differences=differences(builds),
             rates=[level and level.tokens_per_second for level in measured],
             first_texts=[level and level.first_text_ms for level in measured],
