@@ -1,6 +1,7 @@
 """`trtforge plan` as a user types it."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 
 from tests.conftest import DEMO_MODEL
 from trtforge.cli.app import main
+from trtforge.machine.memory import Memory
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B"
 KEYS = {"legal", "problems", "memory", "kv_tokens", "max_concurrency", "longest_prompt", "estimates", "alternatives"}
@@ -175,6 +177,20 @@ def test_what_is_printed_explains_itself(trtforge: Run) -> None:
     assert len(answers) > 3
     assert answers == sorted(answers)
     assert "answer s: seconds from a request to its last token" in printed
+
+
+@pytest.mark.parametrize(("gigabytes", "verdict"), [(8, "enough"), (1, "too little")])
+def test_a_plan_for_the_cpu_speaks_of_host_memory(
+    trtforge: Run, monkeypatch: pytest.MonkeyPatch, gigabytes: int, verdict: str
+) -> None:
+    most = gigabytes * 10**9
+    monkeypatch.setattr("trtforge.machine.memory.read_memory", lambda host: Memory(most, most, None))
+    printed = trtforge("plan", "demo-int4awq").stdout
+    assert " on the CPU (tp 1, pp 1); int4_awq weights" in printed
+    assert re.search(r"\nHost memory\n  part +fullest rank +all ranks\n", printed)
+    assert f"\nthis machine has {gigabytes} GB of memory: {verdict}\n" in printed
+    assert "GPU" not in printed
+    assert " on 2 ranks on the CPU (tp 2, pp 1)" in trtforge("plan", "demo-tp2").stdout
 
 
 def test_a_problem_is_one_line(trtforge: Run) -> None:

@@ -23,7 +23,7 @@ _PARTS = (
     ("drafting (at most)", "draft"),
     ("total", "total"),
 )
-"""What takes GPU memory: label, and name in the plan's memory."""
+"""What takes memory: label, and name in the plan's memory."""
 _OF_FEATURES = ("state", "lora", "draft")
 _LEGEND = (
     "reqs: requests at the same time; answer s: seconds from a request to its last token; first ms: milliseconds to "
@@ -36,10 +36,8 @@ def show_plan(result: "Plan", goal: str, *, wanted: bool) -> None:
     """Print a plan. `wanted`: the alternatives too, which are ranked by `goal`."""
     evaluation, request = result.evaluation, result.evaluation.request
     embedded = evaluation.embedded
-    anything = embedded.device if embedded else "any GPU"
     split = f"tp {request.tp}, pp {request.pp}" + (f", ep {request.ep}" if request.ep > 1 else "")
-    where = f"{request.tp * request.pp} x {request.engine.target.gpu or anything}"
-    show.line(f"{result.model.name} on {where} ({split}); {_formats(request)}")
+    show.line(f"{result.model.name} on {_where(request, on_cpu=_on_cpu(result))} ({split}); {_formats(request)}")
     if embedded is not None:
         computes = f"computes in {embedded.compute_dtype} on {embedded.device}"
         show.line(f"embedded engine: {computes}, kernels {embedded.kernel}")
@@ -57,6 +55,18 @@ def show_plan(result: "Plan", goal: str, *, wanted: bool) -> None:
         show.line(f"fits: {', '.join(f'{gpus} x {gpu}' for gpus, gpu in fits)}")
     if wanted:
         _alternatives(result.alternatives, goal)
+
+
+def _on_cpu(result: "Plan") -> bool:
+    embedded = result.evaluation.embedded
+    return embedded is not None and embedded.device == "cpu"
+
+
+def _where(request: "Request", *, on_cpu: bool) -> str:
+    ranks = request.tp * request.pp
+    if on_cpu:
+        return "the CPU" if ranks == 1 else f"{ranks} ranks on the CPU"
+    return f"{ranks} x {request.engine.target.gpu or 'any GPU'}"
 
 
 def _formats(request: "Request") -> str:
@@ -80,10 +90,24 @@ def _memory(result: "Plan") -> None:
             for label, name, one, every in sizes
             if every or name not in _OF_FEATURES
         ]
-        _print_columns("GPU memory", ["part", "fullest GPU", "all GPUs"], rows, right=(1, 2))
+        title, whose = ("Host memory", "rank") if _on_cpu(result) else ("GPU memory", "GPU")
+        _print_columns(title, ["part", f"fullest {whose}", f"all {whose}s"], rows, right=(1, 2))
+        if _on_cpu(result):
+            _this_machine(memory.over_all("total"))
         if memory.over_all("host"):
             show.line(f"host memory: {show.size(memory.over_all('host'))} for adapters, streamed weights and KV blocks")
     show.line(f"model: {show.size(result.weights)} of weights, {result.kv_per_token:,} bytes of KV cache per token")
+
+
+def _this_machine(needed: int) -> None:
+    """The memory of this machine beside what the ranks need."""
+    from trtforge.machine.host import Host
+    from trtforge.machine.memory import read_memory
+
+    memory = read_memory(Host())
+    if memory is not None:
+        verdict = "enough" if needed <= memory.most else "too little"
+        show.line(f"this machine has {show.size(memory.most)} of memory: {verdict}")
 
 
 def _capacity(result: "Plan") -> None:
@@ -118,7 +142,8 @@ def _before_serving(result: "Plan") -> None:
     """The memory of the stages before serving."""
     peaks = result.peaks
     if peaks.calibration_gpu is not None:
-        show.line(f"calibration: {show.size(peaks.calibration_gpu)} of GPU memory, layer by layer")
+        where = "host" if _on_cpu(result) else "GPU"
+        show.line(f"calibration: {show.size(peaks.calibration_gpu)} of {where} memory, layer by layer")
     if peaks.quantise_at_once_gpu is not None:
         show.line(f"quantisation with the whole model in memory: {show.size(peaks.quantise_at_once_gpu)}")
     show.line(f"verification: {show.size(peaks.verify_host)} of host memory")
