@@ -4,7 +4,7 @@ Header, bars and lines go to stderr, the table to stdout.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -256,9 +256,13 @@ def _planned(stage: str, plan: Mapping[str, Any]) -> str:
             return f"{figures.counted(len(ranks), 'rank')}, {figures.size(sum(rank['bytes'] for rank in ranks))}"
         case "verify":
             gate = plan["gate"]
-            said = {"perplexity_increase": "perplexity up to +{:g}", "top1_agreement": "top-1 from {:g}",
-                    "kl_mean": "KL up to {:g}", "kl_p99": "KL of 99 % of the tokens up to {:g}"}  # fmt: skip
-            limits = [words.format(gate[key]) for key, words in said.items() if gate[key] is not None]
+            said: dict[str, Callable[[float], str]] = {
+                "perplexity_increase": lambda most: f"perplexity at most {figures.change(most)}",
+                "top1_agreement": lambda least: f"top-1 at least {figures.share(least)}",
+                "kl_mean": lambda most: f"KL mean at most {figures.number(most, 3)} nats",
+                "kl_p99": lambda most: f"KL p99 at most {figures.number(most, 3)} nats",
+            }
+            limits = [words(gate[key]) for key, words in said.items() if gate[key] is not None]
             samples = f"{gate['samples']} samples of {gate['sequence_length']} tokens, {show.path(gate['data'], 36)}"
             return f"{', '.join(limits) or 'no limits'}\n{'':<{_LABEL}}{samples}"
         case "compile":
