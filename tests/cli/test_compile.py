@@ -115,7 +115,7 @@ def test_a_signal_ends_every_rank_and_keeps_the_finished(
     assert process.returncode == status
     words = f"trtforge compile {tmp_path / 'checkpoint'} {tmp_path / 'engine'} --backend tensorrt_llm"
     assert f"interrupted by {number.name}: {words}\n" in stderr
-    assert stderr.endswith(f"hint: completed work is kept; resume with: {words}\n")
+    assert stderr.endswith(f"hint: run again: {words}\n")
     assert "engine was interrupted: 2 finished files (" in stderr
     for call in trtllm.calls("build"):
         assert not Path(f"/proc/{call['pid']}").exists()

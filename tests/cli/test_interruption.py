@@ -102,7 +102,7 @@ def test_convert_keeps_the_stages_that_are_complete(here: Path, number: signal.S
     assert kept.startswith("warning: out was interrupted: 1 finished file (")
     assert kept.endswith(f" bytes) are kept in {here / '.out.partial'}")
     assert said == f"interrupted by {number.name}: {again} --force"
-    assert hint == f"hint: completed work is kept; resume with: {again}"
+    assert hint == f"hint: run again: {again}"
     assert left(here) == [".out.partial", ".out.partial/.finished.json", ".out.partial/rank0.safetensors"]
 
     done = subprocess.run(
@@ -137,7 +137,7 @@ def test_sigterm_of_a_stage(here: Path, artifacts: dict[str, Path], stage: str) 
         assert ended.stderr.endswith(f"hint: verify keeps no intermediate results; run again: {again}\n")
     else:
         assert "warning: out was interrupted before a file was finished; its previous content" in ended.stderr
-        assert ended.stderr.endswith(f"hint: completed work is kept; resume with: {again}\n")
+        assert ended.stderr.endswith(f"hint: run again: {again}\n")
     assert left(here) == []
 
 
@@ -147,14 +147,21 @@ def test_a_build_says_which_stage_and_goes_on(here: Path, number: signal.Signals
     ended = interrupted(here, "trtforge.compile.torch_engine:build_rank", number, *words, "--from", "convert", "--set",
                         "gate.samples=1")  # fmt: skip
     assert ended.status == status
-    assert "the build of demo-fp32 was interrupted in stage compile; stages complete: convert, verify\n" in ended.stderr
+    assert "demo-fp32 was interrupted in stage compile; complete and kept: convert, verify\n" in ended.stderr
     command = "trtforge build demo-fp32 --out out --quiet --from convert --set gate.samples=1"
-    assert ended.stderr.endswith(
-        f"interrupted by {number.name}: {command}\nhint: completed work is kept; resume with: {command}\n"
-    )
+    assert ended.stderr.endswith(f"interrupted by {number.name}: {command}\nhint: run again: {command}\n")
     assert sorted(path.name for path in (here / "out").iterdir()) == [
         "checkpoint", "report.html", "report.json", "report.md", "verification",
     ]  # fmt: skip
+
+
+def test_a_build_of_which_nothing_is_complete_says_so(here: Path) -> None:
+    words = ["build", "demo-fp32", "--out", "out", "--quiet"]
+    ended = interrupted(here, "trtforge.convert.writer:_write_stage", signal.SIGINT, *words)
+    *_, kept, said, hint = ended.stderr.splitlines()
+    assert kept == "warning: the build of demo-fp32 was interrupted in stage convert; no stage is complete"
+    command = "trtforge build demo-fp32 --out out --quiet"
+    assert (said, hint) == (f"interrupted by SIGINT: {command}", f"hint: run again: {command}")
 
 
 def test_what_was_there_before_stays(here: Path) -> None:

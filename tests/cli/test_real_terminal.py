@@ -76,4 +76,4 @@ def test_ctrl_c_while_torch_loads_shows_the_cursor_again(tmp_path: Path, times: 
     said = plain(raw).replace("\r\n", "\n")
     assert said.count("interrupted by SIGINT: trtforge build") == 1
     last = said.rstrip("\n").rpartition("\n")[2]
-    assert last == f"hint: completed work is kept; resume with: trtforge build demo-fp32 --out {out} --to convert"
+    assert last == f"hint: run again: trtforge build demo-fp32 --out {out} --to convert"

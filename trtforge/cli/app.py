@@ -181,7 +181,7 @@ def show_interruption(signal: str) -> None:
 def interruption(signal: str) -> str:
     """The interrupted command and the command that resumes it, without --force, which would start over.
 
-    One word for Ctrl-C of a command that keeps nothing.
+    One word for Ctrl-C of a command that keeps nothing. What is kept the stages have logged.
     """
     words = sys.argv[1:]
     command = words[0] if words else ""
@@ -191,7 +191,7 @@ def interruption(signal: str) -> str:
     again = join(["trtforge", *(word for word in words if word != "--force")])
     if command == "verify":
         return f"{said}\nhint: verify keeps no intermediate results; run again: {again}"
-    return f"{said}\nhint: completed work is kept; resume with: {again}" if command in _RESUMABLE else said
+    return f"{said}\nhint: run again: {again}" if command in _RESUMABLE else said
 
 
 def _whole_hint(error: ForgeError, words: Sequence[str]) -> str:

@@ -269,8 +269,9 @@ def _log_interruption(stage: StageName, report: BuildReport) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        complete = ", ".join(done.stage for done in report.stages) or "none"
-        _LOG.warning("the build of %s was interrupted in stage %s; stages complete: %s", report.recipe, stage, complete)
+        complete = ", ".join(done.stage for done in report.stages)
+        kept = f"complete and kept: {complete}" if complete else "no stage is complete"
+        _LOG.warning("the build of %s was interrupted in stage %s; %s", report.recipe, stage, kept)
         raise
 
 
