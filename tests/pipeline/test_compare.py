@@ -39,10 +39,10 @@ def test_times_with_the_cache_are_marked(tmp_path: Path) -> None:
     taken = [stage | {"cached": True, "origin": "from the cache", "seconds": 0.1} for stage in ran[1:4]]
     builds = [written(tmp_path / "a", full(stages=ran)), written(tmp_path / "b", full(stages=[ran[0], *taken]))]
     whole, part = compared(builds)
-    assert (whole.figures["build time"], part.figures["build time"]) == ("22 min 44 s", "3 min 33 s (cache used)")
+    assert (whole.figures["build time"], part.figures["build time"]) == ("22 min 44 s", "3 min 33 s (cached)")
     assert (whole.cached, part.cached) == ((), ("convert", "verify", "compile"))
     assert notes([whole]) == ()
-    assert notes([whole, part]) == ("cache used: stages taken from the cache did not run; these times do not compare",)
+    assert notes([whole, part]) == ("cached: stages taken from the cache did not run; these times do not compare",)
 
 
 def test_weights_that_the_engine_build_quantises_are_explained(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ class Compared:
             "KL p99, 95 %": figures.interval(self.kl_p99_interval, _three_digits),
             "top-1 agreement": figures.share(self.top1_agreement),
             "gate": self.gate,
-            "build time": figures.duration(self.seconds) + (" (cache used)" if self.cached else ""),
+            "build time": figures.duration(self.seconds) + (" (cached)" if self.cached else ""),
             "tokens/s, estimate": speed or figures.ABSENT,
             "tokens/s, measured": f"{level.tokens_per_second:,.0f}" if level else figures.ABSENT,
             "requests at once": f"{level.concurrency}" if level else figures.ABSENT,
@@ -156,7 +156,7 @@ def notes(builds: Sequence[Compared]) -> tuple[str, ...]:
         names = " and ".join(at_build)
         found.append(f"{names}: the engine build quantises the layers, so the checkpoint holds them unquantised")
     if any(build.cached for build in builds):
-        found.append("cache used: stages taken from the cache did not run; these times do not compare")
+        found.append("cached: stages taken from the cache did not run; these times do not compare")
     return tuple(found)
 
 
