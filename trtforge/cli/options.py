@@ -145,22 +145,21 @@ MaxTokens = Annotated[
 
 
 def _engines_temperature(value: float | None) -> float | None:
-    """A temperature that the embedded engine takes. Raises BadParameter."""
-    if value and value < 1 / defaults.MOST_FACTOR:
-        raise typer.BadParameter(f"{value:g} is not 0 or at least {1 / defaults.MOST_FACTOR:g}.")
+    """A temperature that the embedded engine takes. Raises BadParameter, also for one that is not a number."""
+    least, most = 1 / defaults.MOST_FACTOR, defaults.MOST_FACTOR
+    if value and not least <= value <= most:
+        raise typer.BadParameter(f"{value:g} is neither 0 nor from {least:g} to {most:g}.")
     return value
 
 
 Temperature = Annotated[
     float | None,
     typer.Option(
-        min=0,
-        max=defaults.MOST_FACTOR,
         callback=_engines_temperature,
         metavar="T",
         rich_help_panel=SAMPLING,
-        help=f"Sampling temperature, 0 or at least {1 / defaults.MOST_FACTOR:g}; takes effect with --top-k or --top-p, "
-        "as in TensorRT-LLM.",
+        help=f"Sampling temperature, 0 or from {1 / defaults.MOST_FACTOR:g} to {defaults.MOST_FACTOR:g}; takes effect "
+        "with --top-k or --top-p, as in TensorRT-LLM.",
     ),
 ]
 TopK = Annotated[
