@@ -118,6 +118,12 @@ def test_values_of_other_types_are_refused_alone(engine: Engine, params: Any, me
     assert engine.generate(PROMPT, SamplingParams(max_tokens=2)).usage.completion_tokens == 2
 
 
+def test_a_directory_of_builds_is_not_loaded(build: Path) -> None:
+    with pytest.raises(ForgeError, match=f"{build.parent} is not a build: it holds the build build") as caught:
+        Engine.load(build.parent)
+    assert caught.value.hint == f"Give one of them, such as {build}."
+
+
 @pytest.mark.parametrize("prompt", [5, Tokens([-1]), Tokens([2**70]), Tokens(["a"]), Tokens([1.5])])  # type: ignore[list-item]
 def test_what_is_no_prompt_is_refused(engine: Engine, prompt: Any) -> None:
     with pytest.raises(RequestError, match=r"5 is no prompt|the prompt's token ids|outside of any vocabulary"):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import DEMO_MODEL
+from tests.pipeline.records import full, quality, written
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.recipe import EngineConfig
@@ -77,6 +78,50 @@ def test_a_build_directory_stands_for_its_artifacts(run: Any, build: Path, tmp_p
     assert run("package", build, tmp_path / "repository")[0] == 0
     assert run("serve", build, "--dry-run")[0] == 0
     assert list(json.loads(run("inspect", build, "--json")[1])["artifacts"]) == ["checkpoint", "engine", "repository"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("serve", "{}", "--dry-run"),
+        ("chat", "--build", "{}"),
+        ("infer", "hi", "--build={}"),
+        ("bench", "{}"),
+        ("run", "{}"),
+        ("inspect", "{}"),
+        ("generate", "{}", "hi"),
+        ("package", "{}", "out"),
+        ("verify", "{}", "--against", "model"),
+        ("migrate", "{}", "out"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_directory_of_builds_names_them_and_the_command(run: Any, build: Path, words: tuple[str, ...]) -> None:
+    status, out, errors = run(*(word.format(f"{build.parent}/") for word in words))
+    works = " ".join(word.format(f"{build}/") for word in words)
+    assert (status, out) == (1, "")
+    assert errors.splitlines() == [
+        f"error: {build.parent} is not a build: it holds the build demo",
+        f"hint: Give one of them, such as {build}. Run `trtforge {works}`.",
+    ]
+
+
+@pytest.mark.parametrize("words", [("serve", "{}"), ("chat", "--build", "{}"), ("bench", "{}")])
+def test_a_model_is_not_served_as_it_is(run: Any, words: tuple[str, ...]) -> None:
+    status, out, errors = run(*(word.format(DEMO_MODEL) for word in words))
+    assert (status, out) == (1, "")
+    assert errors.startswith(f"error: {DEMO_MODEL} is a model, not a Triton model repository\nhint: ")
+    assert f"`trtforge run {DEMO_MODEL}` builds, serves and asks it" in errors
+
+
+def test_a_build_whose_gate_does_not_hold_says_so(run: Any, tmp_path: Path) -> None:
+    found = quality(passed=False, failures=["top1_agreement is 0.9, the gate limit is 0.99"])
+    build = written(tmp_path / "fp8", full(verification=found, next="trtforge verify x --layers"))
+    status, out, errors = run("serve", build)
+    assert (status, out) == (1, "")
+    assert f"error: {build} has no repository: its quality gate does not hold (top1_agreement is 0.9, the" in errors
+    assert "hint: Find the cause: `trtforge verify x --layers`." in errors
+    assert f"error: {build} has no engine: its quality gate" in run("generate", build, "hi")[2]
 
 
 @pytest.mark.parametrize(

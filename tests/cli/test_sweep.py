@@ -16,6 +16,8 @@ def test_formats_are_built_in_turn_and_compared(run: Any, tmp_path: Path) -> Non
     assert [stage for stage, text in lines_of_log(said) if text == "started"] == ["convert", "verify", "compile"] * 2
     assert said.count("Build demo-fp32\n") == 2
     assert printed.splitlines()[0].split() == ["int8_wo", "none"]
+    assert printed.splitlines()[-1].startswith("next: trtforge build demo-fp32 --set quantization.format=int8_wo")
+    assert printed.endswith(f" --out {out}/int8_wo --from package\n"), "the smallest"
     assert (out / "comparison.html").is_file()
     assert sorted(path.name for path in (out / "int8_wo").iterdir() if path.is_dir()) == [
         "checkpoint",
@@ -28,6 +30,7 @@ def test_formats_are_built_in_turn_and_compared(run: Any, tmp_path: Path) -> Non
     found = json.loads(printed)
     assert [(build["name"], build["gate"]) for build in found["builds"]] == [("int8_wo", "failed"), ("none", "passed")]
     assert found["comparison"] == str(out / "comparison.html")
+    assert found["next"].endswith(f" --out {out}/none --from package"), "the gate holds for it"
     assert "error: 1 of 2 builds failed: int8_wo\n" in said
 
 

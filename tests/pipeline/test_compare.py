@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import DEMO_MODEL
 from tests.pipeline.records import full, least, quality, written
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.pipeline.compare import compared, notes
@@ -68,7 +69,13 @@ def test_what_is_no_build_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="compare needs two builds"):
         compared([build])
     with pytest.raises(ForgeError, match=r"has no report\.json: not a build directory"):
+        compared([build, DEMO_MODEL])
+    with pytest.raises(ForgeError, match=r"it holds the build a$"):
         compared([build, tmp_path])
+    other = written(tmp_path / "b", full())
+    with pytest.raises(ForgeError, match="it holds the builds a, b") as caught:
+        compared([tmp_path])
+    assert caught.value.hint == f"Give the builds themselves. Run `trtforge compare {build} {other}`."
     (build / "report.json").write_text('{"recipe": "x"}')
     with pytest.raises(ForgeError, match=r"report\.json: 4 mistakes\n  stages is missing"):
         compared([build, build])

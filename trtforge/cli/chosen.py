@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from trtforge.core.assets import asset_directory
+from trtforge.core.builds import RECIPE_FILE
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.replace import replace_text
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from trtforge.plan.alternatives import Goal
 
 _SHIPPED = "recipes"
-RECIPE_FILE = "recipe.yaml"
-"""Where a build directory keeps the recipe that was derived for it."""
 
 
 @dataclass(frozen=True)

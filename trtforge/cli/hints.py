@@ -84,6 +84,7 @@ def repaired(words: Sequence[str], repair: Repair, options: Collection[str]) -> 
 
 def _has(word: str, wrong: str) -> bool:
     """Whether a word is the wrong one, or a setting or an option whose key or value is."""
+    word = word.rstrip("/") or word  # as a path is named in messages
     return word == wrong or word.startswith(f"{wrong}=") or word.endswith(f"={wrong}")
 
 

@@ -11,6 +11,7 @@ from trtforge.cli import completion, show
 from trtforge.cli.help import Command, Group
 from trtforge.cli.options import Json, Verbose
 from trtforge.core.assets import asset_directory
+from trtforge.core.builds import RECIPE_FILE, REPORT_FILE, require_one_build
 from trtforge.core.errors import ForgeError, Repair
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ def find(recipe: str, *, models: bool = False) -> Path:
     from difflib import get_close_matches
 
     from trtforge.core.nearest import nearest_path
-    from trtforge.pipeline.paths import REPORT_FILE
 
     if "/" in recipe and not path.is_dir():
         near = nearest_path(path, lambda each: each.suffix in (".yaml", ".yml") or (models and each.is_dir()))
@@ -53,6 +53,8 @@ def find(recipe: str, *, models: bool = False) -> Path:
     if (path / "config.json").is_file():
         hint = f"It is a model: `{join(['trtforge', 'init', recipe])}` writes a recipe for it."
         raise ForgeError(f"{recipe} is not a recipe", hint=hint)
+    if models:
+        require_one_build(path, RECIPE_FILE)
     if models and (path / REPORT_FILE).is_file():
         hint = "Give the recipe and --out DIR"
         if (path / "repository").is_dir():

@@ -10,7 +10,7 @@ import typer
 from trtforge.cli import completion
 from trtforge.cli.build import How, build_chosen
 from trtforge.cli.chat import System, talk
-from trtforge.cli.chosen import RECIPE_FILE, Choice, choose
+from trtforge.cli.chosen import Choice, choose
 from trtforge.cli.options import (
     Ep,
     GoalName,
@@ -28,6 +28,7 @@ from trtforge.cli.options import (
     Verbose,
 )
 from trtforge.core import defaults
+from trtforge.core.builds import RECIPE_FILE, require_one_build
 from trtforge.core.errors import UsageError
 
 
@@ -79,6 +80,7 @@ def run(
     else:
         if quant is not None and "," in quant:
             raise UsageError(f"--quant {quant}: run takes one format", hint="Use `trtforge build` for several.")
+        require_one_build(Path(target), "repository")
         asked = choose(target, choice, overrides, out)
         with redirect_stdout(sys.stderr):  # only answers are data here
             build_chosen(asked, How(quiet=quiet))

@@ -1,5 +1,6 @@
 """`trtforge build --quant F,F…`: one build in each format, then their comparison."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from trtforge.core.errors import ForgeError
 
 if TYPE_CHECKING:
     from trtforge.compile.stage import CompileOptions
+    from trtforge.pipeline.record import Record
     from trtforge.pipeline.report import BuildReport
     from trtforge.pipeline.stages import StageName
     from trtforge.pipeline.sweep import Attempt
@@ -31,7 +33,7 @@ def build_each(
     """Build each recipe of `chosen`, by its format; print the comparison and write `out`/comparison.html.
 
     A failed build does not stop the others; ForgeError is raised at the end if any failed. With `json` one object is
-    printed: builds (as `trtforge compare --json`), failed, comparison.
+    printed: builds (as `trtforge compare --json`), failed, comparison, next.
     """
     from trtforge.cli.build_view import BuildView
     from trtforge.pipeline.sweep import Variant, sweep
@@ -77,18 +79,20 @@ def _say(attempt: "Attempt", *, quiet: bool) -> None:
 
 
 def _show(attempts: "Sequence[Attempt]", out: Path, *, json: bool) -> None:
-    """Compare the builds that have a report, those that fail the gate included."""
+    """Compare the builds that have a report, those that fail the gate included, and say what comes next."""
     from trtforge.cli.compare import show_comparison, write_comparison
     from trtforge.pipeline.build import GateError
     from trtforge.pipeline.compare import Compared
     from trtforge.pipeline.record import read_record
 
-    found = []
+    found, complete = [], []
     for each in attempts:
         if isinstance(each.error, GateError):  # report.json may be of an earlier run
             found.append(Compared.of(each.variant.format, each.variant.out, each.error.report.record()))
         elif each.error is None:
-            found.append(Compared.of(each.variant.format, each.variant.out, read_record(each.variant.out)))
+            complete.append(read_record(each.variant.out))
+            found.append(Compared.of(each.variant.format, each.variant.out, complete[-1]))
+    following = _following(complete)
     page = out / COMPARISON
     if found:
         write_comparison(page, found)
@@ -99,7 +103,16 @@ def _show(attempts: "Sequence[Attempt]", out: Path, *, json: bool) -> None:
             if each.error is not None
         ]
         builds = [build.as_json() for build in found]
-        show.as_json({"builds": builds, "failed": failed, "comparison": str(page) if found else None})
+        comparison = str(page) if found else None
+        show.as_json({"builds": builds, "failed": failed, "comparison": comparison, "next": following})
     elif found:
         show_comparison(found)
         print(f"comparison: {show.path(page)}")
+        if following is not None:
+            print(f"next: {following}")
+
+
+def _following(complete: "Sequence[Record]") -> str | None:
+    """The next command of the smallest complete build, since the gate holds for all of them; None without one."""
+    smallest = min(complete, key=lambda record: record.engine_bytes or math.inf, default=None)
+    return None if smallest is None else smallest.next

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 from trtforge.core import figures
+from trtforge.core.builds import builds_in, holds_builds
 from trtforge.core.errors import UsageError
 from trtforge.models.formats import FORMATS
 from trtforge.pipeline.record import Record, read_record
@@ -139,6 +141,9 @@ def _three_digits(value: float) -> str:
 
 def compared(builds: Sequence[Path]) -> tuple[Compared, ...]:
     """The reports of builds side by side. Raises UsageError for fewer than two, ForgeError for one without a report."""
+    if len(builds) == 1 and len(held := builds_in(builds[0])) > 1:
+        command = join(["trtforge", "compare", *map(str, held)])
+        raise holds_builds(builds[0], held, f"Give the builds themselves. Run `{command}`.")
     if len(builds) < 2:
         raise UsageError("compare needs two builds or more", hint="Give the directories that `trtforge build` wrote.")
     names = _names(builds)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from trtforge.core.builds import require_one_build
 from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.manifest import FILE_NAME, Manifest, Stage, is_foreign, read_manifest
 from trtforge.core.nearest import nearest_directory
@@ -35,6 +36,7 @@ def describe(directory: Path, *, tensors: bool) -> dict[str, Any]:
     """The facts of a directory. Raises ForgeError if it is nothing that trtforge knows."""
     if not directory.is_dir():
         raise _no_directory(directory)
+    require_one_build(directory)
     manifest = read_manifest(directory)
     parts = {stage: found for stage in get_args(Stage) if (found := _part(directory, stage)) is not None}
     if manifest is not None:

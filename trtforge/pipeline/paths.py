@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-REPORT_FILE = "report.json"
+from trtforge.core.builds import REPORT_FILE
 
 
 @dataclass(frozen=True)

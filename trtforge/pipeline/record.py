@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import Field
 
+from trtforge.core.builds import REPORT_FILE, require_one_build
 from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.json_text import read_json_object
 from trtforge.core.nearest import nearest_path
 from trtforge.core.recipe import RoundingMethod
-from trtforge.pipeline.paths import REPORT_FILE
 from trtforge.pipeline.stages import StageName
 
 
@@ -241,6 +241,7 @@ def read_record(build: Path, others: Collection[Path] = ()) -> Record:
         near = nearest_path(build, lambda each: each.is_dir() and each not in others)
         error = ForgeError(f"{build}: no such directory", hint=f"Did you mean {near}?" if near else give)
         raise error.repaired_by(Repair(str(build), str(near)) if near else None)
+    require_one_build(build)
     path = build / REPORT_FILE if build.is_dir() else build
     if not path.is_file():
         raise ForgeError(f"{build} has no {REPORT_FILE}: not a build directory", hint=give)

@@ -1,0 +1,45 @@
+"""The directory of several builds is told from a build, and one of its builds is named."""
+
+from pathlib import Path
+
+import pytest
+
+from trtforge.core.builds import RECIPE_FILE, REPORT_FILE, builds_in, require_one_build
+from trtforge.core.errors import ForgeError, Repair
+
+
+def made(place: Path, *names: str) -> Path:
+    for name in names:
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text("{}")
+    return place
+
+
+def test_builds_are_found_by_their_files(tmp_path: Path) -> None:
+    made(tmp_path, f"fp8/{REPORT_FILE}", f"derived/{RECIPE_FILE}", "half/checkpoint/forge.json", "other/notes.txt")
+    assert [build.name for build in builds_in(tmp_path)] == ["derived", "fp8", "half"]
+    assert builds_in(tmp_path / "fp8") == builds_in(tmp_path / "none") == ()
+    require_one_build(tmp_path / "fp8")
+
+
+@pytest.mark.parametrize("own", ["forge.json", "config.json", REPORT_FILE, RECIPE_FILE, "engine/forge.json"])
+def test_what_is_a_build_itself_does_not_hold_builds(tmp_path: Path, own: str) -> None:
+    assert builds_in(made(tmp_path, f"fp8/{REPORT_FILE}", own)) == ()
+
+
+def test_the_build_that_has_what_is_needed_is_named(tmp_path: Path) -> None:
+    made(tmp_path, f"a/{REPORT_FILE}", f"b/{REPORT_FILE}", "b/repository/forge.json")
+    with pytest.raises(ForgeError) as caught:
+        require_one_build(tmp_path, "repository")
+    assert caught.value.message == f"{tmp_path} is not a build: it holds the builds a, b"
+    assert caught.value.hint == f"Give one of them, such as {tmp_path / 'b'}."
+    assert caught.value.repair == Repair(str(tmp_path), str(tmp_path / "b"))
+    with pytest.raises(ForgeError) as caught:
+        require_one_build(tmp_path, "engine")
+    assert (caught.value.hint, caught.value.repair) == ("They have no engine yet.", None)
+
+
+def test_many_builds_are_counted(tmp_path: Path) -> None:
+    made(tmp_path, *(f"{name}/{REPORT_FILE}" for name in "abcdefgh"))
+    with pytest.raises(ForgeError, match=r"it holds the builds a, b, c, d, e, f and 2 more$"):
+        require_one_build(tmp_path)
