@@ -11,8 +11,8 @@ import pytest
 
 from tests.ports import free_ports
 from trtforge.core.errors import ForgeError
-from trtforge.serve.probe import is_serving, probe
-from trtforge.serve.request import refused
+from trtforge.serve.probe import Probe, is_serving, probe
+from trtforge.serve.request import Unavailable, refused
 
 
 class Server(ThreadingHTTPServer):
@@ -22,6 +22,7 @@ class Server(ThreadingHTTPServer):
     block_on_close = False
     answer: tuple[int, str] | None = (200, '{"text_output": ""}')
     asked: list[dict[str, object]]
+    key: str | None = None
     done: threading.Event
 
     @property
@@ -36,6 +37,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(200, "")
 
     def do_POST(self) -> None:
+        self.server.key = self.headers["x-api-key"]
         self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         if self.server.answer is None:
             self.server.done.wait(30)
@@ -95,6 +97,30 @@ def test_an_unknown_model_is_named(served: Server) -> None:
     with pytest.raises(ForgeError, match="has no model ensemble") as caught:
         probe("live", served.url)
     assert "--model" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["live", "ready"])
+def test_a_server_that_is_stopping_is_told_from_an_unknown_model(served: Server, kind: Probe) -> None:
+    served.answer = (400, '{"error": "Request for unknown model: \'ensemble\' has no available versions"}')
+    with pytest.raises(Unavailable) as caught:
+        probe(kind, served.url)
+    assert caught.value.message == "the server does not serve ensemble now: it is stopping, or the model is not loaded"
+    assert "--model" not in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["live", "ready"])
+def test_the_key_comes_from_the_environment(served: Server, kind: Probe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRTFORGE_API_KEY", raising=False)
+    served.answer = (401, '{"error": "an API key is required: send the header Authorization: Bearer KEY"}')
+    with pytest.raises(ForgeError, match=f"the server at {served.url} requires an API key") as caught:
+        probe(kind, served.url)
+    assert caught.value.hint.startswith("Set it with `export TRTFORGE_API_KEY=KEY`")
+    assert served.key is None
+    monkeypatch.setenv("TRTFORGE_API_KEY", "mine")
+    with pytest.raises(ForgeError, match="does not know the API key in TRTFORGE_API_KEY") as caught:
+        probe(kind, served.url)
+    assert "--api-key-file" in caught.value.hint
+    assert served.key == "mine"
 
 
 @pytest.mark.parametrize("kind", ["startup", "live", "ready"])

@@ -2,11 +2,15 @@
 
 import hashlib
 import hmac
+import os
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
+
+KEY_VARIABLE = "TRTFORGE_API_KEY"
+"""The environment variable with the key that clients send."""
 
 _SHORTEST = 16
 
@@ -36,6 +40,25 @@ class ApiKeys:
         if not any([hmac.compare_digest(digest, key) for key in self._digests]):
             return "the API key is not valid"
         return None
+
+
+def key_header() -> dict[str, str]:
+    """The header with the key of this environment; empty without one."""
+    key = os.environ.get(KEY_VARIABLE)
+    return {"x-api-key": key} if key else {}
+
+
+def key_needed(url: str) -> ForgeError:
+    """The error for a server that refused a request because of its key."""
+    if key_header():
+        return ForgeError(
+            f"the server at {url} does not know the API key in {KEY_VARIABLE}",
+            hint=f"Set {KEY_VARIABLE} to a line of the file that the server was given with --api-key-file.",
+        )
+    return ForgeError(
+        f"the server at {url} requires an API key",
+        hint=f"Set it with `export {KEY_VARIABLE}=KEY`, and run the same command again.",
+    )
 
 
 def read_key_file(file: Path) -> tuple[str, ...]:

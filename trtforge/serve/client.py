@@ -6,8 +6,9 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.text_tensors import MESSAGES
 from trtforge.serve.grpc_client import GrpcClient
-from trtforge.serve.request import Generated, Piece, Prompt, Sampling
+from trtforge.serve.request import Chat, Generated, Piece, Prompt, Sampling
 from trtforge.serve.spoken import Protocol
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def stream_text(
 ) -> Generator[str, None, None]:
     """Stream the answer's text; closing the iterator (or Ctrl-C) cancels the request on the server."""
     client = _client(url, protocol, None)
-    with closing(_pieces(client, model, prompt, _supported(client, model, sampling), stream=True)) as pieces:
+    with closing(_pieces(client, model, prompt, _supported(client, model, prompt, sampling), stream=True)) as pieces:
         for piece in pieces:
             if piece.text:
                 yield piece.text
@@ -43,7 +44,7 @@ def generate(
     Raises ForgeError if the server cannot be reached or refuses the request.
     """
     client = _client(url, protocol, timeout)
-    sampling = _supported(client, model, sampling)
+    sampling = _supported(client, model, prompt, sampling)
     start = time.perf_counter()
     first = 0.0
     texts: list[str] = []
@@ -70,9 +71,22 @@ def _client(url: str, protocol: Protocol, timeout: float | None) -> "GrpcClient 
     return HttpClient(url, timeout=timeout)
 
 
-def _supported(client: "GrpcClient | HttpClient", model: str, sampling: Sampling) -> Sampling:
-    """The options without asking for what the model cannot tell; asks the server if the finish reason is wanted."""
-    return sampling.known_to(client.inputs(model)) if sampling.finish_reason else sampling
+def _supported(client: "GrpcClient | HttpClient", model: str, prompt: Prompt, sampling: Sampling) -> Sampling:
+    """The options without asking for what the model cannot tell.
+
+    Asks the server if the finish reason is wanted or there are chat messages. Raises ForgeError if those have no
+    template.
+    """
+    if not sampling.finish_reason and isinstance(prompt, str):
+        return sampling
+    inputs = client.inputs(model)
+    if isinstance(prompt, Chat) and inputs and MESSAGES not in inputs:
+        raise ForgeError(
+            f"{model} takes no chat messages: the served tokenizer has no chat template",
+            hint="Leave out --chat to complete the prompt as it is, or package the engine again with the tokenizer of "
+            "an instruct model.",
+        )
+    return sampling.known_to(inputs)
 
 
 def _pieces(

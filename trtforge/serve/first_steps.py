@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping
 from shlex import join, quote
 
+from trtforge.core.api_keys import KEY_VARIABLE
 from trtforge.serve.config import ServeConfig
 
-KEY_VARIABLE = "TRTFORGE_API_KEY"
 _PROMPT, _TOKENS = "Hello", 32
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from typing import Any
 
+from trtforge.core.api_keys import KEY_VARIABLE
 from trtforge.core.errors import ForgeError
 from trtforge.formats.text_tensors import with_text_tensors
 from trtforge.formats.triton import DtypeChoices, newest_release, tensors
@@ -75,6 +76,11 @@ class GrpcClient:
     def _error(self, error: Any) -> ForgeError:
         if "UNAVAILABLE" in str(error.status()):
             return other_protocol(self._url, "grpc") or unreachable(self._url)
+        if "UNAUTHENTICATED" in str(error.status()):
+            return ForgeError(
+                f"the server at {self._url} requires a key over gRPC, where trtforge sends none",
+                hint=f"Use `trtforge infer --protocol http`, which sends the key in {KEY_VARIABLE}.",
+            )
         return refused(error.message())
 
 

@@ -1,11 +1,11 @@
 """Text requests over HTTP: Triton's generate endpoints, server-sent events when streaming."""
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
 
+from trtforge.core.api_keys import key_header, key_needed
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
 from trtforge.serve.request import Piece, Prompt, Sampling, refused, silent, unreachable
@@ -38,6 +38,7 @@ class HttpClient:
                 response = client.post(_endpoint(model, "generate"), json=_body(prompt, sampling, stream=False))
             except httpx.HTTPError as error:
                 raise self._error(error) from None
+        self._require_key(response)
         return _piece(_object(response.text))
 
     def stream(self, model: str, prompt: Prompt, sampling: Sampling) -> Iterator[Piece]:
@@ -46,6 +47,7 @@ class HttpClient:
         with self._client() as client:
             try:
                 with client.stream("POST", endpoint, json=body) as response:
+                    self._require_key(response)
                     if response.status_code != httpx.codes.OK:
                         _object(response.read().decode())
                     for line in response.iter_lines():
@@ -56,9 +58,12 @@ class HttpClient:
 
     def _client(self) -> httpx.Client:
         """Bypasses web proxies, because servers are internal. TRTFORGE_API_KEY is sent as the API key if it is set."""
-        key = os.environ.get("TRTFORGE_API_KEY")
-        headers = {"x-api-key": key} if key else {}
-        return httpx.Client(base_url=f"http://{self._url}", headers=headers, timeout=self._timeout, trust_env=False)
+        base = f"http://{self._url}"
+        return httpx.Client(base_url=base, headers=key_header(), timeout=self._timeout, trust_env=False)
+
+    def _require_key(self, response: httpx.Response) -> None:
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            raise key_needed(self._url)
 
     def _error(self, error: httpx.HTTPError) -> ForgeError:
         if isinstance(error, httpx.ReadTimeout):

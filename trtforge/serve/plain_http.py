@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
+from trtforge.core.api_keys import key_header
 from trtforge.core.defaults import HTTP_PORT
 from trtforge.core.errors import ForgeError
 from trtforge.serve.address import Address
@@ -36,7 +37,7 @@ def get(address: str, path: str, timeout: float) -> Answer:
 
 
 def post(address: str, path: str, values: Mapping[str, object], timeout: float) -> Answer:
-    """POST `values` as JSON; otherwise like `get`."""
+    """POST `values` as JSON, with the API key if TRTFORGE_API_KEY is set; otherwise like `get`."""
     return _exchange(address, "POST", path, json.dumps(values).encode(), timeout)
 
 
@@ -45,7 +46,8 @@ def _exchange(address: str, method: str, path: str, body: bytes | None, timeout:
     try:
         connection = _connection(address, timeout)
         try:
-            connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
+            headers = {"Content-Type": "application/json", **key_header()} if body else {}
+            connection.request(method, path, body, headers)
             response = connection.getresponse()
             return Answer(response.status, response.read(_LONGEST).decode(errors="replace"))
         finally:

@@ -1,18 +1,18 @@
 """Whether a server is live, has loaded its models and generates tokens: for launchers and container probes."""
 
 import time
+from http import HTTPStatus
 from typing import Literal
 
+from trtforge.core.api_keys import key_needed
 from trtforge.core.defaults import HTTP_URL
 from trtforge.core.errors import ForgeError
 from trtforge.serve import plain_http
 from trtforge.serve.client import Sampling, generate
 from trtforge.serve.http_client import HttpClient
-from trtforge.serve.request import Unavailable
+from trtforge.serve.request import NOT_LOADED, Unavailable, not_loaded
 
 Probe = Literal["startup", "live", "ready"]
-_OK = 200
-_SERVER_ERROR = 500
 _PROMPT = "Hello"
 _PATHS: dict[Probe, str] = {"startup": "ready", "live": "live", "ready": "ready"}
 _PING = {"text_input": "", "max_tokens": 1, "trtforge_ping": True}
@@ -27,7 +27,7 @@ def probe(kind: Probe, url: str = HTTP_URL, *, model: str = "ensemble", timeout:
     """
     until = time.monotonic() + timeout
     status = plain_http.get(url, f"/v2/health/{_PATHS[kind]}", timeout).status
-    if status != _OK:
+    if status != HTTPStatus.OK:
         raise ForgeError(f"the server at {url} is not {_PATHS[kind]} (HTTP {status})", hint="Wait, or look at its log.")
     left = max(0.1, until - time.monotonic())
     if kind == "ready":
@@ -42,9 +42,13 @@ def ping(url: str, model: str, timeout: float) -> None:
     A repository that does not know this request refuses its empty prompt: that counts as an answer.
     """
     answer = send_ping(url, model, timeout)
+    if answer.status == HTTPStatus.UNAUTHORIZED:
+        raise key_needed(url)
+    if NOT_LOADED in answer.text:
+        raise not_loaded(answer.text)
     if "nknown model" in answer.text:
         raise ForgeError(f"the server at {url} has no model {model}", hint="Give the text model with --model.")
-    if answer.status >= _SERVER_ERROR:
+    if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         raise ForgeError(f"the server at {url} does not serve: {answer.text.strip()}", hint="Look at its log.")
 
 
@@ -58,7 +62,7 @@ def is_serving(http: str, grpc: str, model: str, timeout: float) -> bool:
 
     A text model that is not connected to the engine process yet refuses with UNAVAILABLE: not ready.
     """
-    if health(http, "ready", min(timeout, 2.0)) != _OK:
+    if health(http, "ready", min(timeout, 2.0)) != HTTPStatus.OK:
         return False
     try:
         generate(grpc, model, _PROMPT, Sampling(max_tokens=1), timeout=timeout)

@@ -1,6 +1,7 @@
 """A client's request as the input tensors of the text models, its answer, its errors and its warnings."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -168,10 +169,26 @@ class Refused(ForgeError):
     """The server does not take this request, such as one that is too long."""
 
 
+NOT_LOADED = "has no available versions"
+"""What Triton says of a model that it knows and does not serve: it is unloaded when the server stops."""
+
+
+def not_loaded(message: str) -> Unavailable:
+    """The error for a request that Triton refused with NOT_LOADED in `message`."""
+    named = re.search(rf"'([^']*)' {NOT_LOADED}", message)
+    model = named[1] if named else "the model"
+    return Unavailable(
+        f"the server does not serve {model} now: it is stopping, or the model is not loaded",
+        hint="Look at its log, and start it again with `trtforge serve REPO` if it ended.",
+    )
+
+
 def refused(message: str) -> ForgeError:
     """The error for a request that the server refused."""
     if "UNAVAILABLE:" in message:
         return Unavailable(f"the server refused the request: {message}", hint="Send it again later.")
+    if NOT_LOADED in message:
+        return not_loaded(message)
     if "unknown model" in message:
         return ForgeError(
             f"the server refused the request: {message}",
