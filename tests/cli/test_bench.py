@@ -93,3 +93,23 @@ def test_levels_are_numbers(run: Any, levels: str) -> None:
     status, _, err = run("bench", "127.0.0.1:8001", f"--concurrency={levels}")
     assert status == 2
     assert "not numbers from 1" in err
+
+
+@pytest.mark.parametrize(
+    ("target", "error", "hint"),
+    [
+        ("nothere", "nothere: neither a directory nor HOST:PORT", "HOST:PORT, such as 127.0.0.1:8001."),
+        ("127.0.0.1", "127.0.0.1: no such directory, and an address", "Run `trtforge bench 127.0.0.1:8001 --quiet`."),
+        ("localhost", "localhost: no such directory, and an address", "Run `trtforge bench localhost:8001 --quiet`."),
+        ("bild", "bild: neither a directory nor", "Did you mean build? Run `trtforge bench build --quiet`."),
+    ],
+)
+def test_what_is_neither_here_nor_an_address_is_said(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, error: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "build").mkdir()
+    status, out, errors = run("bench", target, "--quiet")
+    assert (status, out) == (1, "")
+    assert errors.startswith(f"error: {error}")
+    assert errors.rstrip().endswith(hint)

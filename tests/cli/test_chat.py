@@ -236,3 +236,10 @@ def test_a_real_terminal_streams_and_survives_ctrl_c(fake_repository: Path, star
     finally:
         process.kill()
         os.close(parent)
+
+
+def test_the_address_of_http_is_refused_in_the_words_of_chat(run: Any) -> None:
+    status, out, errors = run("chat", "--url", "http://127.0.0.1:9101")
+    assert (status, out) == (2, "")
+    assert errors.startswith("error: http://127.0.0.1:9101: this command speaks gRPC, not HTTP\nhint: Give the address")
+    assert "--protocol" not in errors

@@ -56,6 +56,13 @@ def test_what_is_no_address_is_wrong_usage(url: str | None, protocol: str | None
         Endpoint.of(url, protocol)
 
 
+def test_a_command_that_speaks_grpc_only_names_no_option_that_it_does_not_have() -> None:
+    assert Endpoint.of_grpc("grpc://gpu7") == Endpoint("gpu7:8001", "grpc")
+    with pytest.raises(UsageError, match="http://gpu7:9000: this command speaks gRPC, not HTTP") as caught:
+        Endpoint.of_grpc("http://gpu7:9000")
+    assert caught.value.hint == "Give the address of the server's gRPC endpoint as HOST:PORT (port 8001 by default)."
+
+
 class _Http(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)

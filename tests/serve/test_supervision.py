@@ -20,7 +20,7 @@ from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.serve.client import Sampling, generate, stream_text
 from trtforge.serve.config import ServeConfig
-from trtforge.serve.stage import serve
+from trtforge.serve.stage import require_free_ports, serve
 
 
 def is_free(address: str) -> bool:
@@ -111,6 +111,21 @@ def test_port_in_use_is_said_before_anything_starts(fake_repository: Path) -> No
         with pytest.raises(ForgeError, match=f"port in use: 127.0.0.1:{port}") as caught:
             serve(config, fake_repository)
     assert "--grpc-port" in caught.value.hint
+
+
+def test_all_ports_in_use_are_said_at_once_with_free_ones() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        first, last = one.getsockname()[1], other.getsockname()[1]
+        config = ServeConfig(http_port=first, grpc_port=free_ports(1)[0], metrics_port=last)
+        with pytest.raises(ForgeError) as caught:
+            require_free_ports(config)
+    assert caught.value.message == f"ports in use: 127.0.0.1:{first}, 127.0.0.1:{last}"
+    repair = caught.value.repair
+    assert repair is not None
+    (option_one, port_one), (option_two, port_two) = repair.options
+    assert (option_one, option_two) == ("--http-port", "--metrics-port")
+    assert max(config.ports.values()) < int(port_one) < int(port_two)
+    assert caught.value.hint.endswith(f"such as --http-port {port_one} --metrics-port {port_two}.")
 
 
 def test_equal_ports_are_refused(fake_repository: Path) -> None:

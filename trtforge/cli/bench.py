@@ -9,12 +9,14 @@ import typer
 from trtforge.cli import show
 from trtforge.cli.chat import served_build
 from trtforge.cli.options import MOST_INT32, Json, Quiet, Verbose, from_options
-from trtforge.core.errors import UsageError
+from trtforge.core.defaults import GRPC_PORT, GRPC_URL
+from trtforge.core.errors import ForgeError, Repair, UsageError
 
 if TYPE_CHECKING:
     from trtforge.core.progress import Progress
     from trtforge.serve.speed import Load, Speed
 
+_HOST = re.compile(r"localhost|\d+(\.\d+){3}|\[[0-9a-fA-F:]+\]")
 _ADDRESS = re.compile(r"(?:grpc://)?[^/\s]+:\d+/?")
 
 
@@ -74,13 +76,30 @@ def bench(
     if _ADDRESS.fullmatch(target) and not place.exists():
         from trtforge.serve.endpoint import Endpoint
 
-        url = Endpoint.of(target, "grpc").url
+        url = Endpoint.of_grpc(target).url
         _show(_measured(url, model or "ensemble", load, None, progress), f"server {url}", None, json=json)
         return
+    if not place.exists():
+        raise _nothing_at(target, place)
     busy, machine = busy_processors(), this_machine()
     with served_build(place, quiet=quiet or json) as (server, served):
         speed = _measured(server.grpc, model or served, load, _tokenizer(place), progress)
     _show(speed, machine, _kept(place, speed, machine, busy), json=json, busy=busy)
+
+
+def _nothing_at(target: str, place: Path) -> ForgeError:
+    """The error for a target that is neither there nor an address."""
+    from trtforge.core.nearest import nearest_directory
+
+    give = f"a build directory, or the gRPC address of a running server as HOST:PORT, such as {GRPC_URL}"
+    if _HOST.fullmatch(target):
+        meant = f"{target}:{GRPC_PORT}"
+        error = ForgeError(f"{target}: no such directory, and an address needs its port", hint=f"Give {give}.")
+        return error.repaired_by(Repair(target, meant))
+    near = nearest_directory(place)
+    hint = f"Did you mean {near}?" if near else f"Give {give}."
+    error = ForgeError(f"{target}: neither a directory nor HOST:PORT", hint=hint)
+    return error.repaired_by(Repair(target, str(near)) if near else None)
 
 
 def _levels(text: str) -> tuple[int, ...]:

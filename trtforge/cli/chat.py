@@ -84,7 +84,7 @@ def chat(
 
     guide = guide_of(json_schema, regex, grammar)
     sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, guide=guide, finish_reason=True)
-    talk(Endpoint.of(url, "grpc").url, build, model, system, sampling, quiet=quiet)
+    talk(Endpoint.of_grpc(url).url, build, model, system, sampling, quiet=quiet)
 
 
 def talk(

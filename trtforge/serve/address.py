@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 _UNIX = "unix:"
-_LAST_PORT = 65535
+LAST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,6 @@ class Address:
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal():
             raise ValueError(f"{text!r} is neither HOST:PORT nor unix:/PATH")
-        if int(port) > _LAST_PORT:  # getaddrinfo would take the lowest 16 bits of it, another port
-            raise ValueError(f"port {port} does not exist, ports end at {_LAST_PORT}")
+        if int(port) > LAST_PORT:  # getaddrinfo would take the lowest 16 bits of it, another port
+            raise ValueError(f"port {port} does not exist, ports end at {LAST_PORT}")
         return cls(path=None, host=host.strip("[]"), port=int(port))

@@ -19,6 +19,16 @@ class Endpoint:
     protocol: Protocol
 
     @classmethod
+    def of_grpc(cls, url: str | None) -> "Endpoint":
+        """The endpoint of a command that speaks gRPC only, with the defaults of `of`. Raises UsageError."""
+        if url is not None and url.startswith("http://"):
+            raise UsageError(
+                f"{url}: this command speaks gRPC, not HTTP",
+                hint=f"Give the address of the server's gRPC endpoint as HOST:PORT (port {GRPC_PORT} by default).",
+            )
+        return cls.of(url, None)
+
+    @classmethod
     def of(cls, url: str | None, protocol: str | None) -> "Endpoint":
         """The endpoint of `--url` and `--protocol`; None: not given.
 

@@ -5,11 +5,13 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.verified import open_to_run
 from trtforge.formats.triton import RepositoryFacts, read_facts
+from trtforge.serve.address import LAST_PORT
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_embedded, check_kv_cache_dir, check_trace, remove_trace
 from trtforge.serve.environment import close_shared_memory
@@ -69,25 +71,44 @@ def _serve(config: ServeConfig, repo: Path, *, openai_required: bool) -> int:
 
 
 def require_free_ports(config: ServeConfig) -> None:
-    """Raises ForgeError naming the option for a port that cannot be listened on."""
+    """Raises ForgeError naming the ports that cannot be listened on, all that are in use at once, and their options."""
     if len(set(config.ports.values())) < len(config.ports):
         names = "HTTP, gRPC, metrics and OpenAI" if "openai" in config.ports else "HTTP, gRPC and metrics"
         raise ForgeError(f"the {names} ports must differ", hint="Choose different ports.")
-    for name, port in config.ports.items():
-        with socket.socket(socket.AF_INET6 if ":" in config.host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((config.host, port))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    raise ForgeError(
-                        f"port in use: {config.host}:{port} ({error.strerror})",
-                        hint=f"Stop the process that listens there, or choose another --{name}-port.",
-                    ) from None
-                raise ForgeError(
-                    f"cannot listen on {config.host}:{port} ({error.strerror})",
-                    hint=f"Choose another --{name}-port, or with --host an address of this machine.",
-                ) from None
+    refused = {name: error for name, port in config.ports.items() if (error := _why_not(config.host, port)) is not None}
+    used = {name: config.ports[name] for name, error in refused.items() if error.errno == errno.EADDRINUSE}
+    for name, error in refused.items():
+        if name not in used:
+            raise ForgeError(
+                f"cannot listen on {config.host}:{config.ports[name]} ({error.strerror})",
+                hint=f"Choose another --{name}-port, or with --host an address of this machine.",
+            )
+    if used:
+        listed = ", ".join(f"{config.host}:{port}" for port in used.values())
+        others = {name: free for name, free in zip(used, _free_above(config), strict=False)}
+        choose = " ".join(f"--{name}-port {port}" for name, port in others.items())
+        raise ForgeError(
+            f"port{'s' if len(used) > 1 else ''} in use: {listed}",
+            hint=f"Stop the process that listens there, or choose others, such as {choose}.",
+        ).repaired_by(Repair(options=tuple((f"--{name}-port", str(port)) for name, port in others.items())))
+
+
+def _why_not(host: str, port: int) -> OSError | None:
+    """Why a port cannot be listened on; None if it can."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error
+    return None
+
+
+def _free_above(config: ServeConfig) -> Iterator[int]:
+    """Ports above those that are asked for that can be listened on."""
+    for port in range(max(config.ports.values()) + 1, LAST_PORT + 1):
+        if _why_not(config.host, port) is None:
+            yield port
 
 
 def _run(
