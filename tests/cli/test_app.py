@@ -42,6 +42,15 @@ def test_wrong_usage_is_status_2() -> None:
             "Run `trtforge compile a b --feature x`.",
         ),
         (("build", "demo-fp32", "-o", "d"), "No such option: -o", "Run `trtforge build demo-fp32 --out d`."),
+        (("build", "--bogus", "--json", "--quiet"), "No such option: --bogus\n", "see `trtforge build --help`."),
+        (("compile", "X", "Y", "--quant", "x"), "No such option: --quant\n", "see `trtforge compile --help`."),
+        (("compile", "X", "Y", "--quie", "x"), "No such option: --quie\n", "Did you mean --quiet?\n"),
+        (
+            ("build", "demo-fp32", "--quantization", "fp8"),
+            "No such option: --quantization\n",
+            "Run `trtforge build demo-fp32 --quant fp8`.",
+        ),
+        (("bulid",), "No such command 'bulid'.", "Did you mean build?\n"),
         (("build", "demo-fp32", "-l", "d"), "No such option: -l", " build --help`."),
         (
             ("generate", "e", "--prompt", "x"),
@@ -56,8 +65,9 @@ def test_command_lines_that_cannot_be_read_get_an_error_and_the_usage(
     run: Any, words: tuple[str, ...], error: str, hint: str
 ) -> None:
     status, printed, errors = run(*words)
-    assert (status, printed) == (2, "")
-    said, usage = errors.splitlines()
+    assert status == 2
+    assert bool(printed) == ("--json" in words)
+    said, usage = errors.splitlines(keepends=True)
     assert said.startswith(f"error: {error}")
     assert usage.startswith("hint: ")
     assert hint in usage
@@ -225,6 +235,61 @@ def test_unknown_recipe_names_the_nearest() -> None:
     done = trtforge("build", "demo-int4")
     assert done.returncode == 1
     assert "Did you mean demo-int4awq?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (
+            ("recipes", "validate", "nofile.yaml"),
+            "nofile.yaml: no such file or directory",
+            "Give a recipe file, or a name from `trtforge recipes list`.",
+        ),
+        (
+            ("build", "nope"),
+            "nope: no such file or directory, and no recipe of this name ships with trtforge",
+            "Give a model's directory or hub id, a build, or a name from `trtforge recipes list`.",
+        ),
+        (
+            ("build", "demo-model-none.yaml"),
+            "demo-model-none.yaml: no such file or directory",
+            "Give a model's directory or hub id, a build, or a name from `trtforge recipes list`.",
+        ),
+        (
+            ("recipes", "show", "qwen3"),
+            "qwen3: no such file or directory, and no recipe of this name ships with trtforge",
+            "Give a recipe file, or a name from `trtforge recipes list`, such as qwen3-30b-a3b-fp8, qwen3-32b-fp8, "
+            "qwen3-8b-fp8.",
+        ),
+        (
+            ("build", "demo-fp8.yaml", "--dry-run"),
+            "demo-fp8.yaml: no such file or directory",
+            "Did you mean demo-fp8? Run `trtforge build demo-fp8 --dry-run`.",
+        ),
+        (
+            ("build", DEMO_MODEL / "config.json"),
+            f"{DEMO_MODEL / 'config.json'} is a file of a model, not a recipe",
+            f"Give the model's directory. Run `trtforge build {DEMO_MODEL}`.",
+        ),
+        (
+            ("recipes", "validate", DEMO_MODEL / "config.json"),
+            f"{DEMO_MODEL / 'config.json'} is a file of a model, not a recipe",
+            f"`trtforge init {DEMO_MODEL}` writes a recipe for the model.",
+        ),
+        (
+            ("recipes", "validate", "."),
+            ". is a directory, not a recipe",
+            "Give a recipe file, or a name from `trtforge recipes list`.",
+        ),
+    ],
+)
+def test_what_is_no_recipe_is_said_and_only_what_is_close_is_proposed(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str | Path, ...], error: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, printed, errors = run(*words)
+    assert (status, printed) == (1, "")
+    assert errors.splitlines() == [f"error: {error}", f"hint: {hint}"]
 
 
 def test_schema_is_json_schema() -> None:

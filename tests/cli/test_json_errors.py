@@ -30,7 +30,11 @@ quantization: {format: fp7, memory: lots}
         (("convert", "a", "b", "--tp", "0"), 2, "Invalid value for '--tp'"),
         (("plan", str(DEMO_MODEL), "--quant", "fp7"), 2, "fp7"),
         (("build", "nowhere"), 1, "nowhere"),
-        (("recipes", "validate", "nowhere"), 1, "nowhere: neither a recipe file nor the name of a shipped recipe"),
+        (
+            ("recipes", "validate", "nowhere"),
+            1,
+            "nowhere: no such file or directory, and no recipe of this name ships with trtforge",
+        ),
     ],
 )
 def test_a_failure_is_one_object(run: Any, words: tuple[str, ...], status: int, said: str) -> None:

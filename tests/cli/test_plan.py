@@ -130,7 +130,7 @@ def test_a_recipes_keys_can_be_changed_and_a_models_not(trtforge: Run, planned: 
         ((LLAMA_70B, "--goal", "speed"), 2, "speed is not a goal"),
         ((LLAMA_70B, "--group-size", "32"), 2, "--group-size 32"),
         ((LLAMA_70B, "--gpu", "h300"), 1, "GPU h300 is not known"),
-        (("demo-int4",), 1, "demo-int4: neither a recipe file nor the name of a shipped recipe"),
+        (("demo-int4",), 1, "demo-int4: no such file or directory, and no recipe of this name ships with trtforge"),
         (("./nowhere/at-all",), 1, "no such directory"),
     ],
 )

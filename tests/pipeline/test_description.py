@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tests.conftest import DEMO_MODEL, MakeHf
 from trtforge.cli.app import app
 from trtforge.convert.stage import ConvertConfig, convert
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, Repair
 from trtforge.pipeline.description import describe
 
 
@@ -117,3 +117,16 @@ def test_directories_of_others_are_named(make_hf: MakeHf, tmp_path: Path) -> Non
     (tmp_path / "empty").mkdir()
     with pytest.raises(ForgeError, match="neither a trtforge artifact nor a checkpoint"):
         describe(tmp_path / "empty", tensors=False)
+
+
+def test_the_directory_of_a_file_is_proposed_only_if_it_can_be_described(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("Hello")
+    with pytest.raises(ForgeError, match=r"README\.md is a file") as caught:
+        describe(tmp_path / "README.md", tensors=False)
+    hint = "Give the directory of an artifact, a build or a model."
+    assert (caught.value.hint, caught.value.repair) == (hint, None)
+    with pytest.raises(ForgeError, match=r"config\.json is a file") as caught:
+        describe(DEMO_MODEL / "config.json", tensors=False)
+    assert (caught.value.hint, caught.value.repair) == (
+        "Give its directory.", Repair(str(DEMO_MODEL / "config.json"), str(DEMO_MODEL))
+    )  # fmt: skip

@@ -5,9 +5,8 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from io import TextIOWrapper
-from shlex import join
+from shlex import join, split
 from typing import Annotated, Any
 
 import typer
@@ -42,6 +41,7 @@ from trtforge.cli.serving import probe, serve
 from trtforge.cli.verify import verify
 from trtforge.core.errors import ForgeError, LoggedError, Repair, UsageError, Where
 from trtforge.core.extras import missing_package
+from trtforge.core.nearest import nearest_name
 from trtforge.core.threads import wait_briefly
 from trtforge.machine.processes import ended_by_sigterm
 
@@ -199,19 +199,27 @@ def _whole_hint(error: ForgeError, words: Sequence[str]) -> str:
     options = options_of(words)
     hint = for_command(error.hint, options)
     command = repaired(words, error.repair, options) if error.repair is not None else None
-    return hint if command is None or "Run `" in hint else f"{hint} Run `{command}`."
+    if command is None or "Run `" in hint or not _is_read(split(command)[1:]):
+        return hint
+    return f"{hint} Run `{command}`."
 
 
 def options_of(words: Sequence[str]) -> frozenset[str]:
     """The options of the command that a command line names; none if it names no command."""
-    command: Any = typer.main.get_command(app)
-    for word in words:
-        inner = getattr(command, "commands", {}).get(word)
-        if inner is None:
-            break
-        command = inner
+    command, _ = _command_of(words)
     names = (name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts))
     return frozenset(name for name in names if name.startswith("-"))  # an argument's is its own
+
+
+def _command_of(words: Sequence[str]) -> tuple[Any, Sequence[str]]:
+    """The command or group that a command line begins with, the program itself if none, and the words after it."""
+    command: Any = typer.main.get_command(app)
+    for number, word in enumerate(words):
+        inner = getattr(command, "commands", {}).get(word)
+        if inner is None:
+            return command, words[number:]
+        command = inner
+    return command, ()
 
 
 def show_usage(error: Any) -> None:
@@ -224,7 +232,10 @@ def show_usage(error: Any) -> None:
         usage = f"{error.ctx.get_usage()}; see `{error.ctx.command_path} --help`."
     meant = _meant(error, sys.argv[1:])
     hint = f"Did you mean {meant.right}?" if meant else usage
-    show_error(UsageError(error.format_message(), hint=hint).repaired_by(meant))
+    said = (
+        error.message if type(error).__name__ == "NoSuchOption" else error.format_message()
+    )  # its own guesses are wide
+    show_error(UsageError(said, hint=hint).repaired_by(meant))
 
 
 def _meant(error: Any, words: Sequence[str]) -> Repair | None:
@@ -237,11 +248,23 @@ def _meant(error: Any, words: Sequence[str]) -> Repair | None:
         wrong, known = named[1] if named else "", frozenset(getattr(group, "commands", {}))
     else:
         return None
-    nearest = get_close_matches(wrong, sorted(known), n=1, cutoff=0.5)
+    nearest = nearest_name(wrong, known)
     if re.fullmatch("-[a-z]", wrong):
         begun = [option for option in known if option.startswith(f"-{wrong}")]
-        nearest = begun if len(begun) == 1 else []
-    return Repair(wrong, nearest[0]) if nearest else None
+        nearest = begun[0] if len(begun) == 1 else None
+    return Repair(wrong, nearest) if nearest else None
+
+
+def _is_read(words: Sequence[str]) -> bool:
+    """Whether a command line names a command, with arguments and options that it takes; nothing is run."""
+    command, rest = _command_of(words)
+    if hasattr(command, "commands"):
+        return False
+    try:
+        command.make_context(command.name, list(rest))
+    except (_WrongUsage, typer.Exit):
+        return False
+    return True
 
 
 def show_error(error: ForgeError) -> None:

@@ -182,7 +182,7 @@ def _recipe(source: str, overrides: tuple[str, ...]) -> "Recipe":
     if not Path(source).is_dir() and (Path(source).is_file() or "/" not in source):
         from trtforge.cli.recipes import find
 
-        return load_recipe(find(source), overrides)
+        return load_recipe(find(source, models=True), overrides)
     if overrides:
         raise UsageError(
             f"--set applies only to recipes, and {source} is a model", hint="Give a recipe, or use the options."

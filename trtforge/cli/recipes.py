@@ -1,6 +1,7 @@
 """`trtforge recipes`: list and show the shipped recipes, copy and validate recipes."""
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from shlex import join, quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,10 @@ recipes = typer.Typer(
 )
 
 
+_SUFFIXES = (".yaml", ".yml")
+_SHOWN = 3  # names that a hint proposes
+
+
 def shipped() -> tuple[Path, ...]:
     """The recipe files that are installed with the program."""
     return tuple(sorted(asset_directory("recipes").glob("*.yaml")))
@@ -36,39 +41,65 @@ def find(recipe: str, *, models: bool = False) -> Path:
     """
     path = Path(recipe)
     if path.is_file():
+        _refuse_file_of_model(path, models=models)
         return path
     by_name = {file.stem: file for file in shipped()}
     if recipe in by_name:
         return by_name[recipe]
-    from difflib import get_close_matches
+    if path.is_dir():
+        raise _no_recipe_in(path, recipe, models=models)
+    raise _nothing_at(recipe, by_name, models=models)
 
-    from trtforge.core.nearest import nearest_path
 
-    if "/" in recipe and not path.is_dir():
-        near = nearest_path(path, lambda each: each.suffix in (".yaml", ".yml") or (models and each.is_dir()))
-        others = "a model's directory or hub id, or a build" if models else "a recipe file"
-        hint = f"Did you mean {near}?" if near else f"Give {others}, or a name from `trtforge recipes list`."
-        error = ForgeError(f"{recipe}: no such file or directory", hint=hint)
-        raise error.repaired_by(Repair(recipe, str(near)) if near else None)
+def _refuse_file_of_model(path: Path, *, models: bool) -> None:
+    """Raises ForgeError for a file of a model where a recipe is read."""
+    directory = path.parent
+    if path.suffix not in (".json", ".safetensors") or not (directory / "config.json").is_file():
+        return
+    if models:
+        hint, repair = "Give the model's directory.", Repair(str(path), str(directory))
+    else:
+        hint, repair = f"`{join(['trtforge', 'init', str(directory)])}` writes a recipe for the model.", None
+    raise ForgeError(f"{path} is a file of a model, not a recipe", hint=hint).repaired_by(repair)
+
+
+def _no_recipe_in(path: Path, recipe: str, *, models: bool) -> ForgeError:
+    """The error for a directory, which is no recipe. `models`: see `find`."""
     if (path / "config.json").is_file():
         hint = f"It is a model: `{join(['trtforge', 'init', recipe])}` writes a recipe for it."
-        raise ForgeError(f"{recipe} is not a recipe", hint=hint)
+        return ForgeError(f"{recipe} is not a recipe", hint=hint)
     if models:
         require_one_build(path, RECIPE_FILE)
     if models and (path / REPORT_FILE).is_file():
         hint = "Give the recipe and --out DIR"
         if (path / "repository").is_dir():
             hint += f", or run it as it is: `{join(['trtforge', 'run', recipe])}`"
-        hint += "."
-        raise ForgeError(f"{recipe}: a build of a recipe, which is not in it", hint=hint)
-    if models and path.is_dir():
+        return ForgeError(f"{recipe}: a build of a recipe, which is not in it", hint=f"{hint}.")
+    if models:
         hint = "A model has config.json and safetensors. Give one, a recipe, or a name from `trtforge recipes list`."
-        raise ForgeError(f"{recipe}: this directory has neither a model nor a build", hint=hint)
-    nearest = get_close_matches(recipe, by_name, n=1, cutoff=0.4)
-    raise ForgeError(
-        f"{recipe}: neither a recipe file nor the name of a shipped recipe",
-        hint=f"Did you mean {nearest[0]}?" if nearest else f"Shipped recipes: {', '.join(by_name)}.",
-    ).repaired_by(Repair(recipe, nearest[0]) if nearest else None)
+        return ForgeError(f"{recipe}: this directory has neither a model nor a build", hint=hint)
+    hint = "Give a recipe file, or a name from `trtforge recipes list`."
+    return ForgeError(f"{recipe} is a directory, not a recipe", hint=hint)
+
+
+def _nothing_at(recipe: str, names: Collection[str], *, models: bool) -> ForgeError:
+    """The error for a recipe that does not exist, with a file beside it or a shipped name that is close."""
+    from trtforge.core.nearest import nearest_name, nearest_path
+
+    path = Path(recipe)
+    is_path = "/" in recipe or path.suffix in _SUFFIXES
+    found = nearest_path(path, lambda each: each.suffix in _SUFFIXES or (models and each.is_dir()))
+    near = str(found) if found else None
+    name = path.stem if path.suffix in _SUFFIXES else recipe
+    if near is None and "/" not in recipe:
+        near = nearest_name(name, names)
+    like = ", ".join([each for each in names if each.startswith(name)][:_SHOWN])
+    give = "a model's directory or hub id, a build" if models else "a recipe file"
+    hint = f"Give {give}, or a name from `trtforge recipes list`{f', such as {like}' if like else ''}."
+    hint = f"Did you mean {near}?" if near else hint
+    more = "" if is_path else ", and no recipe of this name ships with trtforge"
+    error = ForgeError(f"{recipe}: no such file or directory{more}", hint=hint)
+    return error.repaired_by(Repair(recipe, near) if near else None)
 
 
 @recipes.command("list", cls=Command)

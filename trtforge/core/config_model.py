@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from typing_extensions import Self
 
 from trtforge.core.errors import ForgeError, Repair, UsageError, Where
+from trtforge.core.nearest import nearest_name
 from trtforge.core.yaml_text import parse_yaml
 
 Location = tuple[str | int, ...]
@@ -156,8 +157,8 @@ def _mistake(
     key = name(".".join(path)) if path else ""
     known = list(_fields_at(cls, path[:-1]))
     if problem["type"] == "extra_forbidden":
-        nearest = get_close_matches(path[-1], known, n=1, cutoff=0.5)
-        meant = name(".".join([*path[:-1], nearest[0]])) if nearest else ""
+        nearest = nearest_name(path[-1], known)
+        meant = name(".".join([*path[:-1], nearest])) if nearest else ""
         hint = f"Did you mean {meant}?" if nearest else "Remove it."
         repair = Repair(key, meant) if nearest else None
         return _Mistake(location, f"unknown key {key}", f"{hint} Keys here: {', '.join(known)}.", repair)

@@ -1,8 +1,11 @@
-"""The path or format that a mistyped one probably means."""
+"""The name, path or format that a mistyped one probably means."""
 
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from pathlib import Path
+
+_ALIKE = 0.7  # share of equal letters in order from which a name is proposed (difflib's ratio)
+_PART = 4  # letters of a beginning or an end that tells a name
 
 _OTHER_NAMES = {
     "awq": "int4_awq",
@@ -23,6 +26,21 @@ _OTHER_NAMES = {
 """What formats are called elsewhere."""
 
 
+def nearest_name(name: str, known: Collection[str]) -> str | None:
+    """The known name that a mistyped `name` is close to, or the only one that it begins or ends, or that begins it.
+
+    Dashes before options do not count.
+    """
+    plain = {each.lstrip("-").lower(): each for each in sorted(known)}
+    wrong = name.lstrip("-").lower()
+    alike = get_close_matches(wrong, plain, n=1, cutoff=_ALIKE)
+    if not alike and len(wrong) >= _PART:
+        long = [each for each in plain if len(each) >= _PART]
+        parts = [each for each in long if each.startswith(wrong) or each.endswith(wrong) or wrong.startswith(each)]
+        alike = parts if len(parts) == 1 else []
+    return plain[alike[0]] if alike else None
+
+
 def nearest_format(name: str, known: Collection[str]) -> str | None:
     """The known format that `name` probably means, if any."""
     other = _OTHER_NAMES.get(name.lower())
@@ -35,7 +53,7 @@ def nearest_path(missing: Path, accepts: Callable[[Path], bool]) -> Path | None:
         beside = [path.name for path in missing.parent.iterdir() if accepts(path)]
     except OSError:
         return None
-    found = get_close_matches(missing.name, beside, n=1, cutoff=0.7)
+    found = get_close_matches(missing.name, beside, n=1, cutoff=_ALIKE)
     return missing.parent / found[0] if found else None
 
 

@@ -59,12 +59,22 @@ def describe(directory: Path, *, tensors: bool) -> dict[str, Any]:
 
 def _no_directory(path: Path) -> ForgeError:
     if path.is_file():
-        error = ForgeError(f"{path} is a file", hint="Give its directory.")
-        return error.repaired_by(Repair(str(path), str(path.parent)))
+        known = _is_known(path.parent)
+        give = "Give its directory." if known else "Give the directory of an artifact, a build or a model."
+        error = ForgeError(f"{path} is a file", hint=give)
+        return error.repaired_by(Repair(str(path), str(path.parent)) if known else None)
     near = nearest_directory(path)
     hint = f"Did you mean {near}?" if near else "Give an artifact or a checkpoint directory."
     error = ForgeError(f"{path}: no such directory", hint=hint)
     return error.repaired_by(Repair(str(path), str(near)) if near else None)
+
+
+def _is_known(directory: Path) -> bool:
+    try:
+        describe(directory, tensors=False)
+    except ForgeError:
+        return False
+    return True
 
 
 def _part(directory: Path, stage: str) -> dict[str, Any] | None:

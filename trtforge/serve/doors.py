@@ -2,10 +2,10 @@
 
 import secrets
 from collections.abc import Collection, Iterable
-from difflib import get_close_matches
 from typing import Literal, get_args
 
 from trtforge.core.errors import UsageError
+from trtforge.core.nearest import nearest_name
 
 Door = Literal["shared-memory", "model-repository", "model-config", "statistics", "trace", "logging"]
 """The names that Triton's `--http-restricted-api` and `--grpc-restricted-protocol` give them."""
@@ -18,8 +18,8 @@ def parse_doors(names: Iterable[str]) -> tuple[Door, ...]:
     """The doors of `--open`, whose values are comma-separated names. Raises UsageError for an unknown name."""
     wanted = {name.strip() for some in names for name in some.split(",")} - {""}
     for name in sorted(wanted.difference(DOORS)):
-        nearest = get_close_matches(name, DOORS, n=1, cutoff=0.5)
-        did_you_mean = f"Did you mean {nearest[0]}? " if nearest else ""
+        nearest = nearest_name(name, DOORS)
+        did_you_mean = f"Did you mean {nearest}? " if nearest else ""
         raise UsageError(f"--open: unknown endpoint group {name!r}", hint=f"{did_you_mean}Names: {', '.join(DOORS)}.")
     return tuple(door for door in DOORS if door in wanted)
 
