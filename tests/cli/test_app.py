@@ -1,6 +1,8 @@
 """The program as a user types it: statuses, streams, messages."""
 
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -367,3 +369,22 @@ def test_verify_refuses_another_model(make_hf: MakeHf, tmp_path: Path) -> None:
     done = trtforge("verify", tmp_path / "out", "--against", make_hf("other", rms_norm_eps=1e-3))
     assert done.returncode == 1
     assert "is not the model that the candidate was made from: config.json differs" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.EACCES, "Choose another place, or run as a user who may read and write there."),
+        (errno.ENOSPC, "Free space, then run again."),
+        (errno.EIO, "Add --verbose for the traceback."),
+    ],
+)
+def test_an_error_of_the_file_system_has_a_remedy(
+    run: Any, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    def fail() -> None:
+        raise OSError(number, os.strerror(number), "/x")
+
+    monkeypatch.setattr("trtforge.cli.recipes.shipped", fail)
+    status, _, errors = run("recipes", "list")
+    assert (status, errors) == (1, f"error: /x: {os.strerror(number)}\nhint: {hint}\n")

@@ -235,3 +235,15 @@ def test_the_verification_of_a_foreign_checkpoint_stays_where_it_is(root: Path, 
         _, origin = verified(checkpoint, lambda: DEMO_MODEL, gate, tmp_path / name, force=False, progress=Silent())
         assert origin == "written"
     assert list_entries(root) == ()
+
+
+def test_a_cache_that_cannot_be_changed_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_entry(root, "a", 40, 1_000)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("trtforge.core.cache_prune.take_free_lock", refuse)
+    with pytest.raises(ForgeError, match=f"the cache {root} cannot be changed: .*: Permission denied") as caught:
+        run("cache", "prune", "--all")
+    assert caught.value.hint == "Prune it as the user who may write there, or set TRTFORGE_CACHE to another cache."

@@ -206,3 +206,22 @@ def test_wrong_usage_is_named(run: Any, words: tuple[str, ...], status: int, mes
     assert code == status
     assert message in err
     assert "hint: " in err
+
+
+@pytest.mark.parametrize("words", [(DEMO_MODEL,), ("demo-fp32",), ("demo-fp32", "--quant", "none,int8_wo")])
+@pytest.mark.parametrize("below", ["", "/build"])
+def test_a_file_is_no_build_directory(run: Any, tmp_path: Path, words: tuple[str | Path, ...], below: str) -> None:
+    (tmp_path / "README.md").write_text("Hello")
+    status, out, errors = run("build", *words, "--out", f"{tmp_path}/README.md{below}")
+    assert (status, out) == (1, "")
+    assert errors.splitlines() == [
+        f"error: {tmp_path}/README.md is a file, not a directory",
+        "hint: Choose another directory with --out.",
+    ]
+
+
+@pytest.mark.parametrize("words", [("init", DEMO_MODEL), ("recipes", "copy", "demo-fp32")])
+def test_a_recipe_that_cannot_be_written_says_where(run: Any, words: tuple[str | Path, ...]) -> None:
+    status, out, errors = run(*words, "/proc/x.yaml")
+    assert (status, out) == (1, "")
+    assert errors == "error: /proc/x.yaml: /proc takes no new files\nhint: Choose another directory.\n"

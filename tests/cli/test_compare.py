@@ -19,7 +19,7 @@ def test_compare_prints_json_and_a_page(run: Any, tmp_path: Path) -> None:
     assert "2 builds compared" in page.read_text()
     status, out, err = run("compare", *builds, "--html", tmp_path / "no" / "x.html")
     assert (status, out) == (1, "")
-    assert "No such file or directory" in err
+    assert f"there is no directory {tmp_path / 'no'}\nhint: Create it" in err
     assert run("compare", builds[0])[0] == 2
 
 

@@ -1,5 +1,6 @@
 """The `trtforge` program: its commands, and the mapping of errors to messages and exit statuses."""
 
+import errno
 import logging
 import re
 import sys
@@ -158,12 +159,20 @@ def _run() -> None:
         sys.exit(FAILED)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        failure = ForgeError(f"{where}{error.strerror or error}", hint="Add --verbose for the traceback.")
+        failure = ForgeError(f"{where}{error.strerror or error}", hint=_remedy_of(error))
         show_error(failure.at(Where(str(error.filename))) if error.filename else failure)
         sys.exit(FAILED)
     if status == INTERRUPTED:
         show_interruption("SIGINT")
     sys.exit(status if isinstance(status, int) else DONE)
+
+
+def _remedy_of(error: OSError) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "Choose another place, or run as a user who may read and write there."
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free space, then run again."
+    return "Add --verbose for the traceback."
 
 
 class _Messages(logging.Handler):
@@ -232,9 +241,8 @@ def show_usage(error: Any) -> None:
         usage = f"{error.ctx.get_usage()}; see `{error.ctx.command_path} --help`."
     meant = _meant(error, sys.argv[1:])
     hint = f"Did you mean {meant.right}?" if meant else usage
-    said = (
-        error.message if type(error).__name__ == "NoSuchOption" else error.format_message()
-    )  # its own guesses are wide
+    guesses = type(error).__name__ == "NoSuchOption"  # format_message adds names that are not close
+    said = error.message if guesses else error.format_message()
     show_error(UsageError(said, hint=hint).repaired_by(meant))
 
 

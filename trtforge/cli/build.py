@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import completion, show
-from trtforge.cli.chosen import Choice, Chosen, choose, choose_each
+from trtforge.cli.chosen import Choice, Chosen, choose, choose_each, require_directory
 from trtforge.cli.options import (
     Container,
     Ep,
@@ -161,8 +161,10 @@ def build_formats(asked: Mapping[str, Chosen], how: How) -> None:
     for option, given in (("--dry-run", how.dry_run), ("--locked", how.locked), ("--update-lock", how.update_lock)):
         if given:
             raise UsageError(f"{option} with several formats", hint=f"Give one format with {option}.")
+    out = next(iter(asked.values())).out.parent
+    require_directory(out)
     build_each(
-        asked, next(iter(asked.values())).out.parent, first=how.first, last=how.last,
+        asked, out, first=how.first, last=how.last,
         options=CompileOptions(workers=how.workers, container=how.container), force=how.force, quiet=how.quiet,
         json=how.json,
     )  # fmt: skip
@@ -173,6 +175,7 @@ def build_chosen(asked: Chosen, how: How) -> None:
     from trtforge.cli.build_view import BuildView, print_header
     from trtforge.pipeline.stages import selected
 
+    require_directory(asked.out)
     stages = selected(asked.recipe, how.first, how.last)
     with BuildView(quiet=how.quiet or how.json) as view:
         if not how.dry_run:

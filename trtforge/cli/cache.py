@@ -1,7 +1,8 @@
 """`trtforge cache`: list and prune the cache of calibrations, verifications and engines."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,15 +99,16 @@ def prune_cache(
         older_than = DEFAULT_DAYS
     root = _directory()
     limits = PruneLimits(older_than, size, everything)
-    pruned = prune(list_entries(root), limits, time.time(), is_free if dry_run else remove)
-    if not dry_run:
-        sweep(root)
-    timings = unused(list_timings(root), limits, time.time())
-    if not dry_run:
-        sweep_drafts(root, time.time())
-        prune_verified(root, lambda last_used: limits.expired(last_used, time.time()))
-        for each in timings:
-            each.path.unlink(missing_ok=True)
+    with _changing(root):
+        pruned = prune(list_entries(root), limits, time.time(), is_free if dry_run else remove)
+        if not dry_run:
+            sweep(root)
+        timings = unused(list_timings(root), limits, time.time())
+        if not dry_run:
+            sweep_drafts(root, time.time())
+            prune_verified(root, lambda last_used: limits.expired(last_used, time.time()))
+            for each in timings:
+                each.path.unlink(missing_ok=True)
     if json:
         show.as_json(
             {
@@ -131,6 +133,20 @@ def _directory() -> Path:
             "no cache: it is disabled, or this user has no home directory", hint=f"Set {VARIABLE} to a directory."
         )
     return directory
+
+
+@contextmanager
+def _changing(root: Path) -> Iterator[None]:
+    """Raises ForgeError for files of the cache that cannot be locked or removed."""
+    from trtforge.core.cache import VARIABLE
+
+    try:
+        yield
+    except OSError as error:
+        raise ForgeError(
+            f"the cache {root} cannot be changed: {error.filename or root}: {error.strerror}",
+            hint=f"Prune it as the user who may write there, or set {VARIABLE} to another cache.",
+        ) from None
 
 
 def _say(pruned: "Pruned", timings: "Sequence[Timings]", what: str) -> None:

@@ -8,7 +8,7 @@ import typer
 
 from trtforge.cli import show
 from trtforge.cli.options import Json, Verbose
-from trtforge.core.errors import ForgeError
+from trtforge.core.new_file import not_written
 
 if TYPE_CHECKING:
     from trtforge.pipeline.compare import Compared
@@ -95,4 +95,4 @@ def write_comparison(path: Path, builds: "Sequence[Compared]") -> None:
     try:
         path.write_text(compare_page(builds), encoding="utf-8")
     except OSError as error:
-        raise ForgeError(f"{path}: {error.strerror}", hint="Choose a file in a directory that exists.") from None
+        raise not_written(path, error) from None

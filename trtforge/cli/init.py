@@ -10,6 +10,7 @@ from trtforge.cli.chosen import Choice, derived, is_model, located
 from trtforge.cli.options import Ep, GoalName, GpuName, Json, Pp, Quant, Tp, Verbose
 from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.nearest import nearest_directory
+from trtforge.core.new_file import write_new
 
 
 def init(
@@ -48,11 +49,7 @@ def init(
     recipe = found.recipe()
     path = file or Path(f"{recipe.name}.yaml")
     command = join(("trtforge", "build", str(path)))
-    try:
-        with path.open("x", encoding="utf-8") as target:
-            target.write(found.text(command, path.parent))
-    except OSError as error:
-        raise ForgeError(f"{path}: {error.strerror}", hint="Choose a file that does not exist yet.") from None
+    write_new(path, found.text(command, path.parent))
     if json:
         show.as_json({"recipe": str(path), "reasons": dict(found.reasons), "next": command})
     else:

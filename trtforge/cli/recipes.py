@@ -14,6 +14,7 @@ from trtforge.cli.options import Json, Verbose
 from trtforge.core.assets import asset_directory
 from trtforge.core.builds import RECIPE_FILE, REPORT_FILE, require_one_build
 from trtforge.core.errors import ForgeError, Repair
+from trtforge.core.new_file import write_new
 
 if TYPE_CHECKING:
     from trtforge.core.recipe import Recipe
@@ -97,8 +98,9 @@ def _nothing_at(recipe: str, names: Collection[str], *, models: bool) -> ForgeEr
     give = "a model's directory or hub id, a build" if models else "a recipe file"
     hint = f"Give {give}, or a name from `trtforge recipes list`{f', such as {like}' if like else ''}."
     hint = f"Did you mean {near}?" if near else hint
-    more = "" if is_path else ", and no recipe of this name ships with trtforge"
-    error = ForgeError(f"{recipe}: no such file or directory{more}", hint=hint)
+    absent = f"{recipe}: no such file or directory"
+    named = f"{recipe}: no such file or directory, and no recipe of this name ships with trtforge"
+    error = ForgeError(absent if is_path else named, hint=hint)
     return error.repaired_by(Repair(recipe, near) if near else None)
 
 
@@ -212,11 +214,7 @@ def copy_recipe(
     new = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).lstrip("._-") or old
     text = re.sub(rf"(?m)^name: {re.escape(old)}\b", f"name: {new}", text)
     text = re.sub(rf"(?m)^(# trtforge build ){re.escape(old)}\b", lambda found: f"{found[1]}{quote(str(file))}", text)
-    try:
-        with file.open("x") as target:
-            target.write(text)
-    except OSError as error:
-        raise ForgeError(f"{file}: {error.strerror}", hint="Choose a file that does not exist yet.") from None
+    write_new(file, text)
     following = join(["trtforge", "build", str(file)])
     if json:
         show.as_json({"recipe": str(file), "next": following})

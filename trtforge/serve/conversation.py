@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
+from trtforge.core.new_file import write_new
 from trtforge.serve.client import Generated, Sampling, generate
 from trtforge.serve.request import Chat, Message
 
@@ -45,18 +46,8 @@ class Conversation:
 
     def save(self, path: Path) -> None:
         """Write the messages as JSON. Raises ForgeError if the file exists or cannot be written."""
-        try:
-            with path.open("x", encoding="utf-8") as file:
-                json.dump({"messages": self._opening(self.messages)}, file, ensure_ascii=False, indent=2)
-                file.write("\n")
-        except FileExistsError as error:
-            raise ForgeError(f"{path}: {error.strerror}", hint="Choose a file that does not exist yet.") from None
-        except FileNotFoundError:
-            raise ForgeError(
-                f"{path}: there is no directory {path.parent}", hint="Create it, or choose another directory."
-            ) from None
-        except OSError as error:
-            raise ForgeError(f"{path}: {error.strerror}", hint="Choose a directory that you may write to.") from None
+        text = json.dumps({"messages": self._opening(self.messages)}, ensure_ascii=False, indent=2)
+        write_new(path, f"{text}\n")
 
     def load(self, path: Path) -> None:
         """Continue the chat that `save` wrote. Raises ForgeError for a file that is not one."""

@@ -88,7 +88,7 @@ def require_free_ports(config: ServeConfig) -> None:
         others = {name: free for name, free in zip(used, _free_above(config), strict=False)}
         choose = " ".join(f"--{name}-port {port}" for name, port in others.items())
         raise ForgeError(
-            f"port{'s' if len(used) > 1 else ''} in use: {listed}",
+            f"port in use: {listed}" if len(used) == 1 else f"ports in use: {listed}",
             hint=f"Stop the process that listens there, or choose others, such as {choose}.",
         ).repaired_by(Repair(options=tuple((f"--{name}-port", str(port)) for name, port in others.items())))
 

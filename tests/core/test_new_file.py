@@ -1,0 +1,35 @@
+"""Why a new file could not be written, and what to choose instead."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.new_file import not_written, write_new
+
+
+def test_a_new_file_is_written_and_not_replaced(tmp_path: Path) -> None:
+    write_new(tmp_path / "new", "Naïve\n")
+    assert (tmp_path / "new").read_text(encoding="utf-8") == "Naïve\n"
+    with pytest.raises(ForgeError, match="new: File exists") as caught:
+        write_new(tmp_path / "new", "other")
+    assert caught.value.hint == "Choose a file that does not exist yet."
+    assert (tmp_path / "new").read_text(encoding="utf-8") == "Naïve\n"
+
+
+def test_a_missing_directory_is_told_from_one_that_takes_no_files(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match=f"there is no directory {tmp_path / 'no'}$") as caught:
+        write_new(tmp_path / "no" / "x", "")
+    assert caught.value.hint == "Create it, or choose another directory."
+    with pytest.raises(ForgeError, match=r"^/proc/x: /proc takes no new files$") as caught:
+        write_new(Path("/proc/x"), "")
+    assert caught.value.hint == "Choose another directory."
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
+def test_a_directory_that_refuses_is_said(number: int) -> None:
+    error = not_written(Path("a/x"), OSError(number, os.strerror(number)))
+    assert error.message == f"a/x cannot be written: {os.strerror(number)}"
+    assert error.hint == "Choose a directory that you may write to."

@@ -1,0 +1,26 @@
+"""New files of the user's, and why one could not be written."""
+
+from pathlib import Path
+
+from trtforge.core.errors import ForgeError
+
+
+def write_new(path: Path, text: str) -> None:
+    """Write a file that does not exist yet. Raises ForgeError if it exists or cannot be written."""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise not_written(path, error) from None
+
+
+def not_written(path: Path, error: OSError) -> ForgeError:
+    """The error for a file that could not be written."""
+    if isinstance(error, FileExistsError):
+        return ForgeError(f"{path}: {error.strerror}", hint="Choose a file that does not exist yet.")
+    if isinstance(error, FileNotFoundError) and not path.parent.exists():
+        hint = "Create it, or choose another directory."
+        return ForgeError(f"{path}: there is no directory {path.parent}", hint=hint)
+    if isinstance(error, FileNotFoundError):  # as in /proc
+        return ForgeError(f"{path}: {path.parent} takes no new files", hint="Choose another directory.")
+    return ForgeError(f"{path} cannot be written: {error.strerror}", hint="Choose a directory that you may write to.")
