@@ -111,7 +111,7 @@ def _levels(text: str) -> tuple[int, ...]:
 
 def _tokenizer(place: Path) -> Path | None:
     """The tokenizer.json of a build's repository."""
-    from trtforge.core.places import artifact_at
+    from trtforge.cli.places import artifact_at
     from trtforge.formats.hf import TOKENIZER_DIRECTORY
     from trtforge.formats.tokenizer import TOKENIZER_FILE
 

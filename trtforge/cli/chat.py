@@ -115,8 +115,8 @@ def talk(
 @contextmanager
 def served_build(build: Path, *, quiet: bool) -> "Iterator[tuple[LocalServer, str]]":
     """Serve a build or repository; yields the server and the name of its text model."""
+    from trtforge.cli.places import artifact_at
     from trtforge.core.manifest import open_artifact
-    from trtforge.core.places import artifact_at
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.triton import read_facts
     from trtforge.serve.embedded import check_embedded

@@ -130,9 +130,9 @@ def compile_(
     Example: trtforge compile checkpoint engine --feature lookahead --dry-run
     """
     from trtforge.cli.features import parse_features
+    from trtforge.cli.places import artifact_at
     from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
     from trtforge.core.parallel import Parallel
-    from trtforge.core.places import artifact_at
     from trtforge.core.progress import for_this_terminal
     from trtforge.core.recipe import EngineConfig
     from trtforge.formats.foreign import foreign_note

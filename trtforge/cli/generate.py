@@ -47,8 +47,8 @@ def generate(
 
     Example: trtforge generate build/demo-int4awq/engine "Is a list mutable?" --regex "yes|no"
     """
+    from trtforge.cli.places import artifact_at
     from trtforge.cli.prompt import prompt_text
-    from trtforge.core.places import artifact_at
     from trtforge.engine_process.requests import SamplingParams
     from trtforge.runtime.text import generate_text
     from trtforge.serve.request import Generated, Sampling, answer_warnings, request_warnings

@@ -64,7 +64,7 @@ def migrate(
 
     Example: trtforge migrate ./repository ./llmapi --checkpoint ./llama-fp8
     """
-    from trtforge.core.places import artifact_at
+    from trtforge.cli.places import artifact_at
     from trtforge.core.progress import for_this_terminal
     from trtforge.pipeline.migration import MigrateOptions, run_migration
 

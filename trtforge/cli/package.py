@@ -69,9 +69,9 @@ def package(
     Example: trtforge package ./engine ./repository --gpu h100-80gb
     """
     from trtforge.cli.features import parse_features
+    from trtforge.cli.places import artifact_at
     from trtforge.cli.settings import serving_settings
     from trtforge.core.features import FeaturesConfig
-    from trtforge.core.places import artifact_at
     from trtforge.package.config import PackageConfig
     from trtforge.package.stage import package as run
     from trtforge.package.target import PackageTarget

@@ -69,7 +69,7 @@ def run(
 
     Example: trtforge run build/demo-int4awq
     """
-    from trtforge.core.places import artifact_at
+    from trtforge.cli.places import artifact_at
     from trtforge.serve.client import Sampling
 
     choice = Choice(quant, tp, pp, ep, gpu, goal)

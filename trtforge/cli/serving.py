@@ -151,7 +151,7 @@ def serve(
 
     Example: trtforge serve build/demo-int4awq/repository --http-port 9000
     """
-    from trtforge.core.places import artifact_at
+    from trtforge.cli.places import artifact_at
     from trtforge.serve.config import ServeConfig
     from trtforge.serve.doors import parse_doors
     from trtforge.serve.stage import serve as run

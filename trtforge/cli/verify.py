@@ -59,7 +59,7 @@ def verify(
     Example: trtforge verify ./checkpoint --against ./llama --layers
     """
     from trtforge.cli.gate import parse_gate, show_verification
-    from trtforge.core.places import artifact_at
+    from trtforge.cli.places import artifact_at
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.hf import resolve_source
     from trtforge.verify.stage import verify as run

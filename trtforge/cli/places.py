@@ -1,0 +1,48 @@
+"""The artifacts that commands name by the build directory they are in."""
+
+from pathlib import Path
+from shlex import join
+
+from trtforge.core import places
+from trtforge.core.builds import REPORT_FILE
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import FILE_NAME, Stage
+
+
+def artifact_at(place: Path, *stages: Stage) -> Path:
+    """As `core.places.artifact_at`.
+
+    Also raises ForgeError if `place` is a build without the artifact whose gate does not hold, or a model instead of a
+    repository.
+    """
+    found = places.artifact_at(place, *stages)
+    if stages == ("repository",):
+        _refuse_model(found)
+    if not (found / FILE_NAME).is_file() and (found / REPORT_FILE).is_file():
+        _require_gate(found, stages[0])
+    return found
+
+
+def _refuse_model(place: Path) -> None:
+    from trtforge.formats.trtllm import is_hugging_face
+
+    if (place / "config.json").is_file() and is_hugging_face(place):
+        run, build = (join(["trtforge", command, str(place)]) for command in ("run", "build"))
+        raise ForgeError(
+            f"{place} is a model, not a Triton model repository",
+            hint=f"`{run}` builds, serves and asks it; `{build}` builds it and prints the command that serves it.",
+        )
+
+
+def _require_gate(build: Path, stage: Stage) -> None:
+    """Raises ForgeError if the build ended because its quality gate does not hold."""
+    from trtforge.pipeline.record import read_record
+
+    record = read_record(build)
+    quality = record.verification
+    if quality is None or quality.passed:
+        return
+    raise ForgeError(
+        f"{build} has no {stage}: its quality gate does not hold ({'; '.join(quality.failures)})",
+        hint=f"Find the cause: `{record.next}`. Build it in another format, or with another gate (gate in its recipe).",
+    )
