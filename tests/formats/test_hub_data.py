@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.extras import install_command
 from trtforge.formats.hub_data import HubData, commit_of, hub_rows, pinned_to, require_hub_data
 
 
@@ -125,4 +126,4 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     for read in (lambda: list(hub_rows("hf:a/b", seed=0)), lambda: require_hub_data("hf:a/b")):
         with pytest.raises(ForgeError, match="hf:a/b needs the datasets library") as caught:
             read()
-        assert "trtforge[hub-data]" in caught.value.hint
+        assert caught.value.hint == f"Run `{install_command('hub-data')}`."

@@ -1,6 +1,5 @@
 """The extras of trtforge: which of them has a package that is missing, and the command that installs it."""
 
-import json
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from shlex import quote
@@ -12,9 +11,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import parse_json
 
 PROJECT = "trtforge"
 """The name that trtforge itself is installed by."""
+_RECORD = "direct_url.json"
 _EXTRAS = ("engine", "calibrate", "hub-data", "serve", "guided", "openai")
 """Those that commands need, the one to propose first."""
 _PACKAGES = {"google": "tritonclient", "grpc": "tritonclient", "pytriton": "nvidia-pytriton"}
@@ -24,7 +25,7 @@ _PACKAGES = {"google": "tritonclient", "grpc": "tritonclient", "pytriton": "nvid
 def install_command(extra: str) -> str:
     """The command that installs an extra from where trtforge itself was installed: a directory, a repository, an index.
 
-    Source: PEP 610, direct_url.json.
+    Source: PEP 610.
     """
     found = _direct_url()
     url = str(found.get("url", ""))
@@ -54,10 +55,12 @@ def missing_package(error: ModuleNotFoundError, what: str) -> ForgeError | None:
 def _direct_url() -> dict[str, Any]:
     """Where trtforge was installed from; empty for an index, and where that is not recorded."""
     try:
-        text = distribution(PROJECT).read_text("direct_url.json")
+        text = distribution(PROJECT).read_text(_RECORD)
     except PackageNotFoundError:
         return {}
-    found = json.loads(text) if text else {}
+    if not text:
+        return {}
+    found = parse_json(text, f"{_RECORD} of {PROJECT}", hint=f"Install {PROJECT} again.")
     return found if isinstance(found, dict) else {}
 
 
