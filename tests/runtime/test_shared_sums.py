@@ -139,7 +139,6 @@ def test_a_sum_is_recorded(level: Native) -> None:
     sums, values = SharedSums(level, 1, 1), torch.arange(50.0)
     with recording(Arena()) as recorder:
         sums.add_up(values, 0, 0)
-    assert recorder.complete
     calls, _ = recorder.calls()
     assert len(calls) == 1
 

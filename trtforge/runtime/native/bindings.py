@@ -89,13 +89,13 @@ class Native(RmsNorms):
         self.functions.use_own_threads(wait_briefly())
 
     def run(self, name: str, *arguments: Any) -> None:
-        """Call a kernel, and record the call while a recording is made. A structure is passed by its address."""
+        """Call a kernel, or record the call while a recording is made. A structure is passed by its address."""
         recorder = current_recorder()
-        if recorder is None or recorder.computes:
-            given = (ctypes.byref(each) if isinstance(each, ctypes.Structure) else each for each in arguments)
-            getattr(self.functions, name)(*given)
         if recorder is not None:
             recorder.add(name, arguments)
+            return
+        given = (ctypes.byref(each) if isinstance(each, ctypes.Structure) else each for each in arguments)
+        getattr(self.functions, name)(*given)
 
     def replay(self, calls: Calls) -> None:
         """Run recorded calls again."""

@@ -40,7 +40,7 @@ class CallCapture:
         """
         self._arena.restart()
         try:
-            with recording(self._arena, computes=False) as recorder:
+            with recording(self._arena) as recorder:
                 result = compute()
             calls, kept = recorder.calls()
             counts = recorder.row_counts(calls, rows, wanted)

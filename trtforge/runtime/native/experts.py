@@ -87,7 +87,7 @@ def _recorded(layers: Sequence[Layer], size: int, dtype: torch.dtype, arena: Are
     for layer in layers:
         arena.restart()
         try:
-            with recording(arena, computes=False) as recorder:
+            with recording(arena) as recorder:
                 gathered = torch.empty(CAPACITY, size, dtype=dtype)
                 computed = layer(gathered)
             calls, kept = recorder.calls()

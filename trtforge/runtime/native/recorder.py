@@ -22,7 +22,7 @@ _ACTIVE = threading.local()
 
 
 class NotRecordedError(Exception):
-    """Something takes part that is no kernel call, and there is nothing that it could compute from."""
+    """Something takes part that is no kernel call; a recording computes nothing that it could compute from."""
 
 
 class Arena:
@@ -54,19 +54,15 @@ class Arena:
 
 
 class Recorder(TorchDispatchMode):
-    """Collects kernel calls, and finds out whether torch computes anything between them."""
+    """Collects kernel calls, which do not run meanwhile. Raises NotRecordedError where torch would compute."""
 
-    def __init__(self, arena: Arena, *, computes: bool = True) -> None:
-        """`computes`: False if kernels are not to run while their calls are recorded: all must be kernel calls then."""
+    def __init__(self, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._arena = arena
-        self.computes = computes
         self._calls: list[Call] = []
         self._kept: list[object] = []
         self._rows: list[tuple[int, int] | int] = []
         self._first_wanted: int | None = None
-        self.complete = True
-        """Whether the recorded calls are the whole computation."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -85,7 +81,7 @@ class Recorder(TorchDispatchMode):
             found = self._arena.like(found)
             self._kept.append(found)
         elif not _computes_nothing(func, args, found):
-            self.interrupt()
+            raise NotRecordedError
         return found
 
     @contextmanager
@@ -100,8 +96,7 @@ class Recorder(TorchDispatchMode):
     def add(self, name: str, arguments: Sequence[Any]) -> None:
         """A kernel call. Structures among the arguments are kept; memory that they point to is the caller's."""
         if name not in RECORDED:
-            self.interrupt()
-            return
+            raise NotRecordedError
         values = [as_integer(kind, each) for kind, each in zip(ARGUMENTS[name], arguments, strict=True)]
         self._calls.append(Call(RECORDED.index(name), (ctypes.c_int64 * 10)(*values)))
         self._kept.extend(arguments)
@@ -111,12 +106,6 @@ class Recorder(TorchDispatchMode):
     def narrow(self) -> None:
         """What follows has only the rows that give logits."""
         self._first_wanted = len(self._calls)
-
-    def interrupt(self) -> None:
-        """Note what cannot be recorded. Raises NotRecordedError unless the kernels compute."""
-        self.complete = False
-        if not self.computes:
-            raise NotRecordedError
 
     def calls(self) -> tuple[Calls, list[object]]:
         """The calls for `Native.replay`, and what must be kept as long as they are."""
@@ -166,12 +155,12 @@ def _share(a: Tensor, b: object) -> bool:
 
 
 @contextmanager
-def recording(arena: Arena, *, computes: bool = True) -> Iterator[Recorder]:
+def recording(arena: Arena) -> Iterator[Recorder]:
     """Record the kernel calls of this thread.
 
-    Unless it `computes`, nothing is in the results, and what is no kernel call raises NotRecordedError.
+    Nothing is in the results, and what is no kernel call raises NotRecordedError.
     """
-    recorder = Recorder(arena, computes=computes)
+    recorder = Recorder(arena)
     _ACTIVE.recorder = recorder
     try:
         with recorder:
@@ -194,7 +183,6 @@ def narrow_recording() -> None:
 
 
 def interrupt_recording() -> None:
-    """What follows is neither a kernel call nor an operation of torch: a recording made now is not complete."""
-    recorder = current_recorder()
-    if recorder is not None:
-        recorder.interrupt()
+    """What follows is neither a kernel call nor an operation of torch. Raises NotRecordedError in a recording."""
+    if current_recorder() is not None:
+        raise NotRecordedError
