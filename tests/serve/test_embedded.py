@@ -15,7 +15,7 @@ from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.runtime.native import compiler
 from trtforge.serve.config import ServeConfig
-from trtforge.serve.embedded import check_embedded
+from trtforge.serve.embedded import check_embedded, compile_kernels
 from trtforge.serve.stage import serve
 
 
@@ -52,7 +52,8 @@ def test_kernels_are_compiled_before_the_server_starts(
 
     monkeypatch.setattr(compiler, "compiled", fails)
     monkeypatch.setenv(compiler.VARIABLE, kernels)
-    check(repository_of(tmp_path, kernels={"quantized": "int4_dense"}))
+    repository = repository_of(tmp_path, kernels={"quantized": "int4_dense"})
+    compile_kernels(read_facts(open_artifact(repository, "repository")))
     assert len(calls) == compiles
 
 

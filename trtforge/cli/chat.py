@@ -119,7 +119,7 @@ def served_build(build: Path, *, quiet: bool) -> "Iterator[tuple[LocalServer, st
     from trtforge.core.manifest import open_artifact
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.triton import read_facts
-    from trtforge.serve.embedded import check_embedded
+    from trtforge.serve.embedded import compile_kernels
     from trtforge.serve.local_server import local_server
 
     repository = artifact_at(build, "repository")
@@ -128,7 +128,7 @@ def served_build(build: Path, *, quiet: bool) -> "Iterator[tuple[LocalServer, st
         print(f"starting the server of {show.path(repository)}", file=sys.stderr)
     with ExitStack() as stack:
         with for_this_terminal(quiet=quiet).waiting("starting the server"):
-            check_embedded(facts, repository)  # here, so that what it compiles is said
+            compile_kernels(facts)  # here, so that it is said
             server = stack.enter_context(local_server(repository, ready_timeout=defaults.READY_TIMEOUT))
         yield server, facts.model("ensemble")
 

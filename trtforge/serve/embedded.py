@@ -57,7 +57,7 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
     """Raises ForgeError if the embedded engine of `repository` cannot run here.
 
     Logs a warning if the GPU has no bfloat16 arithmetic and emulates it in float32, and if a CPU's kernels cannot be
-    compiled; if they can, they are compiled now, unless that was done before.
+    compiled.
     """
     if facts.backend != "torch":
         return
@@ -71,7 +71,6 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
                 "there is no C++ compiler here: the engine computes with torch's slower kernels. Install g++ (Debian: "
                 "`apt-get install g++`)"
             )
-        compile_ahead()
         return
     gpus = visible_gpus(load, os.environ.get(VISIBLE_DEVICES))
     if gpus == ():
@@ -95,6 +94,12 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
             f"the engine computes in bfloat16, {gpu.name} (SM {gpu.sm}) only emulates it: {_AGAIN} with "
             "--compute-dtype float16"
         )
+
+
+def compile_kernels(facts: RepositoryFacts) -> None:
+    """Compile the CPU kernels of an embedded engine, unless that was done before: its process starts sooner then."""
+    if facts.backend == "torch" and facts.device == "cpu":
+        compile_ahead()
 
 
 def _object(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from trtforge.core.verified import open_to_run
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.serve.address import LAST_PORT
 from trtforge.serve.config import ServeConfig
-from trtforge.serve.embedded import check_embedded, check_kv_cache_dir, check_trace, remove_trace
+from trtforge.serve.embedded import check_embedded, check_kv_cache_dir, check_trace, compile_kernels, remove_trace
 from trtforge.serve.environment import close_shared_memory
 from trtforge.serve.exposure import check_doors
 from trtforge.serve.first_steps import first_steps
@@ -58,6 +58,7 @@ def _serve(config: ServeConfig, repo: Path, *, openai_required: bool) -> int:
     require_runnable(launch, facts)
     check_gpus(facts, launch)
     require_free_ports(config)
+    compile_kernels(facts)
     remove_trace(config.trace)
     policy = RestartPolicy() if config.restart == "on-failure" else None
     with stop_request() as stop, Reaper() as reaper:
