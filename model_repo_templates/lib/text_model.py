@@ -64,8 +64,9 @@ class TextModel(ABC):
         self._guides = config.flag("guided_decoding", False)
         self._preprocessor = Preprocessor(config, {theirs: ours for ours, theirs in self._to_preprocessing})
         self._token_texts = TokenTexts(self._preprocessor.tokenizer)
-        self._names = InputNames(self._known, self._engine_names())
-        self._engine = self.connect(config, self._engine_names())
+        engine_names = self._engine_names()
+        self._names = InputNames(self._known, engine_names)
+        self._engine = self.connect(config, engine_names)
         self._calls: Watcher[TextCall] = Watcher(config.integer("cancellation_check_period_ms", 100), self._cancel)
         self._long_texts = Background(_LONG_TEXTS_WAITING)
 

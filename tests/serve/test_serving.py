@@ -3,6 +3,7 @@
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -79,17 +80,37 @@ def test_a_client_that_goes_away_frees_its_request(server: Running, protocol: Pr
     assert eventually(lambda: active_requests(server) == 0)
 
 
-def test_a_client_that_gives_up_waiting_frees_its_request(server: Running) -> None:
-    """Over gRPC; Triton notices a closed HTTP connection only when it has something to send."""
+def inputs_of(max_tokens: int) -> list[Any]:
+    """PROMPT's tensors for tritonclient over gRPC."""
     import tritonclient.grpc as grpc
 
     text = grpc.InferInput("text_input", [1, 1], "BYTES")
     text.set_data_from_numpy(np.array([[PROMPT.encode()]], dtype=object))
     count = grpc.InferInput("max_tokens", [1, 1], "INT32")
-    count.set_data_from_numpy(np.array([[100000]], dtype=np.int32))
+    count.set_data_from_numpy(np.array([[max_tokens]], dtype=np.int32))
+    return [text, count]
+
+
+def error_of(server: Running, model: str, max_tokens: int, **options: Any) -> str:
+    """What ends a request of PROMPT in a gRPC stream."""
+    import tritonclient.grpc as grpc
+
+    errors: list[str] = []
+    with grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: errors.append(str(error)))
+        client.async_stream_infer(model, inputs_of(max_tokens), **options)
+        assert eventually(lambda: bool(errors))
+        client.stop_stream()
+    return errors[0]
+
+
+def test_a_client_that_gives_up_waiting_frees_its_request(server: Running) -> None:
+    """Over gRPC; Triton notices a closed HTTP connection only when it has something to send."""
+    import tritonclient.grpc as grpc
+
     with grpc.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: None)
-        client.async_stream_infer("ensemble", [text, count])
+        client.async_stream_infer("ensemble", inputs_of(100000))
         assert eventually(lambda: active_requests(server) == 1)
         client.stop_stream(cancel_requests=True)
         assert eventually(lambda: active_requests(server) == 0)
@@ -265,19 +286,8 @@ def test_a_misspelled_input_is_refused(server: Running, model: str, given: dict[
 
 
 def test_an_input_given_as_a_parameter_is_refused(server: Running) -> None:
-    import tritonclient.grpc as grpc
-
-    text = grpc.InferInput("text_input", [1, 1], "BYTES")
-    text.set_data_from_numpy(np.array([[PROMPT.encode()]], dtype=object))
-    count = grpc.InferInput("max_tokens", [1, 1], "INT32")
-    count.set_data_from_numpy(np.array([[2]], dtype=np.int32))
-    errors: list[str] = []
-    with grpc.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: errors.append(str(error)))
-        client.async_stream_infer("ensemble", [text, count], parameters={"top_k": 3})
-        assert eventually(lambda: bool(errors))
-        client.stop_stream()
-    assert "top_k is an input of this model, not a parameter" in errors[0]
+    said = error_of(server, "ensemble", 2, parameters={"top_k": 3})
+    assert "top_k is an input of this model, not a parameter" in said
 
 
 def test_a_clients_own_parameters_are_left_alone(server: Running) -> None:
@@ -287,17 +297,6 @@ def test_a_clients_own_parameters_are_left_alone(server: Running) -> None:
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 def test_a_request_ends_at_its_timeout(server: Running, model: str) -> None:
-    import tritonclient.grpc as grpc
-
-    text = grpc.InferInput("text_input", [1, 1], "BYTES")
-    text.set_data_from_numpy(np.array([[PROMPT.encode()]], dtype=object))
-    count = grpc.InferInput("max_tokens", [1, 1], "INT32")
-    count.set_data_from_numpy(np.array([[100000]], dtype=np.int32))
-    errors: list[str] = []
-    with grpc.InferenceServerClient(server.grpc) as client:
-        client.start_stream(lambda result, error: errors.append(str(error)))
-        client.async_stream_infer(model, [text, count], timeout=200_000)
-        assert eventually(lambda: bool(errors))
-        client.stop_stream()
-    assert "DEADLINE_EXCEEDED: the request's timeout has passed" in errors[0]
+    said = error_of(server, model, 100000, timeout=200_000)
+    assert "DEADLINE_EXCEEDED: the request's timeout has passed" in said
     assert eventually(lambda: active_requests(server) == 0)

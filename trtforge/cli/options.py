@@ -83,27 +83,21 @@ HfDirectory = Annotated[
 CHOICE = "Formats, layout, hardware"
 """The group of the options that choose them in `--help`."""
 
-_WEIGHT_FORMATS = "Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4."
-Quant = Annotated[
-    str | None,
-    typer.Option(
+
+def _quant(metavar: str, further: str = "") -> Any:
+    """The option --quant."""
+    formats = "Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4."
+    return typer.Option(
         "--quant",
-        metavar="FORMAT",
+        metavar=metavar,
         autocompletion=completion.formats,
         rich_help_panel=CHOICE,
-        help=_WEIGHT_FORMATS,
-    ),
-]
-Quants = Annotated[
-    str | None,
-    typer.Option(
-        "--quant",
-        metavar="FORMAT[,...]",
-        autocompletion=completion.formats,
-        rich_help_panel=CHOICE,
-        help=f"{_WEIGHT_FORMATS} Several: a build of each, and a comparison.",
-    ),
-]
+        help=f"{formats}{further}",
+    )
+
+
+Quant = Annotated[str | None, _quant("FORMAT")]
+Quants = Annotated[str | None, _quant("FORMAT[,...]", " Several: a build of each, and a comparison.")]
 Tp = Annotated[int | None, typer.Option("--tp", min=1, metavar="N", rich_help_panel=CHOICE, help="Tensor parallelism.")]
 Pp = Annotated[
     int | None, typer.Option("--pp", min=1, metavar="N", rich_help_panel=CHOICE, help="Pipeline parallelism.")
