@@ -10,7 +10,7 @@ from trtforge.cli import show
 from trtforge.cli.chat import served_build
 from trtforge.cli.options import MOST_INT32, Json, Quiet, Verbose, from_options
 from trtforge.core.defaults import GRPC_PORT, GRPC_URL
-from trtforge.core.errors import ForgeError, Repair, UsageError
+from trtforge.core.errors import ForgeError, Repair, UsageError, mistyped
 
 if TYPE_CHECKING:
     from trtforge.core.progress import Progress
@@ -96,10 +96,8 @@ def _nothing_at(target: str, place: Path) -> ForgeError:
         meant = f"{target}:{GRPC_PORT}"
         error = ForgeError(f"{target}: no such directory, and an address needs its port", hint=f"Give {give}.")
         return error.repaired_by(Repair(target, meant))
-    near = nearest_directory(place)
-    hint = f"Did you mean {near}?" if near else f"Give {give}."
-    error = ForgeError(f"{target}: neither a directory nor HOST:PORT", hint=hint)
-    return error.repaired_by(Repair(target, str(near)) if near else None)
+    said = f"{target}: neither a directory nor HOST:PORT"
+    return mistyped(said, target, nearest_directory(place), otherwise=f"Give {give}.")
 
 
 def _levels(text: str) -> tuple[int, ...]:

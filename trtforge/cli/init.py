@@ -8,7 +8,7 @@ import typer
 from trtforge.cli import show
 from trtforge.cli.chosen import Choice, derived, is_model, located
 from trtforge.cli.options import Ep, GoalName, GpuName, Json, Pp, Quant, Tp, Verbose
-from trtforge.core.errors import ForgeError, Repair
+from trtforge.core.errors import mistyped
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.new_file import write_new
 
@@ -39,11 +39,12 @@ def init(
 
     model = located(model)
     if not is_model(model):
-        near = nearest_directory(Path(model))
-        raise ForgeError(
+        raise mistyped(
             f"{model}: neither a model directory (with config.json) nor a hub id (owner/name)",
-            hint=f"Did you mean {near}?" if near else "Give a model; `trtforge recipes copy` copies a recipe.",
-        ).repaired_by(Repair(model, str(near)) if near else None)
+            model,
+            nearest_directory(Path(model)),
+            otherwise="Give a model; `trtforge recipes copy` copies a recipe.",
+        )
     name = None if file is None else re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).lstrip("._-") or None
     found = derived(model, Choice(quant, tp, pp, ep, gpu, goal), name)
     recipe = found.recipe()

@@ -13,7 +13,7 @@ from trtforge.cli.help import Command, Group
 from trtforge.cli.options import Json, Verbose
 from trtforge.core.assets import asset_directory
 from trtforge.core.builds import RECIPE_FILE, REPORT_FILE, require_one_build
-from trtforge.core.errors import ForgeError, Repair
+from trtforge.core.errors import ForgeError, Repair, mistyped
 from trtforge.core.new_file import write_new
 
 if TYPE_CHECKING:
@@ -89,19 +89,16 @@ def _nothing_at(recipe: str, names: Collection[str], *, models: bool) -> ForgeEr
 
     path = Path(recipe)
     is_path = "/" in recipe or path.suffix in _SUFFIXES
-    found = nearest_path(path, lambda each: each.suffix in _SUFFIXES or (models and each.is_dir()))
-    near = str(found) if found else None
+    near: object | None = nearest_path(path, lambda each: each.suffix in _SUFFIXES or (models and each.is_dir()))
     name = path.stem if path.suffix in _SUFFIXES else recipe
     if near is None and "/" not in recipe:
         near = nearest_name(name, names)
     like = ", ".join([each for each in names if each.startswith(name)][:_SHOWN])
     give = "a model's directory or hub id, a build" if models else "a recipe file"
     hint = f"Give {give}, or a name from `trtforge recipes list`{f', such as {like}' if like else ''}."
-    hint = f"Did you mean {near}?" if near else hint
     absent = f"{recipe}: no such file or directory"
     named = f"{recipe}: no such file or directory, and no recipe of this name ships with trtforge"
-    error = ForgeError(absent if is_path else named, hint=hint)
-    return error.repaired_by(Repair(recipe, near) if near else None)
+    return mistyped(absent if is_path else named, recipe, near, otherwise=hint)
 
 
 @recipes.command("list", cls=Command)

@@ -57,6 +57,13 @@ class AbsentFile(ForgeError):
     """A file to be read does not exist."""
 
 
+def mistyped(message: str, wrong: str, meant: object | None, *, otherwise: str) -> ForgeError:
+    """The error for `wrong`, which probably means `meant`; the hint is `otherwise` if nothing is known to be meant."""
+    if meant is None:
+        return ForgeError(message, hint=otherwise)
+    return ForgeError(message, hint=f"Did you mean {meant}?").repaired_by(Repair(wrong, str(meant)))
+
+
 class UsageError(ForgeError):
     """The command line itself is wrong: exit status 2."""
 

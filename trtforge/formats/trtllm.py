@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from trtforge.core.dtypes import ModelDtype
-from trtforge.core.errors import ForgeError, Repair
+from trtforge.core.errors import ForgeError, mistyped
 from trtforge.core.json_text import read_json_object
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.parallel import Parallel
@@ -269,10 +269,12 @@ def _read(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
     hint = "Make the directory again."
     if not directory.is_dir():
-        near = nearest_directory(directory)
-        hint = f"Did you mean {near}?" if near else "Give a checkpoint or engine directory."
-        repair = Repair(str(directory), str(near)) if near else None
-        raise ForgeError(f"{directory}: no such directory", hint=hint).repaired_by(repair)
+        raise mistyped(
+            f"{directory}: no such directory",
+            str(directory),
+            nearest_directory(directory),
+            otherwise="Give a checkpoint or engine directory.",
+        )
     inside = [str(directory / part) for part in ("checkpoint", "engine") if (directory / part / CONFIG_FILE).is_file()]
     absent = f"Give {' or '.join(inside)}." if inside else "Give a checkpoint or engine directory."
     if any(directory.glob("*/config.pbtxt")):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from trtforge.core.builds import require_one_build
-from trtforge.core.errors import ForgeError, Repair
+from trtforge.core.errors import ForgeError, Repair, mistyped
 from trtforge.core.manifest import FILE_NAME, Manifest, Stage, is_foreign, read_manifest
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.recipe import QuantFormat, Recipe
@@ -63,10 +63,8 @@ def _no_directory(path: Path) -> ForgeError:
         give = "Give its directory." if known else "Give the directory of an artifact, a build or a model."
         error = ForgeError(f"{path} is a file", hint=give)
         return error.repaired_by(Repair(str(path), str(path.parent)) if known else None)
-    near = nearest_directory(path)
-    hint = f"Did you mean {near}?" if near else "Give an artifact or a checkpoint directory."
-    error = ForgeError(f"{path}: no such directory", hint=hint)
-    return error.repaired_by(Repair(str(path), str(near)) if near else None)
+    give = "Give an artifact or a checkpoint directory."
+    return mistyped(f"{path}: no such directory", str(path), nearest_directory(path), otherwise=give)
 
 
 def _is_known(directory: Path) -> bool:

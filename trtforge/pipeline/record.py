@@ -8,7 +8,7 @@ from pydantic import Field
 
 from trtforge.core.builds import REPORT_FILE, require_one_build
 from trtforge.core.config_model import Config
-from trtforge.core.errors import ForgeError, Repair
+from trtforge.core.errors import ForgeError, mistyped
 from trtforge.core.json_text import read_json_object
 from trtforge.core.nearest import nearest_path
 from trtforge.core.recipe import RoundingMethod
@@ -239,8 +239,7 @@ def read_record(build: Path, others: Collection[Path] = ()) -> Record:
     give = "Give the directory that `trtforge build` wrote, such as build/demo-int4awq."
     if not build.exists():
         near = nearest_path(build, lambda each: each.is_dir() and each not in others)
-        error = ForgeError(f"{build}: no such directory", hint=f"Did you mean {near}?" if near else give)
-        raise error.repaired_by(Repair(str(build), str(near)) if near else None)
+        raise mistyped(f"{build}: no such directory", str(build), near, otherwise=give)
     require_one_build(build)
     path = build / REPORT_FILE if build.is_dir() else build
     if not path.is_file():
