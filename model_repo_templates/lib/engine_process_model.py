@@ -3,6 +3,7 @@
 This model starts the engine process, which the text models use as well. Derived models choose the engine.
 """
 
+import json
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ import triton_python_backend_utils as pb_utils
 from engine_metrics import EngineMetrics
 from engine_outputs import SequenceState, Wanted
 from engine_requests import RequestedSequence, requested_sequences
+from input_names import InputNames
 from input_values import InputValues
 from model_config import ModelConfig
 from responder import RequestFailed, Responder
@@ -71,6 +73,7 @@ class EngineProcessModel(ABC):
         self._decoupled = config.decoupled
         self._limits = request_limits(config)
         self._exclude_input = config.flag("exclude_input_in_output", False)
+        self._names = InputNames(config.inputs, {_without_prefix(name): name for name in config.inputs})
         self._ending = threading.Event()
         period = config.integer("stats_check_period_ms", 100) / 1000
         self._metrics = EngineMetrics(config.name, args["model_version"])
@@ -94,7 +97,7 @@ class EngineProcessModel(ABC):
         """Pass the requests to the engine; other threads send the responses."""
         with self._client.together():
             for request in requests:
-                self._take(EngineCall(request, exclude_input=self._exclude_input))
+                self._take(EngineCall(request, exclude_input=self._exclude_input), request.parameters())
 
     def finalize(self) -> None:
         """End the engine's process and this one."""
@@ -104,8 +107,10 @@ class EngineProcessModel(ABC):
         self._process.end()
         model_process.leave()
 
-    def _take(self, call: EngineCall) -> None:
+    def _take(self, call: EngineCall, parameters: str) -> None:
         with call.failing():
+            if parameters:
+                self._names.check(json.loads(parameters))
             if InputValues(call.inputs).flag("stop", False):
                 self._stop(call)
             else:
@@ -145,3 +150,8 @@ class EngineProcessModel(ABC):
             pb_utils.Logger.log_error(f"the engine process ended with status {status}")
             self._client.close()
             os._exit(1)
+
+
+def _without_prefix(name: str) -> str:
+    """As text models and other servers name an input: top_k is TensorRT-LLM's runtime_top_k."""
+    return name.removeprefix("runtime_")

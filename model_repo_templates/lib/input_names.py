@@ -15,7 +15,7 @@ _NEAR = 0.8  # of difflib's ratio: one letter of four may be wrong
 
 
 class InputNames:
-    """The inputs of a text model. `elsewhere`: names that other models have for some of them."""
+    """The inputs of a model. `elsewhere`: names that other models have for some of them."""
 
     def __init__(self, known: Collection[str], elsewhere: Mapping[str, str]) -> None:
         self._known = frozenset(known)

@@ -24,6 +24,11 @@ class ModelConfig:
         """The model's max_batch_size."""
         return int(self._values["max_batch_size"])
 
+    @property
+    def inputs(self) -> frozenset[str]:
+        """The names of the model's inputs."""
+        return frozenset(tensor["name"] for tensor in self._values["input"])
+
     def text(self, key: str, default: str = "") -> str:
         """A parameter; an empty one counts as absent."""
         return self._parameters.get(key) or default

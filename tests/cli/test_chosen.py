@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from tests.conftest import DEMO_MODEL
+from tests.pipeline.records import full, written
 from trtforge.cli.chosen import Choice, choose, choose_each, is_model, located
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.pipeline.report import StageReport
@@ -148,14 +149,14 @@ def test_a_build_that_is_refused_leaves_the_recipe_of_the_earlier_one(
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="this directory has neither a model nor a build"):
         choose(str(tmp_path), Choice())
-    (tmp_path / "report.json").write_text("{}")
+    build = written(tmp_path / "build", full())
     with pytest.raises(ForgeError, match="a build of a recipe, which is not in it") as caught:
-        choose(str(tmp_path), Choice(quant="fp8"))
+        choose(str(build), Choice(quant="fp8"))
     assert caught.value.hint == "Give the recipe and --out DIR.", "run refuses it without a repository"
-    (tmp_path / "repository").mkdir()
+    (build / "repository").mkdir()
     with pytest.raises(ForgeError, match="a build of a recipe, which is not in it") as caught:
-        choose(str(tmp_path), Choice(quant="fp8"))
-    assert caught.value.hint == f"Give the recipe and --out DIR, or run it as it is: `trtforge run {tmp_path}`."
+        choose(str(build), Choice(quant="fp8"))
+    assert caught.value.hint == f"Give the recipe and --out DIR, or run it as it is: `trtforge run {build}`."
     with pytest.raises(ForgeError) as caught:
         choose("demo-int4", Choice())
     assert "demo-int4awq" in caught.value.hint

@@ -47,7 +47,7 @@ def test_differences_from_the_first_build_are_columns(
     assert status == 0
     rows = {line[:30].strip(): line[30:].split("  ") for line in out.splitlines()}
     assert [word.strip() for word in rows["KL mean, against the first"] if word] == ["-", "+0.02 to +0.02", "+0 to +0"]
-    real = [word.strip() for word in rows["real differences"] if word]
+    real = [word.strip() for word in rows["significant differences"] if word]
     assert real == ["-", "perplexity and KL", "none shown"]
     assert "b against a: perplexity +2.02% to +2.02%, mean KL" in (tmp_path / "page.html").read_text()
     other = verified(tmp_path / "other", 0.03, text=4.0)

@@ -285,6 +285,21 @@ def test_a_misspelled_input_is_refused(server: Running, model: str, given: dict[
     assert said in response.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"top_k": 3}, "top_k is no input of this model; did you mean runtime_top_k?"),
+        ({"stop_words": "end"}, "stop_words is no input of this model; did you mean stop_words_list?"),
+        ({"temprature": 0.5}, "temprature is no input of this model; did you mean temperature?"),
+    ],
+)
+def test_the_engine_refuses_a_misspelled_input(server: Running, given: dict[str, object], said: str) -> None:
+    body = {"input_ids": [5, 6], "input_lengths": 2, "request_output_len": 3}
+    response = post(server, "tensorrt_llm", **body, **given)
+    assert response.status_code == 400
+    assert said in response.json()["error"]
+
+
 def test_an_input_given_as_a_parameter_is_refused(server: Running) -> None:
     said = error_of(server, "ensemble", 2, parameters={"top_k": 3})
     assert "top_k is an input of this model, not a parameter" in said

@@ -19,7 +19,7 @@ def artifact_at(place: Path, *stages: Stage) -> Path:
     if stages == ("repository",):
         _refuse_model(found)
     if not (found / FILE_NAME).is_file() and (found / REPORT_FILE).is_file():
-        _require_gate(found, stages[0])
+        require_gate(found, stages[0])
     return found
 
 
@@ -34,8 +34,8 @@ def _refuse_model(place: Path) -> None:
         )
 
 
-def _require_gate(build: Path, stage: Stage) -> None:
-    """Raises ForgeError if the build ended because its quality gate does not hold."""
+def require_gate(build: Path, stage: Stage) -> None:
+    """Raises ForgeError if the build has no artifact of `stage` because its quality gate does not hold."""
     from trtforge.pipeline.record import read_record
 
     record = read_record(build)

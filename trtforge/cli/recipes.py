@@ -11,6 +11,7 @@ import typer
 from trtforge.cli import completion, show
 from trtforge.cli.help import Command, Group
 from trtforge.cli.options import Json, Verbose
+from trtforge.cli.places import require_gate
 from trtforge.core.assets import asset_directory
 from trtforge.core.builds import RECIPE_FILE, REPORT_FILE, require_one_build
 from trtforge.core.errors import ForgeError, Repair, mistyped
@@ -75,6 +76,8 @@ def _no_recipe_in(path: Path, recipe: str, *, models: bool) -> ForgeError:
         hint = "Give the recipe and --out DIR"
         if (path / "repository").is_dir():
             hint += f", or run it as it is: `{join(['trtforge', 'run', recipe])}`"
+        else:
+            require_gate(path, "repository")
         return ForgeError(f"{recipe}: a build of a recipe, which is not in it", hint=f"{hint}.")
     if models:
         hint = "A model has config.json and safetensors. Give one, a recipe, or a name from `trtforge recipes list`."

@@ -50,7 +50,7 @@ _ENGINE = (
     "word_lists",
 )
 _ENGINE_TEXT = tuple(dict.fromkeys((*_TEXT, *_ENGINE)))
-_ENGINE_MODEL = (*_PROCESS, *_ENGINE, "engine_metrics", "engine_process_model", "watch")
+_ENGINE_MODEL = (*_PROCESS, *_ENGINE, "engine_metrics", "engine_process_model", "input_names", "watch")
 LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "ensemble": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "drafted_engine", "kserve_messages", "triton_engine")},
     "preprocessing": {

@@ -13,7 +13,7 @@ from trtforge.pipeline.metrics import kept_blocks
 from trtforge.pipeline.paths import Paths
 from trtforge.verify.result import Interval
 
-TITLES = ("perplexity, against the first", "KL mean, against the first", "real differences")
+TITLES = ("perplexity, against the first", "KL mean, against the first", "significant differences")
 """What `compare` says of a difference."""
 UNKNOWN = "the verification is of an older version: build again"
 _FEWEST = "too few tokens for an interval: give the gate more samples"
