@@ -25,6 +25,13 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + step / 20 for step in range(16)],
+    "long_factor": [1.0 + step for step in range(16)],
+    "original_max_position_embeddings": 64,
+}
+
 
 @pytest.mark.parametrize(
     "scaling",
@@ -32,11 +39,16 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         None,
         {"rope_type": "linear", "factor": 4.0},
         {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 64},
         LLAMA3,
         YARN,
         YARN | {"beta_fast": 16.0, "beta_slow": 2.0, "truncate": False},
         YARN | {"mscale": 1.0, "mscale_all_dim": 0.5},
         YARN | {"attention_factor": 1.25},
+        YARN | {"factor": None},
+        LONGROPE,
+        LONGROPE | {"factor": 8.0},
+        LONGROPE | {"attention_factor": 1.25},
     ],
 )
 def test_rotation_equals_that_of_transformers(scaling: dict[str, Any] | None) -> None:

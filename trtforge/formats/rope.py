@@ -59,6 +59,11 @@ def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = (), abrupt: bool =
     return scaling
 
 
+def longrope_factor(stretch: float, original: int) -> float:
+    """Longrope's factor on cosines and sines, for `stretch` times the `original` positions."""
+    return 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
+
+
 def _check(config: HfConfig, key: str, value: object) -> None:
     """Raises ForgeError for a value that is invalid for this key; null counts as absent."""
     if value is None:

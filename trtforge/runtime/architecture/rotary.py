@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.rope import longrope_factor
 from trtforge.runtime.cuda.fused import StepKernels, step_kernels_for
 
 
@@ -109,16 +110,15 @@ def inverse_frequencies(spec: RotarySpec, longest: int) -> tuple[Tensor, float]:
     scaling = spec.scaling or {}
     steps = torch.arange(0, spec.dim, 2, dtype=torch.int64).float() / spec.dim
     plain = 1.0 / (spec.base**steps)
-    factor = float(scaling.get("factor", 1.0))
+    factor = float(scaling.get("factor") or 1.0)
     match spec.kind:
         case "none" | "default" | "mrope":
             return plain, 1.0
         case "linear":
             return plain / factor, 1.0
-        case "dynamic":
-            original = int(scaling.get("original_max_position_embeddings") or spec.max_positions)
-            length = max(longest, original)
-            base = spec.base * ((factor * length / original) - (factor - 1)) ** (spec.dim / (spec.dim - 2))
+        case "dynamic":  # which ignores original_max_position_embeddings
+            stretch = max(longest / spec.max_positions, 1.0)
+            base = spec.base * (factor * stretch - (factor - 1)) ** (spec.dim / (spec.dim - 2))
             return 1.0 / (base**steps), 1.0
         case "llama3":
             return _llama3(plain, scaling), 1.0
@@ -190,6 +190,7 @@ def _longrope(spec: RotarySpec, plain: Tensor, scaling: Mapping[str, Any], longe
             f"longrope of {spec.dim} rotated elements needs {len(plain)} short and long factors",
             hint="Convert the checkpoint again.",
         )
-    stretch = spec.max_positions / original
-    attention_factor = 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
-    return plain / torch.tensor(divisors, dtype=torch.float32), attention_factor
+    attention_factor = scaling.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = longrope_factor(float(scaling.get("factor") or spec.max_positions / original), original)
+    return plain / torch.tensor(divisors, dtype=torch.float32), float(attention_factor)
