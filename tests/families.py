@@ -156,7 +156,7 @@ def _tiny(config: Callable[..., PreTrainedConfig], *, attention: str = "eager", 
     return model
 
 
-TINY: dict[str, Callable[[], PreTrainedModel]] = {
+TINY: dict[str, Callable[..., PreTrainedModel]] = {
     "llama": partial(_tiny, LlamaConfig, **_GQA),
     "llama_biased": partial(_tiny, LlamaConfig, **_GQA, attention_bias=True, mlp_bias=True),
     "llama_tied": partial(_tiny, LlamaConfig, **_GQA | {"tie_word_embeddings": True}),
@@ -331,4 +331,4 @@ TINY: dict[str, Callable[[], PreTrainedModel]] = {
         use_qk_norm=True,
     ),
 }
-"""By family, or family and variant: makes the model. The same one every time."""
+"""By family, or family and variant: makes the model, with other config values if given. The same one every time."""
