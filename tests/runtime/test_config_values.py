@@ -1,5 +1,6 @@
 """Values of config.json that few published models have: the logits are those of transformers."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,12 @@ import pytest
 from tests.families import TINY
 from tests.runtime.converted import LONG, Family, computed, error
 from tests.runtime.test_families import TOLERANCE
+
+_LONGROPE = {
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 1.9],
+    "long_factor": [1.1, 1.4, 2.0, 3.5, 6.0, 9.0, 12.0, 16.0],
+}
 
 
 @pytest.mark.parametrize(
@@ -21,4 +28,39 @@ from tests.runtime.test_families import TOLERANCE
 )
 def test_the_logits_are_those_of_transformers(name: str, changes: dict[str, Any], tmp_path: Path) -> None:
     family = Family(TINY[name](**changes), tmp_path)
+    assert error(computed(family.checkpoint(), LONG)[0], family.logits(LONG)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "written"),
+    [
+        (
+            "phi3",
+            {"rope_parameters": {"rope_type": "longrope", **_LONGROPE}, "original_max_position_embeddings": 64},
+            {"rope_parameters": None, "rope_scaling": {"type": "yarn", **_LONGROPE}},
+        ),
+        (
+            "phi3",
+            {"rope_parameters": {"rope_type": "longrope", **_LONGROPE}, "original_max_position_embeddings": 128},
+            {"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 64, **_LONGROPE}},
+        ),
+        (
+            "gemma3",
+            {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}},
+            {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}},
+        ),
+    ],
+    ids=[
+        "phi3-yarn-is-longrope",
+        "phi3-original-length-beside-scaling",
+        "gemma3-default-of-full-attention",
+    ],
+)
+def test_config_json_is_read_as_transformers_does(
+    name: str, changes: dict[str, Any], written: dict[str, Any], tmp_path: Path
+) -> None:
+    """`written`: what transformers reads as `changes`, and would write in another way."""
+    family, source = Family(TINY[name](**changes), tmp_path), tmp_path / "hf/config.json"
+    family.model.save_pretrained(source.parent)
+    source.write_text(json.dumps(json.loads(source.read_text()) | written))
     assert error(computed(family.checkpoint(), LONG)[0], family.logits(LONG)) < TOLERANCE

@@ -85,6 +85,7 @@ LAYER: tuple[Row, ...] = (
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a DeepSeek-V2 config.json."""
+    require(config, "hidden_act", "silu", ("silu",), "TensorRT-LLM's DeepSeek has the gated SiLU MLP only")
     require(config, "attention_bias", False, (False,), "TensorRT-LLM's MLA has no biases")
     require(config, "moe_layer_freq", 1, (1,), "TensorRT-LLM has experts in every layer after the dense ones")
     sizes, q_lora = _sizes(config), config.count("q_lora_rank") or None
@@ -191,6 +192,9 @@ def _rotary_scaling(config: HfConfig) -> dict[str, Any] | None:
             f"{config.path}: rope_scaling is not complete yarn scaling",
             hint=f"DeepSeek-V2 needs type yarn with {', '.join(keys)}.",
         )
+    given = HfConfig(scaling, config.path)
+    require(given, "attention_factor", None, (None,), "TensorRT-LLM's DeepSeek has the factor of mscale only")
+    require(given, "truncate", True, (True,), "TensorRT-LLM's DeepSeek rounds the range of scaled dimensions")
     return {key: scaling[key] for key in keys} | {"type": "yarn"}
 
 

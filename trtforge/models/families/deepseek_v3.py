@@ -27,6 +27,7 @@ def _layer() -> tuple[Row, ...]:
 def facts(config: HfConfig) -> Facts:
     """The facts of a DeepSeek-V3 config.json."""
     require(config, "scoring_func", "sigmoid", ("sigmoid",), "DeepSeek-V3 has sigmoid scores")
+    require(config, "rope_interleave", True, (True,), "TensorRT-LLM's DeepSeek-V3 rotates pairs of elements")
     require(config, "topk_method", "noaux_tc", ("noaux_tc",), "DeepSeek-V3 chooses experts by score plus bias")
     values: dict[str, Any] = {**config.values, "topk_method": "greedy", "routed_scaling_factor": 1.0}
     base = deepseek_v2.facts(HfConfig(values, config.path))

@@ -4,7 +4,14 @@ from dataclasses import replace
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import gemma
-from trtforge.models.families.common import dense, gated_mlp, qkv, sliding_layers, sliding_window
+from trtforge.models.families.common import (
+    dense,
+    gated_mlp,
+    qkv,
+    require,
+    sliding_layers,
+    sliding_window,
+)
 from trtforge.models.family import Facts, Row, Vector
 
 INNER_NORMS = tuple(
@@ -13,17 +20,19 @@ INNER_NORMS = tuple(
 )
 LAYER: tuple[Row, ...] = (gemma.INPUT_NORM, qkv(), dense(), gemma.POST_NORM, *INNER_NORMS, *gated_mlp(bias=None))
 
+GELU = "gelu_pytorch_tanh"
+
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Gemma 2 config.json."""
+    require(config, "hidden_activation", GELU, (GELU,), "TensorRT-LLM's Gemma has one activation")
     base = gemma.facts(config)
-    layers = sliding_layers(config) or tuple(range(0, base.sizes.num_layers, 2))
     fields = {
         "inter_layernorms": True,
         "query_pre_attn_scalar": config.integer("query_pre_attn_scalar"),
         "final_logit_softcapping": config.positive_or_none("final_logit_softcapping"),
         "attn_logit_softcapping": config.positive_or_none("attn_logit_softcapping"),
-        **sliding_window(config, layers),
+        **sliding_window(config, sliding_layers(config) or tuple(range(0, base.sizes.num_layers, 2))),
     }
     return replace(base, config={**base.config, **fields})
 

@@ -5,7 +5,15 @@ from typing import Any
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import gemma, gemma2
-from trtforge.models.families.common import QK_NORM, dense, gated_mlp, qkv, sliding_layers, sliding_window
+from trtforge.models.families.common import (
+    QK_NORM,
+    dense,
+    gated_mlp,
+    qkv,
+    require,
+    sliding_layers,
+    sliding_window,
+)
 from trtforge.models.family import Facts, Row
 
 LAYER: tuple[Row, ...] = (
@@ -18,17 +26,14 @@ LAYER: tuple[Row, ...] = (
     *gated_mlp(bias=None),
 )
 
+_BASE, _LOCAL_BASE = 1000000.0, 10000.0
+
 
 def facts(config: HfConfig) -> Facts:
-    """The facts of a Gemma 3 config.json; transformers 5 nests the rotary parameters by layer type."""
-    nested: dict[str, Any] = config.values.get("rope_parameters") or {}
-    local_base = config.number("rope_local_base_freq", 10000.0, above=0)
-    if "full_attention" in nested:
-        sliding = HfConfig(nested.get("sliding_attention") or {}, config.path)
-        local_base = sliding.number("rope_theta", local_base, above=0)
-        config = HfConfig({**config.values, "rope_parameters": nested["full_attention"]}, config.path)
-    elif not nested and config.values.get("rope_theta") is None:
-        config = HfConfig({**config.values, "rope_theta": 1000000.0}, config.path)
+    """The facts of a Gemma 3 config.json. Raises ForgeError for what TensorRT-LLM's network does not compute."""
+    require(config, "hidden_activation", gemma2.GELU, (gemma2.GELU,), "TensorRT-LLM's Gemma has one activation")
+    require(config, "use_bidirectional_attention", False, (False,), "TensorRT-LLM's Gemma is causal")
+    config, local_base = _rotations(config)
     base = gemma.facts(config)
     pattern = config.count("_sliding_window_pattern") or config.count("sliding_window_pattern") or 6
     every = tuple(layer for layer in range(base.sizes.num_layers) if (layer + 1) % pattern)
@@ -41,6 +46,24 @@ def facts(config: HfConfig) -> Facts:
         **sliding_window(config, sliding_layers(config) or every),
     }
     return replace(base, config={**base.config, **fields})
+
+
+def _rotations(config: HfConfig) -> tuple[HfConfig, float]:
+    """The config.json with the rotation of layers without a window, and the base of those with one.
+
+    transformers 5 nests the rotary parameters by layer type. Raises ForgeError for scaled rotations in windows.
+    """
+    nested: dict[str, Any] = config.values.get("rope_parameters") or {}
+    local_base = config.number("rope_local_base_freq", _LOCAL_BASE, above=0)
+    whole = nested
+    if "full_attention" in nested or "sliding_attention" in nested:
+        sliding = HfConfig(nested.get("sliding_attention") or {}, config.path)
+        why = "TensorRT-LLM's Gemma 3 scales no positions of layers with a sliding window"
+        require(sliding, "rope_type", "default", ("default",), why)
+        local_base = sliding.number("rope_theta", local_base, above=0)
+        whole = nested.get("full_attention") or {}
+    base = config.number("rope_theta", _BASE, above=0)
+    return HfConfig({**config.values, "rope_theta": base, "rope_parameters": whole}, config.path), local_base
 
 
 FAMILY = replace(

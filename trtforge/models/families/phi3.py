@@ -4,10 +4,12 @@ Source: tensorrt_llm/models/phi3/convert.py and config.py (0.17): `mlp.fc` is [u
 converter does not split over ranks; we split each half, as the network's fused MLP expects.
 """
 
+import math
 from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
+from trtforge.formats.rope import longrope_factor
 from trtforge.models.families.common import (
     INPUT_NORM,
     LLAMA_MODEL,
@@ -23,6 +25,8 @@ from trtforge.models.families.common import (
 )
 from trtforge.models.family import Facts, Family, Linear, Part, Sizes, Split, Stacked
 
+_LONGROPE = ("longrope", "su", "yarn")
+"""transformers takes the others for longrope (models/phi3/configuration_phi3.py)."""
 _GATE_UP = "mlp.gate_up_proj"
 LAYER = (
     INPUT_NORM,
@@ -61,23 +65,39 @@ def facts(config: HfConfig) -> Facts:
 def _positions(config: HfConfig, sizes: Sizes) -> dict[str, Any]:
     fraction = config.partial_rotary(1.0)
     fields = rotary(config, sizes, fraction, also=("su",)) | {"rotary_pct": fraction}
-    scaling = fields["rotary_scaling"] or {}
-    if scaling.get("rope_type", scaling.get("type")) not in ("longrope", "su"):
+    scaling = fields["rotary_scaling"]
+    if scaling is None:
         return fields
+    if scaling.get("rope_type", scaling.get("type")) not in _LONGROPE:
+        raise ForgeError(f"{config.path}: rope_scaling is not longrope", hint="Phi-3 has no other scaling.")
     short, long = scaling.get("short_factor"), scaling.get("long_factor")
     if not isinstance(short, list) or not isinstance(long, list):
         raise ForgeError(
             f"{config.path}: longrope without short_factor and long_factor",
             hint="Use the config.json that came with the model.",
         )
-    original = scaling.get("original_max_position_embeddings")
+    original = config.integer("original_max_position_embeddings", 4096)
+    _require_default_factor(config, scaling, sizes.max_positions, original)
     return fields | {
         "position_embedding_type": "long_rope",
         "rotary_scaling": None,
-        "original_max_position_embeddings": original or config.integer("original_max_position_embeddings", 4096),
+        "original_max_position_embeddings": original,
         "longrope_scaling_short_factors": short,
         "longrope_scaling_long_factors": long,
     }
+
+
+def _require_default_factor(config: HfConfig, scaling: dict[str, Any], positions: int, original: int) -> None:
+    """Raises ForgeError for another factor on cosines and sines than that of the two lengths."""
+    default = longrope_factor(positions / original, original)
+    stretch = float(scaling.get("factor") or positions / original)
+    given = scaling.get("attention_factor")
+    factor = longrope_factor(stretch, original) if given is None else float(given)
+    if not math.isclose(factor, default, rel_tol=1e-6):
+        raise ForgeError(
+            f"{config.path}: rope_scaling: factor or attention_factor scales attention by {factor:.6g}",
+            hint=f"TensorRT-LLM's Phi-3 scales by {default:.6g}, from {positions} and {original} positions, only.",
+        )
 
 
 FAMILY = Family(
