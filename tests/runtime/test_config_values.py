@@ -10,6 +10,7 @@ from tests.families import TINY
 from tests.runtime.converted import LONG, Family, computed, error
 from tests.runtime.test_families import TOLERANCE
 
+_WHOLE = ["full_attention"] * 4
 _LONGROPE = {
     "rope_theta": 10000.0,
     "short_factor": [1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 1.9],
@@ -20,9 +21,15 @@ _LONGROPE = {
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
+        ("qwen2_window", {"layer_types": _WHOLE}),
+        ("gemma2", {"layer_types": _WHOLE}),
+        ("gemma3", {"layer_types": _WHOLE}),
+        ("qwen3", {"mlp_bias": True}),
         ("gpt2", {"activation_function": "gelu"}),
         ("gpt_bigcode", {"activation_function": "gelu"}),
         ("phi", {"hidden_act": "gelu"}),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16}),
+        ("qwen3_moe", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
@@ -49,11 +56,17 @@ def test_the_logits_are_those_of_transformers(name: str, changes: dict[str, Any]
             {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}},
             {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}},
         ),
+        (
+            "qwen2_window",
+            {"max_window_layers": 0},
+            {"layer_types": None},
+        ),
     ],
     ids=[
         "phi3-yarn-is-longrope",
         "phi3-original-length-beside-scaling",
         "gemma3-default-of-full-attention",
+        "qwen2-window-in-all-layers",
     ],
 )
 def test_config_json_is_read_as_transformers_does(

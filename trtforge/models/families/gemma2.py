@@ -27,12 +27,13 @@ def facts(config: HfConfig) -> Facts:
     """The facts of a Gemma 2 config.json."""
     require(config, "hidden_activation", GELU, (GELU,), "TensorRT-LLM's Gemma has one activation")
     base = gemma.facts(config)
+    layers = sliding_layers(config)
     fields = {
         "inter_layernorms": True,
         "query_pre_attn_scalar": config.integer("query_pre_attn_scalar"),
         "final_logit_softcapping": config.positive_or_none("final_logit_softcapping"),
         "attn_logit_softcapping": config.positive_or_none("attn_logit_softcapping"),
-        **sliding_window(config, sliding_layers(config) or tuple(range(0, base.sizes.num_layers, 2))),
+        **sliding_window(config, tuple(range(0, base.sizes.num_layers, 2)) if layers is None else layers),
     }
     return replace(base, config={**base.config, **fields})
 

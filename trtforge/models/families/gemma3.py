@@ -37,13 +37,14 @@ def facts(config: HfConfig) -> Facts:
     base = gemma.facts(config)
     pattern = config.count("_sliding_window_pattern") or config.count("sliding_window_pattern") or 6
     every = tuple(layer for layer in range(base.sizes.num_layers) if (layer + 1) % pattern)
+    layers = sliding_layers(config)
     fields = {
         "inter_layernorms": True,
         "query_pre_attn_scalar": config.integer("query_pre_attn_scalar", 256),
         "final_logit_softcapping": config.positive_or_none("final_logit_softcapping"),
         "rope_local_base_freq": local_base,
         "_sliding_window_pattern": pattern,
-        **sliding_window(config, sliding_layers(config) or every),
+        **sliding_window(config, every if layers is None else layers),
     }
     return replace(base, config={**base.config, **fields})
 

@@ -11,10 +11,15 @@ NO_MOE = moe_fields(0, 0, normalization=0)
 
 
 def window_layers(config: HfConfig, num_layers: int) -> tuple[int, ...]:
-    """The layers with a sliding window: with `use_sliding_window`, those from `max_window_layers` on."""
+    """The layers with a sliding window: with `use_sliding_window`, those of `layer_types`, or from `max_window_layers`
+    on."""
     if not config.flag("use_sliding_window"):
         return ()
-    return sliding_layers(config) or tuple(range(config.integer("max_window_layers", 28), num_layers))
+    layers = sliding_layers(config)
+    if layers is not None:
+        return layers
+    given = config.values.get("max_window_layers") is not None
+    return tuple(range(config.count("max_window_layers") if given else 28, num_layers))
 
 
 def facts(config: HfConfig) -> Facts:
@@ -25,6 +30,7 @@ def facts(config: HfConfig) -> Facts:
         config={
             **base.config,
             "attn_bias": True,
+            "mlp_bias": False,
             "qwen_type": "qwen2",
             "seq_length": 8192,
             "use_logn_attn": False,

@@ -7,7 +7,17 @@ from dataclasses import replace
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import qwen3
-from trtforge.models.families.common import INPUT_NORM, POST_NORM, QK_NORM, dense, gated_mlp, moe_fields, qkv, router
+from trtforge.models.families.common import (
+    INPUT_NORM,
+    POST_NORM,
+    QK_NORM,
+    dense,
+    gated_mlp,
+    moe_fields,
+    qkv,
+    router,
+    sliding_window,
+)
 from trtforge.models.families.qwen2_moe import EXPERTS, dense_fields, expert_count, sparse_layers
 from trtforge.models.family import Facts
 
@@ -24,7 +34,7 @@ LAYER = (
 
 
 def facts(config: HfConfig) -> Facts:
-    """The facts of a Qwen3-MoE config.json."""
+    """The facts of a Qwen3-MoE config.json; with `use_sliding_window` all layers have a window."""
     base = qwen3.facts(config)
     count, inner = expert_count(config), config.integer("moe_intermediate_size")
     moe = moe_fields(count, config.integer("num_experts_per_tok"), int(config.flag("norm_topk_prob")))
@@ -35,6 +45,7 @@ def facts(config: HfConfig) -> Facts:
         "moe_intermediate_size": inner,
         "moe_shared_expert_intermediate_size": 0,
         **dense_fields(config),
+        **sliding_window(config, None if config.flag("use_sliding_window") else ()),
     }
     return replace(
         base,
