@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Gemma3TextConfig
 
 from tests.families import TINY
 from trtforge.core.errors import ForgeError
@@ -13,11 +14,12 @@ from trtforge.models.family import Facts
 from trtforge.models.registry import architectures, family_of, family_of_engine
 
 
-def facts_of(family: str, changes: dict[str, Any], directory: Path) -> Facts:
-    """The facts of a tiny model's config.json with these changes."""
+def facts_of(family: str, changes: dict[str, Any], directory: Path, absent: tuple[str, ...] = ()) -> Facts:
+    """The facts of a tiny model's config.json with these changes and without the absent keys."""
     model = TINY[family]()
     values = model.config.to_dict() | {"architectures": [type(model).__name__]} | changes
-    (directory / "config.json").write_text(json.dumps(values))
+    written = {key: value for key, value in values.items() if key not in absent}
+    (directory / "config.json").write_text(json.dumps(written))
     config = read_config(directory)
     return family_of(config.architecture).facts(config)
 
@@ -84,6 +86,61 @@ def test_what_tensorrt_llm_does_not_compute_is_refused(
     with pytest.raises(ForgeError, match=message) as caught:
         facts_of(family, given, tmp_path)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("mistral", ("sliding_window",)),
+        ("mixtral", ("rope_theta", "rms_norm_eps")),
+        ("qwen2_window", ("sliding_window",)),
+        ("gemma2", ("query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping", "sliding_window")),
+        ("gemma3", ("vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window")),
+        ("cohere", ("rope_theta",)),
+        (
+            "deepseek_v3",
+            ("n_group", "topk_group", "routed_scaling_factor", "first_k_dense_replace", "n_shared_experts"),
+        ),
+        ("exaone4", ("rms_norm_eps", "sliding_window")),
+        ("llama4", ("rope_theta", "rms_norm_eps")),
+        ("gpt_oss", ("rms_norm_eps",)),
+        ("glm4_moe", ("rms_norm_eps", "first_k_dense_replace", "n_shared_experts")),
+    ],
+)
+def test_absent_keys_have_the_defaults_of_transformers(tmp_path: Path, family: str, keys: tuple[str, ...]) -> None:
+    own = type(TINY[family]().config)
+    defaults = {key: own.default_theta if key == "rope_theta" else getattr(own, key) for key in keys}
+    rope = {"rope_parameters": None} if "rope_theta" in keys else {}
+    expected = facts_of(family, rope | defaults, tmp_path)
+    assert facts_of(family, rope, tmp_path, absent=keys) == expected
+
+
+def test_gemma_3_with_vision_as_it_is_published(tmp_path: Path) -> None:
+    """google/gemma-3-12b-it leaves out what its configuration class knows."""
+    text = {
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    values = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    facts = family_of("Gemma3ForConditionalGeneration").facts(read_config(tmp_path))
+    expected = Gemma3TextConfig(**text)
+    sizes = facts.sizes
+    assert (sizes.vocab, sizes.head_size, sizes.num_kv_heads) == (expected.vocab_size, expected.head_dim, 8)
+    assert (sizes.max_positions, facts.tied_embeddings) == (expected.max_position_embeddings, True)
+    assert facts.config["rotary_base"] == expected.rope_parameters["full_attention"]["rope_theta"]
+    assert facts.config["rope_local_base_freq"] == expected.rope_parameters["sliding_attention"]["rope_theta"]
+    kinds = [
+        "sliding_attention" if layer in facts.config["sliding_window_layers"] else "full_attention"
+        for layer in range(48)
+    ]
+    assert kinds == expected.layer_types
 
 
 def test_tensorrt_llm_names_architectures_as_hugging_face_does() -> None:

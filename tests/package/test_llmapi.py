@@ -1,7 +1,9 @@
 """The repository of an llmapi engine, and what its model asks of TensorRT-LLM's LLM API."""
 
 import inspect
+import json
 import queue
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -21,11 +23,13 @@ from tests.patience import PATIENCE
 from trtforge.compile.stage import CompileOptions, compile_engine
 from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import open_artifact
 from trtforge.core.parallel import Parallel
 from trtforge.engine_process.messages import Submission
 from trtforge.engine_process.requests import GenerationRequest, Guide, Output, SamplingParams
 from trtforge.formats.triton import ROLES
 from trtforge.package.config import PackageConfig
+from trtforge.package.engine_facts import read_engine
 from trtforge.package.stage import package
 
 
@@ -390,3 +394,13 @@ def test_scores_are_the_tokens_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert llmapi_scores.log_probs([7], [-1.5]) == (-1.5,)
     with pytest.raises(ForgeError, match="does not tell the log probability of token 9, only those of the 3 most"):
         llmapi_scores.log_probs([9], [beyond])
+
+
+def test_a_language_model_may_leave_its_vocabulary_to_its_class(engine: Path, tmp_path: Path) -> None:
+    """As published Gemma 3 models do, which have their dtype beside the language model's values."""
+    shutil.copytree(engine, tmp_path / "engine")
+    text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    values = {"architectures": ["Gemma3ForConditionalGeneration"], "torch_dtype": "bfloat16", "text_config": text}
+    (tmp_path / "engine/config.json").write_text(json.dumps(values))
+    facts = read_engine(tmp_path / "engine", open_artifact(engine, "engine"))
+    assert (facts.vocab_size, facts.dtype) == (262208, "bfloat16")

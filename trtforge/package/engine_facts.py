@@ -19,6 +19,7 @@ from trtforge.formats.llmapi import MODEL_FILE, LlmArgs, applies_windows, read_l
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
+from trtforge.models.registry import architectures, family_of
 from trtforge.plan.host_blocks import block_of_engine
 
 
@@ -156,6 +157,13 @@ def _lora_rank(build: Mapping[str, Any]) -> int:
     return rank if isinstance(rank, int) and not isinstance(rank, bool) else 0
 
 
+def _vocabulary(config: HfConfig, text: HfConfig) -> int:
+    """The vocabulary size. Published Gemma 3 leaves it to its configuration class."""
+    if text.values.get("vocab_size") is None and config.architecture in architectures():
+        return family_of(config.architecture).facts(config).sizes.vocab
+    return text.integer("vocab_size")
+
+
 def _llmapi_engine(directory: Path, manifest: Manifest) -> EngineFacts:
     """A Hugging Face checkpoint with model.yaml, where `compile` or `migrate` wrote the limits."""
     args, config = read_llm_args(directory), read_config(directory)
@@ -165,15 +173,15 @@ def _llmapi_engine(directory: Path, manifest: Manifest) -> EngineFacts:
             hint="Add both.",
         )
     text = config.values.get("text_config")
-    text_config = HfConfig(text, config.path) if isinstance(text, dict) else config
+    text_config = HfConfig({**config.values, **text}, config.path) if isinstance(text, dict) else config
     served_by = str(manifest.identity.config.get("target", newest_release().version))
-    architectures = config.items("architectures")
+    names = config.items("architectures")
     return EngineFacts(
         backend="llmapi",
         device="cuda",
         release=newest_release(),
         served_by=served_by,
-        vocab_size=text_config.integer("vocab_size"),
+        vocab_size=_vocabulary(config, text_config),
         dtype=text_config.dtype,
         logits_dtype="float32",
         world_size=args.world_size,
@@ -187,7 +195,7 @@ def _llmapi_engine(directory: Path, manifest: Manifest) -> EngineFacts:
         ),
         target=EngineTarget(),
         llm_args=args,
-        has_windows=any(applies_windows(str(name), served_by) for name in architectures),
+        has_windows=any(applies_windows(str(name), served_by) for name in names),
         adapters=_adapters(manifest),
     )
 

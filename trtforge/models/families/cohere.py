@@ -14,6 +14,7 @@ from trtforge.models.families.common import (
     qkv,
     require,
     rotary,
+    with_defaults,
 )
 from trtforge.models.family import Facts, Family, Vector, holding
 
@@ -22,10 +23,13 @@ _QK_NORM = (
     Vector("attention.k_layernorm.weight", "self_attn.k_norm.weight", "head", when="qk_norm", heads="kv"),
 )
 
+_DEFAULTS = {"rope_theta": 500000.0}  # CohereConfig's
+
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Cohere config.json."""
     require(config, "hidden_act", "silu", ("silu",), "TensorRT-LLM's Cohere has the gated SiLU MLP only")
+    config = with_defaults(config, _DEFAULTS)
     sizes, bias, qk_norm = decoder_sizes(config), config.flag("attention_bias"), config.flag("use_qk_norm")
     return Facts(
         sizes=sizes,

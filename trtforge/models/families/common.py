@@ -1,5 +1,6 @@
 """Shared by many families: the rows of a Llama layer, and facts read from common config.json keys."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from trtforge.core.errors import ForgeError
@@ -226,6 +227,11 @@ def moe_fields(experts: int, top_k: int, normalization: int, shared: int = 0, **
         "device_limited_topk_group": limits.get("topk_group", 0),
         "device_limited_routed_scaling_factor": limits.get("scaling", 1.0),
     }
+
+
+def with_defaults(config: HfConfig, defaults: Mapping[str, Any]) -> HfConfig:
+    """config.json with what transformers' configuration class gives to absent keys."""
+    return HfConfig({**defaults, **config.values}, config.path)
 
 
 def require(config: HfConfig, key: str, default: object, allowed: tuple[object, ...], why: str) -> None:

@@ -9,9 +9,18 @@ from typing import Any
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import deepseek_v2
-from trtforge.models.families.common import ROUTER_BIAS, require
+from trtforge.models.families.common import ROUTER_BIAS, require, with_defaults
 from trtforge.models.families.glm4_moe import sigmoid_moe
 from trtforge.models.family import AbsorbedQuery, Facts, Linear, Row
+
+_DEFAULTS = {
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 3,
+    "n_shared_experts": 1,
+}
+"""DeepseekV3Config's."""
 
 
 def _layer() -> tuple[Row, ...]:
@@ -29,6 +38,7 @@ def facts(config: HfConfig) -> Facts:
     require(config, "scoring_func", "sigmoid", ("sigmoid",), "DeepSeek-V3 has sigmoid scores")
     require(config, "rope_interleave", True, (True,), "TensorRT-LLM's DeepSeek-V3 rotates pairs of elements")
     require(config, "topk_method", "noaux_tc", ("noaux_tc",), "DeepSeek-V3 chooses experts by score plus bias")
+    config = with_defaults(config, _DEFAULTS)
     values: dict[str, Any] = {**config.values, "topk_method": "greedy", "routed_scaling_factor": 1.0}
     base = deepseek_v2.facts(HfConfig(values, config.path))
     moe = sigmoid_moe(config, base.sizes.of("shared_intermediate"))

@@ -17,6 +17,7 @@ from trtforge.models.families.common import (
     require,
     sliding_layers,
     sliding_window,
+    with_defaults,
 )
 from trtforge.models.family import Facts, Row, Vector, holding
 
@@ -29,11 +30,14 @@ LAYER: tuple[Row, ...] = (
     Vector("post_feedforward_layernorm.weight", "post_feedforward_layernorm.weight", "hidden"),
 )
 
+_DEFAULTS = {"sliding_window": 4096, "rms_norm_eps": 1e-5}  # Exaone4Config's
+
 
 def facts(config: HfConfig) -> Facts:
     """The facts of an EXAONE 4 config.json; without `layer_types` every fourth layer attends to all tokens."""
     require(config, "attention_bias", False, (False,), "EXAONE 4 has no biases")
     require(config, "mlp_bias", False, (False,), "EXAONE 4 has no biases")
+    config = with_defaults(config, _DEFAULTS)
     base = llama.facts(config)
     window = config.values.get("sliding_window") or None
     every = tuple(layer for layer in range(base.sizes.num_layers) if _has_window(config, layer))

@@ -11,6 +11,7 @@ from trtforge.models.families.common import (
     require,
     sliding_layers,
     sliding_window,
+    with_defaults,
 )
 from trtforge.models.family import Facts, Row, Vector
 
@@ -22,10 +23,22 @@ LAYER: tuple[Row, ...] = (gemma.INPUT_NORM, qkv(), dense(), gemma.POST_NORM, *IN
 
 GELU = "gelu_pytorch_tanh"
 
+_DEFAULTS = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+"""Gemma2Config's."""
+
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Gemma 2 config.json."""
     require(config, "hidden_activation", GELU, (GELU,), "TensorRT-LLM's Gemma has one activation")
+    config = with_defaults(config, _DEFAULTS)
     base = gemma.facts(config)
     layers = sliding_layers(config)
     fields = {

@@ -13,6 +13,7 @@ from trtforge.models.families.common import (
     require,
     sliding_layers,
     sliding_window,
+    with_defaults,
 )
 from trtforge.models.family import Facts, Row
 
@@ -27,13 +28,22 @@ LAYER: tuple[Row, ...] = (
 )
 
 _BASE, _LOCAL_BASE = 1000000.0, 10000.0
+_DEFAULTS = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+"""Gemma3TextConfig's, on which the published models with vision rely."""
 
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Gemma 3 config.json. Raises ForgeError for what TensorRT-LLM's network does not compute."""
     require(config, "hidden_activation", gemma2.GELU, (gemma2.GELU,), "TensorRT-LLM's Gemma has one activation")
     require(config, "use_bidirectional_attention", False, (False,), "TensorRT-LLM's Gemma is causal")
-    config, local_base = _rotations(config)
+    config, local_base = _rotations(with_defaults(config, _DEFAULTS))
     base = gemma.facts(config)
     pattern = config.count("_sliding_window_pattern") or config.count("sliding_window_pattern") or 6
     every = tuple(layer for layer in range(base.sizes.num_layers) if (layer + 1) % pattern)

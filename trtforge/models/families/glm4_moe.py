@@ -22,6 +22,7 @@ from trtforge.models.families.common import (
     rotary,
     router,
     shared_expert,
+    with_defaults,
 )
 from trtforge.models.family import Facts, Row, holding
 
@@ -38,9 +39,12 @@ LAYER: tuple[Row, ...] = (
     *shared_expert("mlp.shared_experts"),
 )
 
+_DEFAULTS = {"rms_norm_eps": 1e-5, "first_k_dense_replace": 1, "n_shared_experts": 1}  # Glm4MoeConfig's
+
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a GLM-4 MoE config.json."""
+    config = with_defaults(config, _DEFAULTS)
     base = llama.facts(config)
     inner, bias, norm = (
         config.integer("moe_intermediate_size"),

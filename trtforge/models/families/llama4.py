@@ -22,10 +22,12 @@ from trtforge.models.families.common import (
     rotary,
     router,
     shared_expert,
+    with_defaults,
 )
 from trtforge.models.family import Experts, Facts, Part, Row, Size, Split, Stacked, holding
 
 _CHUNK, _TUNED_FROM, _TUNED_BY, _NOPE_PERIOD = 8192, 8192, 0.1, 4  # Llama4TextConfig's defaults
+_DEFAULTS = {"rope_theta": 500000.0, "rms_norm_eps": 1e-5}
 _EXPERTS = "feed_forward.experts.{}"
 _HALVES: tuple[Size, ...] = ("moe_intermediate", "moe_intermediate")
 
@@ -69,6 +71,7 @@ LAYER: tuple[Row, ...] = (
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Llama 4 config.json, or of its text_config."""
+    config = with_defaults(config, _DEFAULTS)
     inner, experts = config.integer("intermediate_size"), config.integer("num_local_experts")
     values = {**config.values, "intermediate_size": config.integer("intermediate_size_mlp")}
     base = llama.facts(HfConfig({**values, "rope_scaling": None, "rope_parameters": None}, config.path))

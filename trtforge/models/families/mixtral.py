@@ -7,7 +7,16 @@ from dataclasses import replace
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import mistral
-from trtforge.models.families.common import INPUT_NORM, POST_NORM, dense, experts, moe_fields, qkv, router
+from trtforge.models.families.common import (
+    INPUT_NORM,
+    POST_NORM,
+    dense,
+    experts,
+    moe_fields,
+    qkv,
+    router,
+    with_defaults,
+)
 from trtforge.models.family import Facts
 
 _EXPERT = "block_sparse_moe.experts.{}"
@@ -20,9 +29,12 @@ LAYER = (
     *experts(gate=f"{_EXPERT}.w1", up=f"{_EXPERT}.w3", down=f"{_EXPERT}.w2"),
 )
 
+_DEFAULTS = {"rope_theta": 1000000.0, "rms_norm_eps": 1e-5, "sliding_window": None}  # MixtralConfig's
+
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Mixtral config.json; its `intermediate_size` is an expert's."""
+    config = with_defaults(config, _DEFAULTS)
     base = mistral.facts(config)
     count = config.integer("num_local_experts")
     sizes = replace(base.sizes, more={"experts": count, "moe_intermediate": base.sizes.intermediate})

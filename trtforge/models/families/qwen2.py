@@ -4,10 +4,13 @@ from dataclasses import replace
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import llama
-from trtforge.models.families.common import moe_fields, sliding_layers, sliding_window
+from trtforge.models.families.common import moe_fields, sliding_layers, sliding_window, with_defaults
 from trtforge.models.family import Facts, holding
 
 NO_MOE = moe_fields(0, 0, normalization=0)
+
+DEFAULTS = {"sliding_window": 4096}
+"""Those of transformers' classes of Qwen2 and Qwen3."""
 
 
 def window_layers(config: HfConfig, num_layers: int) -> tuple[int, ...]:
@@ -24,6 +27,7 @@ def window_layers(config: HfConfig, num_layers: int) -> tuple[int, ...]:
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Qwen2 config.json."""
+    config = with_defaults(config, DEFAULTS)
     base = llama.facts(config)
     return replace(
         base,

@@ -6,7 +6,7 @@ TensorRT-LLM's converter ignores `norm_topk_prob`, but its network normalises if
 from dataclasses import replace
 
 from trtforge.formats.hf import HfConfig
-from trtforge.models.families import qwen3
+from trtforge.models.families import qwen2, qwen3
 from trtforge.models.families.common import (
     INPUT_NORM,
     POST_NORM,
@@ -17,6 +17,7 @@ from trtforge.models.families.common import (
     qkv,
     router,
     sliding_window,
+    with_defaults,
 )
 from trtforge.models.families.qwen2_moe import EXPERTS, dense_fields, expert_count, sparse_layers
 from trtforge.models.family import Facts
@@ -45,7 +46,7 @@ def facts(config: HfConfig) -> Facts:
         "moe_intermediate_size": inner,
         "moe_shared_expert_intermediate_size": 0,
         **dense_fields(config),
-        **sliding_window(config, None if config.flag("use_sliding_window") else ()),
+        **sliding_window(with_defaults(config, qwen2.DEFAULTS), None if config.flag("use_sliding_window") else ()),
     }
     return replace(
         base,
