@@ -55,6 +55,7 @@ _SLIDING = {"sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
         ),
         ("gemma3", {"rope_parameters": _SLIDING}),
         ("qwen2_window", {"max_window_layers": 0, "layer_types": None}),
+        ("mistral", {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )

@@ -4,17 +4,17 @@ from dataclasses import replace
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import llama
-from trtforge.models.families.common import sliding_window, with_defaults
+from trtforge.models.families.common import sliding_layers, sliding_window, with_defaults
 from trtforge.models.family import Facts
 
 _DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}  # MistralConfig's
 
 
 def facts(config: HfConfig) -> Facts:
-    """The facts of a Mistral config.json."""
+    """The facts of a Mistral config.json. With `layer_types` transformers takes it for a Ministral."""
     config = with_defaults(config, _DEFAULTS)
     base = llama.facts(config)
-    return replace(base, config={**base.config, **sliding_window(config)})
+    return replace(base, config={**base.config, **sliding_window(config, sliding_layers(config))})
 
 
 FAMILY = replace(
