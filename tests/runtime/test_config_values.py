@@ -39,6 +39,7 @@ def test_the_logits_are_those_of_transformers(name: str, changes: dict[str, Any]
     assert error(computed(family.checkpoint(), LONG)[0], family.logits(LONG)) < TOLERANCE
 
 
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _SLIDING = {"sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
 
 
@@ -53,6 +54,10 @@ _SLIDING = {"sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
                 "original_max_position_embeddings": 128,
             },
         ),
+        ("llama", {"rope_scaling": {"type": "linear", "factor": 3.0, "rope_theta": 99.0}, "rope_theta": 500.0}),
+        ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 64}),
+        ("llama", {"rope_scaling": _LLAMA3, "max_position_embeddings": 64}),
+        ("phi", {"rope_scaling": {"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.25}}),
         ("gemma3", {"rope_parameters": _SLIDING}),
         ("qwen2_window", {"max_window_layers": 0, "layer_types": None}),
         ("mistral", {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]}),

@@ -127,7 +127,7 @@ class HfConfig:
     def rope_scaling(self) -> dict[str, Any] | None:
         """The scaling of the rotary embedding as HF writes it, None if there is none."""
         apart = ("rope_theta", "partial_rotary_factor")
-        scaling = self._mapping("rope_scaling") or {k: v for k, v in self._rope.items() if k not in apart}
+        scaling = {key: value for key, value in self._rope.items() if key not in apart}
         kind = scaling.get("rope_type", scaling.get("type", "default"))
         return None if kind == "default" else dict(scaling)
 
@@ -143,12 +143,13 @@ class HfConfig:
 
     def partial_rotary(self, default: float) -> float:
         """The fraction of a head's dimensions that is rotated."""
-        merged = {**self._rope, **{key: value for key, value in self.values.items() if value is not None}}
-        return HfConfig(merged, self.path).number("partial_rotary_factor", default, above=0)
+        return HfConfig({**self.values, **self._rope}, self.path).number("partial_rotary_factor", default, above=0)
 
     @property
     def _rope(self) -> Mapping[str, Any]:
-        return self._mapping("rope_parameters")
+        """What comes before the keys beside it, as in transformers (modeling_rope_utils.py,
+        `convert_rope_params_to_dict`)."""
+        return self._mapping("rope_scaling") or self._mapping("rope_parameters")
 
     def _mapping(self, key: str) -> Mapping[str, Any]:
         value = self.values.get(key) or {}

@@ -19,6 +19,9 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "mrope": (),
 }
+_ORIGINAL = "original_max_position_embeddings"
+_FROM_ORIGINAL = ("llama3", "yarn", "longrope")
+"""Types whose original length may stand beside the scaling, where it comes first, and is else all positions."""
 _POSITIVE = (
     "factor",
     "low_freq_factor",
@@ -33,7 +36,7 @@ _FACTORS = ("short_factor", "long_factor")
 
 
 def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = (), abrupt: bool = False) -> dict[str, Any] | None:
-    """The scaling as HF writes it, None if there is none. `also`: further types that this family supports.
+    """The scaling as HF reads it, None if there is none. `also`: further types that this family supports.
 
     `abrupt`: of rope_type llama3, high_freq_factor may be low_freq_factor: no frequencies lie between.
 
@@ -47,6 +50,11 @@ def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = (), abrupt: bool =
         raise ForgeError(
             f"{config.path}: rope_type {kind!r} is not known", hint=f"Known: {', '.join((*_REQUIRED, *also))}."
         )
+    original = config.values.get(_ORIGINAL)
+    if kind in _FROM_ORIGINAL and original is not None:
+        scaling = {**scaling, _ORIGINAL: original}
+    elif kind == "llama3" and scaling.get(_ORIGINAL) is None:
+        scaling = {**scaling, _ORIGINAL: config.integer("max_position_embeddings", 2048)}
     missing = [key for key in _REQUIRED.get(kind, ()) if scaling.get(key) is None]
     if missing:
         raise _wrong(config, f"rope_type {kind} needs {missing[0]}")

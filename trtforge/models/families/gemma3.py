@@ -73,8 +73,9 @@ def _rotations(config: HfConfig) -> tuple[HfConfig, float]:
         require(sliding, "rope_type", "default", ("default",), why)
         local_base = sliding.number("rope_theta", local_base, above=0)
         whole = nested.get("full_attention") or {}
-    base = config.number("rope_theta", _BASE, above=0)
-    return HfConfig({**config.values, "rope_theta": base, "rope_parameters": whole}, config.path), local_base
+    values = {"rope_theta": config.number("rope_theta", _BASE, above=0), "rope_scaling": None}
+    whole = {**whole, **(config.values.get("rope_scaling") or {})}
+    return HfConfig({**config.values, **values, "rope_parameters": whole}, config.path), local_base
 
 
 FAMILY = replace(

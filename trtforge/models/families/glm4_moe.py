@@ -52,8 +52,6 @@ def facts(config: HfConfig) -> Facts:
         config.flag("use_qk_norm"),
     )
     shared = inner * config.count("n_shared_experts")
-    nested: dict[str, Any] = config.values.get("rope_parameters") or {}
-    fraction = HfConfig({**config.values, **nested}, config.path).number("partial_rotary_factor", 0.5, above=0)
     dense_layers = config.count("first_k_dense_replace")
     return replace(
         base,
@@ -67,7 +65,7 @@ def facts(config: HfConfig) -> Facts:
         ),
         config={
             **base.config,
-            **rotary(config, base.sizes, fraction),
+            **rotary(config, base.sizes, config.partial_rotary(0.5)),
             "hidden_act": "swiglu",
             "qk_layernorm": norm,
             "moe_intermediate_size": inner,
