@@ -74,6 +74,7 @@ _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": 
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
             "rope_type linear cannot be converted",
         ),
+        ("gptj", {"activation_function": "relu"}, "activation_function relu cannot be converted"),
         ("phi3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling is not longrope"),
         ("phi3", {"rope_parameters": _LONGROPE | {"factor": 8.0}}, "attention_factor scales attention by 1\\.2247"),
         ("phi3", {"rope_parameters": _LONGROPE | {"attention_factor": 1.5}}, "scales attention by 1\\.5"),

@@ -229,6 +229,12 @@ def moe_fields(experts: int, top_k: int, normalization: int, shared: int = 0, **
     }
 
 
+def activation(config: HfConfig, key: str, default: str = "gelu_new") -> str:
+    """The activation that config.json names, by TensorRT-LLM's name (`ACT2FN` in tensorrt_llm/functional.py)."""
+    name = str(config.values.get(key) or default)
+    return {"swish": "silu", "relu2": "squared-relu", "gelu_python": "gelu"}.get(name, name)
+
+
 def with_defaults(config: HfConfig, defaults: Mapping[str, Any]) -> HfConfig:
     """config.json with what transformers' configuration class gives to absent keys."""
     return HfConfig({**defaults, **config.values}, config.path)

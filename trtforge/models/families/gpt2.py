@@ -4,6 +4,7 @@ from typing import Any
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families.common import (
+    activation,
     dense,
     embeddings,
     fused_qkv,
@@ -46,7 +47,7 @@ def learned(config: HfConfig, variant: str) -> dict[str, Any]:
     require(config, "scale_attn_weights", True, (True,), "TensorRT-LLM's GPT scales attention by the head size")
     return {
         **gpt_fields(config, variant, bias=True),
-        "hidden_act": str(config.values.get("activation_function", "gelu_new")),
+        "hidden_act": activation(config, "activation_function"),
         "norm_epsilon": config.number("layer_norm_epsilon", 1e-5, least=0),
         "position_embedding_type": "learned_absolute",
         "rotary_embedding_dim": config.integer("n_embd") // config.integer("n_head"),

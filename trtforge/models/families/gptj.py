@@ -6,7 +6,7 @@ Source: tensorrt_llm/models/gptj/convert.py (0.17). The all-reduce sums the MLP'
 from dataclasses import replace
 
 from trtforge.formats.hf import HfConfig
-from trtforge.models.families.common import dense, embeddings, gpt2_sizes, plain_mlp, qkv, rotary
+from trtforge.models.families.common import dense, embeddings, gpt2_sizes, plain_mlp, qkv, require, rotary
 from trtforge.models.family import Facts, Family, HeadBias, Part, PipelineStage, holding, layer_norm
 
 EMBED, HEAD = embeddings("transformer.wte.weight", "lm_head.weight")
@@ -16,6 +16,8 @@ _FC, _PROJ = plain_mlp("mlp.fc_in", "mlp.fc_out")
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a GPT-J config.json. TensorRT-LLM's gelu is the tanh approximation."""
+    why = "TensorRT-LLM's GPT-J has the tanh approximation of GELU only"
+    require(config, "activation_function", "gelu_new", ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), why)
     sizes = gpt2_sizes(config)
     return Facts(
         sizes=sizes,

@@ -5,6 +5,7 @@ from trtforge.models.families.common import (
     EMBED,
     HEAD,
     ROTARY_TABLES,
+    activation,
     decoder_sizes,
     dense,
     plain_mlp,
@@ -24,7 +25,7 @@ def facts(config: HfConfig) -> Facts:
         sizes=sizes,
         tied_embeddings=config.flag("tie_word_embeddings"),
         config={
-            "hidden_act": str(config.values.get("hidden_act", "gelu_new")),
+            "hidden_act": activation(config, "hidden_act"),
             "norm_epsilon": config.number("layer_norm_eps", 1e-5, least=0),
             **rotary(config, sizes, fraction),
             "rotary_pct": fraction,
