@@ -66,6 +66,7 @@ _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": 
         ("deepseek_v3", {"rope_interleave": False}, "rope_interleave False cannot be converted"),
         ("deepseek_v2", {"rope_parameters": _YARN | {"attention_factor": 1.5}}, "attention_factor 1.5 cannot be"),
         ("deepseek_v3", {"rope_parameters": _YARN | {"truncate": False}}, "truncate False cannot be converted"),
+        ("gemma", {"hidden_activation": "gelu", "hidden_act": "silu"}, "hidden_act silu cannot be converted"),
         ("gemma2", {"hidden_activation": "gelu"}, "hidden_activation gelu cannot be converted"),
         ("gemma3", {"hidden_activation": "gelu"}, "hidden_activation gelu cannot be converted"),
         ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention True cannot be converted"),

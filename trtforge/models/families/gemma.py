@@ -26,8 +26,9 @@ FINAL_NORM = Vector("transformer.ln_f.weight", "model.norm.weight", "hidden", Pi
 
 def gemma_fields(config: HfConfig, sizes: Sizes) -> dict[str, Any]:
     """The config fields of TensorRT-LLM's GemmaConfig."""
-    key = "hidden_activation" if config.values.get("hidden_activation") else "hidden_act"
-    require(config, key, "gelu_pytorch_tanh", ("gelu_pytorch_tanh", "gelu"), "TensorRT-LLM's Gemma has one activation")
+    for key in ("hidden_activation", "hidden_act"):  # releases of transformers differ in which one they read
+        allowed = ("gelu_pytorch_tanh", "gelu")
+        require(config, key, "gelu_pytorch_tanh", allowed, "TensorRT-LLM's Gemma has one activation")
     return {
         "hidden_act": "gelu_pytorch_tanh",
         "norm_epsilon": config.number("rms_norm_eps", 1e-6, least=0),
