@@ -145,6 +145,18 @@ def test_gemma_3_with_vision_as_it_is_published(tmp_path: Path) -> None:
     assert kinds == expected.layer_types
 
 
+def test_layer_types_are_those_of_a_ministral_only(tmp_path: Path) -> None:
+    """transformers ignores them in a Mixtral, and in the Mistral of a Mistral 3."""
+    kinds = {"sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"] * 2}
+    text = {**TINY["mistral"]().config.to_dict(), **kinds}
+    values = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    mistral3 = family_of("Mistral3ForConditionalGeneration").facts(read_config(tmp_path))
+    assert facts_of("mistral", kinds, tmp_path).config["sliding_window_layers"] == [1, 3]
+    for facts in (mistral3, facts_of("mixtral", kinds, tmp_path)):
+        assert (facts.config["sliding_window"], facts.config["sliding_window_layers"]) == (16, None)
+
+
 def test_tensorrt_llm_names_architectures_as_hugging_face_does() -> None:
     for name in architectures():
         family = family_of(name)

@@ -12,9 +12,16 @@ _DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}  # MistralConfig'
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Mistral config.json. With `layer_types` transformers takes it for a Ministral."""
+    base = same_layers(config)
+    windows = sliding_window(with_defaults(config, _DEFAULTS), sliding_layers(config))
+    return replace(base, config={**base.config, **windows})
+
+
+def same_layers(config: HfConfig) -> Facts:
+    """Those of a Mistral that is part of another model: all layers have the window."""
     config = with_defaults(config, _DEFAULTS)
     base = llama.facts(config)
-    return replace(base, config={**base.config, **sliding_window(config, sliding_layers(config))})
+    return replace(base, config={**base.config, **sliding_window(config)})
 
 
 FAMILY = replace(

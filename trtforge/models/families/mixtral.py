@@ -35,7 +35,7 @@ _DEFAULTS = {"rope_theta": 1000000.0, "rms_norm_eps": 1e-5, "sliding_window": No
 def facts(config: HfConfig) -> Facts:
     """The facts of a Mixtral config.json; its `intermediate_size` is an expert's."""
     config = with_defaults(config, _DEFAULTS)
-    base = mistral.facts(HfConfig({**config.values, "layer_types": None}, config.path))
+    base = mistral.same_layers(config)
     count = config.integer("num_local_experts")
     sizes = replace(base.sizes, more={"experts": count, "moe_intermediate": base.sizes.intermediate})
     moe = moe_fields(count, config.integer("num_experts_per_tok"), normalization=1)
