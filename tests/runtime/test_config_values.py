@@ -63,6 +63,7 @@ _SLIDING = {"sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
         ("phi", {"rope_scaling": {"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.25}}),
         ("gemma3", {"rope_parameters": _SLIDING}),
         ("qwen2_window", {"max_window_layers": 0, "layer_types": None}),
+        ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3, "layer_types": None}),
         ("mistral", {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]}),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),

@@ -19,10 +19,12 @@ def window_layers(config: HfConfig, num_layers: int) -> tuple[int, ...]:
     if not config.flag("use_sliding_window"):
         return ()
     layers = sliding_layers(config)
-    if layers is not None:
-        return layers
-    given = config.values.get("max_window_layers") is not None
-    return tuple(range(config.count("max_window_layers") if given else 28, num_layers))
+    return tuple(range(max_window_layers(config), num_layers)) if layers is None else layers
+
+
+def max_window_layers(config: HfConfig) -> int:
+    """`max_window_layers` of config.json, which may be 0."""
+    return 28 if config.values.get("max_window_layers") is None else config.count("max_window_layers")
 
 
 def facts(config: HfConfig) -> Facts:

@@ -16,6 +16,9 @@ from trtforge.models.families.common import (
     qkv,
     router,
     shared_expert,
+    sliding_layers,
+    sliding_window,
+    with_defaults,
 )
 from trtforge.models.family import Facts, Linear, Part, Split, holding
 
@@ -56,6 +59,17 @@ def dense_fields(config: HfConfig) -> dict[str, Any]:
     }
 
 
+def window_layers(config: HfConfig, num_layers: int) -> tuple[int, ...]:
+    """The layers with a sliding window: those of `layer_types`, or every other one before `max_window_layers`.
+
+    Source: transformers 5, models/qwen2_moe/configuration_qwen2_moe.py.
+    """
+    if not config.flag("use_sliding_window"):
+        return ()
+    layers = sliding_layers(config)
+    return tuple(range(0, min(qwen2.max_window_layers(config), num_layers), 2)) if layers is None else layers
+
+
 def facts(config: HfConfig) -> Facts:
     """The facts of a Qwen2-MoE config.json."""
     base = qwen2.facts(config)
@@ -76,6 +90,7 @@ def facts(config: HfConfig) -> Facts:
             "moe_intermediate_size": inner,
             "moe_shared_expert_intermediate_size": shared,
             **dense_fields(config),
+            **sliding_window(with_defaults(config, qwen2.DEFAULTS), window_layers(config, base.sizes.num_layers)),
         },
         holding=holding(qkv_bias=bias),
         sparse_layers=sparse_layers(config, base.sizes.num_layers),
