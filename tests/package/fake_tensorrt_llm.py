@@ -2,7 +2,7 @@
 
 Sources: tests/unittest/api_stability/references_committed/{llm,sampling_params,completion_output}.yaml, and
 references/llm.yaml for what is not stable yet; tensorrt_llm/executor/{result,base_worker}.py for the scores. An
-argument that they lack is a TypeError, as it is there.
+argument that they lack is a TypeError, as it is there. Importing it prints a line to standard output, as there.
 """
 
 import asyncio
@@ -22,6 +22,7 @@ LLM_ARGUMENTS = {
     "enable_attention_dp", "attention_dp_config", "moe_config", "cuda_graph_config",
 }  # fmt: skip
 STEP_SECONDS = 0.005
+print("[TensorRT-LLM] TensorRT-LLM version: 1.2.1", flush=True)
 MADE: list["LLM"] = []
 
 

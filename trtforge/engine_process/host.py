@@ -1,7 +1,8 @@
 """The main function of an engine process: load, serve, end.
 
-Standard output carries one line of JSON: `{"ready": true}`, or the error that kept the engine from loading. The
-process exits when its standard input is closed.
+The parent process reads one line of JSON from standard output: `{"ready": true}`, or the error that kept the engine
+from loading. Everything else that is printed goes to standard error. The process exits when its standard input is
+closed.
 """
 
 import faulthandler
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from trtforge.core.errors import ForgeError
 from trtforge.engine_process.admission import QueueLimits
@@ -25,6 +27,7 @@ _SWITCH_INTERVAL = 0.0005  # seconds; by default, the engine's thread may wait 5
 
 def host(load: Callable[[], RequestEngine], path: Path, limits: QueueLimits) -> int:
     """Serve the engine that `load` returns on the socket `path`; returns the exit status."""
+    reply = _reserve_stdout()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole process group; the server decides
@@ -35,15 +38,26 @@ def host(load: Callable[[], RequestEngine], path: Path, limits: QueueLimits) -> 
     except (ForgeError, OSError) as error:
         hint = error.hint if isinstance(error, ForgeError) else "See the server's log."
         message = error.message if isinstance(error, ForgeError) else str(error)
-        print(json.dumps({"error": message, "hint": hint}), flush=True)
+        print(json.dumps({"error": message, "hint": hint}), file=reply, flush=True)
         return 1
     signal.signal(signal.SIGTERM, lambda number, frame: server.stop())
     threading.Thread(target=_stop_with_parent, args=(server,), name="lifeline", daemon=True).start()
-    print(json.dumps({"ready": True}), flush=True)
+    print(json.dumps({"ready": True}), file=reply, flush=True)
     failure = server.run()
     _exit_within(_CLOSE_TIMEOUT, 1 if failure else 0)
     engine.close()
     return 1 if failure else 0
+
+
+def _reserve_stdout() -> TextIO:
+    """Standard output as it is now; what this process and its children print from now on goes to standard error.
+
+    Importing tensorrt_llm prints a line to standard output, of which the parent reads only the first line.
+    """
+    reserved = os.fdopen(os.dup(1), "w")
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    return reserved
 
 
 def _stop_with_parent(server: EngineServer) -> None:

@@ -1,0 +1,35 @@
+"""An engine process as its parent sees it: one line on standard output, and its end with its standard input."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.patience import PATIENCE
+
+_ENGINE = """
+import os
+import sys
+from pathlib import Path
+
+from tests.engine_process.test_server import ManualEngine
+from trtforge.engine_process.admission import QueueLimits
+from trtforge.engine_process.host import host
+
+
+def load():
+    print("a line of a library", flush=True)
+    os.write(1, b"a line of its C++ code\\n")
+    return ManualEngine()
+
+
+sys.exit(host(load, Path(sys.argv[1]), QueueLimits()))
+"""
+
+
+def test_what_libraries_print_goes_to_standard_error(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _ENGINE, str(tmp_path / "engine.sock")]
+    done = subprocess.run(command, input="", capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"ready": True}
+    assert done.stderr.splitlines() == ["a line of a library", "a line of its C++ code"]
