@@ -197,6 +197,21 @@ def test_a_cancelled_request_ends_as_it_stands(place: Place, client: EngineClien
     assert EngineControl(place.path).status().running == 0
 
 
+def test_a_sequence_may_end_while_its_cancellation_is_handled(place: Place, client: EngineClient) -> None:
+    class EndsWhenLookedFor(dict[str, object]):
+        """The engine's thread removes a finished sequence between two statements of the server's thread."""
+
+        def __contains__(self, key: object) -> bool:
+            return self.pop(str(key), None) is not None
+
+    submitted = client.submit((GenerationRequest("", (1,), 9),), Kept())
+    assert eventually(lambda: len(place.engine.requests) == 1)
+    place.server._sequences = EndsWhenLookedFor(place.server._sequences)  # type: ignore[assignment]
+    client.cancel(submitted)
+    assert eventually(lambda: len(place.engine.cancelled) == 1)
+    assert EngineControl(place.path).status().state == "serving"
+
+
 def test_an_error_of_a_request_is_an_invalid_argument_and_one_of_the_engine_ends_all(
     place: Place, client: EngineClient
 ) -> None:

@@ -165,8 +165,9 @@ class EngineServer:
                 self._submit(client, Submission.decode(frame))
             case "cancel":
                 for key in (_key(client, name) for name in header["names"]):
-                    if key in self._sequences:
-                        self._sequences[key].failure = None  # a limit of the queue that passed while it ran
+                    sequence = self._sequences.get(key)  # the engine's thread may end it at any time
+                    if sequence is not None:
+                        sequence.failure = None  # a limit of the queue that passed while it ran
                     self._engine.cancel(key)
             case "beat":
                 client.unanswered, client.beat_at = int(header["unanswered"]), time.monotonic()
@@ -314,7 +315,7 @@ class EngineServer:
         processes = (os.getpid(), *self._engine.worker_pids)
         self._progress.sample(
             now,
-            steps=figures.get("iterations", self._tokens) + self._tokens,
+            steps=figures.get("iterations", 0) + self._tokens,
             unfinished=unfinished,
             cpu_seconds=cpu_seconds(processes),
         )
