@@ -58,7 +58,7 @@ class TextEngine(Protocol):
         """A context: requests started inside are sent to the engine together at its end."""
 
     def cancel(self, started: object) -> None:
-        """End a request that `start` returned."""
+        """End a request that `start` returned, unless it has ended; its receiver still gets its last piece."""
 
     def ping(self, answer: Callable[[tuple[str, str] | None], None]) -> None:
         """Call `answer` once the engine responds: with None, or with message and code of its error."""

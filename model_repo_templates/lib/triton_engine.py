@@ -9,6 +9,7 @@ import os
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -66,7 +67,14 @@ class TritonEngine:
         """See TextEngine. `model_end_ids` is ignored: the inputs hold the end ids (`end_ids_as_stop_words`)."""
         if watched:
             inputs = {**inputs, "streaming": np.array([[True]])}
-        return asyncio.run_coroutine_threadsafe(self._run(inputs, receiver, timeout), self._loop)
+        started = asyncio.run_coroutine_threadsafe(self._run(inputs, receiver, timeout), self._loop)
+
+        def on_end(ended: "Future[None]") -> None:
+            if ended.cancelled():  # `_run` does not tell, and may not even have begun
+                self._loop.call_soon_threadsafe(receiver.take, [_failed("the request was cancelled", "CANCELLED")])
+
+        started.add_done_callback(on_end)
+        return started
 
     def together(self) -> AbstractContextManager[None]:
         """Does nothing: each request is its own call."""

@@ -1,9 +1,13 @@
 """The threads inside the models: requests served beside one another, clients that go away noticed."""
 
+import asyncio
+import json
 import sys
 import threading
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -15,7 +19,8 @@ from trtforge.core.assets import asset_directory
 def library() -> Iterator[None]:
     path = str(asset_directory("model_repo_templates") / "lib")
     sys.path.insert(0, path)
-    yield
+    with patch.dict(sys.modules, {"triton_python_backend_utils": ModuleType("triton_python_backend_utils")}):
+        yield
     sys.path.remove(path)
 
 
@@ -67,3 +72,39 @@ def test_watcher_reports_a_cancelled_request_once_and_asks_no_finished_one() -> 
     assert len(seen) == 3
     counts = [request.asked for request in requests[4:]]
     assert max(counts) - min(counts) <= 1
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_request_that_is_cancelled_gets_its_last_piece(*, begun: bool) -> None:
+    from model_config import ModelConfig  # type: ignore[import-not-found]
+    from triton_engine import TritonEngine  # type: ignore[import-not-found]
+
+    class Waiting(TritonEngine):  # type: ignore[misc]
+        """An engine whose answer never comes."""
+
+        async def _pass_on(self, inputs: object, receiver: object) -> dict[int, int]:
+            running.set()
+            await asyncio.sleep(PATIENCE)
+            return {}
+
+    class Received:
+        pieces: tuple[Any, ...] = ()
+
+        def take(self, pieces: list[Any]) -> None:
+            self.pieces += tuple(pieces)
+
+    running, received = threading.Event(), Received()
+    config = {"parameters": {"engine_to_text": {"string_value": "output_ids:output_ids"}}}
+    place = {"model_repository": "", "model_version": "1", "model_name": "ensemble"}
+    engine: Any = Waiting(ModelConfig({"model_config": json.dumps(config), **place}))
+    if not begun:  # the event loop is busy
+        engine._loop.call_soon_threadsafe(running.wait, PATIENCE)
+    started = engine.start({}, received, None, model_end_ids=False, watched=False)
+    if begun:
+        assert running.wait(PATIENCE)
+    engine.cancel(started)
+    running.set()
+    assert eventually(lambda: bool(received.pieces))
+    engine.close()
+    (piece,) = received.pieces
+    assert (piece.finished, piece.failure) == (True, ("the request was cancelled", "CANCELLED"))
