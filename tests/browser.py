@@ -1,6 +1,5 @@
 """A real browser for pages: Chromium without a window, driven by the DevTools protocol over a pair of pipes."""
 
-import base64
 import fcntl
 import json
 import os
@@ -64,11 +63,6 @@ class Browser:
         found = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
-
-    def screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
-        found = self.send("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
 
     def start(self) -> None:
         """Open the tab."""

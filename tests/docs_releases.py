@@ -51,7 +51,7 @@ def serving_settings() -> str:
     for key in names[names.index("max_attention_window_size") :]:
         embedded = "yes" if key in EMBEDDED_SETTINGS else "–"
         argument = f"`{LLM_ARGUMENTS[key]}`" if key in LLM_ARGUMENTS else "–"
-        had = ("yes" if parameter_problem("tensorrt_llm", key, release(line)) is None else "–" for line in lines)
+        had = ("yes" if parameter_problem(key, release(line)) is None else "–" for line in lines)
         rows.append(f"| `{key}` | {embedded} | {argument} | {' | '.join(had)} |")
     return "\n".join(rows)
 

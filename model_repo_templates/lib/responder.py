@@ -22,11 +22,7 @@ _CODES = {
 
 
 class RequestFailed(Exception):
-    """Fails one request with this message and gRPC status; other requests continue."""
-
-    def __init__(self, message: str, code: str = INVALID_ARGUMENT) -> None:
-        super().__init__(message)
-        self.code = code
+    """Fails one request with this message and INVALID_ARGUMENT; other requests continue."""
 
 
 class Responder:
@@ -75,7 +71,7 @@ class Responder:
         try:
             yield
         except RequestFailed as failure:
-            self.fail(str(failure), failure.code)
+            self.fail(str(failure))
         except Exception:
             pb_utils.Logger.log_error(traceback.format_exc())
             self.fail("the request could not be started; the server's log has the reason", INTERNAL)

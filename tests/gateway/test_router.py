@@ -36,7 +36,7 @@ def test_requests_go_where_the_fewest_are_unfinished() -> None:
 
     async def six() -> None:
         await asyncio.gather(*(pieces(router) for _ in range(6)))
-        assert set(router.outstanding.values()) == {0}
+        assert set(router._outstanding.values()) == {0}
 
     run(six())
     assert [len(fake.requests) for fake in fakes] == [2, 2, 2]

@@ -24,15 +24,15 @@ def test_formats_and_architectures_are_tensorrt_llms() -> None:
 
 
 def test_a_parameter_that_a_release_lacks_is_as_sure_as_its_template() -> None:
-    found = parameter_problem("tensorrt_llm", "lora_prefetch_dir", release("0.17.0"))
+    found = parameter_problem("lora_prefetch_dir", release("0.17.0"))
     assert found is not None
     assert found.refuses
     assert found.message == "TensorRT-LLM 0.17.0: config.pbtxt: lora_prefetch_dir was added in 0.19.0"
-    unknown = parameter_problem("tensorrt_llm", "worker_path", release("1.0.0"))
+    unknown = parameter_problem("worker_path", release("1.0.0"))
     assert unknown is not None
     assert not unknown.refuses
     assert unknown.message == "TensorRT-LLM 1.0.0: config.pbtxt: worker_path is not known"
-    assert parameter_problem("tensorrt_llm", "lora_prefetch_dir", release("1.0.0")) is None
+    assert parameter_problem("lora_prefetch_dir", release("1.0.0")) is None
 
 
 @pytest.mark.parametrize("version", ["0.19.0", "0.20.0", "1.0.0", "1.2.1"])

@@ -121,7 +121,7 @@ def _explain(log: str, *, json_output: bool) -> None:
     if json_output:
         show.as_json({"log": name, **_diagnosis_json(diagnosis)})
     else:
-        _show_diagnosis(name, diagnosis)
+        _show_diagnosis(diagnosis)
     if diagnosis.first is not None:
         raise ForgeError(f"{name}:{diagnosis.first.at.line}: {diagnosis.first.pattern.title}", hint=diagnosis.first.do)
     if diagnosis.unexplained:
@@ -172,7 +172,7 @@ def _explained_json(explained: "Explained") -> dict[str, Any]:
     }
 
 
-def _show_diagnosis(name: str, diagnosis: "Diagnosis") -> None:
+def _show_diagnosis(diagnosis: "Diagnosis") -> None:
     first = diagnosis.first
     if first is not None:
         print(f"first error: {first.pattern.title}")

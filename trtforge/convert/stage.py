@@ -193,7 +193,7 @@ def plan_conversion(
     require_legal(family, facts, layout)
     plan = checkpoint_plan(family, facts, layout)
     check_sources(checkpoint, family, facts, plan)
-    _require_parts(plan, layout)
+    _require_parts(plan)
     if layout.source:
         from trtforge.convert.repacking import check_values
 
@@ -302,7 +302,7 @@ def _calibration(
     return calibration
 
 
-def _require_parts(plan: CheckpointPlan, layout: Layout) -> None:
+def _require_parts(plan: CheckpointPlan) -> None:
     """Raises ForgeError if a rank gets so few columns of a weight that its build would find other codes.
 
     Of weight-only formats: the build rounds them, with a scale for the columns of a rank.

@@ -52,11 +52,10 @@ class EngineClient:
         *,
         figures_period: float | None = None,
         on_figures: Callable[[Mapping[str, float]], None] = lambda figures: None,
-        on_lost: Callable[[], None] = lambda: None,
     ) -> None:
         self._path = path
         self._hello = Frame({"type": "hello", "name": name, "pid": pid, "figures_period": figures_period})
-        self._on_figures, self._on_lost = on_figures, on_lost
+        self._on_figures = on_figures
         self._next_name = 0
         self._held = bytearray()
         self._holder = 0  # the thread within `together`
@@ -136,8 +135,6 @@ class EngineClient:
                 self._socket = None
                 channel.close()
             self._fail_all(RequestFailure(ErrorCode.UNAVAILABLE, "the engine process ended; retry in 5 s"))
-            if not self._closing.is_set():
-                self._on_lost()
 
     def _connect(self) -> socket.socket | None:
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -169,11 +169,11 @@ def parameters(role: ModelRole, wanted: Release) -> tuple[Parameter, ...]:
     )
 
 
-def parameter_problem(role: ModelRole, key: str, wanted: Release) -> Problem | None:
-    """Why a release's model does not read a parameter, or None. Verified if that release's template was seen."""
-    if any(parameter.key == key for parameter in parameters(role, wanted)):
+def parameter_problem(key: str, wanted: Release) -> Problem | None:
+    """Why a release's engine model does not read a parameter, or None. Verified if that release's template was seen."""
+    if any(parameter.key == key for parameter in parameters("tensorrt_llm", wanted)):
         return None
-    entries = _model(role)["parameters"]
+    entries = _model("tensorrt_llm")["parameters"]
     seen = {name for entry in entries for name in entry["evidence"].get("verified", ())}
     confidence: Confidence = "verified" if any(release(name).line == wanted.line for name in seen) else "inferred"
     where = f"TensorRT-LLM {wanted.version}: config.pbtxt"

@@ -33,7 +33,7 @@ class Router:
         self._backends = tuple(backends)
         self._served_name = served_name
         self._adapters = adapters
-        self._outstanding = dict.fromkeys(range(len(self._backends)), 0)
+        self._outstanding = dict.fromkeys(range(len(self._backends)), 0)  # requests by the position of the server
         self._places: dict[str, tuple[int, ...]] = {}
         self._models: dict[str, ServedModel] = {}
         self._asked = float("-inf")
@@ -100,11 +100,6 @@ class Router:
     async def close(self) -> None:
         """See Backend."""
         await asyncio.gather(*(backend.close() for backend in self._backends))
-
-    @property
-    def outstanding(self) -> Mapping[int, int]:
-        """Unfinished requests by the position of the server."""
-        return self._outstanding
 
     async def _refresh(self) -> None:
         """Ask all servers for their models. Raises the first error if none answers."""

@@ -28,11 +28,6 @@ class Allocation:
     loss: float
     bound: float
 
-    @property
-    def gap(self) -> float:
-        """How far the loss may be from the smallest possible one, relative to the latter."""
-        return self.loss / self.bound - 1 if self.bound > 0 else 0.0
-
 
 def allocate(groups: Sequence[Sequence[Option]], budget: float) -> Allocation | None:
     """Choose an option for each group within `budget` bits; None if even the cheapest ones need more."""

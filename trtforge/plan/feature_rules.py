@@ -144,7 +144,7 @@ def _lacking(engine: EngineConfig, speculation: Speculation | None, release: Rel
     for section, key, feature in wanted:
         yield from _of_release(release.key_problem(section, key), feature)
     for runtime_key in runtime_keys(features):
-        yield from _of_release(parameter_problem("tensorrt_llm", runtime_key.key, release), runtime_key.feature)
+        yield from _of_release(parameter_problem(runtime_key.key, release), runtime_key.feature)
     for name in features.beyond_paging:
         for issue in known_issues(name, release):
             message = f"engine.features.{name}: TensorRT-LLM {release.version}: {issue.says} ({issue.source})"

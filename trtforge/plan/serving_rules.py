@@ -76,7 +76,7 @@ def _availability(key: str, serving: ServingConfig, engine: ServedEngine) -> Ite
         if key == "guided_decoding_backend" and serving.guided_decoding_backend == "llguidance":
             message = "guided_decoding_backend: engines have xgrammar, only the LLM API has llguidance"
             yield _problem(message, "Use guided_decoding_backend: xgrammar.")
-        missing = parameter_problem("tensorrt_llm", key, engine.release)
+        missing = parameter_problem(key, engine.release)
         if missing is not None:
             yield _problem(missing.message, missing.hint)
         for issue in known_issues(key, engine.release):

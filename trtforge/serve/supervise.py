@@ -85,7 +85,7 @@ class Server:
         """
         until = time.monotonic() + timeout
         while not self._stop.wait(_POLL):
-            self._require_running("ended while starting")
+            self._require_running()
             self._warn_of_lost()
             self._reaper.keep()
             try:
@@ -94,7 +94,7 @@ class Server:
             except ForgeError as error:
                 if self._stop.asked:
                     return False
-                self._require_running("ended while starting")
+                self._require_running()
                 raise ServerFailed(error.message, hint=error.hint, was_ready=False) from None
             if time.monotonic() > until:
                 raise self._failure(f"was not ready after {timeout:.0f} s", "Raise --ready-timeout.")
@@ -249,10 +249,13 @@ class Server:
     def _engine_pid(self) -> tuple[int, ...]:
         return (self._observer.answer[0].pid,) if self._observer is not None else ()
 
-    def _require_running(self, how: str) -> None:
+    def _require_running(self) -> None:
+        """Raise ServerFailed if a required program ended while the server starts."""
         ended = self._group.ended()
         if ended is not None and not self._stop.asked:
-            raise self._failure(f"{how} with status {ended[1]}", "See the whole log with --verbose.", ended[0])
+            raise self._failure(
+                f"ended while starting with status {ended[1]}", "See the whole log with --verbose.", ended[0]
+            )
 
     def _warn_of_lost(self) -> None:
         """Say once which optional program has ended, and why."""

@@ -35,7 +35,7 @@ class TritonPythonModel:
         try:
             texts = self._texts(inputs["TOKENS_BATCH"], inputs["SEQUENCE_LENGTH"])
         except RequestFailed as failure:
-            return pb_utils.InferenceResponse([], triton_error(str(failure), failure.code))
+            return pb_utils.InferenceResponse([], triton_error(str(failure)))
         return pb_utils.InferenceResponse([pb_utils.Tensor("OUTPUT", np.array(texts, dtype=object))])
 
     def _texts(self, tokens: NDArray[np.int32], lengths: NDArray[np.int32]) -> list[list[bytes]]:

@@ -32,7 +32,7 @@ class TritonPythonModel:
             inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
             outputs = self._prepare(inputs)
         except RequestFailed as failure:
-            return pb_utils.InferenceResponse([], triton_error(str(failure), failure.code))
+            return pb_utils.InferenceResponse([], triton_error(str(failure)))
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in outputs.items()])
 
     def _prepare(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

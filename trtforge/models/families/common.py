@@ -69,11 +69,11 @@ def gated_mlp(bias: Fact | None = "mlp_bias", when: Fact | None = None) -> tuple
     )
 
 
-def plain_mlp(up: str, down: str, bias: Fact | None = "mlp_bias", *, conv1d: bool = False) -> tuple[Linear, Linear]:
+def plain_mlp(up: str, down: str, *, conv1d: bool = False) -> tuple[Linear, Linear]:
     """Two matrices with an activation between them."""
     return (
-        Linear("mlp.fc", (Part(up, "intermediate"),), "hidden", Split.COLUMN, bias, conv1d=conv1d),
-        Linear("mlp.proj", (Part(down, "hidden"),), "intermediate", Split.ROW, bias, conv1d=conv1d),
+        Linear("mlp.fc", (Part(up, "intermediate"),), "hidden", Split.COLUMN, "mlp_bias", conv1d=conv1d),
+        Linear("mlp.proj", (Part(down, "hidden"),), "intermediate", Split.ROW, "mlp_bias", conv1d=conv1d),
     )
 
 
@@ -147,7 +147,7 @@ ROTARY_TABLES = ("self_attn.rotary_emb.inv_freq",)
 """Frequencies in older checkpoints; config.json determines them."""
 
 
-def decoder_sizes(config: HfConfig, more: dict[Size, int] | None = None) -> Sizes:
+def decoder_sizes(config: HfConfig) -> Sizes:
     """Sizes from the config.json keys that most families use."""
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     return Sizes(
@@ -159,7 +159,6 @@ def decoder_sizes(config: HfConfig, more: dict[Size, int] | None = None) -> Size
         intermediate=config.integer("intermediate_size"),
         vocab=config.integer("vocab_size"),
         max_positions=config.integer("max_position_embeddings", 2048),
-        more=more or {},
     )
 
 

@@ -27,7 +27,7 @@ EMBED, HEAD = embeddings("transformer.wte.weight", "lm_head.weight")
 FINAL_NORM = layer_norm("transformer.ln_f", "transformer.ln_f", place=PipelineStage.LAST)
 
 
-def gpt_fields(config: HfConfig, variant: str, *, bias: bool) -> dict[str, Any]:
+def gpt_fields(variant: str, *, bias: bool) -> dict[str, Any]:
     """The config fields of TensorRT-LLM's GPTConfig, which GPT-2, StarCoder and Nemotron share."""
     return {
         "gpt_variant": variant,
@@ -46,7 +46,7 @@ def learned(config: HfConfig, variant: str) -> dict[str, Any]:
     """The config fields of the variants with learned positions."""
     require(config, "scale_attn_weights", True, (True,), "TensorRT-LLM's GPT scales attention by the head size")
     return {
-        **gpt_fields(config, variant, bias=True),
+        **gpt_fields(variant, bias=True),
         "hidden_act": activation(config, "activation_function"),
         "norm_epsilon": config.number("layer_norm_epsilon", 1e-5, least=0),
         "position_embedding_type": "learned_absolute",

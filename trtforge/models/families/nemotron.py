@@ -15,7 +15,7 @@ def facts(config: HfConfig) -> Facts:
     sizes, bias = decoder_sizes(config), config.flag("attention_bias")
     require(config, "mlp_bias", False, (bias,), "TensorRT-LLM's GPT has biases in attention and MLP, or in neither")
     fields = {
-        **gpt_fields(config, "nemotron", bias=bias),
+        **gpt_fields("nemotron", bias=bias),
         "hidden_act": "squared-relu",
         "norm_epsilon": config.number("norm_eps", 1e-5, least=0),
         **rotary(config, sizes),

@@ -25,7 +25,7 @@ def facts(config: HfConfig) -> Facts:
         sizes=sizes,
         tied_embeddings=config.flag("tie_word_embeddings", True),
         config={
-            **gpt_fields(config, "starcoder2", bias=bias),
+            **gpt_fields("starcoder2", bias=bias),
             "hidden_act": "gelu",
             "norm_epsilon": config.number("norm_epsilon", 1e-5, least=0),
             **rotary(config, sizes),
