@@ -202,7 +202,7 @@ def _column_blocks(width: int) -> Iterator[tuple[int, int]]:
 
 
 def _mirror(gram: Tensor) -> None:
-    """Fill what is below the diagonal blocks."""
+    """Copy the upper triangle of blocks to the lower one."""
     for start, stop in _column_blocks(len(gram)):
         gram[start:stop, :start] = gram[:start, start:stop].T
 

@@ -246,7 +246,7 @@ def _deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _planned(stage: str, plan: Mapping[str, Any]) -> str:
-    """What a stage will do, in a line."""
+    """A line that says what a stage will do."""
     match stage:
         case "calibrate":
             data = plan["calibration"]

@@ -62,9 +62,9 @@ def for_command(hint: str, options: Collection[str]) -> str:
 
 
 def repaired(words: Sequence[str], repair: Repair, options: Collection[str]) -> str | None:
-    """The whole command that works, made of a command line; None if what is wrong is not in it.
+    """The command line with `repair` applied; None if it does not contain what is wrong.
 
-    `options`: those of its command.
+    `options`: the options of its command.
     """
     found = list(words)
     if repair.wrong:

@@ -1,4 +1,4 @@
-"""What is typed on the terminal while an answer is written: not shown then, but read by the next prompt."""
+"""Hides what is typed while an answer is printed; the next prompt reads it."""
 
 import termios
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ _LOCAL_FLAGS = 3  # in the list of tcgetattr
 
 
 class Keys:
-    """The terminal at a file descriptor, as it was found."""
+    """A terminal and its original settings."""
 
     def __init__(self, descriptor: int) -> None:
         """Raises termios.error if it is no terminal."""
@@ -18,7 +18,7 @@ class Keys:
 
     @classmethod
     def of(cls, stream: IO[str]) -> "Keys | None":
-        """Those of a stream; None if it is no terminal."""
+        """The terminal of a stream; None if the stream is not a terminal."""
         return cls(stream.fileno()) if stream.isatty() else None
 
     @contextmanager
@@ -33,5 +33,5 @@ class Keys:
             self.restore()
 
     def restore(self) -> None:
-        """Make the terminal what it was found as."""
+        """Restore the original settings."""
         termios.tcsetattr(self._descriptor, termios.TCSANOW, self._found)

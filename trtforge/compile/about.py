@@ -1,4 +1,4 @@
-"""The description, in the cache, of what is made of a checkpoint."""
+"""The description of a checkpoint or an engine that `trtforge cache list` shows."""
 
 from trtforge.core.cache_entry import About
 from trtforge.formats.trtllm import CheckpointConfig

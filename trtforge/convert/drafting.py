@@ -34,9 +34,9 @@ from trtforge.plan.speculation import BASES
 
 @dataclass(frozen=True)
 class Drafters:
-    """What is converted with the model. `files`: by their names among the inputs of the checkpoint.
+    """Medusa heads or an EAGLE network to convert with the model. `files`: by name among the checkpoint's inputs.
 
-    `settings`: what was asked for, without paths, for the checkpoint's identity.
+    `settings`: the options for them without paths, for the checkpoint's identity.
     """
 
     files: Mapping[str, Path]

@@ -11,9 +11,9 @@ _GIB, _MIB = 1 << 30, 1 << 20
 
 @dataclass(frozen=True)
 class Finding:
-    """`status` depends on what is needed: a missing GPU is a problem only for an engine that runs on one.
+    """The result of one check. `found`: what the machine has; `todo`: what to do about it, empty if nothing.
 
-    `found`: what is there; `todo`: what to do about it, empty if nothing.
+    `status` depends on what is needed: a missing GPU is a problem only for an engine that runs on one.
     """
 
     name: str

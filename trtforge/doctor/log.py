@@ -53,7 +53,7 @@ class Explained:
 
     @property
     def means(self) -> str:
-        """What it means, with the log's values."""
+        """The pattern's explanation, with the log's values."""
         return filled(self.pattern.means, self.values)
 
     @property

@@ -1,4 +1,4 @@
-"""What is known of one message: how to recognise it, what it means and what to do first."""
+"""A known log message: how to recognise it, what it means and what to do first."""
 
 import re
 from collections import defaultdict

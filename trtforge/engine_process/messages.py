@@ -122,7 +122,7 @@ def _logits_of(request: GenerationRequest) -> tuple[bool, bool]:
 
 
 def _shape_of(adapter: SentAdapter) -> dict[str, Any]:
-    """What is not in the payload."""
+    """The header's entry for an adapter, whose weights are in the payload."""
     shape = {"config": adapter.config, "dtype": adapter.dtype, "width": adapter.width}
     return {**shape, "bytes": len(adapter.weights)}
 

@@ -55,9 +55,9 @@ def window_blocks_for(window: int, tokens_per_block: int, requests: int, step_to
 
 
 def fitting_blocks(room: int, block: int, windowed: int, window_blocks: int) -> int:
-    """KV blocks of `block` bytes in `room` bytes, of which `windowed` are in layers with windows.
+    """How many KV blocks of `block` bytes fit into `room` bytes; `windowed` of a block's bytes are of windowed layers.
 
-    Those layers have `window_blocks`, if the others get more, else as many as these; 0: always as many.
+    Layers with windows have at most `window_blocks` blocks, the others may have more; 0: all layers have as many.
     """
     fitting = max(0, room) // max(1, block)
     if 0 < window_blocks < fitting:

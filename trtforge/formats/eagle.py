@@ -33,11 +33,11 @@ _AT_LEAST = 7
 
 @dataclass(frozen=True)
 class EagleNetwork:
-    """A network of one decoder layer. `hidden`: its own hidden size; `vocab`: tokens that it proposes.
+    """A network of one decoder layer. `hidden`: its own hidden size; `vocab`: size of the vocabulary that it proposes.
 
-    `layers`: those of the model whose inputs it reads side by side (EAGLE-3); the number of layers stands for the
-    output of the last one. None: it reads what the model's LM head reads. `tensors`: by name, the layer's as
-    `layers.0.`; `files`: config.json and those that hold the tensors.
+    `layers`: indices of the model's layers whose inputs the network reads, concatenated (EAGLE-3); the number of layers
+    stands for the output of the last layer. None: it reads the input of the model's LM head. `tensors`: by name, those
+    of the layer as `layers.0.`; `files`: config.json and the files that hold the tensors.
     """
 
     kind: EagleKind

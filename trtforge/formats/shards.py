@@ -59,13 +59,13 @@ class StoredTensor:
 
     @property
     def parts(self) -> tuple["StoredTensor", ...]:
-        """The tensors of the file that hold it."""
+        """The stored tensors that its values are read from."""
         return (self,)
 
 
 @dataclass(frozen=True)
 class BlockScaled(StoredTensor):
-    """An E4M3 matrix with a scale for each `block` (rows, columns), read as the bfloat16 matrix that it means.
+    """An E4M3 matrix with a scale for each `block` (rows, columns), read as a dequantised bfloat16 matrix.
 
     `spec` is that matrix's, `offset` that of the codes.
     """
@@ -82,7 +82,7 @@ class BlockScaled(StoredTensor):
 
 @dataclass(frozen=True)
 class Mxfp4Experts(StoredTensor):
-    """Matrices of experts in MXFP4, read as the bfloat16 matrices (experts, in, out) that they mean.
+    """Matrices of experts in MXFP4, read as dequantised bfloat16 matrices (experts, in, out).
 
     `spec` is theirs, `offset` that of the codes (experts, out, in / 32, 16); `scales` are (experts, out, in / 32).
     """
@@ -104,7 +104,7 @@ class Slice(StoredTensor):
 
     @property
     def parts(self) -> tuple[StoredTensor, ...]:
-        """What it is cut from."""
+        """The parts of the whole tensor."""
         return self.whole.parts
 
 

@@ -15,7 +15,7 @@ from trtforge.gateway.service import Service
 
 
 class Answering(Response):
-    """A response that one of the service's endpoints sends by itself."""
+    """A response that one of the service's endpoints writes to the ASGI connection itself."""
 
     def __init__(self, service: Service, act: Callable[[Exchange], Awaitable[None]]) -> None:
         self._service = service

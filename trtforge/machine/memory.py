@@ -1,4 +1,4 @@
-"""Host memory: of the machine, and what is left to this process within its control group."""
+"""Host memory of the machine, and how much of it this process may use within its control groups."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,10 @@ from trtforge.machine.host import Host
 
 @dataclass(frozen=True)
 class Memory:
-    """Host memory in bytes. `limit`: the lowest of the control groups', None without one. `available` respects all."""
+    """Host memory in bytes. `limit`: the lowest limit of the control groups, None without one.
+
+    `available`: what may be allocated now, within the limits too.
+    """
 
     total: int
     available: int

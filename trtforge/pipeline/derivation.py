@@ -40,9 +40,9 @@ _FOUR_BITS = 4.5  # a weight, with its share of the scaling factors
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user decided; what is None, or not among `options`, is chosen.
+    """What the user decided; trtforge chooses the rest.
 
-    `options`: values by option, of those in OPTIONS. `gpu`: the target GPU's name.
+    `options`: values by option, for a part of OPTIONS. `gpu`: the target GPU's name. None: not decided.
     """
 
     options: Mapping[Option, str] = field(default_factory=dict)
@@ -202,7 +202,7 @@ def _on_gpu(
 def _tries(
     model: Model, request: Request, gpu: Gpu, goal: Goal | None, kept: frozenset[Option]
 ) -> list[tuple[Goal, Request, frozenset[Option]]]:
-    """Goals, requests and what is kept of them, in the order in which they are tried."""
+    """(goal, request, options that stay as they are) in the order in which they are tried."""
     if goal is not None:
         return [(goal, request, kept)]
     tries: list[tuple[Goal, Request, frozenset[Option]]] = []

@@ -79,7 +79,7 @@ class BuildReport:
         }
 
     def record(self) -> Record:
-        """What a reader of report.json gets."""
+        """The report as report.json's readers parse it."""
         return Record.parse(self.as_json(), "report")
 
     @contextmanager

@@ -39,9 +39,9 @@ _FLOAT_BYTES = 4
 
 
 def planned_facts(recipe: Recipe, out: Path, known: tuple[Model, Evaluation] | None = None) -> Facts:
-    """What is known before the first stage. `known`: the model and its evaluation, if they were made already.
+    """The facts of a build before its first stage. `known`: the model and its evaluation, if they exist already.
 
-    Otherwise they are made from metadata on this machine; what they would say is absent if there is none.
+    Otherwise both come from metadata on this machine; without metadata, what depends on them is None or empty.
     """
     model, evaluation = known or _evaluated(recipe)
     gate = recipe.gate

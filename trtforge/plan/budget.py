@@ -73,7 +73,7 @@ def budget_problems(budget: float, quant: str, least: float, pp: int, backend: B
 
 
 def experts_problem(family: Family, facts: Facts) -> Problem | None:
-    """A model with experts, whose layers are not measured one by one."""
+    """The problem of a budget of bits for a model with experts, whose stacks have one format; None without experts."""
     if not facts.sparse_layers:
         return None
     return Problem(

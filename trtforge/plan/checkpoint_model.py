@@ -131,7 +131,7 @@ def _names(
 
 
 def _holding(family: Family, names: frozenset[str]) -> Iterator[Fact]:
-    """The facts whose rows the checkpoint has; of those that share a tensor, the one with the most rows."""
+    """The facts whose tensors the checkpoint holds. Of facts that share a tensor, the one with the most tensors."""
     rows: dict[Fact, set[str]] = {}
     for row in (*family.layer, *family.model):
         if isinstance(row, Linear) and row.bias is not None and f"{row.target}.bias" in names:

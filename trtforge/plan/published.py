@@ -37,7 +37,7 @@ def weight_format(config: HfConfig, backend: str, quant: str) -> WeightFormat:
 
 
 def published_problems(config: HfConfig, gpu: Gpu | None, exclude_modules: tuple[str, ...]) -> Iterator[Problem]:
-    """What speaks against serving a checkpoint as it is."""
+    """Reasons not to serve a checkpoint without converting it."""
     try:
         require_published(config, gpu)
     except ForgeError as error:

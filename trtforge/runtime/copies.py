@@ -8,9 +8,10 @@ from trtforge.runtime.scheduling.sequence import Sequence
 
 
 class Copies:
-    """The copies that wait for their originals. The scheduler does not know them until then.
+    """The copies that wait for their originals; until then the scheduler does not know them.
 
-    `shares`: False if a sequence has more than its blocks, so that each copy computes its prompt itself.
+    `shares`: False if blocks are not all of a sequence's state (linear attention), so that each copy computes its
+    prompt itself.
     """
 
     def __init__(self, *, shares: bool = True) -> None:
@@ -52,5 +53,5 @@ class Copies:
         return False
 
     def original_of(self, copy: Sequence) -> Sequence | None:
-        """What a copy waits for; None if it waits for nothing."""
+        """The sequence that a waiting copy waits for; None for any other sequence."""
         return next((original for original, copies in self._of.items() if copy in copies), None)

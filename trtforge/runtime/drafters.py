@@ -42,7 +42,7 @@ def with_drafter(source: Source, feature: Speculation | None) -> Source:
 
 
 def _draft_rank(own: Source, index: int, source: Source) -> DrafterBytes:
-    """What rank `index` of a draft model takes, whose KV cache has as many tokens as that of `source`."""
+    """Memory of rank `index` of a draft model whose KV cache has as many tokens as that of `source`."""
     stored = read_header(own.directory / rank_file(index))
     block = block_bytes(own.spec(index), DTYPES[own.forge.compute_dtype], own.tokens_per_block)
     tokens = -(-block * source.tokens_per_block // own.tokens_per_block)

@@ -1,4 +1,4 @@
-"""What other threads ask of the engine's thread, which sleeps until there is something."""
+"""Requests, cancellations and other messages from any thread to the engine's thread, which sleeps until one comes."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from trtforge.runtime.scheduling.sequence import Sequence
 
 @dataclass(slots=True)
 class News:
-    """What has come since the last time. `cancelled_if_waiting`: only if they have not begun to run.
+    """Messages since the last `take`. `cancelled_if_waiting`: request ids to cancel unless they have begun to run.
 
     `prepared`: sequences whose guide was compiled, or refused with an error.
     """
@@ -25,13 +25,13 @@ class News:
 
     @property
     def any(self) -> bool:
-        """Whether there is something."""
+        """Whether there is a message."""
         kinds = (self.submitted, self.cancelled, self.cancelled_if_waiting, self.pings, self.prepared)
         return any(kinds)
 
 
 class Inbox:
-    """Collects news from any thread; one thread takes them."""
+    """Collects messages from any thread; one thread takes them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -85,7 +85,7 @@ class Inbox:
             return left
 
     def take(self, *, wait: bool) -> News:
-        """What has come. `wait`: sleep while there is nothing."""
+        """The messages so far. `wait`: sleep until there is one, or until `close`."""
         with self._changed:
             while wait and not (self.closing or self._news.any):
                 self._changed.wait()

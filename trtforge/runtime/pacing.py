@@ -1,6 +1,6 @@
-"""How many tokens of prompts a step may compute beside running sequences, whose next tokens wait for the whole step.
+"""Limits the prompt tokens of a step that also generates: running sequences wait for the whole step.
 
-The number goes up and down in a few sizes, so that what steps of one size take is soon known.
+The limit takes few values, so that a few steps are enough to measure each.
 """
 
 import statistics
@@ -8,25 +8,27 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 
 _TIMES, _MOST_TIMES = 1.7, 2.0
-"""Such a step is planned to take at most so many times as long as one without prompts; fewer tokens are taken if it
-takes more than the second. Between them, tokens may cost more in a larger size than was expected."""
+"""Planned duration of a step with prompts over that of one without, and the measured ratio from which on the limit is
+lowered. Between the two is room for tokens that cost more in larger steps than expected."""
 _ALONE = 2.0
-"""How many times as much a token costs beside running sequences, of which steps without any tell: in small chunks."""
+"""A prompt token beside running sequences, in a small chunk, costs about so many times as much as in a step without
+running sequences."""
 _SIZES = (4, 8, *(tokens << power for power in range(16) for tokens in (12, 16)))
 _RECENT = 5  # steps
 _ENOUGH = 3  # steps
 _BETWEEN = 24
-"""Steps with prompts after which one without tells how long these take now."""
+"""Steps with prompts after which one without prompts is measured again."""
 _AGAIN = 4 * _BETWEEN
-"""Steps with prompts after which a size that was too large at once is tried again."""
+"""Steps with prompts after which a size that was too large when first tried is tried again."""
 _ALIKE = 1.5
-"""Durations of steps without prompts that differ by less are of steps with as many sequences."""
+"""Steps without prompts whose durations differ by less count as steps with the same number of sequences."""
 _FASTER = 0.9
-"""Two successive steps with prompts that take a smaller share of the time of one without show that this is wrong."""
+"""If two successive steps with prompts take less than this share of the time of a step without, that time is
+measured again."""
 
 
 class Pace:
-    """Learns from the durations of steps. Medians, because other work on the machine makes single steps slow."""
+    """Learns from the durations of steps, by medians: other work on the machine makes single steps slow."""
 
     def __init__(self) -> None:
         self._usual: deque[float] = deque(maxlen=_RECENT)  # seconds of steps without prompts
@@ -41,7 +43,7 @@ class Pace:
         self._since_too_long = 0  # steps with prompts
 
     def observe(self, seconds: float, context: int, *, alone: bool) -> None:
-        """A step of that many context tokens took so long. `alone`: no sequence of it was in the generation phase."""
+        """Take the duration of a step with `context` prompt tokens. `alone`: without running sequences."""
         if not context:
             self._learn_usual(seconds)
             return
@@ -57,7 +59,7 @@ class Pace:
 
     @property
     def most_context(self) -> int | None:
-        """Context tokens beside running sequences; None as long as nothing is known."""
+        """Limit of prompt tokens beside running sequences; None as long as nothing was measured."""
         if self._beside >= _BETWEEN or self._faster >= 2 or self._unconfirmed is not None:
             return 0
         if self._size is not None or not self._usual or not self._alone:
@@ -65,17 +67,17 @@ class Pace:
         seconds, tokens = (statistics.median(values) for values in zip(*self._alone, strict=True))
         return self._fitting(seconds / tokens)
 
-    def _fitting(self, seconds: float) -> int:
-        """The largest size that fits if a token takes so long."""
-        tokens = self._longer(_TIMES) / seconds if seconds else _SIZES[-1]
+    def _fitting(self, per_token: float) -> int:
+        """The largest size that fits if a prompt token takes `per_token` seconds."""
+        tokens = self._longer(_TIMES) / per_token if per_token else _SIZES[-1]
         return _SIZES[max(0, bisect_right(_SIZES, tokens) - 1)]
 
     def _longer(self, times: float) -> float:
-        """How many seconds longer a step takes that takes so many times as long as one without prompts."""
+        """Seconds by which a step that takes `times` as long as one without prompts exceeds it."""
         return (times - 1) * statistics.median(self._usual)
 
     def _learn_usual(self, seconds: float) -> None:
-        """A step without prompts took so long. If that is unusual the next step tells whether it is usual now."""
+        """Take the duration of a step without prompts. An unusual one counts only if the next step confirms it."""
         self._beside = self._faster = 0
         if not self._usual or _alike(seconds, statistics.median(self._usual)):
             self._usual.append(seconds)
@@ -90,7 +92,7 @@ class Pace:
             self._unconfirmed = None
 
     def _learn(self, per_token: float, context: int) -> None:
-        """So many tokens added so many seconds each to a step: choose a size, another after a few steps of one."""
+        """Take the seconds that each of `context` prompt tokens added to a step; choose a size after a few of them."""
         if self._size is None:
             self._size = self.most_context or self._fitting(per_token)
         if not self._size < 2 * context <= 2 * self._size:  # the end of a prompt, or steps that are not paced
@@ -113,7 +115,7 @@ class Pace:
             self._grown = True
 
     def _shrink(self) -> None:
-        """Take fewer tokens if fewer fit now."""
+        """Take a smaller size if a smaller one fits now."""
         if self._size is None or not self._per_token:
             return
         size = self._fitting(statistics.median(self._per_token))

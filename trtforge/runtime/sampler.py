@@ -220,7 +220,7 @@ def _possible(top: TopLogProbs) -> TopLogProbs:
 
 
 def _stuck(guided: list[int], logits: Tensor, tokens: list[int]) -> frozenset[int]:
-    """The rows of `guided` whose token has no probability, because none has."""
+    """The rows of `guided` whose guide allows no token: even the chosen one has a logit of minus infinity."""
     if not guided:
         return frozenset()
     places = guided, [tokens[index] for index in guided]

@@ -18,7 +18,7 @@ _ANSWER_SECONDS = 600.0  # without any data
 
 
 class Load(Config):
-    """What is asked. `prompt_tokens`: the length of each prompt."""
+    """The requests of a measurement. `concurrency`: levels, in requests at once; `prompt_tokens`: of each prompt."""
 
     concurrency: tuple[int, ...] = Field((1, 8), min_length=1)
     requests: int = Field(16, ge=1, description="Requests at each level, at least as many as run at once.")

@@ -110,7 +110,7 @@ class Attention:
     def _of_written(
         self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache, code_scale: Tensor | None
     ) -> Tensor:
-        """Of a step whose vectors are in the cache."""
+        """Attention of a step whose keys and values are already in the cache."""
         tokens = len(batch.slots)
         if len(batch.generation) == 1 and not batch.context and tokens == len(queries):
             return self._generate(queries, batch.generation[0], cache)

@@ -217,7 +217,7 @@ def _paged(step: Step, rows: int, tokens_per_block: int, device: torch.device) -
 
 
 def _chunks(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedChunks:
-    """What follows so many single-token rows."""
+    """The chunks of a step, which follow its first `rows` rows of single tokens."""
     firsts, longest = step.counts.cumsum() - step.counts, int((step.starts + step.counts)[rows:].max())
     tables = step.tables[rows:, : -(-longest // tokens_per_block)]
     return PagedChunks((firsts[rows:], step.starts[rows:], step.counts[rows:]), tables, tokens_per_block, device)

@@ -24,7 +24,7 @@ def load_mlp(loader: Loader, name: str) -> Linear:
 
 
 def in_chunks(function: Linear, x: Tensor, most: int) -> Tensor:
-    """function(x), of at most so many rows at once, so that what it computes between takes little memory."""
+    """function(x), computed for at most `most` rows at a time to bound the memory of intermediate results."""
     if len(x) <= most:
         return function(x)
     return torch.cat([function(chunk) for chunk in x.tensor_split(-(-len(x) // most))])

@@ -1,4 +1,4 @@
-"""Keeps what was used last."""
+"""A cache of the most recently used values."""
 
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 class Recent(Generic[Key, Value]):
-    """Values by their keys. Of more than `most` the one that was used least recently is dropped."""
+    """At most `most` values by key; the least recently used one is dropped for a new one."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -18,7 +18,7 @@ class Recent(Generic[Key, Value]):
         return iter(tuple(self._values))
 
     def get(self, key: Key) -> Value | None:
-        """The value of a key, which is used; None if there is none."""
+        """The value of a key, which counts as a use; None if there is none."""
         value = self._values.pop(key, None)
         if value is not None:
             self._values[key] = value

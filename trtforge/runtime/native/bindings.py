@@ -102,7 +102,7 @@ class Native(RmsNorms):
         self.functions.replay(calls, len(calls))
 
     def set_rows(self, counts: RowCounts, rows: int, wanted: int) -> None:
-        """Have recorded calls compute so many rows, of which the first `wanted` give logits."""
+        """Set the number of rows that recorded calls compute; the first `wanted` of them give logits."""
         self.functions.set_rows(counts, len(counts), rows, wanted)
 
     def rms_norm_into(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> None:

@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Replay:
-    """Recorded calls, where they say how many rows they compute, and the memory that they read and write."""
+    """Recorded calls. `counts`: the arguments that hold numbers of rows; `kept`: the memory that the calls use."""
 
     kernels: Native
     calls: Calls
@@ -21,7 +21,7 @@ class Replay:
     kept: object
 
     def __call__(self, rows: int, wanted: int) -> None:
-        """Compute so many rows, the first `wanted` of which give logits."""
+        """Compute `rows` rows; the first `wanted` of them give logits."""
         self.kernels.set_rows(self.counts, rows, wanted)
         self.kernels.replay(self.calls)
 
@@ -34,9 +34,10 @@ class CallCapture:
         self._arena = Arena()
 
     def __call__(self, compute: Callable[[], Result], rows: int, wanted: int) -> tuple[Result, Replay] | None:
-        """What `compute` gives of so many rows, and what computes as many of them, or fewer, from what it read.
+        """Record `compute` for `rows` rows without computing it: its result tensors, and the calls that fill them.
 
-        None if torch takes part. Nothing is computed yet.
+        A replay takes up to `rows` rows from the same input tensors; the first `wanted` of them give logits. None if
+        torch takes part in the computation.
         """
         self._arena.restart()
         try:

@@ -1,7 +1,7 @@
-"""Memory of the CPU in large pages, for what kernels read from one end to the other: packed weights and KV caches.
+"""CPU memory in large pages, for what kernels read sequentially: packed weights and KV caches.
 
-A processor keeps the addresses of some thousand pages. Looking up those of others, in a virtual machine twice, makes
-kernels wait: with pages of 2 MiB instead of 4 KiB steps take a tenth less. A system that has none gives small ones.
+A processor caches the addresses of some thousand pages (TLB). A miss makes kernels wait, in a virtual machine twice:
+with pages of 2 MiB instead of 4 KiB, steps take a tenth less. A system without large pages gives small ones.
 """
 
 import math
@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 _REGION = 64 << 20
-"""Bytes of what small tensors share: each by itself would have few whole large pages, or waste a part of its last."""
+"""Bytes that small tensors share: each on its own would have few whole large pages, or waste a part of its last."""
 _LINE = 64
 
 
 def own_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros; the operating system makes their pages at their first use, so that none is written here."""
+    """Zeros in memory of their own. The operating system makes each page at its first use; none is written here."""
     return torch.frombuffer(_mapped(math.prod(shape) * dtype.itemsize), dtype=dtype).view(tuple(shape))
 
 
 def shared_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """As `own_pages`, beside other tensors, whose memory is freed when none of them exists any more."""
+    """As `own_pages`, in a region shared with other tensors, which is freed with the last of them."""
     count = math.prod(shape)
     pages, offset = _SHARED.take(count * dtype.itemsize)
     return torch.frombuffer(pages, dtype=dtype, count=count, offset=offset).view(tuple(shape))
@@ -39,7 +39,7 @@ def _mapped(size: int) -> mmap.mmap:
 
 
 class _Shared:
-    """Regions of memory, of which the last is given out piece by piece. They live as long as tensors in them."""
+    """Regions of memory, handed out piece by piece. A region lives as long as a tensor in it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,7 +47,7 @@ class _Shared:
         self._used = 0
 
     def take(self, size: int) -> tuple[mmap.mmap, int]:
-        """Memory, and where in it `size` bytes begin that nobody else has."""
+        """A region, and the offset of `size` bytes in it for the caller alone."""
         if size > _REGION // 2:
             return _mapped(size), 0
         with self._lock:

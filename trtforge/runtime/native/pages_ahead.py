@@ -16,7 +16,7 @@ from contextlib import suppress
 from torch import Tensor
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14 and later (include/uapi/asm-generic/mman-common.h)
-_BYTES = 4 << 20  # of a layer's blocks that are made ahead of those in use, at least
+_BYTES = 4 << 20  # of each layer, made ahead of the blocks in use, at least
 _AT_ONCE = 2 << 20
 _SMALL_PAGE = 4096
 _NICE = 10  # steps come first where they need the same processor
@@ -35,9 +35,9 @@ class PagesAhead:
         """The blocks before this one are made, or will be."""
 
     def reach(self, blocks: int, rows: int) -> threading.Thread | None:
-        """A step of so many rows uses blocks below this number: a thread makes them, and those that follow.
+        """Make, on a thread, the pages of the blocks below `blocks`, which a step of `rows` rows uses, and some more.
 
-        Later steps write to some of them. From the second step on: the first token of an engine does not wait.
+        The first call makes none, so that an engine's first token does not wait. Returns the thread, if one started.
         """
         if self._made is None:
             self._made = 0
@@ -54,7 +54,7 @@ class PagesAhead:
 
 
 def _make(tensors: Sequence[Tensor], first: int, end: int) -> None:
-    """Make the pages of blocks from the first one on to before the second one."""
+    """Make the pages of the blocks in [first, end)."""
     with suppress(OSError, AttributeError):  # not Linux, where a thread has a priority of its own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     madvise = _madvise()

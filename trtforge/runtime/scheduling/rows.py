@@ -1,4 +1,4 @@
-"""What a step computes of a sequence."""
+"""The part of one sequence that a step computes."""
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Row:
 
     @property
     def wanted(self) -> int:
-        """Number of its last tokens, drafts included, whose logits are wanted."""
+        """Number of the row's last tokens, drafts included, whose logits are needed."""
         return self.count if self.scores else int(self.samples) + len(self.drafts)
 
 

@@ -152,9 +152,9 @@ class Scheduler:
             _insert(self.running, other)
 
     def join(self, sequence: Sequence, copies: list[Sequence]) -> list[Sequence]:
-        """Let copies of a sequence whose prompt was computed just now share its blocks; those without room wait.
+        """Let `copies` share the blocks of `sequence`, whose prompt was just computed; copies without room wait.
 
-        Returns those that run: they are where `sequence` is.
+        Returns the copies that run, at the same position as `sequence`.
         """
         joined: list[Sequence] = []
         shared, slots = len(sequence.table.keys), len(self.running) + sum(s.members_to_come for s in self.running)
