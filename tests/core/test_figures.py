@@ -65,3 +65,8 @@ def test_what_is_not_known_is_a_dash() -> None:
         "60.56",
         "0.0052",
     )
+
+
+@pytest.mark.parametrize(("most", "text"), [(2, "a, b and 1 more"), (3, "a, b, c")])
+def test_long_lists_are_cut(most: int, text: str) -> None:
+    assert figures.listed(["a", "b", "c"], most) == text

@@ -10,6 +10,7 @@ import typer
 from trtforge.cli import completion, show
 from trtforge.cli.chosen import Choice, Chosen, choose, choose_each, require_directory
 from trtforge.cli.options import (
+    BuildDirectory,
     Container,
     Ep,
     Force,
@@ -48,9 +49,7 @@ def build(
             show_default=False,
         ),
     ],
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Build directory.", show_default="build/<recipe>")
-    ] = None,
+    out: BuildDirectory = None,
     quant: Quants = None,
     tp: Tp = None,
     pp: Pp = None,

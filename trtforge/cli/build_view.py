@@ -259,8 +259,8 @@ def _planned(stage: str, plan: Mapping[str, Any]) -> str:
             said: dict[str, Callable[[float], str]] = {
                 "perplexity_increase": lambda most: f"perplexity at most {figures.change(most)}",
                 "top1_agreement": lambda least: f"top-1 at least {figures.share(least)}",
-                "kl_mean": lambda most: f"KL mean at most {figures.number(most, 3)} nats",
-                "kl_p99": lambda most: f"KL p99 at most {figures.number(most, 3)} nats",
+                "kl_mean": lambda most: f"KL mean at most {figures.nats(most)} nats",
+                "kl_p99": lambda most: f"KL p99 at most {figures.nats(most)} nats",
             }
             limits = [words(gate[key]) for key, words in said.items() if gate[key] is not None]
             samples = f"{gate['samples']} samples of {gate['sequence_length']} tokens, {show.path(gate['data'], 36)}"

@@ -75,6 +75,9 @@ Out = Annotated[
     Path,
     typer.Argument(metavar="OUT", help="Output directory; it appears only when it is complete.", show_default=False),
 ]
+BuildDirectory = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Build directory.", show_default="build/<recipe>")
+]
 HfDirectory = Annotated[
     str,
     typer.Argument(metavar="HF_DIR", help="Hugging Face checkpoint: a directory or a hub id.", show_default=False),

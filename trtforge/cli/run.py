@@ -12,6 +12,7 @@ from trtforge.cli.build import How, build_chosen
 from trtforge.cli.chat import System, talk
 from trtforge.cli.chosen import Choice, choose
 from trtforge.cli.options import (
+    BuildDirectory,
     Ep,
     GoalName,
     GpuName,
@@ -42,9 +43,7 @@ def run(
             show_default=False,
         ),
     ],
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Build directory.", show_default="build/<recipe>")
-    ] = None,
+    out: BuildDirectory = None,
     quant: Quant = None,
     tp: Tp = None,
     pp: Pp = None,

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from trtforge.core.figures import counted
+from trtforge.core.figures import counted, listed
 from trtforge.core.figures import size as size
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ _WORDS = re.compile(r"[^\s`]*`[^`\n]+`\S*|\S+")
 _CUT = "…"
 _JSON_PRINTED: ContextVar[bool] = ContextVar("json_printed", default=False)
 _WIDEST_FIGURE = 24
-_KEYS = 3  # of two identities that are compared
 
 
 def as_json(value: Mapping[str, Any]) -> None:
@@ -93,8 +92,7 @@ def _earlier(old: "Manifest", new: "Manifest") -> str:
         made = "of other input" if old.identity.inputs != new.identity.inputs else "made by other versions"
         return f"an earlier {stage} with the same settings, {made}"
     shown = [f"{key.rpartition('.')[2]} {_value(before.get(key))} instead of {_value(after.get(key))}" for key in keys]
-    more = f" and {len(keys) - _KEYS} more" if len(keys) > _KEYS else ""
-    return f"an earlier {stage} with {', '.join(shown[:_KEYS])}{more}"
+    return f"an earlier {stage} with {listed(shown)}"
 
 
 def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, object]]:

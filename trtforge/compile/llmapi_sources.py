@@ -1,7 +1,6 @@
 """Sources of an llmapi engine's weights: a TensorRT-LLM checkpoint, or a Hugging Face checkpoint as it is."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 from trtforge import __version__
 from trtforge.compile.llmapi import LlmapiPlan
 from trtforge.core.artifact import require_space
+from trtforge.core.clone import link_or_copy
 from trtforge.core.digest import file_digest
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity, Manifest, is_foreign
@@ -133,7 +133,7 @@ class HuggingFaceSource:
         """Link the weights, or copy them if linking fails; copy files that users may edit."""
         with progress.bar("Linking", len(self.files), "files") as bar:
             for path in self.files:
-                place = _link if path in self.checkpoint.weight_files else shutil.copyfile
+                place = link_or_copy if path in self.checkpoint.weight_files else shutil.copyfile
                 place(path.resolve(), out / path.name)
                 if path.name == CONFIG:
                     self._add_older_names(out / path.name)
@@ -206,13 +206,6 @@ def _files_of(checkpoint: HfCheckpoint) -> Iterator[Path]:
     yield from (directory / name for name in names if (directory / name).is_file())
     yield from checkpoint.weight_files
     yield from tokenizer_files(directory)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

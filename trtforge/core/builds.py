@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import get_args
 
 from trtforge.core.errors import ForgeError, Repair
+from trtforge.core.figures import listed
 
 REPORT_FILE = "report.json"
 RECIPE_FILE = "recipe.yaml"
@@ -40,10 +41,9 @@ def require_one_build(place: Path, *needed: str) -> None:
 
 def holds_builds(place: Path, builds: tuple[Path, ...], hint: str) -> ForgeError:
     """The error for a directory of builds where one of them is needed."""
-    names = ", ".join(build.name for build in builds[:_NAMED])
-    more = f" and {len(builds) - _NAMED} more" if len(builds) > _NAMED else ""
+    names = listed([build.name for build in builds], _NAMED)
     what = "build" if len(builds) == 1 else "builds"
-    return ForgeError(f"{place} is not a build: it holds the {what} {names}{more}", hint=hint)
+    return ForgeError(f"{place} is not a build: it holds the {what} {names}", hint=hint)
 
 
 def _is_build(place: Path) -> bool:

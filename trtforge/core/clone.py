@@ -1,6 +1,7 @@
-"""Independent copies of files: copy-on-write clones if the file system supports them."""
+"""Copies of files without copying: independent clones, or hard links, where the file system supports them."""
 
 import fcntl
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -19,3 +20,11 @@ def clone_file(source: Path, target: Path) -> None:
             except OSError:
                 pass  # clones are not supported, or another file system
     shutil.copyfile(source, target)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Make `target` a hard link to `source`, or a copy if that is not possible. Raises OSError."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

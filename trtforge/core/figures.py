@@ -1,6 +1,6 @@
 """Figures as people read them: sizes, durations, counts of parameters; None is a dash."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
@@ -44,6 +44,12 @@ def counted(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def listed(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
+    """The first `most` names and how many more there are: a, b and 7 more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
+
+
 def ratio(times: float | None) -> str:
     """How many times smaller something is: 1.76 times smaller, the same size, 1.02 times larger."""
     if times is None:
@@ -73,6 +79,11 @@ def perplexity(value: float | None) -> str:
 def number(value: float | None, digits: int = 4) -> str:
     """A number with so many significant digits."""
     return ABSENT if value is None else f"{value:.{digits}g}"
+
+
+def nats(value: float | None) -> str:
+    """A KL divergence in nats with three significant digits, without the unit."""
+    return number(value, 3)
 
 
 def interval(bounds: tuple[float, float] | None, figure: Callable[[float], str]) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
@@ -10,7 +9,7 @@ from trtforge.doctor.finding import Finding, Status
 from trtforge.doctor.gpu_checks import driver_version
 from trtforge.doctor.needs import Needs
 from trtforge.doctor.versions import at_least
-from trtforge.formats.releases import Container, containers_of, read_release_data
+from trtforge.formats.releases import Container, containers_of, known_containers
 from trtforge.formats.triton_holes import holes_of, open_holes
 from trtforge.machine.host import DOCKER_TIMEOUT, Host, RunError
 from trtforge.machine.proc import read_listeners
@@ -157,13 +156,13 @@ def _image(host: Host, needs: Needs, image: str) -> Finding:
     """Whether an image holds what the recipe needs and runs on this driver."""
     name, container = "image", _container(image)
     if container is None:
-        newest = ", ".join(each.image_tag for each in _containers()[:3])
+        newest = ", ".join(each.image_tag for each in known_containers()[:3])
         found = f"{image} is not a known Triton image"
         return Finding(name, "unknown", found, f"Known tags: {newest}, ...")
     holds = f"{container.image_tag}: TensorRT-LLM {container.tensorrt_llm}, TensorRT {container.tensorrt}"
     if container.confidence != "high":
         holds += " (sources differ)"
-    fitting = containers_of(needs.release) if needs.release is not None else _containers()
+    fitting = containers_of(needs.release) if needs.release is not None else known_containers()
     if needs.release is not None and container not in fitting:
         tags = ", ".join(each.image_tag for each in fitting) or "no known image"
         todo = f"Serve an engine with the release that built it: {tags}."
@@ -182,9 +181,4 @@ def _image(host: Host, needs: Needs, image: str) -> Finding:
 def _container(image: str) -> Container | None:
     """The container of an image, tag or Triton release: 26.05 stands for 26.05-trtllm-python-py3."""
     tag = image.rpartition("/")[2].rpartition(":")[2].partition("@")[0]
-    return next((each for each in _containers() if tag in (each.image_tag, each.triton)), None)
-
-
-@cache
-def _containers() -> tuple[Container, ...]:
-    return tuple(Container.model_validate(entry) for entry in read_release_data("containers")["containers"])
+    return next((each for each in known_containers() if tag in (each.image_tag, each.triton)), None)

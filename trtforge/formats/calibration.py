@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.figures import listed
 from trtforge.core.manifest import FILE_NAME, Manifest, open_artifact
 from trtforge.core.number_limits import FP8_MAX
 from trtforge.formats.calibration_values import require_scales
@@ -23,7 +24,6 @@ OF_DATA = ("samples_asked", "sequence_length", "seed")
 IN_CHECKPOINTS = ("awq_clip", "rounding", "kv_scales", *OF_DATA)
 """Settings that a checkpoint has only from its calibration, and records of it."""
 _RISKY_KV = 0.5  # of E4M3's maximum; ModelOpt warns above it (export/quant_utils.py, `get_kv_cache_scaling_factor`)
-_SHOWN = 3
 
 
 def codes_file(layer: int) -> str:
@@ -141,18 +141,18 @@ def _warnings(calibration: Calibration) -> Iterator[str]:
         large = [name.removesuffix(".kv_amax") for name, value in amax.items() if value > _RISKY_KV * FP8_MAX]
         if large:
             yield (
-                f"keys or values reach {max(amax.values()):.0f} in {_listed(large)}, where FP8 has low precision: "
+                f"keys or values reach {max(amax.values()):.0f} in {listed(large)}, where FP8 has low precision: "
                 "verify, and compare with --kv-cache none"
             )
     dead = [name.removesuffix(".dead_channels") for name, value in tensors.items() if _is(name, "dead_channels", value)]
     if dead:
-        yield f"inputs that were always zero: {_listed(dead)}; calibrate with more or other data to check them"
+        yield f"inputs that were always zero: {listed(dead)}; calibrate with more or other data to check them"
     edge = [name.removesuffix(".alpha") for name, value in tensors.items() if _at_edge(name, value)]
     tokens = {name.removesuffix(".tokens"): float(value) for name, value in tensors.items() if name.endswith(".tokens")}
     inputs = {name.removesuffix(".inputs"): float(value) for name, value in tensors.items() if name.endswith(".inputs")}
     yield from rounding_warnings(tokens, inputs)
     if edge:
-        yield f"AWQ chose its largest exponent, 1, in {_listed(edge)}: few channels dominate; verify the quality"
+        yield f"AWQ chose its largest exponent, 1, in {listed(edge)}: few channels dominate; verify the quality"
 
 
 def rounding_warnings(tokens: Mapping[str, float], widths: Mapping[str, float]) -> Iterator[str]:
@@ -160,13 +160,13 @@ def rounding_warnings(tokens: Mapping[str, float], widths: Mapping[str, float]) 
     left = [module for module, seen in tokens.items() if seen < LEAST_TOKENS]
     if left:
         yield (
-            f"fewer than {LEAST_TOKENS} tokens reached {_listed(left)}: rounded to the nearest, without compensation; "
+            f"fewer than {LEAST_TOKENS} tokens reached {listed(left)}: rounded to the nearest, without compensation; "
             "calibrate with more samples"
         )
     few = [module for module, seen in tokens.items() if LEAST_TOKENS <= seen < widths.get(module, 0)]
     if few:
         yield (
-            f"fewer tokens than inputs reached {_listed(few)}: compensated rounding may fit the samples instead of the "
+            f"fewer tokens than inputs reached {listed(few)}: compensated rounding may fit the samples instead of the "
             "model; calibrate with more samples"
         )
 
@@ -177,11 +177,6 @@ def _is(name: str, kind: str, value: "Tensor") -> bool:
 
 def _at_edge(name: str, value: "Tensor") -> bool:
     return name.endswith(".alpha") and float(value) == 1.0
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def open_calibration(directory: Path) -> Calibration:

@@ -255,12 +255,18 @@ def engine_releases() -> tuple[Release, ...]:
     return tuple(release(line.newest) for line in _lines())
 
 
+@cache
+def known_containers() -> tuple[Container, ...]:
+    """All containers, the newest first."""
+    return tuple(Container.model_validate(entry) for entry in read_release_data("containers")["containers"])
+
+
 def containers_of(wanted: Release) -> tuple[Container, ...]:
     """The containers with that release: those whose sources agree first, then the newest.
 
     An engine runs only with the version that built it, so another patch release counts only if none matches.
     """
-    containers = _containers()
+    containers = known_containers()
     exact = [container for container in containers if container.tensorrt_llm == wanted.version]
     same_line = [container for container in containers if _covers(wanted.line, container.tensorrt_llm)]
     return tuple(sorted(exact or same_line, key=lambda container: container.confidence != "high"))
@@ -268,7 +274,7 @@ def containers_of(wanted: Release) -> tuple[Container, ...]:
 
 def containers_with(version: str) -> tuple[Container, ...]:
     """The containers with exactly this release, which may be one without engines."""
-    return tuple(container for container in _containers() if container.tensorrt_llm == version)
+    return tuple(container for container in known_containers() if container.tensorrt_llm == version)
 
 
 def release_image(version: str) -> str:
@@ -307,11 +313,6 @@ def _flags(wanted: Release) -> Mapping[str, Field]:
     flags = {entry.name: entry.field(wanted.line) for entry in entries if wanted.within(entry.since, entry.until)}
     plugins = {field.flag: field for field in wanted.fields("plugin_config").values() if field.flag is not None}
     return MappingProxyType(flags | plugins)
-
-
-@cache
-def _containers() -> tuple[Container, ...]:
-    return tuple(Container.model_validate(entry) for entry in read_release_data("containers")["containers"])
 
 
 def _last_engine_release() -> str:

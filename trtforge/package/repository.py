@@ -1,12 +1,12 @@
 """Writes the files of a repository: the code of each model, the engine and the tokenizer."""
 
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import trtforge
+from trtforge.core.clone import link_or_copy
 from trtforge.core.manifest import FILE_NAME, Manifest, record_of
 from trtforge.core.manifest import FileRecord as Record
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
@@ -165,7 +165,7 @@ class RepositoryWriter:
             if model is not whole:
                 target = out / model.name / VERSION / TOKENIZER_DIRECTORY
                 target.mkdir()
-                _link(source / TOKENIZER_FILE, target / TOKENIZER_FILE)
+                link_or_copy(source / TOKENIZER_FILE, target / TOKENIZER_FILE)
             if model.role in TEXT_ROLES:
                 self.tokenizer.write_chat(out / model.name / VERSION / TOKENIZER_DIRECTORY / CHAT_FILE)
 
@@ -175,7 +175,7 @@ def _link_engine(engine: EngineFiles, target: Path, out: Path) -> dict[str, Reco
     below = target.relative_to(out).as_posix()
     for name in engine.manifest.files:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
-        _link(engine.directory / name, target / name)
+        link_or_copy(engine.directory / name, target / name)
     engine.manifest.write(target)
     records = {f"{below}/{name}": record for name, record in engine.manifest.files.items()}
     return records | {f"{below}/{FILE_NAME}": record_of(target / FILE_NAME)}
@@ -189,10 +189,3 @@ def own_modules() -> dict[str, Path]:
 def template_files(templates: Path) -> Iterator[Path]:
     """Every template and module that a repository is made from, sorted."""
     return (path for path in sorted(templates.rglob("*")) if path.suffix in (".py", ".j2"))
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -6,6 +6,7 @@ from pathlib import Path
 from shlex import quote
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.figures import listed
 from trtforge.core.manifest import FILE_NAME, Manifest, check_files, is_foreign, read_manifest, require_manifest
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.remedy import remedy
@@ -15,8 +16,6 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.tokenizer import require_tokenizer
 from trtforge.formats.trtllm import CheckpointConfig, read_checkpoint_config, read_engine_config
 from trtforge.package.engine_facts import read_engine
-
-_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -149,5 +148,4 @@ def _without_tokenizer(directory: Path) -> Iterator[str]:
 
 def _broken(found: list[str]) -> Iterator[str]:
     if found:
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        yield f"whether weights that are not finite are meant: {'; '.join(found[:_SHOWN])}{more}"
+        yield f"whether weights that are not finite are meant: {listed(found, between='; ')}"

@@ -116,10 +116,10 @@ class Compared:
             "perplexity": figures.perplexity(self.perplexity),
             "change": figures.change(self.perplexity_increase),
             "change, 95 %": figures.interval(self.perplexity_interval, figures.change),
-            "KL mean, nats": figures.number(self.kl_mean, 3),
-            "KL mean, 95 %": figures.interval(self.kl_mean_interval, _three_digits),
-            "KL p99, nats": figures.number(self.kl_p99, 3),
-            "KL p99, 95 %": figures.interval(self.kl_p99_interval, _three_digits),
+            "KL mean, nats": figures.nats(self.kl_mean),
+            "KL mean, 95 %": figures.interval(self.kl_mean_interval, figures.nats),
+            "KL p99, nats": figures.nats(self.kl_p99),
+            "KL p99, 95 %": figures.interval(self.kl_p99_interval, figures.nats),
             "top-1 agreement": figures.share(self.top1_agreement),
             "gate": self.gate,
             "build time": figures.duration(self.seconds) + (" (cached)" if self.cached else ""),
@@ -133,10 +133,6 @@ class Compared:
     def as_json(self) -> dict[str, Any]:
         """For --json, in bytes, seconds and shares."""
         return asdict(self) | {"measured": self.measured.model_dump(mode="json") if self.measured else None}
-
-
-def _three_digits(value: float) -> str:
-    return figures.number(value, 3)
 
 
 def compared(builds: Sequence[Path]) -> tuple[Compared, ...]:

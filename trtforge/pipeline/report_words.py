@@ -61,15 +61,11 @@ def metrics(quality: QualityRecord, gate: GateRecord | None) -> tuple[Metric, ..
 def _divergence(name: str, value: float | None, interval: tuple[float, float] | None, limit: float | None) -> Metric:
     return Metric(
         name,
-        f"{_nats(value)} nats",
-        figures.interval(interval, _nats),
-        "no limit" if limit is None else f"at most {_nats(limit)}",
+        f"{figures.nats(value)} nats",
+        figures.interval(interval, figures.nats),
+        "no limit" if limit is None else f"at most {figures.nats(limit)}",
         _holds(value, limit, least=False),
     )
-
-
-def _nats(value: float | None) -> str:
-    return figures.number(value, 3)
 
 
 def _holds(value: float | None, limit: float | None, *, least: bool) -> bool | None:

@@ -1,6 +1,7 @@
 """Strict accounting before any byte is written: every source tensor is expected, with its shape and dtype."""
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.figures import listed
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.shards import StoredTensor
 from trtforge.models.checkpoint_plan import CheckpointPlan
@@ -17,13 +18,13 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: 
     head = [name for name in ("lm_head.qweight", "lm_head.weight_scale") if name in checkpoint.tensors]
     if stored and head:
         raise ForgeError(
-            f"{checkpoint.directory}: lm_head is quantised ({_listed(head)}), which is not supported",
+            f"{checkpoint.directory}: lm_head is quantised ({listed(head, _SHOWN)}), which is not supported",
             hint="Quantise with lm_head excluded, or convert the original float16 or bfloat16 checkpoint.",
         )
     missing = sorted(required - set(checkpoint.tensors))
     if missing:
         raise ForgeError(
-            f"{checkpoint.directory} lacks {_listed(missing)}",
+            f"{checkpoint.directory} lacks {listed(missing, _SHOWN)}",
             hint=f"A {family.name} checkpoint with this config.json needs them: fetch the files again.",
         )
     unexpected = sorted(
@@ -33,7 +34,7 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: 
     )
     if unexpected:
         raise ForgeError(
-            f"{checkpoint.directory} holds unexpected tensors for a {family.name} model: {_listed(unexpected)}",
+            f"{checkpoint.directory} holds unexpected tensors for a {family.name} model: {listed(unexpected, _SHOWN)}",
             hint="config.json belongs to another model, or lacks attention_bias or mlp_bias.",
         )
     wanted = {name: Expected(shape, FLOATS) for name, shape in plan.sources.items()} | dict(stored)
@@ -54,8 +55,3 @@ def _check(found: StoredTensor, expected: Expected, *, exactly: bool) -> None:
             f"{where} has dtype {spec.dtype.name}, which cannot be converted",
             hint=f"Supported here: {', '.join(expected.dtypes)}.",
         )
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -4,10 +4,10 @@ import json
 import math
 import re
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any
 
 from trtforge.serve.front.limits import FrontLimits
-from trtforge.serve.front.refusal import Refusal
+from trtforge.serve.front.refusal import Refusal, refuse
 
 _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
@@ -22,20 +22,20 @@ def parse_object(body: bytes, limits: FrontLimits) -> dict[str, Any]:
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
-        _refuse(f"the body is not valid UTF-8: byte 0x{body[error.start]:02x} at offset {error.start}")
+        refuse(f"the body is not valid UTF-8: byte 0x{body[error.start]:02x} at offset {error.start}")
     _check_nesting(body, limits)
     try:
         document = json.loads(
             text,
-            parse_constant=lambda name: _refuse(f"{name} is not JSON"),
+            parse_constant=lambda name: refuse(f"{name} is not JSON"),
             parse_int=lambda digits: int(_number(digits, limits)),
             parse_float=lambda digits: _finite(_number(digits, limits)),
             object_pairs_hook=_without_duplicates,
         )
     except json.JSONDecodeError as error:
-        _refuse(f"the body is not JSON: {error.msg} at line {error.lineno} column {error.colno}")
+        refuse(f"the body is not JSON: {error.msg} at line {error.lineno} column {error.colno}")
     if not isinstance(document, dict):
-        _refuse(f"the body must be a JSON object, not {json_type(document)}")
+        refuse(f"the body must be a JSON object, not {json_type(document)}")
     if "\\u" in text:
         _check_surrogates(document)
     return document
@@ -62,24 +62,24 @@ def _check_nesting(body: bytes, limits: FrontLimits) -> None:
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     brackets = b"".join(unescaped.split(b'"')[::2]).translate(None, _OTHERS)
     if len(brackets) > 2 * limits.containers:
-        _refuse(f"the JSON has more than {limits.containers} arrays and objects")
+        refuse(f"the JSON has more than {limits.containers} arrays and objects")
     depth = 0
     for bracket in brackets:
         depth += 1 if bracket in b"[{" else -1
         if depth > limits.depth:
-            _refuse(f"the JSON is nested deeper than {limits.depth} levels")
+            refuse(f"the JSON is nested deeper than {limits.depth} levels")
 
 
 def _number(digits: str, limits: FrontLimits) -> str:
     if len(digits) > limits.number_digits:
-        _refuse(f"a number has {len(digits)} characters, at most {limits.number_digits} are accepted")
+        refuse(f"a number has {len(digits)} characters, at most {limits.number_digits} are accepted")
     return digits
 
 
 def _finite(digits: str) -> float:
     value = float(digits)
     if not math.isfinite(value):
-        _refuse(f"the number {digits} is out of range")
+        refuse(f"the number {digits} is out of range")
     return value
 
 
@@ -87,7 +87,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            _refuse(f"the name {printable(name)} is given twice")
+            refuse(f"the name {printable(name)} is given twice")
         found[name] = value
     return found
 
@@ -96,13 +96,9 @@ def _check_surrogates(document: dict[str, Any]) -> None:
     try:
         json.dumps(document, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:
-        _refuse("a string has an escape of half a surrogate pair, which is not valid Unicode")
+        refuse("a string has an escape of half a surrogate pair, which is not valid Unicode")
 
 
 def printable(text: str) -> str:
     """A name from a client, short and without control characters, for a message."""
     return "'" + re.sub(r"[^\x20-\x7e]", "?", text[:64]) + ("…'" if len(text) > 64 else "'")
-
-
-def _refuse(message: str) -> NoReturn:
-    raise Refusal(HTTPStatus.BAD_REQUEST, message)

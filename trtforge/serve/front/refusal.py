@@ -2,6 +2,7 @@
 
 import json
 from http import HTTPStatus
+from typing import NoReturn
 
 
 class Refusal(Exception):
@@ -12,6 +13,11 @@ class Refusal(Exception):
         self.status = status
         self.message = message
         self.headers = headers or {}
+
+
+def refuse(message: str) -> NoReturn:
+    """Refuse a malformed request (400)."""
+    raise Refusal(HTTPStatus.BAD_REQUEST, message)
 
 
 def unavailable(message: str, retry_seconds: int) -> Refusal:

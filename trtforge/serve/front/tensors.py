@@ -2,11 +2,11 @@
 
 import math
 from http import HTTPStatus
-from typing import Any, NoReturn
+from typing import Any
 
 from trtforge.serve.front.json_body import json_type, parse_object, printable
 from trtforge.serve.front.limits import FrontLimits
-from trtforge.serve.front.refusal import Refusal
+from trtforge.serve.front.refusal import Refusal, refuse
 
 _DATATYPES = frozenset(
     "BOOL UINT8 UINT16 UINT32 UINT64 INT8 INT16 INT32 INT64 FP16 FP32 FP64 BF16 BYTES".split()  # noqa: SIM905
@@ -22,17 +22,17 @@ def check_infer(body: bytes, header_length: int | None, limits: FrontLimits, *, 
     if header_length is None:
         header_length = len(body)
     elif not 0 < header_length <= len(body):
-        _refuse(f"Inference-Header-Content-Length is {header_length}, the body has {len(body)} bytes")
+        refuse(f"Inference-Header-Content-Length is {header_length}, the body has {len(body)} bytes")
     document = parse_object(body[:header_length], limits)
     inputs = _tensors(document, "inputs", limits)
     outputs = _tensors(document, "outputs", limits)
     if not inputs:
-        _refuse("inputs is missing or empty")
+        refuse("inputs is missing or empty")
     if not shared_memory and any(name in _parameters(one) for one in (*inputs, *outputs) for name in _SHARED_MEMORY):
         raise Refusal(HTTPStatus.FORBIDDEN, "shared memory is closed on this server")
     binary = sum(_check_input(one, limits) for one in inputs)
     if binary != len(body) - header_length:
-        _refuse(f"binary_data_size adds up to {binary} bytes, {len(body) - header_length} follow the JSON")
+        refuse(f"binary_data_size adds up to {binary} bytes, {len(body) - header_length} follow the JSON")
 
 
 def check_generate(body: bytes, limits: FrontLimits) -> None:
@@ -44,17 +44,17 @@ def check_generate(body: bytes, limits: FrontLimits) -> None:
 def _tensors(document: dict[str, Any], key: str, limits: FrontLimits) -> list[dict[str, Any]]:
     tensors = document.get(key, [])
     if not isinstance(tensors, list):
-        _refuse(f"{key} must be an array, not {json_type(tensors)}")
+        refuse(f"{key} must be an array, not {json_type(tensors)}")
     if len(tensors) > limits.tensors:
-        _refuse(f"{key} has {len(tensors)} tensors, at most {limits.tensors} are accepted")
+        refuse(f"{key} has {len(tensors)} tensors, at most {limits.tensors} are accepted")
     for tensor in tensors:
         if not isinstance(tensor, dict):
-            _refuse(f"each of {key} must be an object, not {json_type(tensor)}")
+            refuse(f"each of {key} must be an object, not {json_type(tensor)}")
         if not isinstance(tensor.get("name"), str):
-            _refuse(f"one of {key} has no name")
+            refuse(f"one of {key} has no name")
     names = [tensor["name"] for tensor in tensors]
     if len(set(names)) < len(names):
-        _refuse(f"{key} names a tensor twice")
+        refuse(f"{key} names a tensor twice")
     return tensors
 
 
@@ -62,32 +62,28 @@ def _check_input(tensor: dict[str, Any], limits: FrontLimits) -> int:
     """Check an input; returns the size of its binary data in bytes."""
     name, shape, datatype = printable(tensor["name"]), tensor.get("shape"), tensor.get("datatype")
     if not isinstance(shape, list) or not all(isinstance(one, int) and not isinstance(one, bool) for one in shape):
-        _refuse(f"input {name}: shape must be an array of integers")
+        refuse(f"input {name}: shape must be an array of integers")
     if len(shape) > limits.dimensions:
-        _refuse(f"input {name}: shape has {len(shape)} dimensions, at most {limits.dimensions} are accepted")
+        refuse(f"input {name}: shape has {len(shape)} dimensions, at most {limits.dimensions} are accepted")
     if any(one < 0 for one in shape):
-        _refuse(f"input {name}: shape {shape} has a negative dimension")
+        refuse(f"input {name}: shape {shape} has a negative dimension")
     if math.prod(shape) > limits.elements:
-        _refuse(f"input {name}: shape {shape} has more than {limits.elements} elements")
+        refuse(f"input {name}: shape {shape} has more than {limits.elements} elements")
     if not isinstance(datatype, str) or datatype not in _DATATYPES:
-        _refuse(f"input {name}: datatype must be one of {', '.join(sorted(_DATATYPES))}")
+        refuse(f"input {name}: datatype must be one of {', '.join(sorted(_DATATYPES))}")
     parameters = _parameters(tensor)
     size = parameters.get("binary_data_size")
     if size is None:
         if "data" not in tensor and not any(one in parameters for one in _SHARED_MEMORY):
-            _refuse(f"input {name} has no data")
+            refuse(f"input {name} has no data")
         return 0
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= limits.binary_bytes:
-        _refuse(f"input {name}: binary_data_size must be an integer from 0 to {limits.binary_bytes}")
+        refuse(f"input {name}: binary_data_size must be an integer from 0 to {limits.binary_bytes}")
     return size
 
 
 def _parameters(holder: dict[str, Any]) -> dict[str, Any]:
     parameters = holder.get("parameters", {})
     if not isinstance(parameters, dict):
-        _refuse(f"parameters must be an object, not {json_type(parameters)}")
+        refuse(f"parameters must be an object, not {json_type(parameters)}")
     return parameters
-
-
-def _refuse(message: str) -> NoReturn:
-    raise Refusal(HTTPStatus.BAD_REQUEST, message)
