@@ -80,7 +80,7 @@ def test_list_is_readable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     key = add_entry(root, "old", 3, 2_000)
     shown = run("cache", "list")
-    assert "1 entries, 2 kB" in shown
+    assert "1 entry, 2 kB" in shown
     for word in (key[:12], "3 days ago", "LlamaForCausalLM, 32 layers of 4096, W4A16_AWQ, TensorRT-LLM 1.2.1"):
         assert word in shown
 
@@ -105,7 +105,7 @@ def test_prune_removes_what_was_not_used_for_a_month(root: Path) -> None:
 def test_prune_keeps_what_was_last_used(root: Path, arguments: list[str], stays: list[str]) -> None:
     keys = {name: add_entry(root, name, days, 1_000) for name, days in (("a", 9), ("b", 3), ("c", 1))}
     dry = run("cache", "prune", "--dry-run", *arguments)
-    assert f"{3 - len(stays)} entries with" in dry
+    assert f"{'1 entry' if len(stays) == 2 else f'{3 - len(stays)} entries'} with" in dry
     assert "would be removed" in dry
     assert len(list_entries(root)) == 3
 

@@ -10,6 +10,9 @@ from trtforge.core import figures
         (0, "0 B"),
         (999, "999 B"),
         (54_400, "54.4 kB"),
+        (999_400, "999 kB"),
+        (999_500, "1 MB"),
+        (999_999_999_999_999, "1000 TB"),
         (4_070_000, "4.07 MB"),
         (85_000_000_000, "85 GB"),
         (1 << 60, "1152922 TB"),
@@ -37,7 +40,14 @@ def test_durations(seconds: float | None, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(None, "-"), (97, "97"), (4_065_536, "4.07 M"), (8_030_261_248, "8.03 B"), (405_853_388_800, "406 B")],
+    [
+        (None, "-"),
+        (97, "97"),
+        (4_065_536, "4.07 M"),
+        (8_030_261_248, "8.03 B"),
+        (405_853_388_800, "406 B"),
+        (999_600, "1 M"),
+    ],
 )
 def test_parameters(count: int | None, text: str) -> None:
     assert figures.parameters(count) == text

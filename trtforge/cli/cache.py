@@ -12,6 +12,7 @@ from trtforge.cli import show
 from trtforge.cli.help import Command, Group
 from trtforge.cli.options import Json, Verbose
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.figures import counted
 
 if TYPE_CHECKING:
     from trtforge.core.cache_entry import Entry
@@ -57,7 +58,7 @@ def list_cache(json: Json = False, verbose: Verbose = False) -> None:
         for entry in entries
     ]
     rows += [["", "timings", show.size(each.bytes), _ago(each.last_used), each.name] for each in timings]
-    title = f"{root}: {len(entries)} entries, {show.size(total)}"
+    title = f"{root}: {counted(len(entries), 'entry', 'entries')}, {show.size(total)}"
     show.table(title, ["key", "kind", "size", "last used", "content"], rows, prose=True)
 
 
@@ -155,13 +156,14 @@ def _say(pruned: "Pruned", timings: "Sequence[Timings]", what: str) -> None:
             print(f"{word}: {entry.key[:_SHOWN]} {entry.stage}, {show.size(entry.bytes)}: {entry.about}")
     for each in timings:
         print(f"{what}: timing cache {each.name}, {show.size(each.bytes)}")
-    counted = f"{len(pruned.removed)} entries" + (f" and {len(timings)} timing caches" if timings else "")
-    print(f"{counted} with {show.size(pruned.bytes + sum(each.bytes for each in timings))} {what}")
+    total = show.size(pruned.bytes + sum(each.bytes for each in timings))
+    caches = f" and {counted(len(timings), 'timing cache')}" if timings else ""
+    print(f"{counted(len(pruned.removed), 'entry', 'entries')}{caches} with {total} {what}")
 
 
 def _ago(moment: float) -> str:
     days = max(0.0, time.time() - moment) / 86400
-    return "today" if days < 1 else f"{days:.0f} days ago"
+    return "today" if days < 1 else f"{counted(round(days), 'day')} ago"
 
 
 def _as_json(entry: "Entry") -> dict[str, Any]:

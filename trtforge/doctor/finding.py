@@ -46,4 +46,4 @@ class Report:
 def gib(count: float) -> str:
     """Bytes as text: 80 GiB, 79.6 GiB, 320 MiB."""
     value, unit = (count / _GIB, "GiB") if count >= _GIB else (count / _MIB, "MiB")
-    return f"{value:.3g} {unit}" if value < 1000 else f"{value:.0f} {unit}"
+    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
