@@ -20,52 +20,11 @@ from trtforge.models.kernels import (
     kernel_of_size,
     plain_kernel,
 )
-from trtforge.runtime.linears.byte_cuda import Fp8Cuda, Fp8RowwiseCuda, Int8Cuda, SmoothQuantCuda
-from trtforge.runtime.linears.byte_native import Fp8Native, Fp8RowwiseNative, Int8Native
-from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul
-from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense
-from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
-from trtforge.runtime.linears.int4_native import Int4Native
-from trtforge.runtime.linears.int4_tiled import Int4Tiled, W4A8Tiled
-from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
-from trtforge.runtime.linears.kernels import DTYPES
-from trtforge.runtime.linears.linear import Dense, Kernel, Stored
-from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense
-from trtforge.runtime.linears.nvfp4_native import Nvfp4Native
-from trtforge.runtime.linears.nvfp4_tiled import Nvfp4Tiled
-from trtforge.runtime.linears.plain_native import PlainNative
-from trtforge.runtime.linears.w4a8_linear import W4A8, W4A8Native
+from trtforge.runtime.linears.kernels import DTYPES, KERNELS
+from trtforge.runtime.linears.linear import Stored
 
 OUT, INPUTS, GROUP = 192, 256, 64
 ONE = torch.ones(1)
-KERNELS: dict[KernelName, Kernel] = {
-    "dense": Dense(),
-    "plain_native_cpu": PlainNative(),
-    "fp8_dense": Fp8Dense(),
-    "fp8_native_cpu": Fp8Native(),
-    "fp8_codes_cuda": Fp8Cuda(),
-    "fp8_scaled_mm": Fp8ScaledMatmul(),
-    "fp8_rowwise_dense": Fp8RowwiseDense(),
-    "fp8_rowwise_native_cpu": Fp8RowwiseNative(),
-    "fp8_rowwise_codes_cuda": Fp8RowwiseCuda(),
-    "int4_dense": Int4Dense(),
-    "int4_native_cpu": Int4Native(),
-    "int4_packed_cpu": Int4Packed(),
-    "int4_packed_cuda": Int4Tiled(),
-    "int8_dense": Int8Dense(),
-    "int8_native_cpu": Int8Native(),
-    "int8_codes_cuda": Int8Cuda(),
-    "int8_sq_dense": SmoothQuant(integer=False),
-    "int8_sq_cpu": SmoothQuant(integer=True),
-    "int8_sq_codes_cuda": SmoothQuantCuda(),
-    "nvfp4_dense": Nvfp4Dense(),
-    "nvfp4_native_cpu": Nvfp4Native(),
-    "nvfp4_packed_cuda": Nvfp4Tiled(),
-    "w4a8_dense": W4A8(Int4Dense()),
-    "w4a8_native_cpu": W4A8Native(),
-    "w4a8_packed_cpu": W4A8(Int4Packed()),
-    "w4a8_packed_cuda": W4A8Tiled(),
-}
 BFLOAT16_ONLY = {"int4_packed_cpu", "w4a8_packed_cpu", *CUDA_KERNELS}
 
 

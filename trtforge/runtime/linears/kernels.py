@@ -1,5 +1,7 @@
 """Selects the kernels that compute a rank's linear layers on a device."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,6 +36,37 @@ DTYPES: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+KERNELS: Mapping[KernelName, Kernel] = MappingProxyType(
+    {
+        "dense": Dense(),
+        "plain_native_cpu": PlainNative(),
+        "fp8_dense": Fp8Dense(),
+        "fp8_native_cpu": Fp8Native(),
+        "fp8_codes_cuda": Fp8Cuda(),
+        "fp8_scaled_mm": Fp8ScaledMatmul(),
+        "fp8_rowwise_dense": Fp8RowwiseDense(),
+        "fp8_rowwise_native_cpu": Fp8RowwiseNative(),
+        "fp8_rowwise_codes_cuda": Fp8RowwiseCuda(),
+        "nvfp4_dense": Nvfp4Dense(),
+        "nvfp4_native_cpu": Nvfp4Native(),
+        "nvfp4_packed_cuda": Nvfp4Tiled(),
+        "int8_dense": Int8Dense(),
+        "int8_native_cpu": Int8Native(),
+        "int8_codes_cuda": Int8Cuda(),
+        "int8_sq_dense": SmoothQuant(integer=False),
+        "int8_sq_cpu": SmoothQuant(integer=True),
+        "int8_sq_codes_cuda": SmoothQuantCuda(),
+        "w4a8_dense": W4A8(Int4Dense()),
+        "w4a8_native_cpu": W4A8Native(),
+        "w4a8_packed_cpu": W4A8(Int4Packed()),
+        "w4a8_packed_cuda": W4A8Tiled(),
+        "int4_dense": Int4Dense(),
+        "int4_native_cpu": Int4Native(),
+        "int4_packed_cpu": Int4Packed(),
+        "int4_packed_cuda": Int4Tiled(),
+    }
+)
+"""The kernel of each name."""
 _CPU_PACKED: frozenset[KernelName] = frozenset({"int4_packed_cpu", "w4a8_packed_cpu"})
 """Kernels whose packed layout depends on the CPU's instruction set."""
 
@@ -108,61 +141,5 @@ def _fastest(algorithm: QuantFormat, group_size: int, device: UsableDevice, dtyp
 def kernel_of(spec: DecoderSpec, kernels: Kernels, module: str) -> Kernel:
     """The kernel of one linear layer, by the name that a checkpoint gives it."""
     if not spec.quantized(module):
-        return _kernel(kernels.plain)
-    return _kernel(kernels.fp8 if kernels.fp8 and spec.format_of(module) == "fp8" else kernels.quantized)
-
-
-def _kernel(name: KernelName) -> Kernel:
-    match name:
-        case "dense":
-            return Dense()
-        case "plain_native_cpu":
-            return PlainNative()
-        case "fp8_dense":
-            return Fp8Dense()
-        case "fp8_native_cpu":
-            return Fp8Native()
-        case "fp8_codes_cuda":
-            return Fp8Cuda()
-        case "fp8_scaled_mm":
-            return Fp8ScaledMatmul()
-        case "fp8_rowwise_dense":
-            return Fp8RowwiseDense()
-        case "fp8_rowwise_native_cpu":
-            return Fp8RowwiseNative()
-        case "fp8_rowwise_codes_cuda":
-            return Fp8RowwiseCuda()
-        case "nvfp4_dense":
-            return Nvfp4Dense()
-        case "nvfp4_native_cpu":
-            return Nvfp4Native()
-        case "nvfp4_packed_cuda":
-            return Nvfp4Tiled()
-        case "int8_dense":
-            return Int8Dense()
-        case "int8_native_cpu":
-            return Int8Native()
-        case "int8_codes_cuda":
-            return Int8Cuda()
-        case "int8_sq_dense":
-            return SmoothQuant(integer=False)
-        case "int8_sq_cpu":
-            return SmoothQuant(integer=True)
-        case "int8_sq_codes_cuda":
-            return SmoothQuantCuda()
-        case "w4a8_dense":
-            return W4A8(Int4Dense())
-        case "w4a8_native_cpu":
-            return W4A8Native()
-        case "w4a8_packed_cpu":
-            return W4A8(Int4Packed())
-        case "w4a8_packed_cuda":
-            return W4A8Tiled()
-        case "int4_dense":
-            return Int4Dense()
-        case "int4_native_cpu":
-            return Int4Native()
-        case "int4_packed_cpu":
-            return Int4Packed()
-        case "int4_packed_cuda":
-            return Int4Tiled()
+        return KERNELS[kernels.plain]
+    return KERNELS[kernels.fp8 if kernels.fp8 and spec.format_of(module) == "fp8" else kernels.quantized]
