@@ -4,7 +4,6 @@ The settings enable in-flight batching (paged KV cache, packed input). If Tensor
 switch off a feature, the plan warns, or raises an error if the recipe requests it explicitly.
 """
 
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 
@@ -19,7 +18,7 @@ from trtforge.formats.releases import Release, Section
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.engine_rules import engine_problems
 from trtforge.plan.gpus import gpu_named
-from trtforge.plan.legality import Problem
+from trtforge.plan.legality import require_warnings_only
 from trtforge.plan.limits import EngineLimits, derive_limits
 from trtforge.plan.paged_context import FP8_ATTENTION, attention_problem, excludes, uses_paged_context
 
@@ -140,7 +139,7 @@ def build_config(
     switch off.
     """
     gpu = gpu_named(engine.target.gpu) if engine.target.gpu is not None else None
-    warnings = _warnings_of(engine_problems(checkpoint, release, gpu))
+    warnings = require_warnings_only(engine_problems(checkpoint, release, gpu))
     features = built_features(checkpoint, engine, release, warnings)
     if features != engine.features:
         limits = derive_limits(checkpoint, engine.model_copy(update={"features": features}), limits.tokens_per_block)
@@ -194,16 +193,6 @@ def in_flight_batching(plan: BuildPlan) -> bool:
         and plan.plugins.remove_input_padding
         and plan.kv_cache_type in ("PAGED", "DISABLED")
     )
-
-
-def _warnings_of(problems: Iterator[Problem]) -> list[str]:
-    """The minor problems as warnings. Raises ForgeError for the first other one."""
-    warnings = []
-    for problem in problems:
-        if problem.refuses:
-            raise ForgeError(problem.message, hint=problem.fix)
-        warnings.append(f"{problem.message}. {problem.fix}")
-    return warnings
 
 
 def _fp8_context_fmha(checkpoint: CheckpointConfig, release: Release, paged: bool, notes: list[str]) -> bool:

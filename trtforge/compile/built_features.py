@@ -1,15 +1,12 @@
 """The features of an engine: the requested ones, resolved and checked against each other and the release."""
 
-from collections.abc import Iterable
-
-from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.adapter import resolved_features
 from trtforge.formats.releases import Release
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.feature_rules import drafting_problems, feature_problems
-from trtforge.plan.legality import Problem
+from trtforge.plan.legality import require_warnings_only
 from trtforge.plan.limits import EngineLimits
 from trtforge.plan.paged_context import paged_context
 
@@ -22,12 +19,12 @@ def built_features(
     Raises ForgeError for an explicitly requested feature that is not available.
     """
     paged = paged_context(checkpoint.quantization, engine.features)
-    _require(paged.problems, warnings)
+    warnings += require_warnings_only(paged.problems)
     warnings += paged.warnings
     features = _without_directories(resolved_features(paged.features))
     wanted = engine.model_copy(update={"features": features})
-    _require(drafting_problems(checkpoint, wanted), warnings)
-    _require(feature_problems(checkpoint, wanted, release), warnings)
+    warnings += require_warnings_only(drafting_problems(checkpoint, wanted))
+    warnings += require_warnings_only(feature_problems(checkpoint, wanted, release))
     return features
 
 
@@ -62,10 +59,3 @@ def feature_notes(asked: FeaturesConfig, features: FeaturesConfig, limits: Engin
     if features.weights_on_gpu < 1:
         notes.append("gemm_plugin is off: plugins do not support weight streaming.")
     return notes
-
-
-def _require(problems: Iterable[Problem], warnings: list[str]) -> None:
-    for problem in problems:
-        if problem.refuses:
-            raise ForgeError(problem.message, hint=problem.fix)
-        warnings.append(f"{problem.message}. {problem.fix}")

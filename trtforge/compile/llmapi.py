@@ -30,6 +30,7 @@ from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.formats import FORMATS
 from trtforge.models.hf_export_plan import require_format
 from trtforge.plan.gpus import Gpu, gpu_named, require_formats
+from trtforge.plan.legality import require_warnings_only
 from trtforge.plan.limits import EngineLimits, Positions, derive_limits
 from trtforge.plan.llm_api_arguments import LlmApiModel, draft_source, feature_arguments, llm_api_problems
 from trtforge.plan.published import require_published
@@ -222,7 +223,7 @@ def _plan(
     target = config.target.tensorrt_llm
     require_llm_api(target, LlmArgs())
     features = _with_lora(config.features)
-    notes = _checked(config.model_copy(update={"features": features}), facts)
+    notes = tuple(require_warnings_only(llm_api_problems(config.model_copy(update={"features": features}), facts)))
     limits = derive_limits(model, config, TOKENS_PER_BLOCK)
     if limits.max_beam_width > 1:
         raise ForgeError(
@@ -258,15 +259,6 @@ def _plan(
 def _with_lora(features: FeaturesConfig) -> FeaturesConfig:
     """The features with LoRA's rank and modules resolved. Raises ForgeError as `resolved_lora` does."""
     return features if features.lora is None else features.model_copy(update={"lora": resolved_lora(features.lora)})
-
-
-def _checked(config: EngineConfig, facts: LlmApiModel) -> tuple[str, ...]:
-    """Warnings about the features. Raises ForgeError for one that the release or the model does not have."""
-    found = tuple(llm_api_problems(config, facts))
-    for problem in found:
-        if problem.refuses:
-            raise ForgeError(problem.message, hint=problem.fix)
-    return tuple(f"{problem.message}. {problem.fix}" for problem in found)
 
 
 def _tokens_per_block(config: EngineConfig, limits: EngineLimits) -> int | None:

@@ -211,7 +211,7 @@ def _warn_without_engine(description: CheckpointConfig) -> None:
     """Other backends run a checkpoint of which no TensorRT-LLM release builds an engine, so it is written."""
     problem = unbuildable(description)
     if problem is not None:
-        _LOG.warning(f"no TensorRT-LLM release builds an engine of this checkpoint: {problem.message}. {problem.fix}")
+        _LOG.warning(f"no TensorRT-LLM release builds an engine of this checkpoint: {problem.text}")
 
 
 def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:

@@ -15,6 +15,7 @@ from trtforge.package.config import PackageConfig
 from trtforge.package.engine_facts import EngineFacts
 from trtforge.package.tokenizer import TokenizerAssets
 from trtforge.plan.host_blocks import too_small
+from trtforge.plan.legality import require_warnings_only
 from trtforge.plan.runtime_keys import runtime_keys
 from trtforge.plan.serving_rules import LLM_ARGUMENTS, ServedEngine, serving_problems
 
@@ -178,10 +179,7 @@ def require_servable(config: PackageConfig, engine: EngineFacts) -> Iterator[str
     )
     offloaded = config.serving.kv_cache_host_memory_bytes
     small = too_small(offloaded, engine.kv_block) if offloaded is not None else ()
-    for problem in (*serving_problems(config.serving, served), *small):
-        if problem.refuses:
-            raise ForgeError(problem.message, hint=problem.fix)
-        yield f"{problem.message}. {problem.fix}"
+    yield from require_warnings_only((*serving_problems(config.serving, served), *small))
     if engine.backend == "tensorrt_llm" and reuse and len(set(engine.windows)) > 1:
         for issue in known_issues("windows_with_kv_reuse", engine.release):
             off = "Compile it with --feature kv_reuse=false if that happens."

@@ -15,7 +15,7 @@ from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, wit
 from trtforge.plan.formats import CACHES
 from trtforge.plan.host_blocks import host_block_problems
 from trtforge.plan.kv import blocks_of
-from trtforge.plan.legality import Problem
+from trtforge.plan.legality import Problem, sort_problems
 from trtforge.plan.limits import EngineLimits
 from trtforge.plan.memory import Held, Memory, memory_of, tokens_on, with_pool
 from trtforge.plan.model import Model
@@ -54,11 +54,7 @@ def with_memory(
     result = replace(evaluation, memory=memory, held=held, typical=typical, embedded=embedded)
     found, warnings = list(evaluation.problems), list(evaluation.warnings)
     warnings += draft_warnings(request.engine.features, request.draft) if embedded is not None else ()
-    for problem in host_block_problems(result, model.facts.sizes):
-        if problem.refuses:
-            found.append(problem)
-        else:
-            warnings.append(f"{problem.message}. {problem.fix}")
+    sort_problems(host_block_problems(result, model.facts.sizes), found, warnings)
     if memory.kv_tokens > 0:
         found += [*_pool_problems(result, limits, typical, warnings), *more]
     elif request.gpu is not None:

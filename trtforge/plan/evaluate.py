@@ -25,7 +25,7 @@ from trtforge.plan.engine_rules import engine_problems, gpu_problems, link_probl
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.instances import instance_problems
-from trtforge.plan.legality import Problem, problems
+from trtforge.plan.legality import Problem, problems, sort_problems
 from trtforge.plan.limits import EngineLimits, derive_limits
 from trtforge.plan.model import Model
 from trtforge.plan.paged_context import attention_problem, paged_context
@@ -56,27 +56,15 @@ def evaluate(model: Model, request: Request) -> Evaluation:
         embedded = request.for_tensorrt is False
         request = request.with_features(with_stored_heads(request.engine.features, checkpoint, embedded=embedded))
     if request.for_tensorrt is not False:
-        for problem in engine_problems(checkpoint, target, request.gpu, fits=not of_layout):
-            if problem.refuses and request.for_tensorrt:
-                found.append(problem)
-            else:
-                warnings.append(f"{problem.message}. {problem.fix}")
-    for problem in asked_features(model, request, checkpoint, target):
-        if problem.refuses:
-            found.append(problem)
-        else:
-            warnings.append(f"{problem.message}. {problem.fix}")
-    for problem in _serving_problems(request, target, parallel, checkpoint):
-        if problem.refuses:
-            found.append(problem)
-        else:
-            warnings.append(f"{problem.message}. {problem.fix}")
+        of_engine = engine_problems(checkpoint, target, request.gpu, fits=not of_layout)
+        sort_problems((_if_for_tensorrt(problem, request) for problem in of_engine), found, warnings)
+    sort_problems(asked_features(model, request, checkpoint, target), found, warnings)
+    sort_problems(_serving_problems(request, target, parallel, checkpoint), found, warnings)
     if for_llm_api:
         of_api = list(_llm_api_problems(checkpoint, request, parallel))
         if served_as_published(model.config, request.engine.backend, request.quant):
             of_api += published_problems(model.config, request.gpu, request.exclude_modules)
-        found += [problem for problem in of_api if problem.refuses]
-        warnings += [f"{problem.message}. {problem.fix}" for problem in of_api if not problem.refuses]
+        sort_problems(of_api, found, warnings)
     limits = _limits(checkpoint, request, target, found, warnings)
     evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)
     if of_layout or limits is None:
@@ -86,6 +74,11 @@ def evaluate(model: Model, request: Request) -> Evaluation:
         windows = None
     planned = with_memory(model, evaluation, limits, layout, windows)
     return replace(planned, problems=(*planned.problems, *instance_problems(planned)))
+
+
+def _if_for_tensorrt(problem: Problem, request: Request) -> Problem:
+    """A problem of TensorRT-LLM's engine. It does not refuse a request whose backend is not chosen yet."""
+    return problem if request.for_tensorrt else replace(problem, refuses=False)
 
 
 def _version(request: Request) -> str:
@@ -258,10 +251,8 @@ def _limits(
         warnings += paged.warnings
         engine = engine.model_copy(update={"features": paged.features})
         attention = attention_problem(checkpoint, paged.features)
-        if attention is not None and request.for_tensorrt:
-            found.append(attention)
-        elif attention is not None:
-            warnings.append(f"{attention.message}. {attention.fix}")
+        if attention is not None:
+            sort_problems([_if_for_tensorrt(attention, request)], found, warnings)
     default = target.field("plugin_config", "tokens_per_block").default
     assert isinstance(default, int)
     try:

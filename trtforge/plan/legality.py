@@ -4,7 +4,7 @@ The rules of GPUs, releases and TensorRT-LLM's kernels are in plan.engine_rules.
 #729, #1249, #1636, #2445 and the checks in quantization/layers.py (0.17).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from trtforge.core.errors import ForgeError, Repair
@@ -23,6 +23,30 @@ class Problem:
     message: str
     fix: str
     refuses: bool = True
+
+    @property
+    def text(self) -> str:
+        """The problem and its fix, as a warning says them."""
+        return f"{self.message}. {self.fix}"
+
+
+def sort_problems(problems: Iterable[Problem], refusing: list[Problem], warnings: list[str]) -> None:
+    """Add problems that refuse the request to `refusing`, the texts of the others to `warnings`."""
+    for problem in problems:
+        if problem.refuses:
+            refusing.append(problem)
+        else:
+            warnings.append(problem.text)
+
+
+def require_warnings_only(problems: Iterable[Problem]) -> list[str]:
+    """The texts of problems that are mere warnings. Raises ForgeError for the first problem that refuses."""
+    warnings = []
+    for problem in problems:
+        if problem.refuses:
+            raise ForgeError(problem.message, hint=problem.fix)
+        warnings.append(problem.text)
+    return warnings
 
 
 def problems(family: Family, facts: Facts, layout: Layout) -> tuple[Problem, ...]:
