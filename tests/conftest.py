@@ -3,16 +3,21 @@
 import json
 import os
 import signal
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
 from tests.golden.make_hf import write_case
+from trtforge.core.assets import asset_directory
 from trtforge.models.elementwise import choose_kernels
 
 # These machines are shared: how long an example, or drawing one, takes says nothing.
@@ -68,6 +73,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):  # of pytest-xdist
         place = {path: number for number, path in enumerate(LONGEST)}
         items.sort(key=lambda item: place.get(item.nodeid.partition("::")[0], len(LONGEST)))
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """The tokenizer of the demo model."""
+    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[None]:
+    """The modules of the Triton models can be imported, as their processes import them."""
+    stub = {"triton_python_backend_utils": ModuleType("triton_python_backend_utils")}
+    path = str(asset_directory("model_repo_templates") / "lib")
+    with patch.object(sys, "path", [path, *sys.path]), patch.dict(sys.modules, stub):
+        yield
 
 
 @pytest.fixture

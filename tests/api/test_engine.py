@@ -48,11 +48,6 @@ def engine(build: Path) -> Iterator[Engine]:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
-
-
 def test_importing_the_package_loads_no_torch() -> None:
     code = "import sys, trtforge; assert not {'torch', 'transformers', 'numpy'} & set(sys.modules); trtforge.Engine"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)

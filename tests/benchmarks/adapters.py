@@ -7,7 +7,6 @@ each with its own. Rates are medians of runs in turns, those of decoding without
 import json
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tests.benchmarks.decode import SHAPE
+from tests.benchmarks.decode import SHAPE, run_trtforge
 from tests.benchmarks.synthetic import write_model
 from trtforge.engine_process.requests import GenerationRequest
 from trtforge.runtime.engine import Engine, EngineOptions
@@ -51,14 +50,14 @@ class Compared:
 def measure(directory: Path, runs: int = RUNS) -> list[Compared]:
     """All kinds of adapters, decoding and prompts."""
     write_model(directory / "model", SHAPE)
-    _trtforge("convert", str(directory / "model"), str(directory / "checkpoint"))
+    run_trtforge("convert", str(directory / "model"), str(directory / "checkpoint"))
     found = []
     for kind, (rank, chosen) in KINDS.items():
         adapters = [str(_adapter(directory / f"r{rank}-{n}", n, rank, chosen)) for n in range(COUNT)]
         engine = directory / f"engine-r{rank}"
         limits = ("--max-batch-size", str(COUNT), "--max-seq-len", "512", "--compute-dtype", "bfloat16")
         feature = ("--feature", f"lora.adapters={json.dumps(adapters)}")
-        _trtforge("compile", str(directory / "checkpoint"), str(engine), "--backend", "torch", *limits, *feature)
+        run_trtforge("compile", str(directory / "checkpoint"), str(engine), "--backend", "torch", *limits, *feature)
         with Engine.load(engine, EngineOptions(kv_reuse=False)) as loaded:
             found += _compared(loaded, kind, runs)
     return found
@@ -110,10 +109,6 @@ def _adapter(out: Path, seed: int, rank: int, chosen: tuple[str, ...]) -> Path:
     (out / "adapter_config.json").write_text(json.dumps(config))
     save_file(tensors, out / "adapter_model.safetensors")
     return out
-
-
-def _trtforge(*words: str) -> None:
-    subprocess.run((sys.executable, "-m", "trtforge", *words, "--quiet"), check=True, capture_output=True, timeout=600)
 
 
 def main() -> None:

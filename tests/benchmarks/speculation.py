@@ -6,7 +6,6 @@
 
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,7 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.benchmarks.decode import SHAPE
+from tests.benchmarks.decode import SHAPE, run_trtforge
 from tests.benchmarks.synthetic import write_model
 from trtforge.core.assets import asset_directory
 from trtforge.engine_process.requests import GenerationRequest
@@ -84,7 +83,7 @@ def make_cyclic(model: Path) -> None:
 def compare(directory: Path, name: str, model: Path, prompts: list[tuple[int, ...]], runs: int) -> list[Compared]:
     """One model without and with speculation, in turns."""
     checkpoint = directory / f"{name}-checkpoint"
-    _trtforge("convert", str(model), str(checkpoint))
+    run_trtforge("convert", str(model), str(checkpoint))
     engines = {}
     for way, words in (
         ("plain", ()),
@@ -92,7 +91,7 @@ def compare(directory: Path, name: str, model: Path, prompts: list[tuple[int, ..
         ("lookahead", ("--feature", "lookahead")),
     ):
         limits = ("--max-batch-size", "8", "--max-seq-len", "1024", "--compute-dtype", "bfloat16")
-        _trtforge("compile", str(checkpoint), str(directory / f"{name}-{way}"), "--device", "cpu", *limits, *words)
+        run_trtforge("compile", str(checkpoint), str(directory / f"{name}-{way}"), "--device", "cpu", *limits, *words)
         engines[way] = Engine.load(directory / f"{name}-{way}", EngineOptions(kv_reuse=False))
     found = []
     for batch in BATCHES:
@@ -123,10 +122,6 @@ def rate(engine: Engine, prompts: list[tuple[int, ...]]) -> float:
 def _cycle(token: int) -> list[int]:
     first = token // CYCLE * CYCLE
     return [first + (token + step) % CYCLE for step in range(CYCLE)]
-
-
-def _trtforge(*words: str) -> None:
-    subprocess.run((sys.executable, "-m", "trtforge", *words, "--quiet"), check=True, capture_output=True, timeout=600)
 
 
 def main() -> None:

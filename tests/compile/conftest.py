@@ -1,8 +1,20 @@
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.compile.trtllm import Trtllm
+
+if TYPE_CHECKING:
+    from tests.compile.test_llmapi import Models
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> "Models":
+    """Tiny models with their calibrations and checkpoints, each made once for a file of tests."""
+    from tests.compile.test_llmapi import Models
+
+    return Models(tmp_path_factory.mktemp("llmapi"))
 
 
 @pytest.fixture

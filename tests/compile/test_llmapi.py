@@ -71,11 +71,6 @@ class Models:
         return calibrate(config, self.source(family), self._root / f"{family}-{quant}-{kv_cache}-calibration").path
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp("llmapi"))
-
-
 def tensors_of(directory: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):

@@ -23,11 +23,6 @@ from trtforge.core.parallel import Parallel
 from trtforge.formats.shards import read_header
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp("llmapi"))
-
-
 def test_the_artifact_is_whole_and_deterministic(tmp_path: Path) -> None:
     checkpoint = convert(ConvertConfig(tp=2), DEMO_MODEL, tmp_path / "checkpoint").path
     first = compile_engine(engine(backend="llmapi"), checkpoint, tmp_path / "a")

@@ -78,11 +78,6 @@ def test_gate_and_up_with_scales_of_their_own_are_refused(tmp_path: Path) -> Non
     assert "--shared-pre-quant-scale" in caught.value.hint
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp("llmapi"))
-
-
 def exported(family: str, quant: str, directory: Path, *, fp8_kv: bool = False) -> Path:
     """ModelOpt's own calibration on the same ids, exported."""
     preset = copy.deepcopy(PRESETS[quant])

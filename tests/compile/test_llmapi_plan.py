@@ -20,11 +20,6 @@ from trtforge.formats.llmapi import LlmArgs, read_llm_args, require_llm_api
 NOWHERE = Path("/models/none")
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    return Models(tmp_path_factory.mktemp("llmapi"))
-
-
 def planned(model: Any, **settings: Any) -> dict[str, Any]:
     config = engine(backend="llmapi", **settings)
     return engine_plan_for(model, config, NOWHERE, NOWHERE, CompileOptions()).as_json()

@@ -1,31 +1,18 @@
 """Prompts of chat messages: the same as those of transformers, and clear errors."""
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.chat_templates import FAMILIES, QUESTION, SYSTEM, TALK, Family, write_tokenizer
-from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
 from trtforge.formats.chat_template import ChatTemplate, read_chat_template, syntax_error
 
-
-@pytest.fixture(scope="module", autouse=True)
-def library() -> Iterator[None]:
-    """The modules as a model sees them."""
-    path = str(asset_directory("model_repo_templates") / "lib")
-    sys.path.insert(0, path)
-    with patch.dict(sys.modules, {"triton_python_backend_utils": ModuleType("triton_python_backend_utils")}):
-        yield
-    sys.path.remove(path)
+pytestmark = pytest.mark.usefixtures("library")
 
 
 def served(chat: ChatTemplate, directory: Path) -> Any:

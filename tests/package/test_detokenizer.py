@@ -1,7 +1,5 @@
 """Streamed text: whatever the steps, the pieces together are the text of all tokens."""
 
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +21,7 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def library() -> Iterator[None]:
-    """The modules as a model sees them."""
-    path = str(asset_directory("model_repo_templates") / "lib")
-    sys.path.insert(0, path)
-    yield
-    sys.path.remove(path)
+pytestmark = pytest.mark.usefixtures("library")
 
 
 def byte_level() -> Tokenizer:

@@ -1,11 +1,8 @@
 """Steps of a draft and a target model: what they give together is what the target gives alone."""
 
 import asyncio
-import sys
-from collections.abc import AsyncIterator, Iterator, Mapping
-from types import ModuleType
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,19 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from trtforge.core.assets import asset_directory
-
 VOCAB, END = 23, 0
 MOST = 4
 
 
-@pytest.fixture(scope="module", autouse=True)
-def library() -> Iterator[None]:
-    path = str(asset_directory("model_repo_templates") / "lib")
-    sys.path.insert(0, path)
-    with patch.dict(sys.modules, {"triton_python_backend_utils": ModuleType("triton_python_backend_utils")}):
-        yield
-    sys.path.remove(path)
+pytestmark = pytest.mark.usefixtures("library")
 
 
 def following(tokens: list[int], *, barred: bool = False) -> int:

@@ -1,28 +1,16 @@
 """Tensors of the engine model: requests for beams, and the tensors that answer them."""
 
 import asyncio
-import sys
-from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from trtforge.core.assets import asset_directory
 from trtforge.engine_process.messages import Submission, Update, decode_updates, encode_updates
 from trtforge.engine_process.requests import Beam, BeamParams, GenerationRequest
 
-
-@pytest.fixture(scope="module", autouse=True)
-def library() -> Iterator[None]:
-    path = str(asset_directory("model_repo_templates") / "lib")
-    with (
-        patch.object(sys, "path", [path, *sys.path]),
-        patch.dict(sys.modules, {"triton_python_backend_utils": ModuleType("triton_python_backend_utils")}),
-    ):
-        yield
+pytestmark = pytest.mark.usefixtures("library")
 
 
 def inputs(**given: Any) -> dict[str, Any]:

@@ -1,21 +1,10 @@
 """The messages that text models send to an engine model, read and written by tritonclient's own."""
 
-import sys
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from tritonclient.grpc import InferResult, service_pb2
 
-from trtforge.core.assets import asset_directory
-
-
-@pytest.fixture(scope="module", autouse=True)
-def library() -> Iterator[None]:
-    path = str(asset_directory("model_repo_templates") / "lib")
-    sys.path.insert(0, path)
-    yield
-    sys.path.remove(path)
+pytestmark = pytest.mark.usefixtures("library")
 
 
 def test_a_request_is_what_tritonclient_reads() -> None:

@@ -2,26 +2,14 @@
 
 import asyncio
 import json
-import sys
 import threading
-from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
 from tests.patience import PATIENCE, eventually
-from trtforge.core.assets import asset_directory
 
-
-@pytest.fixture(scope="module", autouse=True)
-def library() -> Iterator[None]:
-    path = str(asset_directory("model_repo_templates") / "lib")
-    sys.path.insert(0, path)
-    with patch.dict(sys.modules, {"triton_python_backend_utils": ModuleType("triton_python_backend_utils")}):
-        yield
-    sys.path.remove(path)
+pytestmark = pytest.mark.usefixtures("library")
 
 
 def test_background_runs_in_order_and_refuses_what_is_too_much() -> None:

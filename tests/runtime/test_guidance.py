@@ -40,11 +40,6 @@ NAME = Guide(
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
-
-
-@pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(ConvertConfig(dtype="float32"), DEMO_MODEL, tmp_path_factory.mktemp("guided") / "checkpoint").path
 

@@ -5,11 +5,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -21,7 +18,6 @@ from tests.runtime.conftest import greedy
 from tests.runtime.converted import Families
 from tests.runtime.test_adapters import LIMITS, SIZE
 from tests.runtime.test_speculation import KeptRanks
-from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
 from trtforge.engine_process.messages import Submission
 from trtforge.engine_process.requests import GenerationRequest, SentAdapter
@@ -245,14 +241,6 @@ def test_wrong_tensors_are_refused_by_their_names(checkpoint: Path, adapters: li
     error = plain.why_refused(ask([1], 9, right))
     assert error is not None
     assert error.message == "lora_weights: this engine takes no adapters"
-
-
-@pytest.fixture(scope="module")
-def library() -> Iterator[None]:
-    path = str(asset_directory("model_repo_templates") / "lib")
-    stub = {"triton_python_backend_utils": ModuleType("triton_python_backend_utils")}
-    with patch.object(sys, "path", [path, *sys.path]), patch.dict(sys.modules, stub):
-        yield
 
 
 def test_tensors_become_a_request_that_reaches_the_engine_process(library: None, adapters: list[Path]) -> None:

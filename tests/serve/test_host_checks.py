@@ -8,12 +8,11 @@ from typer.testing import CliRunner
 from tests.conftest import DEMO_MODEL
 from tests.machine.hosts import FakeGpu, FakeNvml
 from tests.package.engines import H100, tensorrt_engine
+from tests.serve.test_launchers import facts_of
 from trtforge.cli.app import app
 from trtforge.core import packages
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import open_artifact
 from trtforge.formats.engine_target import EngineTarget
-from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.machine.nvml import Nvml
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
@@ -29,10 +28,6 @@ def repository_of(tmp_path: Path, target: EngineTarget = H100, tp: int = 1) -> P
     assert target.tensorrt_llm is not None
     engine = tensorrt_engine(tmp_path / "engine", tp, target.tensorrt_llm, target=target)
     return package(PackageConfig(), engine, DEMO_MODEL, tmp_path / "repository").path
-
-
-def facts_of(repository: Path) -> RepositoryFacts:
-    return read_facts(open_artifact(repository, "repository"))
 
 
 def serve(repository: Path, *options: str) -> str:

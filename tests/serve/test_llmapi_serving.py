@@ -15,8 +15,7 @@ from tests.conftest import DEMO_MODEL
 from tests.package import fake_tensorrt_llm
 from tests.ports import free_ports
 from tests.serve.conftest import Running
-from tests.serve.test_serving import PROMPT, echoed
-from tests.serve.test_text_tensors import post
+from tests.serve.test_serving import PROMPT, echoed, post
 from trtforge.compile.stage import compile_engine
 from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError

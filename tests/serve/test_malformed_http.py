@@ -19,13 +19,6 @@ _PATH = re.compile(r"(?<![\w.])/(?:[\w.-]+/)+[\w.-]+")
 TOKENS = 400
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    from tests.conftest import DEMO_MODEL
-
-    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
-
-
 @dataclass
 class Answer:
     """A response as it came on the wire."""

@@ -69,11 +69,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield Served(server, line.removeprefix("openai="), repository)
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
-
-
 def prompts(count: int) -> list[str]:
     """Texts of 5 to 200 characters."""
     text = (DEMO_MODEL / "heldout.txt").read_text().replace("\f", " ")

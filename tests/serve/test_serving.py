@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tests.conftest import DEMO_MODEL
 from tests.patience import PATIENCE, eventually
 from tests.serve.conftest import Running
 from tests.serve.fake_engine import LONGEST_PROMPT
@@ -19,11 +18,6 @@ from trtforge.serve.client import Protocol, Sampling, generate, stream_text
 from trtforge.serve.probe import probe
 
 PROMPT = "Naïve café 🙂 costs 日本語 ¥5"
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 
 
 def echoed(tokenizer: Tokenizer, prompt: str, count: int) -> str:

@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
@@ -11,8 +10,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from tests.conftest import DEMO_MODEL
-from tests.patience import PATIENCE
 from tests.serve.conftest import Running
+from tests.serve.test_serving import post
 
 MODELS = pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 MESSAGES = [{"role": "user", "content": "Naïve 🙂?"}]
@@ -22,10 +21,6 @@ _TYPES = {str: ("BYTES", np.object_), bool: ("BOOL", np.bool_), int: ("INT32", n
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return AutoTokenizer.from_pretrained(DEMO_MODEL)
-
-
-def post(server: Running, model: str, **inputs: object) -> httpx.Response:
-    return httpx.post(f"http://{server.http}/v2/models/{model}/generate", json=inputs, timeout=PATIENCE)
 
 
 def streamed(server: Running, model: str, **inputs: Any) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ from unittest.mock import patch
 import pytest
 from tokenizers import Tokenizer
 
-from tests.conftest import DEMO_MODEL
 from tests.patience import PATIENCE, eventually
 from tests.serve.conftest import Running, package_with_fake_engine, start_server
 from tests.serve.fake_engine import LONGEST_PROMPT
@@ -22,11 +21,6 @@ from trtforge.serve.client import Sampling, generate, stream_text
 def code_for_triton(role: ModelRole, backend: str) -> ModelCode:
     """What a repository of backend tensorrt_llm has, with our engine model in the place of NVIDIA's."""
     return "triton" if role in ("ensemble", "tensorrt_llm_bls") else "1"
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
