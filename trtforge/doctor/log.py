@@ -5,8 +5,9 @@ of ranks and patterns, not by the log.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from trtforge.doctor.known import PATTERNS
 from trtforge.doctor.log_lines import LogLine, parse_log
@@ -118,6 +119,9 @@ class _Unknown:
     lines: list[Seen]
     time: str | None
     position: int
+
+
+_Timed = TypeVar("_Timed", _Found, _Unknown)
 
 
 @dataclass
@@ -247,9 +251,14 @@ def _earliest(found: Sequence[tuple[_Reader, _Found]], aborted: int | None) -> t
     for reader, each in found:
         if reader.rank not in firsts or each.position < firsts[reader.rank][1].position:
             firsts[reader.rank] = (reader, each)
-    timed = all(each.time is not None for _, each in firsts.values())
+    return _first_of_ranks(firsts.values(), aborted)
+
+
+def _first_of_ranks(found: Collection[tuple[_Reader, _Timed]], aborted: int | None) -> tuple[_Reader, _Timed] | None:
+    """The earliest of one message for each rank; without times, that of the rank `aborted`, else of the first rank."""
+    timed = all(each.time is not None for _, each in found)
     return min(
-        firsts.values(),
+        found,
         key=lambda e: (e[1].time if timed else "", e[0].rank != aborted, _rank_order(e[0].rank)),
         default=None,
     )
@@ -262,12 +271,7 @@ def _unexplained(
     unknown = [(reader, reader.unknown) for reader in readers if reader.unknown is not None]
     if chosen is not None:
         unknown = [(r, u) for r, u in unknown if _comes_before(r, u, *chosen)]
-    timed = all(each.time is not None for _, each in unknown)
-    best = min(
-        unknown,
-        key=lambda e: (e[1].time if timed else "", e[0].rank != aborted, _rank_order(e[0].rank)),
-        default=None,
-    )
+    best = _first_of_ranks(unknown, aborted)
     return tuple(best[1].lines) if best is not None else ()
 
 
