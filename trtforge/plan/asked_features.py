@@ -15,56 +15,59 @@ from trtforge.plan.speculation import BASES, DRAFTING_ARCHITECTURES, stored
 
 
 def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
-    """Problems of the features. Without TensorRT engines few are supported."""
-    features = request.engine.features
+    """Problems of the features with the request's backend."""
     if request.engine.backend == "llmapi":
-        layers = stored(checkpoint, "num_nextn_predict_layers") or 0
-        facts = LlmApiModel(
-            request.tp,
-            checkpoint.experts > 0,
-            layers,
-            checkpoint.architecture,
-            integer(checkpoint, "attention_chunk_size"),
-            request.pp,
-        )
-        yield from llm_api_problems(request.engine, facts)
-        yield from _estimate_problems(request)
-        if request.draft is not None:
-            yield from _draft_problems(model, request.draft, request)
-        return
-    if request.for_tensorrt is False:
-        for name in features.unsupported_by_torch:
-            message = f"engine.features.{name}: the {request.engine.backend} backend does not have it"
-            having = "llmapi" if name in OF_THE_LLM_API else "tensorrt_llm"
-            yield Problem("backend", message, f"Leave it out, or use engine.backend: {having}.")
-        if model.facts.sizes.linear_layers and request.engine.max_beam_width > 1:
-            yield beams_with_states(request.engine.max_beam_width)
-        if model.facts.sizes.linear_layers and request.serving.kv_cache_host_memory_bytes is not None:
-            message = "serving.kv_cache_host_memory_bytes: linear attention keeps states that are in no KV block"
-            yield Problem("serving", message, "Leave it out of serving.")
-        if features.draft is not None and features.draft.engine is None:
-            message = "engine.features.draft: the torch backend needs the draft model's engine"
-            yield Problem("draft", message, "Compile it, and set engine.features.draft.engine.")
-        return
-    if not features.beyond_paging:
-        return
+        yield from _of_llm_api(model, request, checkpoint)
+    elif request.for_tensorrt is False:
+        yield from _of_embedded(model, request)
+    elif request.engine.features.beyond_paging:
+        yield from _of_tensorrt(model, request, checkpoint, release)
+
+
+def _of_llm_api(model: Model, request: Request, checkpoint: CheckpointConfig) -> Iterator[Problem]:
+    facts = LlmApiModel(
+        request.tp,
+        checkpoint.experts > 0,
+        stored(checkpoint, "num_nextn_predict_layers") or 0,
+        checkpoint.architecture,
+        integer(checkpoint, "attention_chunk_size"),
+        request.pp,
+    )
+    yield from llm_api_problems(request.engine, facts)
+    yield from _estimate_problems(request)
+    if request.draft is not None:
+        yield from _draft_problems(model, request.draft, request)
+
+
+def _of_embedded(model: Model, request: Request) -> Iterator[Problem]:
+    features = request.engine.features
+    for name in features.unsupported_by_torch:
+        message = f"engine.features.{name}: the {request.engine.backend} backend does not have it"
+        having = "llmapi" if name in OF_THE_LLM_API else "tensorrt_llm"
+        yield Problem("backend", message, f"Leave it out, or use engine.backend: {having}.")
+    if model.facts.sizes.linear_layers and request.engine.max_beam_width > 1:
+        yield beams_with_states(request.engine.max_beam_width)
+    if model.facts.sizes.linear_layers and request.serving.kv_cache_host_memory_bytes is not None:
+        message = "serving.kv_cache_host_memory_bytes: linear attention keeps states that are in no KV block"
+        yield Problem("serving", message, "Leave it out of serving.")
+    if features.draft is not None and features.draft.engine is None:
+        message = "engine.features.draft: the torch backend needs the draft model's engine"
+        yield Problem("draft", message, "Compile it, and set engine.features.draft.engine.")
+
+
+def _of_tensorrt(model: Model, request: Request, checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
     yield from feature_problems(checkpoint, request.engine, release)
     yield from _estimate_problems(request)
     for name, bases in BASES.items():
-        if getattr(features, name) is None:
+        if getattr(request.engine.features, name) is None:
             continue
         if model.config.architecture not in bases:
             message = f"engine.features.{name}: TensorRT-LLM has {name} for {', '.join(bases)}, not for "
-            yield Problem(
-                "speculation",
-                message + model.config.architecture,
-                "Use engine.features.lookahead, which needs no heads.",
-            )
-            continue
-        if checkpoint.architecture == DRAFTING_ARCHITECTURES[name]:
-            continue
-        message = f"engine.features.{name}: the engine needs {name} weights, and no directory of them is given"
-        yield Problem("speculation", message, f"Set engine.features.{name}.model.", refuses=False)
+            fix = "Use engine.features.lookahead, which needs no heads."
+            yield Problem("speculation", message + model.config.architecture, fix)
+        elif checkpoint.architecture != DRAFTING_ARCHITECTURES[name]:
+            message = f"engine.features.{name}: the engine needs {name} weights, and no directory of them is given"
+            yield Problem("speculation", message, f"Set engine.features.{name}.model.", refuses=False)
     if request.draft is not None:
         yield from _draft_problems(model, request.draft, request)
 
