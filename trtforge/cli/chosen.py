@@ -61,7 +61,7 @@ class Choice:
         )
 
     def wish(self) -> "Wish":
-        """As what a recipe is derived from. Raises typer.BadParameter for an unknown goal."""
+        """The choices as `derive` takes them. Raises typer.BadParameter for an unknown goal."""
         from trtforge.pipeline.derivation import Wish
         from trtforge.plan.request import Option
 
@@ -128,10 +128,10 @@ class Chosen:
         return self.path
 
     def written_during(self, started: "Started", finished: "Finished") -> "tuple[Started, Finished]":
-        """What a build calls when a stage starts and when it has finished; it writes the recipe too.
+        """`started` and `finished`, for a build to call around each stage, extended to write the derived recipe once.
 
-        When the first stage starts or, over the recipe of an earlier build, when it has finished: what fails before
-        leaves the directory as it was.
+        It is written when the first stage starts or, over the recipe of an earlier build, when that stage has finished:
+        a failure before leaves the directory as it was.
         """
         written = False
 
@@ -188,7 +188,7 @@ def choose(target: str, choice: Choice, overrides: tuple[str, ...] = (), out: Pa
 def choose_each(
     target: str, formats: Sequence[str], choice: Choice, overrides: tuple[str, ...] = (), out: Path | None = None
 ) -> dict[str, Chosen]:
-    """What `choose` gives for each format, in a directory of its own below `out`.
+    """The choice for each format, as `choose` makes it, with a build directory of its own below `out`.
 
     Raises UsageError for an unknown or repeated format.
     """

@@ -208,7 +208,10 @@ def convert(
 def _drafting(
     medusa: Path | None, heads: int | None, eagle: Path | None, layers: int | None, draft_tokens: int | None
 ) -> "Drafting | None":
-    """What becomes part of the checkpoint. Raises UsageError for options that do not belong together."""
+    """The Medusa heads or EAGLE network to convert with the model; None without.
+
+    Raises UsageError for options that do not belong together.
+    """
     from trtforge.core.features import EagleFeature, MedusaFeature
 
     if medusa is not None and eagle is not None:

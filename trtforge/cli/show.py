@@ -82,7 +82,7 @@ def produced(
 
 
 def _earlier(old: "Manifest", new: "Manifest") -> str:
-    """What an artifact that was replaced was, beside the new one."""
+    """A phrase for a replaced artifact: how it differed from the new one."""
     stage = new.identity.stage
     if old.identity == new.identity:
         return f"the same {stage}, which was made again"

@@ -159,7 +159,7 @@ class Beside:
 
     @classmethod
     def open(cls, plan: LlmapiPlan) -> "Beside":
-        """Find the files. Raises ForgeError for a draft model that cannot be had, and for a damaged checkpoint."""
+        """Find the files. Raises ForgeError for a draft model that is not available, and for a damaged checkpoint."""
         draft = None if plan.draft is None else HuggingFaceSource.open(resolve_source(plan.draft))
         return cls(draft, tuple(map(Path, plan.adapters)))
 

@@ -21,12 +21,12 @@ class Windows:
 
     @classmethod
     def of_checkpoint(cls, model: CheckpointConfig) -> "Windows":
-        """Those of a TensorRT-LLM checkpoint, whose windowed architectures have the names of Hugging Face's."""
+        """The windows of a TensorRT-LLM checkpoint, whose architectures with windows have Hugging Face's names."""
         return cls(model.architecture, attention_windows(model))
 
     @classmethod
     def of_hugging_face(cls, config: HfConfig, text: HfConfig) -> "Windows":
-        """Those of a Hugging Face checkpoint; `text`: the configuration of its language model."""
+        """The windows of a Hugging Face checkpoint; `text`: the configuration of its language model."""
         architecture = config.architecture
         if not text.values.get("sliding_window"):
             return cls(architecture)

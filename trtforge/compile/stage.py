@@ -102,7 +102,7 @@ def engine_plan_for(
 
 
 def warnings_of(plan: EnginePlan) -> tuple[str, ...]:
-    """What is to be known about a plan before it is built."""
+    """The warnings of a plan, to show before it is built."""
     return tuple(plan.as_json()["warnings"])
 
 

@@ -41,8 +41,10 @@ class Beside:
 
 
 def files_beside(features: FeaturesConfig, model: CheckpointConfig, longest: int) -> Beside | None:
-    """What the features put beside the model; `longest`: maximum sequence length. Raises ForgeError if it does not fit
-    the model, or cannot be had as asked for."""
+    """The drafting files that the features need beside the model; None without. `longest`: maximum sequence length.
+
+    Raises ForgeError for files that do not fit the model, and for settings that the torch backend does not support.
+    """
     if features.medusa is not None:
         return _medusa_heads(features.medusa, model)
     if features.eagle is not None:
@@ -53,8 +55,7 @@ def files_beside(features: FeaturesConfig, model: CheckpointConfig, longest: int
 
 
 def _medusa_heads(medusa: MedusaFeature, model: CheckpointConfig) -> Beside:
-    """The file of the heads, or the checkpoint's. Raises ForgeError if they are not for `model`, or cannot be had as
-    asked for."""
+    """The file of the heads; none if the checkpoint has its own. Raises ForgeError as `files_beside` does."""
     if medusa.choices is not None:
         raise ForgeError(
             "engine.features.medusa.choices: not supported by the torch backend, which verifies the most likely tokens",

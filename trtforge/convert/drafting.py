@@ -60,7 +60,7 @@ class Drafted:
 
 
 def drafting_settings(drafting: Drafting | None) -> dict[str, Any]:
-    """What a checkpoint's manifest says of the heads or the network that was asked for; nothing without."""
+    """The entry of a checkpoint's manifest for Medusa heads or an EAGLE network; empty without them."""
     if drafting is None:
         return {}
     if isinstance(drafting, MedusaFeature):

@@ -19,7 +19,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Repair:
-    """What makes a command line right: the word `right` for `wrong`, and options with these values."""
+    """The correction of a command line: the word `right` instead of `wrong`, and options to set to these values."""
 
     wrong: str = ""
     right: str = ""

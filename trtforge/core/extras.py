@@ -41,7 +41,7 @@ def install_command(extra: str) -> str:
 
 
 def missing_package(error: ModuleNotFoundError, what: str) -> ForgeError | None:
-    """What to tell somebody whose `what` failed because of a missing package; None if no extra has it."""
+    """The error of a command or import, `what`, that needs a missing package; None if no extra has the package."""
     module = (error.name or "").partition(".")[0]
     package = canonicalize_name(_PACKAGES.get(module, module))
     extra = next((extra for extra in _EXTRAS if package in _packages_of(extra)), None)

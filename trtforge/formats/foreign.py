@@ -48,7 +48,7 @@ def engine_manifest(directory: Path) -> Manifest:
 
 
 def foreign_stage(directory: Path) -> Stage | None:
-    """What a directory without a manifest holds: a checkpoint or an engine of TensorRT-LLM's; None: neither.
+    """Whether a directory without a manifest is a checkpoint or an engine of TensorRT-LLM; None if it is neither.
 
     Raises ForgeError if its config.json is damaged.
     """
@@ -62,7 +62,7 @@ def foreign_stage(directory: Path) -> Stage | None:
 
 
 def foreign_note(directory: Path) -> str | None:
-    """What is to be known of a foreign checkpoint or engine before it is used; None for other directories."""
+    """A note that a checkpoint or engine was not written by trtforge; None for other directories."""
     stage = foreign_stage(directory)
     if stage is None:
         return None

@@ -158,7 +158,7 @@ class LlmArgs(Config):
         return self.tensor_parallel_size * self.pipeline_parallel_size * (self.context_parallel_size or 1)
 
     def to_json(self) -> dict[str, Any]:
-        """What is written: no unset key but `cuda_graph_config`, whose null turns graphs off; no empty object."""
+        """The object of model.yaml: without unset keys, except `cuda_graph_config`, whose null turns graphs off."""
         values = self.model_dump(mode="json", exclude_none=True)
         written = {key: value for key, value in values.items() if value != {}}
         return written if self.cuda_graph_config is not None else {**written, "cuda_graph_config": None}

@@ -24,7 +24,7 @@ Rule = Literal["network", "network_exclusion", "network_format", "network_releas
 
 
 class Limit(Config):
-    """What no checkpoint of these families can have, in a range of releases. `families` None: all of them.
+    """A combination that a range of releases does not support. `families` None: any family.
 
     `formats` and `layout` None: any. `when`: only checkpoints with that trait. `why` and `fix` are for users.
     `refuses` False: the engine builds, and the user is warned. `every_backend`: conversion refuses it too.

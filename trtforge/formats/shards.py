@@ -221,7 +221,7 @@ class RowReader:
         return into[: rows * width]
 
     def read_bytes(self, tensor: StoredTensor, first: int, into: memoryview) -> memoryview:
-        """As many bytes of `tensor` as fit `into`, from byte `first` of its data on."""
+        """Read bytes of `tensor`, from byte `first` of its data on, into `into`; returns the part that was filled."""
         if isinstance(tensor, BlockScaled):
             return self._dequantized(tensor, first, into)
         if isinstance(tensor, Mxfp4Experts):

@@ -46,7 +46,7 @@ class Router:
         return tuple(self._models.values())
 
     async def named(self, name: str) -> Choice:
-        """What clients call `name`. Raises BackendError (NOT_FOUND, or why no server tells its models)."""
+        """The model and adapter that clients call `name`. Raises BackendError: NOT_FOUND, or that of the servers."""
         await self.models()
         choices = self._choices()
         if name not in choices:
@@ -62,7 +62,7 @@ class Router:
         return tuple(dict.fromkeys(choice.name for choice in self._choices().values()))
 
     def _choices(self) -> Mapping[str, Choice]:
-        """By each name that clients may use: a model's own and `served_name`, then the adapters'."""
+        """The choices by name: each model's own name and `served_name`, then those of the adapters."""
         found: dict[str, Choice] = {}
         for index, model in enumerate(self._models.values()):
             public = self._served_name if self._served_name is not None and index == 0 else model.name

@@ -34,7 +34,7 @@ class AnswerSequence:
         self.finished = False
 
     def take(self, piece: Piece) -> Delta | None:
-        """What a piece adds; None for nothing. `finished` may be set before the server's last piece."""
+        """The delta of a piece; None if it adds nothing. `finished` may be set before the server's last piece."""
         if piece.output_tokens is not None:
             self.output_tokens = piece.output_tokens
         if self.finished:

@@ -33,7 +33,7 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class Structure:
-    """What a chat asks of its answer's form. `field`: the one that needs a guide; `tools`: those for the template."""
+    """The requested form of an answer. `field`: the request's field that needs a guide; `tools`: for the template."""
 
     guide: Guide | None = None
     field: str = ""

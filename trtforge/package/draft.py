@@ -70,7 +70,7 @@ def _engine_at(place: Path) -> Path:
 
 
 def draft_warnings(draft: DraftEngine, config: PackageConfig) -> Iterator[str]:
-    """What may go wrong. Raises ForgeError if the draft engine cannot run on the target."""
+    """Warnings about a draft engine. Raises ForgeError if it cannot run on the target."""
     yield from check_target(draft.facts, config.target)
     if not draft.facts.features.kv_reuse:
         yield (

@@ -62,7 +62,7 @@ def text_parameters(
 
 
 def request_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, str]:
-    """What our models check requests against, in addition; a TensorRT engine's executor does so itself."""
+    """Parameters against which our own models check requests; a TensorRT engine's executor checks them itself."""
     values: dict[str, str] = {}
     if engine.backend == "llmapi":
         values |= {

@@ -163,7 +163,7 @@ class Build:
                 return package(packaging, paths.engine, None, paths.repository, force=self.force)
 
     def _convert_config(self, report: BuildReport) -> ConvertConfig:
-        """With a budget, the formats of the linear layers are chosen here."""
+        """The configuration of conversion. With a budget of bits, this chooses the formats of the linear layers."""
         config, budget = convert_config(self.recipe), self.recipe.quantization.budget
         if budget is None:
             return config

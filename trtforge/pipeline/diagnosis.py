@@ -9,7 +9,7 @@ from trtforge.pipeline.paths import Paths
 
 
 def ways_to_quality(recipe: Recipe) -> str:
-    """What can make the gate of a recipe hold."""
+    """Advice on what to change so that the recipe passes its gate."""
     if not FORMATS[recipe.quantization.format].calibrated:
         return "another format, or exclude layers (quantization.exclude_modules)"
     return "more or better calibration data, another format, or exclude layers (quantization.exclude_modules)"

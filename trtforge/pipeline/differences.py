@@ -34,7 +34,7 @@ class Difference:
 
     @property
     def figures(self) -> dict[str, str]:
-        """As people read it, by title; `-` for what is not known."""
+        """The texts to show, by title; `-` for what is not known."""
         if self.perplexity is None or self.kl_mean is None:
             return dict.fromkeys(TITLES, figures.ABSENT)
         texts = (
@@ -46,7 +46,7 @@ class Difference:
 
     @property
     def line(self) -> str:
-        """In a line."""
+        """The difference as one line of text."""
         against = f"{self.name} against {self.baseline}"
         if self.reason is not None:
             return f"{against}: {self.reason}"

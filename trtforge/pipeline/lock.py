@@ -43,7 +43,7 @@ class LockedDataset(Config):
 
 
 class LockedEngine(Config):
-    """What builds the engine. None: not used by this build, or unknown when the lock was written."""
+    """The versions that build the engine. None: not used by this build, or unknown when the lock was written."""
 
     backend: str
     tensorrt_llm: str | None = None

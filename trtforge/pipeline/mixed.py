@@ -91,7 +91,7 @@ def choose_formats(
 
 
 def recorded_choice(build: Path, budget: float | None) -> MixedRecord | None:
-    """What the report of an earlier run of `build` says of its choice for `budget`; None if it says nothing."""
+    """The formats chosen for `budget` by an earlier run of `build`, from its report; None if it records none."""
     try:
         record = read_record(build).mixed
     except ForgeError:

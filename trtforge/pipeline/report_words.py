@@ -25,7 +25,7 @@ class Metric:
 
     @property
     def verdict(self) -> str:
-        """In a word."""
+        """The result in one or two words."""
         return {True: "passed", False: "failed", None: "no limit"}[self.passed]
 
 

@@ -44,7 +44,7 @@ def _formatted(weights: RankWeights) -> int:
 
 
 def budget_problems(budget: float, quant: str, least: float, pp: int, backend: Backend) -> Iterator[Problem]:
-    """What keeps a recipe with a budget of bits from being mixed. `least`: mean bits of a weight at least."""
+    """Problems of a recipe with a budget of bits. `least`: the fewest mean bits of a weight that are possible."""
     if quant != MIXED_FORMATS[0]:
         yield Problem(
             "budget",

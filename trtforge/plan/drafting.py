@@ -48,7 +48,7 @@ class Target:
 
 
 def drafter(features: FeaturesConfig, draft: Model | None, target: Target, stage: int) -> Drafter:
-    """What speculation adds to a rank of one pipeline stage; `draft`: the draft model, if one is named.
+    """Memory that speculation adds to a rank of one pipeline stage; `draft`: the draft model, if one is named.
 
     Heads, EAGLE's network and all logits are on the last stage. The draft model is assumed to be unquantised, in the
     target's dtype, split like the target, with a KV cache of the target's format: both cache the same tokens.

@@ -131,7 +131,7 @@ class Embedded:
         return matrix.count * kept.nbytes(matrix.out, matrix.inputs, self.compute_dtype, 1, prescaled=False)
 
     def _draft(self, weights: RankWeights) -> int:
-        """Of a draft model that is not quantised, on one rank."""
+        """Bytes of the weights of a draft model that is not quantised, on one rank."""
         return _total(weights, Parallel(), 0, self._unquantised)
 
     def _matrix(self, matrix: Matrix, request: Request) -> int:

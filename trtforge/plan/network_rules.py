@@ -87,7 +87,7 @@ def _problem(limit: Limit, family: Family, checkpoint: CheckpointConfig, who: st
 
 
 def traits_of(checkpoint: CheckpointConfig, family: Family) -> frozenset[Trait]:
-    """What limits may depend on beyond family, format and layout."""
+    """The properties of a checkpoint on which limits may depend, besides family, format and layout."""
     return frozenset(_traits(checkpoint, family))
 
 

@@ -61,7 +61,7 @@ def excludes(checkpoint: CheckpointConfig, *modules: str) -> bool:
 
 
 def paged_context(quantization: Quantization, features: FeaturesConfig) -> PagedContext:
-    """What paged context FMHA, or its absence, means for `features`."""
+    """The features that are possible with or without paged context FMHA, with problems and warnings."""
     wanted = [name for name in _NEEDING_IT if getattr(features, name)]
     if not wanted or has_paged_context(quantization):
         return PagedContext(features)

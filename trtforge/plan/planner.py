@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be known about the plan as a whole."""
+        """Notes on the plan as a whole."""
         return (*((self.layout_note,) if self.layout_note else ()), *self.model.notes)
 
     @property

@@ -119,7 +119,7 @@ _COMPARES_TEXT, _COMPARES_IDS = "tensorrt_llm_bls", "ensemble"
 
 
 def request_warnings(sampling: Sampling, model: str = "") -> tuple[str, ...]:
-    """What of these options has no effect, or another one than expected; to be shown before the request is sent.
+    """Warnings about options that have no effect, or not the expected one; shown before the request is sent.
 
     `model`: the text model that is asked; empty for an engine without a server, which compares token ids.
     """
@@ -142,7 +142,7 @@ def request_warnings(sampling: Sampling, model: str = "") -> tuple[str, ...]:
 
 
 def answer_warnings(sampling: Sampling, answer: Generated) -> tuple[str, ...]:
-    """What an answer does not tell by its text: that it is shorter than was asked for."""
+    """Warnings about an answer: that the engine cut it before `max_tokens`."""
     count = answer.output_tokens
     if answer.finish_reason != "length" or count is None or count >= sampling.max_tokens:
         return ()

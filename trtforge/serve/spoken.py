@@ -20,7 +20,7 @@ _PORTS = {"grpc": GRPC_PORT, "http": HTTP_PORT}
 
 
 def spoken(url: str) -> Protocol | None:
-    """What the server at `url` (HOST:PORT or unix:PATH) speaks; None if nobody answers or it is something else."""
+    """The protocol of the server at `url` (HOST:PORT or unix:PATH); None if none answers, or with another protocol."""
     first = _first_bytes(url, _HTTP2)
     if len(first) > 3 and first[3] == _SETTINGS and not first.startswith(b"HTTP/"):
         return "grpc"

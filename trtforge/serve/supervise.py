@@ -271,7 +271,7 @@ class Server:
         )
 
     def _failure(self, what: str, hint: str, who: str = "the Triton server") -> ServerFailed:
-        """What the log says of the failure, with the hint that stands there, else `hint`."""
+        """The failure with the log's first error, and the hint in the log, else `hint`."""
         log, offset = self._service.log, self._mark.offset
         error, own = without_hint(first_error(log, offset) or last_lines(log, offset))
         return ServerFailed(

@@ -10,7 +10,7 @@ _FIELDS = ("rotary_base", "norm_epsilon")
 
 
 def source_note(candidate: Path) -> str:
-    """That the source of a foreign checkpoint is not recorded."""
+    """The note that the source of a foreign checkpoint is not recorded."""
     return (
         f"{candidate} is foreign: the digests of its source are not recorded, so only its sizes, its tensors and its "
         "logits tell which model it is"

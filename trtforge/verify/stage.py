@@ -69,7 +69,7 @@ def verify(
 def _require_same_model(
     candidate: Path, config: CheckpointConfig, manifest: Manifest, reference: HfCheckpoint
 ) -> tuple[str, ...]:
-    """What is not known of a foreign checkpoint, and fields of its config.json that differ from the model's.
+    """Notes on a foreign checkpoint: what is not recorded, and fields of its config.json that differ from the model's.
 
     Raises ForgeError if the candidate was made from another model (of engines and foreign checkpoints, only sizes are
     compared).

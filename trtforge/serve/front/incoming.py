@@ -190,7 +190,7 @@ async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
 
 
 async def _within(seconds: float, read: Callable[[], Awaitable[T]]) -> T:
-    """What `read` returns within `seconds`; also data that arrived in time but that a busy event loop reads late."""
+    """The result of `read` within `seconds`, or a little later for data that a busy event loop reads late."""
     try:
         return await asyncio.wait_for(read(), seconds)
     except asyncio.TimeoutError:
