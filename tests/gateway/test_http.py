@@ -15,6 +15,7 @@ from tests.gateway.support import Gateway, running
 from tests.patience import PATIENCE, eventually
 from trtforge.core.api_keys import ApiKeys
 from trtforge.gateway.backend import GONE, BackendError
+from trtforge.gateway.exchange import Exchange
 from trtforge.gateway.limits import GatewayLimits
 
 KEY = "a-key-of-this-test-0123"
@@ -132,6 +133,22 @@ def test_numbers_are_finite(gateway: Gateway, number: str) -> None:
     response = gateway.post("completions", content=f'{{"model":"ensemble","prompt":"a","temperature":{number}}}')
     assert response.status_code == 400
     assert "temperature must be a number from 0 to 2" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "size"),
+    [
+        ([(b"content-length", b"70")], 70),
+        ([(b"content-length", b"0" * 18 + b"70")], 70),
+        ([(b"content-length", b"70"), (b"transfer-encoding", b"chunked")], 1000),
+        ([], 1000),
+    ],
+)
+def test_a_body_counts_as_large_as_it_can_get(headers: list[tuple[bytes, bytes]], size: int) -> None:
+    async def unused(*_: object) -> None: ...
+
+    exchange = Exchange({"headers": headers}, unused, unused, GatewayLimits(body_bytes=1000))  # type: ignore[arg-type]
+    assert exchange.declared_bytes() == size
 
 
 def test_a_body_without_declared_length_is_bounded_too() -> None:

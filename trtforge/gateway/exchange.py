@@ -34,11 +34,11 @@ class Exchange:
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not accepted")
         declared = self.headers.get(b"content-length")
-        if declared is None:
+        if declared is None or b"transfer-encoding" in self.headers:  # which overrides a declared length
             return self._limits.body_bytes
-        if not declared.isdigit() or int(declared[:15]) > self._limits.body_bytes:
+        if not declared.isdigit() or (size := int(declared.lstrip(b"0")[:15] or b"0")) > self._limits.body_bytes:
             raise self._too_large()
-        return int(declared[:15])
+        return size
 
     async def body(self) -> bytes:
         """The whole body. Raises ApiError (408, 413) and ClientGone."""
