@@ -11,7 +11,6 @@ import typer
 from trtforge.cli import completion, show
 from trtforge.cli.help import Command, Group
 from trtforge.cli.options import Json, Verbose
-from trtforge.cli.places import require_gate
 from trtforge.core.assets import asset_directory
 from trtforge.core.builds import RECIPE_FILE, REPORT_FILE, require_one_build
 from trtforge.core.errors import ForgeError, Repair, mistyped
@@ -77,6 +76,8 @@ def _no_recipe_in(path: Path, recipe: str, *, models: bool) -> ForgeError:
         if (path / "repository").is_dir():
             hint += f", or run it as it is: `{join(['trtforge', 'run', recipe])}`"
         else:
+            from trtforge.cli.places import require_gate  # --help reads no YAML
+
             require_gate(path, "repository")
         return ForgeError(f"{recipe}: a build of a recipe, which is not in it", hint=f"{hint}.")
     if models:
