@@ -23,6 +23,7 @@ from trtforge.runtime.cuda import (
     step_kernels,
     tile_kernels,
 )
+from trtforge.runtime.cuda.paged_attention import tile_for
 from trtforge.runtime.cuda.products import _row_shape_for, _shape_for
 
 _STRIDES = [
@@ -189,21 +190,24 @@ def _chunks() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     plain |= dict.fromkeys(("CAPPED", "BIASED", "SINKS"), False)
     every = plain | {"WINDOW": 100, "CHUNK": 64, "SPLITS": 8} | dict.fromkeys(("CAPPED", "BIASED", "SINKS"), True)
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = []
-    for kind, cache, scores, queries, size, tokens in (
-        ("bf16", "bf16", plain, 128, 128, 64),
-        ("bf16", "bf16", plain, 128, 64, 64),
-        ("bf16", "bf16", plain, 16, 128, 64),
-        ("fp16", "u8", plain, 128, 128, 64),
-        ("bf16", "i8", every, 64, 128, 64),
-        ("bf16", "bf16", every, 64, 256, 32),
-        ("fp32", "fp32", every, 64, 128, 32),
+    for kind, cache, scores, count, size in (
+        ("bf16", "bf16", plain, 128, 128),
+        ("bf16", "bf16", plain, 128, 64),
+        ("bf16", "bf16", plain, 16, 128),
+        ("fp16", "u8", plain, 128, 128),
+        ("bf16", "i8", every, 64, 128),
+        ("bf16", "bf16", every, 128, 256),
+        ("fp32", "fp32", plain, 128, 64),
+        ("fp32", "fp32", every, 128, 128),
+        ("fp32", "fp32", plain, 128, 256),
     ):
+        tile = tile_for(count, size, 4 if kind == "fp32" else 2)
         partial = "*fp32" if scores is every else f"*{kind}"
         numbers = dict.fromkeys(("slopes", "sinks"), "*fp32" if scores is every else f"*{kind}")
         numbers |= dict.fromkeys(("sums", "largest", "totals"), partial)
         numbers |= {"queries": f"*{kind}", "cache": f"*{cache}", "out": f"*{kind}"}
-        shape = {"SIZE": size, "SIZE_PADDED": size, "QUERIES": queries, "TOKENS": tokens}
-        shape |= {"warps": 8 if queries > 16 else 4}
+        shape = {"SIZE": size, "SIZE_PADDED": size, "QUERIES": tile.queries, "TOKENS": tile.tokens}
+        shape |= {"warps": tile.warps}
         found.append((chunk_kernels.attend_chunks, types | numbers, scores | shape))
     return found
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.runtime.cuda.kernels import DEVICE, paged, scores_of
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.runtime.architecture.positions import ALL, Reach
+from trtforge.runtime.cuda.paged_attention import tile_for
 from trtforge.runtime.cuda.paged_chunks import PagedChunks
 from trtforge.runtime.decoder import kv_cache
 from trtforge.runtime.decoder.attention import Attention
@@ -119,6 +120,27 @@ def test_scores_are_changed_before_the_softmax(change: dict[str, object], proces
     chunks = ((700, 9), (0, 13), (3, 1))
     case = Case(chunks, group=3, block=16, reach=Reach(window=600), processors=processors, **change)  # type: ignore[arg-type]
     assert difference(case) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_heads(dtype: torch.dtype) -> None:
+    assert difference(Case(((70, 75), (0, 20)), size=256, block=16, dtype=dtype)) < TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize(
+    ("size", "number", "queries", "tokens"),
+    [
+        (128, 2, [16, 16, 64, 128, 128], 64),
+        (256, 2, [16, 16, 64, 64, 64], 32),
+        (64, 4, [16, 16, 64, 64, 64], 32),
+        (128, 4, [16, 16, 64, 64, 64], 32),
+        (256, 4, [16, 16, 16, 16, 16], 32),
+    ],
+)
+def test_tiles_of_large_heads_are_small(size: int, number: int, queries: list[int], tokens: int) -> None:
+    found = [tile_for(count, size, number) for count in (2, 16, 17, 65, 5000)]
+    assert [each.queries for each in found] == queries
+    assert {each.tokens for each in found} == {tokens}
 
 
 def test_tiles_that_see_most_come_first() -> None:

@@ -16,7 +16,7 @@ from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 
 LARGEST = 256
 """Elements of a head: larger ones (the latent vectors of DeepSeek-V2) do not fit a program's registers."""
-_WIDE = 256  # bytes of a head's vector: of longer ones a program takes fewer tokens at once
+_WIDE, _WIDEST = 256, 512  # bytes of a head's vector: of longer ones a program takes less at once
 _MOST_SPLITS = 32
 _LEAST_TOKENS = 256  # of a split: fewer take about as long as to combine one more
 _PROGRAMS = 2  # for each multiprocessor, which are the fewest that keep its memory requests coming
@@ -24,7 +24,29 @@ _LEAST_SIDE = 16  # of a matrix product
 _STAGES = 2  # of loads: 5 to 15 % less time than with 3 on an H200
 _STAGES_OF_PARTS = 1  # of contexts in parts, which have few loads one after the other
 _TILES = (16, 64, 128)  # queries of a program that attends to a chunk's context
-_MANY_WARPS = 8  # of a program with more queries than the smallest tile has
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Of the programs that attend to a chunk's context: queries of one, and tokens that it takes at once."""
+
+    queries: int
+    tokens: int
+    warps: int
+
+
+def tile_for(tokens: int, size: int, number: int) -> _Tile:
+    """For chunks of at most so many tokens, of heads of so many elements of `number` bytes.
+
+    More queries do not fit the 99 KB of shared memory that a program of SM 8.6 may have, or, in float32, the registers:
+    with 128 queries of 64 elements a thread kept 10 KB in the GPU's memory, of which the driver takes as much for every
+    thread that may run.
+    """
+    bytes_of_head = size * number
+    most = _TILES[0] if bytes_of_head > _WIDEST else _TILES[2] if number == 2 and size <= 128 else _TILES[1]
+    queries = min(most, next((each for each in _TILES if each >= tokens), most))
+    few = queries == _TILES[0] and bytes_of_head <= _WIDEST
+    return _Tile(queries, 64 if most == _TILES[2] else 32, warps=4 if few else 8)
 
 
 @dataclass(frozen=True)
@@ -134,11 +156,9 @@ class PagedAttention:
         Tensors as `attend` takes them, with a row for each token of the step.
         """
         size_padded = max(_LEAST_SIDE, power_from(how.size))
-        wide = size_padded * queries.element_size() > _WIDE
-        tile = next((each for each in _TILES if each >= chunks.most_tokens), _TILES[-1])
-        tile = min(tile, _TILES[1]) if wide else tile
-        tiles = chunks.tiles(tile)
-        seen = min(chunks.longest, (how.window or chunks.longest) + tile)
+        tile = tile_for(chunks.most_tokens, size_padded, queries.element_size())
+        tiles = chunks.tiles(tile.queries)
+        seen = min(chunks.longest, (how.window or chunks.longest) + tile.queries)
         splits = splits_for(len(tiles) * how.heads, seen, self._processors)
         sums, largest, totals = self._partial(out, (len(out), how.heads, splits), how.size)
         self._launch(
@@ -168,15 +188,15 @@ class PagedAttention:
             SIZE=how.size,
             SIZE_PADDED=size_padded,
             BLOCK=chunks.block_size,
-            QUERIES=tile,
-            TOKENS=32 if wide else 64,
+            QUERIES=tile.queries,
+            TOKENS=tile.tokens,
             SPLITS=splits,
             WINDOW=how.window or 0,
             CHUNK=how.chunk or 0,
             CAPPED=how.cap is not None,
             BIASED=how.slopes is not None,
             SINKS=how.sinks is not None,
-            warps=_MANY_WARPS if tile > _TILES[0] else 4,
+            warps=tile.warps,
             stages=_STAGES,
         )
 
