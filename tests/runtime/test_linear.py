@@ -7,7 +7,7 @@ from torch import Tensor
 from trtforge.core.errors import ForgeError
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
-from trtforge.runtime.linears.fp8_linear import Fp8Dense
+from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul, ScaledMatmul
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
 from trtforge.runtime.linears.int4_tiled import Int4Tiled, W4A8Tiled
 from trtforge.runtime.linears.linear import Dense, Kernel, Placement, Stored, merged
@@ -61,6 +61,21 @@ def test_fp8_quantises_activations_with_the_static_scale_and_saturates(dtype: to
     assert quantised[0, 0].float() == 448
     reference = quantised.float() @ weight.float().t() * 0.01 * 0.002 + stored.bias
     assert relative(computed(Fp8Dense(), stored, x, 32), reference) < tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("out", "inputs"), [(24, 64), (32, 40)])
+def test_fp8_layers_of_sizes_that_torchs_product_refuses_keep_numbers(
+    out: int, inputs: int, dtype: torch.dtype
+) -> None:
+    """On a GPU it takes multiples of 16 only."""
+    weight = (torch.randn(out, inputs) * 50).to(torch.float8_e4m3fn)
+    stored, x = Stored(weight, torch.randn(out), torch.tensor([0.01]), torch.tensor([0.002])), torch.randn(5, inputs)
+    made, expected = (computed(kernel, stored, x.to(dtype), out) for kernel in (Fp8ScaledMatmul(), Fp8Dense()))
+    assert torch.equal(made, expected)
+    packed = Weights.of({f"m.{name}": tensor for name, tensor in Fp8ScaledMatmul().pack(stored, dtype).items()})
+    place = Placement(x.device, dtype)
+    assert not isinstance(Fp8ScaledMatmul().load(packed, "m", (out, inputs), place, bias=True), ScaledMatmul)
 
 
 def test_fp8_weights_may_be_the_same_bytes_as_int8() -> None:

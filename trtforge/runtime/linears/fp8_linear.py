@@ -13,6 +13,8 @@ from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 
+_SIDE = 16  # what the sizes of torch's products of E4M3 are multiples of (ATen/native/cuda, `_scaled_mm`)
+
 
 class Fp8Dense:
     """E4M3 weights and statically scaled E4M3 activations, both held exactly in the compute type.
@@ -35,17 +37,24 @@ class Fp8Dense:
         multiply = matrix(weights.take(f"{prefix}.weight", *shape).to(place.device, wide(place.dtype)))
         activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
         output_scale = float(weights.take_scalar(f"{prefix}.output_scaling_factor"))
-        vector = load_bias(weights, prefix, shape, place, bias)
+        return _by_numbers(multiply, activation_scale, output_scale, load_bias(weights, prefix, shape, place, bias))
 
-        def linear(x: Tensor) -> Tensor:
-            y = multiply(round_to_e4m3(x, activation_scale).to(wide(x.dtype))).mul_(output_scale).to(x.dtype)
-            return y if vector is None else y.add_(vector)
 
-        return linear
+def _by_numbers(multiply: Linear, activation_scale: Tensor, output_scale: float, bias: Tensor | None) -> Linear:
+    """The layer of a matrix of E4M3 numbers."""
+
+    def linear(x: Tensor) -> Tensor:
+        y = multiply(round_to_e4m3(x, activation_scale).to(wide(x.dtype))).mul_(output_scale).to(x.dtype)
+        return y if bias is None else y.add_(bias)
+
+    return linear
 
 
 class Fp8ScaledMatmul:
-    """E4M3 times E4M3 by the tensor cores of compute capability 8.9 and above."""
+    """E4M3 times E4M3 by the tensor cores of compute capability 8.9 and above.
+
+    Layers of sizes that torch's product refuses hold their weights in the compute type.
+    """
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
@@ -60,12 +69,17 @@ class Fp8ScaledMatmul:
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
         weights_scale = weights.take_scalar(f"{prefix}.weights_scaling_factor").to(place.device)
         activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
+        weight = weights.take(f"{prefix}.weight", *shape).to(place.device)
+        factor, vector = weights_scale * activation_scale, load_bias(weights, prefix, shape, place, bias)
+        if any(size % _SIDE for size in shape):
+            multiply = matrix(from_e4m3(weight, wide(place.dtype)))
+            return _by_numbers(multiply, activation_scale, float(factor), vector)
         return ScaledMatmul(
-            columns=weights.take(f"{prefix}.weight", *shape).to(place.device).t(),
+            columns=weight.t(),
             weights_scale=weights_scale,
             activation_scale=activation_scale,
-            factor=weights_scale * activation_scale,
-            bias=load_bias(weights, prefix, shape, place, bias),
+            factor=factor,
+            bias=vector,
             dtype=place.dtype,
             fused=fused_for(place.device, place.dtype),
             products=products_for(place.device),
