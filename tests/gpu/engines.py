@@ -10,6 +10,8 @@ from transformers import LlamaForCausalLM
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.device import UsableDevice
+from trtforge.models.kernels import KernelName
+from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.ranks.source import Source, open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step
 
@@ -34,9 +36,11 @@ def checkpoint_of(directory: Path, **layout: object) -> Path:
     return write_checkpoint(model(), directory / "checkpoint", Layout(group_size=128, **layout))  # type: ignore[arg-type]
 
 
-def gpu_engine(checkpoint: Path, out: Path, dtype: str) -> Source:
-    """The checkpoint compiled for the GPU."""
-    return open_engine(write_engine(checkpoint, out, dtype=dtype, device=DEVICE, tokens_per_block=BLOCK))
+def gpu_engine(checkpoint: Path, out: Path, dtype: str, kernel: KernelName | None = None, **limits: int) -> Source:
+    """The checkpoint compiled for the GPU, by default with the kernels for it."""
+    kernels = None if kernel is None else Kernels(quantized=kernel)
+    limits = {"tokens_per_block": BLOCK} | limits
+    return open_engine(write_engine(checkpoint, out, dtype=dtype, kernels=kernels, device=DEVICE, **limits))
 
 
 def reference_of(checkpoint: Path) -> Source:

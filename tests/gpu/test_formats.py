@@ -6,25 +6,41 @@ test_calibration.py has those whose checkpoints the converter writes.
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.gpu.engines import checkpoint_of, decoded, error, gpu_engine, ranks_of, reference_of
+from tests.gpu.engines import DEVICE, checkpoint_of, decoded, error, gpu_engine, ranks_of, reference_of
 from trtforge.core.dtypes import ModelDtype
+from trtforge.models.kernels import KernelName
+from trtforge.runtime.cuda import fused, product_kernels, products, step_kernels, tile_kernels
+from trtforge.runtime.cuda.launcher import launcher_for
+from trtforge.runtime.cuda.triton_support import processors_of
 from trtforge.runtime.ranks.source import DEFAULT_TOKENS_PER_BLOCK, open_model
 
 pytestmark = pytest.mark.gpu
 
-FORMATS = ("FP8", "W8A8_SQ_PER_CHANNEL", "W8A16", "W4A16", "W4A16_AWQ", "W4A8_AWQ")
+FORMATS = (
+    "FP8",
+    "FP8_PER_CHANNEL_PER_TOKEN",
+    "NVFP4",
+    "W8A8_SQ_PER_CHANNEL",
+    "W8A16",
+    "W4A16",
+    "W4A16_AWQ",
+    "W4A8_AWQ",
+)
 DTYPES: tuple[ModelDtype, ...] = ("float32", "bfloat16", "float16")
 
 
-def is_as_near_as_the_cpu(directory: Path, dtype: ModelDtype, **layout: object) -> bool:
+def is_as_near_as_the_cpu(
+    directory: Path, dtype: ModelDtype, kernel: KernelName | None = None, **layout: object
+) -> bool:
     """Whether the GPU's logits are as near to float32's as those of reference kernels in the same type.
 
     Rounded activations tip over where sums differ in their last bits, so the distance itself may be large.
     """
     checkpoint = checkpoint_of(directory, **layout)
     exact, same_type = reference_of(checkpoint), open_model(checkpoint, "cpu", dtype)
-    ranks = [ranks_of(exact), ranks_of(same_type), ranks_of(gpu_engine(checkpoint, directory / "gpu", dtype))]
+    ranks = [ranks_of(each) for each in (exact, same_type, gpu_engine(checkpoint, directory / "gpu", dtype, kernel))]
     expected, by_cpu = (decoded(each, DEFAULT_TOKENS_PER_BLOCK) for each in ranks[:2])
     found = decoded(ranks[2])
     for each in ranks:
@@ -48,3 +64,14 @@ def test_every_weight_format(quant: str, dtype: ModelDtype, tmp_path: Path) -> N
 @pytest.mark.parametrize("kv", ["FP8", "INT8"])
 def test_quantised_weights_with_quantised_caches(quant: str, kv: str, tmp_path: Path) -> None:
     assert is_as_near_as_the_cpu(tmp_path, "bfloat16", quant=quant, kv=kv)
+
+
+@pytest.mark.parametrize("kv", [None, "FP8"])
+def test_fp8_on_gpus_that_do_not_convert_e4m3(kv: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As SM 8.0 computes it: no kernel converts E4M3, and torch's product of it is not called."""
+    launch, device = launcher_for(0), torch.device(DEVICE, 0)
+    between = fused.FusedKernels(step_kernels, launch, e4m3=False)
+    of_codes = products.Products(product_kernels, tile_kernels, launch, processors_of(0), device, e4m3=False)
+    monkeypatch.setattr(fused, "_on_gpu", lambda index: between)
+    monkeypatch.setattr(products, "_on_gpu", lambda index: of_codes)
+    assert is_as_near_as_the_cpu(tmp_path, "bfloat16", "fp8_codes_cuda", quant="FP8", kv=kv)

@@ -14,8 +14,9 @@ from torch import Tensor
 class Quantised:
     """One linear layer (out, in) of a whole model.
 
-    scales: (out,), or (out, in / group). scalars: tensors (1,) by name. values: float32 weights that are meant, for
-    what `rounded` makes of the layer's inputs.
+    scales: (out,), or (out, in / group), stored as `scales_name`. scalars: tensors (1,) by name. values: float32
+    weights that are meant, for what `rounded` makes of the layer's inputs. packed, paired: two outputs' or two inputs'
+    codes lie in a byte.
     """
 
     codes: Tensor
@@ -25,17 +26,23 @@ class Quantised:
     scalars: Mapping[str, Tensor] = field(default_factory=dict)
     rounded: Callable[[Tensor], Tensor] = lambda x: x
     packed: bool = False
+    paired: bool = False
+    scales_name: str = "weights_scaling_factor"
 
     def part(self, rows: Tensor, columns: slice) -> dict[str, Tensor]:
         """The tensors of a rank, by what follows the module's name."""
         codes = self.codes[rows][:, columns]
-        stored = {"weight": (codes[0::2] & 15) | (codes[1::2] << 4) if self.packed else codes, **self.scalars}
+        if self.packed:
+            codes = (codes[0::2] & 15) | (codes[1::2] << 4)
+        if self.paired:
+            codes = codes[:, 0::2] | (codes[:, 1::2] << 4)
+        stored = {"weight": codes, **self.scalars}
         if self.scales is not None:
             scales = self.scales[rows]
             if scales.dim() == 2:
                 group = self.codes.shape[1] // scales.shape[1]
                 scales = scales[:, columns.start // group : columns.stop // group]
-            stored["weights_scaling_factor"] = scales
+            stored[self.scales_name] = scales
         if self.prequant is not None:
             stored["prequant_scaling_factor"] = self.prequant[columns]
         return stored
@@ -50,6 +57,13 @@ def quantised(weight: Tensor, algorithm: str | None, group: int, dtype: torch.dt
             act = torch.tensor([6.0 / 448])
             scalars = {"weights_scaling_factor": scale, "activation_scaling_factor": act}
             return Quantised(codes, codes.float() * scale, scalars=scalars, rounded=lambda x: e4m3(x / act) * act)
+        case "FP8_PER_CHANNEL_PER_TOKEN":
+            scales = weight.abs().amax(1) / 448
+            codes = (weight / scales.unsqueeze(1)).to(torch.float8_e4m3fn)
+            values = codes.float() * scales.unsqueeze(1)
+            return Quantised(codes, values, scales, rounded=_by_token, scales_name="per_channel_scale")
+        case "NVFP4":
+            return _nvfp4(weight)
         case "W4A16_AWQ":
             codes, scales, prequant = _awq(weight, group, dtype)
             values = codes.float() * scales.repeat_interleave(group, dim=1)
@@ -95,6 +109,44 @@ def weight_only(weight: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
 def e4m3(values: Tensor) -> Tensor:
     """The nearest E4M3 numbers, saturating."""
     return values.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+
+
+def _by_token(x: Tensor) -> Tensor:
+    """Each token in E4M3 of its largest number / 448."""
+    scales = x.abs().amax(-1, keepdim=True) / 448
+    return e4m3(x / scales) * scales
+
+
+def _nvfp4(weight: Tensor) -> Quantised:
+    """E2M1 with an E4M3 scale for each 16 inputs, and one for all."""
+    second, act = torch.tensor([1.2 / (6 * 448)]), torch.tensor([6.0 / (6 * 448)])
+    codes, scales = _in_blocks(weight / second)
+    values = (_of_e2m1(codes) * scales.float().repeat_interleave(16, dim=-1)) * second
+
+    def rounded(x: Tensor) -> Tensor:
+        found, of_blocks = _in_blocks(x / act)
+        return _of_e2m1(found) * of_blocks.float().repeat_interleave(16, dim=-1) * act
+
+    scalars = {"weights_scaling_factor_2": second, "activation_scaling_factor": act}
+    return Quantised(codes, values, scales, scalars=scalars, rounded=rounded, paired=True)
+
+
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+_BOUNDS = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])  # halves go to even codes: up from every second one
+
+
+def _in_blocks(values: Tensor) -> tuple[Tensor, Tensor]:
+    """E2M1 codes (..., size) in uint8 of values, and E4M3 scales (..., size / 16)."""
+    blocks = values.unflatten(-1, (-1, 16))
+    scales = (blocks.abs().amax(-1) / 6).clamp(max=448).to(torch.float8_e4m3fn)
+    steps = scales.float().unsqueeze(-1)
+    sizes = (blocks.abs() / steps.where(steps > 0, torch.ones_like(steps))).unsqueeze(-1)
+    above = torch.where(torch.arange(7) % 2 == 1, sizes >= _BOUNDS, sizes > _BOUNDS).sum(-1)
+    return (above + 8 * blocks.signbit()).flatten(-2).to(torch.uint8), scales
+
+
+def _of_e2m1(codes: Tensor) -> Tensor:
+    return _E2M1[(codes & 7).long()] * (1 - 2 * (codes >> 3).float())
 
 
 def _awq(weight: Tensor, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,9 +1,14 @@
 """FP8 scaled by rows and NVFP4 against the formats' definitions, element by element."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
+from tests.runtime.checkpoints import Layout, dense_reference, tiny_llama, write_checkpoint
+from tests.runtime.converted import LONG
+from tests.runtime.converted import computed as computed_logits
 from trtforge.runtime.linears.fp8_rowwise_linear import Fp8RowwiseDense, token_scales
 from trtforge.runtime.linears.linear import Kernel, Placement, Stored, merged
 from trtforge.runtime.linears.nvfp4_linear import Nvfp4Dense, from_e2m1, round_to_e2m1, round_to_nvfp4
@@ -102,3 +107,16 @@ def test_nvfp4_layers_are_merged_where_they_share_the_tensor_scale() -> None:
     assert both.weights_scale.shape == (64, 4)
     other = Stored(stored.weight, stored.bias, stored.weights_scale, stored.activation_scale)
     assert merged((stored, other)) is None
+
+
+@pytest.mark.parametrize("quant", ["FP8_PER_CHANNEL_PER_TOKEN", "NVFP4"])
+def test_the_logits_are_those_of_the_dense_model(quant: str, tmp_path: Path) -> None:
+    """Sums in another order round an activation otherwise now and then."""
+    model, layout = tiny_llama(num_hidden_layers=1), Layout(quant=quant)
+    (made,) = computed_logits(write_checkpoint(model, tmp_path / "checkpoint", layout), LONG)
+    with torch.no_grad():
+        expected, plain = (each(torch.tensor([LONG])).logits[0] for each in (dense_reference(model, layout), model))
+    errors = (made - expected).norm(dim=1) / expected.norm(dim=1)
+    assert errors.median() < 3e-6
+    assert errors.max() < 0.1
+    assert relative(expected, plain) > 0.02

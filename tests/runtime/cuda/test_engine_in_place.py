@@ -16,7 +16,7 @@ from trtforge.models.kernels import KernelName
 from trtforge.runtime.cuda import fused as fused_kernels
 from trtforge.runtime.cuda.fused import FusedKernels
 from trtforge.runtime.decoder import kv_cache, layer, mlp
-from trtforge.runtime.linears import byte_cuda, fp8_linear, int4_tiled, linear
+from trtforge.runtime.linears import byte_cuda, fp8_linear, int4_tiled, linear, nvfp4_tiled
 from trtforge.runtime.linears.kernels import Kernels
 from trtforge.runtime.native.compiler import VARIABLE
 from trtforge.runtime.ranks.source import open_engine, open_model
@@ -34,7 +34,7 @@ def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8_linear, "fused_for", lambda device, dtype: fused())
     for module in (linear, fp8_linear):
         monkeypatch.setattr(module, "products_for", lambda device: products())
-    for module in (byte_cuda, int4_tiled):
+    for module in (byte_cuda, int4_tiled, nvfp4_tiled):
         monkeypatch.setattr(module, "products_for", lambda device: products())
         monkeypatch.setattr(module, "rounding_for", lambda device: rounding())
 
@@ -118,6 +118,8 @@ def test_what_computes_the_inputs_of_fp8_layers_rounds_them_too(
         ("W8A16", "int8_codes_cuda"),
         ("W8A8_SQ_PER_CHANNEL", "int8_sq_codes_cuda"),
         ("FP8", "fp8_codes_cuda"),
+        ("FP8_PER_CHANNEL_PER_TOKEN", "fp8_rowwise_codes_cuda"),
+        ("NVFP4", "nvfp4_packed_cuda"),
         ("W4A8_AWQ", "w4a8_packed_cuda"),
     ],
 )
