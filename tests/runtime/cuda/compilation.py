@@ -23,7 +23,7 @@ from trtforge.runtime.cuda import (
     step_kernels,
     tile_kernels,
 )
-from trtforge.runtime.cuda.paged_attention import tile_for
+from trtforge.runtime.cuda.paged_attention import tile_for, tile_of_rows
 from trtforge.runtime.cuda.products import _row_shape_for, _shape_for
 
 _STRIDES = [
@@ -151,26 +151,24 @@ def _attention(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]
     none = {"WINDOW": 0, "CHUNK": 0, "CAPPED": False, "BIASED": False, "SINKS": False, "SPLITS": 1, "DIM": 0}
     shapes = {
         "VALUES": 8,
-        "GROUP": 4,
-        "GROUP_PADDED": 16,
-        "SIZE": 128,
-        "SIZE_PADDED": 128,
         "BLOCK": 32,
-        "TOKENS": 64,
         "INTERLEAVED": False,
     }
-    for (kind, cache), scores in itertools.product(
-        [("bf16", "bf16"), ("fp16", "u8"), ("bf16", "i8"), ("fp32", "fp32")], [none, every]
-    ):
+    ordinary = itertools.product(
+        [("bf16", "bf16"), ("fp16", "u8"), ("bf16", "i8"), ("fp32", "fp32")], [(4, 128)], [none, every]
+    )
+    for (kind, cache), (group, size), scores in (*ordinary, (("fp32", "fp32"), (71, 64), none)):
         partial = "*fp32" if scores is every else f"*{kind}"
         types = {"queries": f"*{kind}", "cache": f"*{cache}", "tables": "*i64", "lengths": "*i64", "out": f"*{kind}"}
         types |= dict.fromkeys(("slopes", "sinks"), "*fp32" if scores is every else f"*{kind}")
         types |= {"code_scale": f"*{kind}", "arrived": "*i32", "cosines": f"*{kind}", "sines": f"*{kind}"}
         types |= dict.fromkeys(("sums", "largest", "totals"), partial)
         types |= dict.fromkeys(("scale", "cache_scale", "cap"), "fp32") | dict.fromkeys(_STRIDES, "i32")
-        wide = {"TOKENS": 32} if kind == "fp32" else {}
-        wide |= {"DIM": 0} if cache == "u8" and not e4m3 else {}  # what is rotated is written to the cache
-        found.append((paged_kernels.attend_paged, types, shapes | scores | {"E4M3": cache == "u8"} | wide))
+        tile = tile_of_rows(group, size, 4 if kind == "fp32" else 2)
+        heads = {"GROUP": group, "GROUP_PADDED": tile.queries, "SIZE": size, "SIZE_PADDED": size}
+        heads |= {"TOKENS": tile.tokens, "warps": tile.warps, "E4M3": cache == "u8"}
+        heads |= {"DIM": 0} if cache == "u8" and not e4m3 else {}  # what is rotated is written to the cache
+        found.append((paged_kernels.attend_paged, types, shapes | scores | heads))
     if e4m3:
         codes = {"out": "*fp8e4nv", "code_scale": "*fp32"}
         kernel, whole, attending = found[0]

@@ -12,7 +12,7 @@ from tests.runtime.cuda.kernels import DEVICE, fused, paged, scores_of
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.architecture.positions import ALL, Reach
-from trtforge.runtime.cuda.paged_attention import Turning, paged_attention_for, splits_for
+from trtforge.runtime.cuda.paged_attention import Turning, paged_attention_for, splits_for, tile_of_rows
 from trtforge.runtime.decoder.attention import Attention
 from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
@@ -227,6 +227,30 @@ def test_tables_may_lie_by_columns() -> None:
 )
 def test_splits_fill_a_gpu_of_132_multiprocessors(programs: int, longest: int, splits: int) -> None:
     assert splits_for(programs, longest, 132) == splits
+
+
+@pytest.mark.parametrize(
+    ("group", "size", "number", "expected"),
+    [
+        (4, 128, 2, (16, 64, 4)),
+        (71, 64, 2, (128, 64, 4)),
+        (8, 256, 2, (16, 32, 4)),
+        (4, 64, 4, (16, 64, 4)),
+        (40, 64, 4, (64, 32, 4)),
+        (71, 64, 4, (128, 32, 8)),
+        (48, 128, 4, (64, 32, 8)),
+    ],
+)
+def test_programs_of_many_heads_take_few_tokens(
+    group: int, size: int, number: int, expected: tuple[int, int, int]
+) -> None:
+    tile = tile_of_rows(group, size, number)
+    assert (tile.queries, tile.tokens, tile.warps) == expected
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+def test_many_heads_with_one_of_keys(dtype: torch.dtype) -> None:
+    assert difference(Case((300, 9), kv_heads=1, group=71, size=64, block=16, dtype=dtype)) < TOLERANCES[dtype]
 
 
 def test_other_devices_have_no_triton_kernels() -> None:

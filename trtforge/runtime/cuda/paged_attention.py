@@ -17,6 +17,7 @@ from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 LARGEST = 256
 """Elements of a head: larger ones (the latent vectors of DeepSeek-V2) do not fit a program's registers."""
 _WIDE, _WIDEST = 256, 512  # bytes of a head's vector: of longer ones a program takes less at once
+_MANY_BYTES = 1 << 15  # of the query heads of a row's program
 _MOST_SPLITS = 32
 _LEAST_TOKENS = 256  # of a split: fewer take about as long as to combine one more
 _PROGRAMS = 2  # for each multiprocessor, which are the fewest that keep its memory requests coming
@@ -28,7 +29,7 @@ _TILES = (16, 64, 128)  # queries of a program that attends to a chunk's context
 
 @dataclass(frozen=True)
 class _Tile:
-    """Of the programs that attend to a chunk's context: queries of one, and tokens that it takes at once."""
+    """Of a program: its queries, and tokens that it takes at once."""
 
     queries: int
     tokens: int
@@ -47,6 +48,16 @@ def tile_for(tokens: int, size: int, number: int) -> _Tile:
     queries = min(most, next((each for each in _TILES if each >= tokens), most))
     few = queries == _TILES[0] and bytes_of_head <= _WIDEST
     return _Tile(queries, 64 if most == _TILES[2] else 32, warps=4 if few else 8)
+
+
+def tile_of_rows(group: int, size: int, number: int) -> _Tile:
+    """For single-token rows: `group` query heads of a KV head, of so many elements of `number` bytes.
+
+    In float32, more of many heads do not fit the registers, see `tile_for`.
+    """
+    queries = max(_LEAST_SIDE, power_from(group))
+    wide = size * number > _WIDE or (number == 4 and queries > _LEAST_SIDE)
+    return _Tile(queries, 32 if wide else 64, warps=8 if queries * size * number >= _MANY_BYTES else 4)
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,7 @@ class PagedAttention:
         splits = splits_for(count * how.kv_heads, columns * rows.block_size, self._processors)
         sums, largest, totals = self._partial(out, (count, how.heads, splits), how.size)
         size_padded = max(_LEAST_SIDE, power_from(how.size))
+        tile = tile_of_rows(group, size_padded, queries.element_size())
         self._launch(
             self._of_rows.attend_paged,
             (count, how.kv_heads, splits),
@@ -125,11 +137,11 @@ class PagedAttention:
             out.stride(0),
             VALUES=0 if how.vectors == 1 else how.kv_heads,
             GROUP=group,
-            GROUP_PADDED=max(_LEAST_SIDE, power_from(group)),
+            GROUP_PADDED=tile.queries,
             SIZE=how.size,
             SIZE_PADDED=size_padded,
             BLOCK=rows.block_size,
-            TOKENS=64 if size_padded * queries.element_size() <= _WIDE else 32,
+            TOKENS=tile.tokens,
             SPLITS=splits,
             WINDOW=how.window or 0,
             CHUNK=how.chunk or 0,
@@ -139,6 +151,7 @@ class PagedAttention:
             E4M3=storage.dtype is torch.uint8,
             DIM=0 if turning is None else turning.cos.shape[-1],
             INTERLEAVED=turning is not None and turning.interleaved,
+            warps=tile.warps,
             stages=_STAGES if splits == 1 else _STAGES_OF_PARTS,
         )
 
