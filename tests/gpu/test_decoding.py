@@ -127,7 +127,7 @@ def test_graphs_compute_what_single_operations_do(
     """Twice: the second time every step is replayed."""
     source = gpu_engine(checkpoint_of(tmp_path, quant=quant), tmp_path / "engine", "bfloat16")
     replayed = ranks_of(source)
-    monkeypatch.setattr(rank_model, "graph_capture_for", lambda device: None)
+    monkeypatch.setattr(rank_model, "graph_capture_for", lambda *_: None)
     eager = ranks_of(source)
     expected = decoded(eager)
     assert eager.models[0].graphs is None
@@ -154,7 +154,7 @@ def test_prompts_from_graphs_are_those_of_single_operations(
     checkpoint = checkpoint_of(tmp_path, quant=quant, kv=kv)
     source = gpu_engine(checkpoint, tmp_path / "engine", "bfloat16", max_seq_len=600, max_num_tokens=600)
     replayed, exact = ThreadRanks(source, 40), ThreadRanks(reference_of(checkpoint), 40)
-    monkeypatch.setattr(rank_model, "graph_capture_for", lambda device: None)
+    monkeypatch.setattr(rank_model, "graph_capture_for", lambda *_: None)
     eager = ThreadRanks(source, 40)
     for row, length in enumerate(lengths):
         tokens, found = np.array((TOKENS[row % len(TOKENS)] * 8)[:length]), []

@@ -44,7 +44,7 @@ def memory() -> PromptMemory:
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "torch")
     monkeypatch.setattr(kv_cache, "paged_attention_for", lambda device: paged())
-    monkeypatch.setattr(rank_model, "graph_capture_for", lambda device: repeated)
+    monkeypatch.setattr(rank_model, "graph_capture_for", lambda *_: repeated)
 
 
 @pytest.fixture(params=["none", "fp8", "int8"])

@@ -53,7 +53,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(VARIABLE, "torch")
         patch.setattr(kv_cache, "paged_attention_for", lambda device: paged())
-        patch.setattr(rank_model, "graph_capture_for", lambda device: repeated)
+        patch.setattr(rank_model, "graph_capture_for", lambda *_: repeated)
         made = ThreadRanks(open_engine(engine), BLOCKS)
         for row in range(SEQUENCES):
             prompt = step_of([0], [row])
@@ -377,4 +377,4 @@ def test_graphs_are_given_back_when_a_capture_fails() -> None:
 
 
 def test_cpus_capture_no_graphs() -> None:
-    assert graph_capture_for(torch.device("cpu")) is None
+    assert graph_capture_for(torch.device("cpu"), 0) is None

@@ -16,11 +16,16 @@ _WARM_UPS = 2
 
 
 class GraphCapture:
-    """The graphs of one GPU. They share memory for what is between inputs and results, because one runs at a time."""
+    """The graphs of one GPU. They share memory for what is between inputs and results, because one runs at a time.
 
-    def __init__(self, device: torch.device) -> None:
+    `room`: bytes of it that are taken at once. Larger and larger graphs would each take more: what earlier ones left is
+    in pieces of their sizes.
+    """
+
+    def __init__(self, device: torch.device, room: int) -> None:
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+        self._room = room
 
     def __call__(
         self, compute: Callable[[], Result], rows: int, wanted: int
@@ -35,12 +40,15 @@ class GraphCapture:
         graph = torch.cuda.CUDAGraph()
         # Other threads of the process may allocate memory meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            if self._room:  # freed again, it stays the graphs' memory
+                torch.empty(self._room, dtype=torch.uint8, device=self._stream.device)
+                self._room = 0
             result = compute()
         return result, lambda rows, wanted: graph.replay()
 
 
-def graph_capture_for(device: torch.device) -> GraphCapture | None:
-    """What captures graphs on this device; None on a CPU, or with TRTFORGE_KERNELS=torch."""
+def graph_capture_for(device: torch.device, room: int) -> GraphCapture | None:
+    """What captures graphs on this device, see `GraphCapture`; None on a CPU, or with TRTFORGE_KERNELS=torch."""
     if device.type != "cuda" or not kernels_wanted():
         return None
-    return GraphCapture(device)
+    return GraphCapture(device, room)

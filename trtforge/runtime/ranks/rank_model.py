@@ -63,7 +63,8 @@ class RankModel:
         self._prompts: StepGraphs | None = None
         self._pages: tuple[PagesAhead, PagesAhead] | None = None
         self._order: Tensor | None = None  # of the last step's tokens, if they were computed in another one
-        self._capture = graph_capture_for(place.device) if self._decoder.repeats else None
+        room = prompt_graph_bytes(spec, place.dtype)
+        self._capture = graph_capture_for(place.device, room) if self._decoder.repeats else None
         self._calls = None if self._decoder.recordable is None else CallCapture(self._decoder.recordable)
 
     def allocate(self, memory: KvMemory) -> tuple[int, int, int]:
