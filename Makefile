@@ -44,8 +44,8 @@ $(CLIENTS)/.installed: pyproject.toml
 	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check --editable ".[clients]"
 	touch $@
 
-test-gpu: install ## The tests that need a CUDA GPU.
-	$(BIN)/python -m pytest -m gpu
+test-gpu: install ## The tests that need a CUDA GPU, in four processes, which mostly compile kernels.
+	$(BIN)/python -m pytest -n 4 --dist load -m gpu tests/gpu
 
 check: install ## Lint, types and layering.
 	$(BIN)/ruff check .
