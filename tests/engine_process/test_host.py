@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.patience import PATIENCE
+import pytest
 
-_ENGINE = """
-import os
+from tests.patience import PATIENCE
+from trtforge.core.errors import ForgeError
+from trtforge.engine_process.start import EngineProcess
+
+_ENGINE = """import os
 import sys
 from pathlib import Path
 
@@ -33,3 +36,16 @@ def test_what_libraries_print_goes_to_standard_error(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"ready": True}
     assert done.stderr.splitlines() == ["a line of a library", "a line of its C++ code"]
+
+
+def test_a_process_that_prints_first_is_started(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """What the interpreter runs before the program, such as sitecustomize, may print to the same pipe."""
+    process = EngineProcess(("-c", f"print('{{}}'); print('a notice'); {_ENGINE}", str(tmp_path / "engine.sock")))
+    process.end()
+    assert capfd.readouterr().err.splitlines()[:2] == ["{}", "a notice"]
+
+
+@pytest.mark.parametrize("printed", ["", "a notice", "5"])
+def test_a_process_that_ends_without_a_reply_is_an_error(printed: str) -> None:
+    with pytest.raises(ForgeError, match="the engine process ended with status 3 while loading"):
+        EngineProcess(("-c", f"print('{printed}'); raise SystemExit(3)"))

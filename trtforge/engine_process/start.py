@@ -2,9 +2,11 @@
 
 import json
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.interpreter import python_environment, python_interpreter
@@ -30,11 +32,7 @@ class EngineProcess:
             errors="replace",
         )
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        try:
-            reply = json.loads(line)
-        except ValueError:
-            reply = {}
+        reply = _reply(self._process.stdout)
         if "ready" not in reply:
             status = self._process.wait()
             raise ForgeError(
@@ -65,3 +63,14 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def _reply(lines: Iterable[str]) -> dict[str, Any]:
+    """The process's reply, empty if it ends without one. What else it printed goes to standard error."""
+    for line in lines:
+        with suppress(ValueError):
+            reply = json.loads(line)
+            if isinstance(reply, dict) and not reply.keys().isdisjoint(("ready", "error")):
+                return reply
+        sys.stderr.write(line)
+    return {}
