@@ -23,7 +23,10 @@ _FORMATS = {"INT32": "i", "INT64": "q", "UINT64": "Q", "FP32": "f", "BOOL": "?"}
 
 
 class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """Serves models of one FakeBackend. `lists`: tells the repository's index; `names`: its models."""
+    """Serves models of one FakeBackend. `lists`: tells the repository's index; `names`: its models.
+
+    `unloaded`: as Triton while it stops.
+    """
 
     def __init__(self, backend: FakeBackend, names: tuple[str, ...] = ("ensemble",), *, lists: bool = True) -> None:
         self.backend = backend
@@ -31,6 +34,7 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         self.lists = lists
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.half_closed = 0
+        self.unloaded = False
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
         return service_pb2.ServerReadyResponse(ready=self.backend.is_ready)
@@ -43,6 +47,8 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         )
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:
+        if self.unloaded:
+            await context.abort(grpc.StatusCode.NOT_FOUND, not_loaded(request.name))
         if request.name not in self.names:
             message = f"Request for unknown model: '{request.name}' is not found"
             await context.abort(grpc.StatusCode.NOT_FOUND, message)
@@ -58,6 +64,9 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         async for request in requests:
             values = inputs_of(request)
             self.asked.append((request.model_name, values))
+            if self.unloaded:
+                yield service_pb2.ModelStreamInferResponse(error_message=not_loaded(request.model_name))
+                continue
             try:
                 async for piece in self.backend.generate(text_request(request.model_name, values)):
                     yield service_pb2.ModelStreamInferResponse(infer_response=response_of(piece))
@@ -68,6 +77,11 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
                 last.infer_response.parameters["triton_final_response"].bool_param = True
                 yield last
         self.half_closed += 1
+
+
+def not_loaded(model: str) -> str:
+    """What Triton says of a model that it has unloaded."""
+    return f"Request for unknown model: '{model}' has no available versions"
 
 
 def inputs_of(request: Any) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from tests.gateway.fake import FakeBackend
 from tests.gateway.kserve_server import Servicer, serving
 from tests.patience import PATIENCE, eventually
 from tests.ports import free_ports
+from trtforge.core.server_errors import SHUTTING_DOWN
 from trtforge.gateway.backend import GONE, BackendError, ServedModel
 from trtforge.gateway.errors import ApiError, of_backend
 from trtforge.gateway.kserve import KServeBackend
 from trtforge.gateway.kserve_tensors import infer_request
 from trtforge.gateway.request import Piece, Sampling, TextRequest
+from trtforge.gateway.router import Router
 
 EVERYTHING = Sampling(0.5, 0.25, 40, -2, 1.0, -1.5, 1.25, 3, '{"5":1.0}', 0.75)
 
@@ -128,6 +130,49 @@ def test_models_come_from_the_index_or_by_name() -> None:
 def test_an_unknown_model_is_not_found() -> None:
     with serving(Servicer(FakeBackend())) as address:
         assert failure(address, TextRequest("other", 1, prompt="a")).code == "NOT_FOUND"
+
+
+def test_a_server_that_has_unloaded_its_models_to_stop_is_gone() -> None:
+    servicer, request = Servicer(FakeBackend()), TextRequest("ensemble", 1, prompt="a", stop=("b",))
+
+    async def known_and_not(backend: KServeBackend) -> list[BackendError]:
+        found = []
+        await pieces(backend, TextRequest("ensemble", 1, prompt="a"))
+        servicer.unloaded = True
+        for asked in (TextRequest("ensemble", 1, prompt="a"), request):
+            with pytest.raises(BackendError) as caught:
+                await pieces(backend, asked)
+            found.append(caught.value)
+        with pytest.raises(BackendError) as caught:
+            await backend.models()
+        return [*found, caught.value]
+
+    with serving(servicer) as address:
+        found = run(address, known_and_not)
+    assert isinstance(found, list)
+    assert [(each.code, of_backend(each).status) for each in found] == [(GONE, 503)] * 3
+    assert found[0].message == "the model server is stopping, or its model is not loaded"
+
+
+def test_a_draining_server_is_left_out_while_another_one_serves() -> None:
+    draining = Servicer(FakeBackend(error=BackendError("UNAVAILABLE: " + SHUTTING_DOWN)))
+    request = TextRequest("ensemble", 2, prompt="a", stream=True)
+
+    async def routed(*addresses: str) -> list[Piece]:
+        router = Router([KServeBackend(address) for address in addresses])
+        try:
+            async with aclosing(router.generate(request)) as found:
+                return [piece async for piece in found]
+        finally:
+            await router.close()
+
+    with serving(draining) as first, serving(Servicer(FakeBackend())) as second:
+        assert [piece.text for piece in asyncio.run(routed(first, second))] == ["a", "a"]
+        with pytest.raises(BackendError) as caught:
+            asyncio.run(routed(first))
+    error = of_backend(caught.value)
+    assert (error.status, error.message, error.headers) == (503, SHUTTING_DOWN, {"retry-after": "5"})
+    assert len(draining.asked) == 2
 
 
 def test_a_server_that_is_not_there_is_gone_and_found_when_it_starts() -> None:

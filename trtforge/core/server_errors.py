@@ -17,6 +17,11 @@ HTTP_STATUS = {
 
 TRITON_QUEUE_FULL = "Exceeds maximum queue size"
 """Triton's own error when a model's queue is full; it has no code."""
+TRITON_NOT_LOADED = "has no available versions"
+"""What Triton says of a model that it knows and does not serve: it is unloaded when a server stops. No code."""
+
+SHUTTING_DOWN = "the server is shutting down; retry in 5 s on another server"
+"""The refusal of an engine that drains."""
 
 _CODE = re.compile(rf"(?:^|message: |', )({'|'.join(HTTP_STATUS)}):")
 _RETRY = re.compile(r"retry in (\d+(?:\.\d+)?) s")

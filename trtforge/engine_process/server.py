@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError, RequestError
+from trtforge.core.server_errors import SHUTTING_DOWN
 from trtforge.engine_process.admission import Admission, QueueLimits
 from trtforge.engine_process.connection import Connection
 from trtforge.engine_process.control import ClientStatus, EngineStatus, State
@@ -225,7 +226,7 @@ class EngineServer:
         if self._failure is not None:
             return _failed(self._failure)
         if self._state == "draining":
-            return RequestFailure(ErrorCode.UNAVAILABLE, "the server is shutting down; retry in 5 s on another server")
+            return RequestFailure(ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
         return None
 
     def _on_output(self, sequence: _Sequence, output: Output) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from trtforge.core.server_errors import TRITON_QUEUE_FULL, code_of
+from trtforge.core.server_errors import SHUTTING_DOWN, TRITON_NOT_LOADED, TRITON_QUEUE_FULL, code_of
 from trtforge.gateway.backend import GONE, BackendError, ServedModel
 from trtforge.gateway.kserve_tensors import infer_request, piece_of
 from trtforge.gateway.request import Piece, TextRequest
@@ -22,7 +22,7 @@ _CHANNEL = [
 ]
 _ANSWER_SECONDS = 5.0  # for everything but generation
 _ENSEMBLE, _BLS = "ensemble", "tensorrt_llm_bls"
-_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN)
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)  # cancelled: by the server
 
 
 class KServeBackend:
@@ -74,7 +74,7 @@ class KServeBackend:
             if not ended:
                 call.cancel()
         if error:
-            raise BackendError(error, code_of(error) or ("UNAVAILABLE" if TRITON_QUEUE_FULL in error else None))
+            raise self._refused(error)
 
     async def close(self) -> None:
         """See Backend."""
@@ -133,10 +133,24 @@ class KServeBackend:
         """The error of a call that failed as a whole. After a lost connection the models may be others."""
         status, details = error.code(), error.details() or ""
         code = code_of(details)
+        if code is None and TRITON_NOT_LOADED in details:
+            return self._refused(details)
         if code is None and "unknown model" in details:
             return BackendError(details, "NOT_FOUND")
         if code is None and status in _LOST:
-            self._known.clear()
-            self._without_stop_model.clear()
+            self._forget()
             return BackendError("the model server cannot be reached", GONE)
         return BackendError(details or status.name, code or status.name)
+
+    def _refused(self, message: str) -> BackendError:
+        """The error for a request that was refused: GONE from a server that stops, as another one may serve it."""
+        if TRITON_NOT_LOADED in message:
+            self._forget()
+            return BackendError("the model server is stopping, or its model is not loaded", GONE)
+        if SHUTTING_DOWN in message:
+            return BackendError(message, GONE)
+        return BackendError(message, code_of(message) or ("UNAVAILABLE" if TRITON_QUEUE_FULL in message else None))
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._without_stop_model.clear()

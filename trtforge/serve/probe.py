@@ -7,10 +7,11 @@ from typing import Literal
 from trtforge.core.api_keys import key_needed
 from trtforge.core.defaults import HTTP_URL
 from trtforge.core.errors import ForgeError
+from trtforge.core.server_errors import TRITON_NOT_LOADED
 from trtforge.serve import plain_http
 from trtforge.serve.client import Sampling, generate
 from trtforge.serve.http_client import HttpClient
-from trtforge.serve.request import NOT_LOADED, Unavailable, not_loaded
+from trtforge.serve.request import Unavailable, not_loaded
 
 Probe = Literal["startup", "live", "ready"]
 _PROMPT = "Hello"
@@ -44,7 +45,7 @@ def ping(url: str, model: str, timeout: float) -> None:
     answer = send_ping(url, model, timeout)
     if answer.status == HTTPStatus.UNAUTHORIZED:
         raise key_needed(url)
-    if NOT_LOADED in answer.text:
+    if TRITON_NOT_LOADED in answer.text:
         raise not_loaded(answer.text)
     if "nknown model" in answer.text:
         raise ForgeError(f"the server at {url} has no model {model}", hint="Give the text model with --model.")

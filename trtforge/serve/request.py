@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.server_errors import TRITON_NOT_LOADED
 from trtforge.engine_process.requests import Guide
 from trtforge.formats.text_tensors import MESSAGES
 
@@ -169,13 +170,9 @@ class Refused(ForgeError):
     """The server does not take this request, such as one that is too long."""
 
 
-NOT_LOADED = "has no available versions"
-"""What Triton says of a model that it knows and does not serve: it is unloaded when the server stops."""
-
-
 def not_loaded(message: str) -> Unavailable:
-    """The error for a request that Triton refused with NOT_LOADED in `message`."""
-    named = re.search(rf"'([^']*)' {NOT_LOADED}", message)
+    """The error for a request that Triton refused with TRITON_NOT_LOADED in `message`."""
+    named = re.search(rf"'([^']*)' {TRITON_NOT_LOADED}", message)
     model = named[1] if named else "the model"
     return Unavailable(
         f"the server does not serve {model} now: it is stopping, or the model is not loaded",
@@ -187,7 +184,7 @@ def refused(message: str) -> ForgeError:
     """The error for a request that the server refused."""
     if "UNAVAILABLE:" in message:
         return Unavailable(f"the server refused the request: {message}", hint="Send it again later.")
-    if NOT_LOADED in message:
+    if TRITON_NOT_LOADED in message:
         return not_loaded(message)
     if "unknown model" in message:
         return ForgeError(

@@ -35,6 +35,12 @@ def test_a_refusal_for_load_tells_when_to_retry() -> None:
     assert refusal(503, "ensemble: Exceeds maximum queue size")[::2] == (503, {"retry-after": "1"})
 
 
+def test_a_model_that_a_stopping_server_has_unloaded_is_no_mistake_of_the_client() -> None:
+    said = "Request for unknown model: 'ensemble' has no available versions"
+    assert refusal(400, said) == (503, f"UNAVAILABLE: {said}", {"retry-after": "1"})
+    assert refusal(400, "Request for unknown model: 'x' is not found")[0] == 400
+
+
 def test_paths_of_the_server_are_not_told() -> None:
     message = "Failed: /tmp/trtforge-serve-1-x/repository/ensemble/1/model.py(12): and/or /v2/models/x/infer"
     assert refusal(500, message)[1] == "Failed: model.py(12): and/or /v2/models/x/infer"

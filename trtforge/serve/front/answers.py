@@ -4,10 +4,18 @@ import json
 import re
 from http import HTTPStatus
 
-from trtforge.core.server_errors import HTTP_STATUS, TRITON_QUEUE_FULL, code_of, retry_seconds, without_paths
+from trtforge.core.server_errors import (
+    HTTP_STATUS,
+    TRITON_NOT_LOADED,
+    TRITON_QUEUE_FULL,
+    code_of,
+    retry_seconds,
+    without_paths,
+)
 from trtforge.serve.front.refusal import Refusal
 
 _STREAM_ERROR = re.compile(rb"""\s*data: ?(\{"error": ?.*?\})\s*(?:\n|$)""", re.DOTALL)
+_LATER = (TRITON_QUEUE_FULL, TRITON_NOT_LOADED)
 _WRONG_BODY = ("attempt to access JSON", "Unable to parse")
 
 
@@ -15,7 +23,7 @@ def as_refusal(status: int, body: bytes, retry: int) -> Refusal:
     """The client's error for Triton's error `body`. `retry`: Retry-After in seconds if the text has none."""
     message = without_paths(_message(body))
     code = code_of(message)
-    if code is None and TRITON_QUEUE_FULL in message:
+    if code is None and any(said in message for said in _LATER):
         message, status = f"UNAVAILABLE: {message}", HTTPStatus.SERVICE_UNAVAILABLE
     elif code is not None:
         status = HTTP_STATUS[code]
