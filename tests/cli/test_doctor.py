@@ -77,7 +77,7 @@ def test_unknown_error_is_shown(tmp_path: Path) -> None:
 def test_clean_log_is_status_0(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("[TensorRT-LLM][INFO] ready\n")
     done = trtforge("doctor", "--log", tmp_path / "log")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "no error in 1 lines\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "no error in 1 line\n", "")
 
 
 def test_missing_log_is_an_error(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def failing(stop: FakeStop, lasts: list[float], *, was_ready: bool = True) -> in
     if not lasts:
         return 0
     stop.now += lasts.pop(0)
-    raise ServerFailed("the engine ended\nOut of memory", hint="Lower it.", was_ready=was_ready)
+    raise ServerFailed("the engine ended:\nOut of memory", hint="Lower it.", was_ready=was_ready)
 
 
 @given(st.lists(st.floats(0, 2000), min_size=1, max_size=30))
@@ -61,7 +61,7 @@ def test_a_known_race_of_triton_is_tried_again_without_a_policy(races: int, ends
     def run() -> int:
         if left:
             left.pop()
-            raise ServerFailed("the Triton server ended\nlock_exception", hint="-", was_ready=False, by_chance=True)
+            raise ServerFailed("the Triton server ended:\nlock_exception", hint="-", was_ready=False, by_chance=True)
         return 0
 
     stop = FakeStop()
@@ -70,7 +70,7 @@ def test_a_known_race_of_triton_is_tried_again_without_a_policy(races: int, ends
     else:
         with pytest.raises(ServerFailed, match="lock_exception"):
             run_with_restarts(run, None, stop, say=said.append, clock=lambda: stop.now)
-    assert said == ["starting again: the Triton server ended"] * min(races, 2)
+    assert said == ["starting again: the Triton server ended: lock_exception"] * min(races, 2)
 
 
 @given(st.integers(1, 5))
@@ -83,11 +83,11 @@ def test_the_pause_has_a_limit() -> None:
     assert RestartPolicy(limit=20).delay([0.0] * 9, 0.0) == 30.0
 
 
-def test_a_restart_says_the_first_line_of_the_error() -> None:
+def test_a_restart_says_the_error_on_its_own_line() -> None:
     stop, said = FakeStop(), list[str]()
     lasts = [5.0, 5.0]
     assert run_with_restarts(lambda: failing(stop, lasts), POLICY, stop, say=said.append, clock=lambda: stop.now) == 0
-    assert said == ["restarting in 1 s: the engine ended", "restarting in 2 s: the engine ended"]
+    assert said == [f"restarting in {delay} s: the engine ended: Out of memory" for delay in (1, 2)]
 
 
 def test_the_limit_ends_it_with_the_last_error() -> None:

@@ -12,6 +12,7 @@ import typer
 from trtforge.cli import completion, show
 from trtforge.cli.options import Json, Set, Verbose
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.figures import counted
 
 if TYPE_CHECKING:
     from trtforge.doctor.finding import Report
@@ -184,7 +185,7 @@ def _show_diagnosis(diagnosis: "Diagnosis") -> None:
         print("unrecognised, before it:" if first is not None else "first error: not recognised")
         _show_lines(diagnosis.unexplained)
     if not diagnosis.failed:
-        print(f"no error in {diagnosis.lines} lines")
+        print(f"no error in {counted(diagnosis.lines, 'line')}")
     _show_others("later errors:", diagnosis.later)
     _show_others("warnings:", diagnosis.warnings)
 

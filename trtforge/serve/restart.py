@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from trtforge.core.errors import ForgeError, first_line
+from trtforge.core.errors import ForgeError
 
 _CHANCES = 2
 """Starts that are repeated after a known race of Triton, without a restart policy too."""
@@ -67,7 +67,7 @@ def run_with_restarts(
         except ServerFailed as failure:
             if failure.by_chance and chances:
                 chances -= 1
-                say(f"starting again: {first_line(Exception(failure.message))}")
+                say(f"starting again: {_on_one_line(failure.message)}")
                 continue
             if policy is None or (not failures and not failure.was_ready):
                 raise
@@ -79,7 +79,12 @@ def run_with_restarts(
                     hint=failure.hint,
                     was_ready=failure.was_ready,
                 ) from failure
-            say(f"restarting in {delay:.0f} s: {first_line(Exception(failure.message))}")
+            say(f"restarting in {delay:.0f} s: {_on_one_line(failure.message)}")
             if stop.wait(delay):
                 say("stopped before it was restarted")
                 return 0
+
+
+def _on_one_line(message: str) -> str:
+    """What ended, and the error below it: the log of a supervisor has one line for each restart."""
+    return " ".join(line.strip() for line in message.splitlines())
