@@ -208,7 +208,20 @@ def test_each_difference_is_refused_by_name(
     with pytest.raises(ForgeError) as caught:
         require_locked(tmp_path / "forge.lock", "llama", LOCKED, found)
     assert caught.value.message == f"{tmp_path / 'forge.lock'}: llama would not be built as locked: {said}"
-    assert caught.value.hint == "Install the locked versions, or update the lock with --update-lock."
+    do = "Restore the locked model" if part == "model" else "Install the locked versions"
+    assert caught.value.hint == f"{do}, or update the lock with --update-lock."
+
+
+def test_changed_data_is_to_be_restored_and_other_versions_to_be_installed(tmp_path: Path) -> None:
+    found = LOCKED.model_copy(update={"data": {"gate": "b" * 64}})
+    with pytest.raises(ForgeError) as caught:
+        require_locked(tmp_path / "forge.lock", "llama", LOCKED, found)
+    assert caught.value.hint == "Restore the locked data, or update the lock with --update-lock."
+    found = found.model_copy(update={"versions": {**LOCKED.versions, "torch": "2.0"}})
+    with pytest.raises(ForgeError) as caught:
+        require_locked(tmp_path / "forge.lock", "llama", LOCKED, found)
+    do = "Restore the locked data, install the locked versions"
+    assert caught.value.hint == f"{do}, or update the lock with --update-lock."
 
 
 def test_all_differences_are_told_at_once(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ It is meant to be committed: no times, host names or absolute paths. The next bu
 model and of datasets, and warns of other differences; `--locked` refuses them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,12 @@ from trtforge.formats.hub_data import pinned_to
 FILE_NAME = "forge.lock"
 _VERSION = 1
 _RESTORE = "Restore it from version control, or delete it and build with --update-lock."
+_RESTORED = {
+    "model": "restore the locked model",
+    "data": "restore the locked data",
+    "engine": "install the locked versions",
+    "versions": "install the locked versions",
+}
 _HEADER = "# Written by `trtforge build --update-lock`: what each recipe was built with. Commit it; do not edit it.\n"
 
 
@@ -163,8 +169,15 @@ def require_locked(path: Path, recipe: str, locked: LockedBuild | None, found: L
         said = "; ".join(map(str, found_differences))
         raise ForgeError(
             f"{path}: {recipe} would not be built as locked: {said}",
-            hint="Install the locked versions, or update the lock with --update-lock.",
+            hint=f"{_restored(found_differences)}, or update the lock with --update-lock.",
         )
+
+
+def _restored(found: Sequence[Difference]) -> str:
+    """What to do so that nothing differs, by the parts of the lock that do."""
+    parts = {difference.field.partition(".")[0] for difference in found}
+    said = ", ".join(dict.fromkeys(what for part, what in _RESTORED.items() if part in parts))
+    return said[:1].upper() + said[1:]
 
 
 def _read(path: Path) -> _Lock:
