@@ -133,7 +133,7 @@ class Engine:
             max_requests=scheduler.limits.max_batch_size,
             **block_figures(scheduler.blocks),
             paused_requests=scheduler.pauses,
-            **vars(self._counts),
+            **vars(self._counts) | ({} if self._sequences else {"scheduled_requests": 0}),
         )
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class EngineStatistics:
-    """A snapshot of the engine's gauges and counters.
+    """A snapshot of the engine's gauges and counters. `scheduled_requests`: rows of the last step; idle engines have 0.
 
     Those of blocks in host memory: `secondaryMaxNumBlocks` of TensorRT-LLM's KV cache iteration statistics, blocks with
     content, and the sum of its `iterOnboardBlocks`, contents that came back to the device.
@@ -76,7 +76,7 @@ class EngineStatistics:
 
 @dataclass
 class Counters:
-    """What an engine has done, by the names in EngineStatistics; `scheduled_requests` are the rows of its last step."""
+    """What an engine has done, by the names in EngineStatistics."""
 
     scheduled_requests: int = 0
     iterations: int = 0
