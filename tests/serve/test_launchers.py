@@ -1,5 +1,6 @@
 """The exact commands, and what is said where they cannot run."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,25 @@ def test_local_takes_one_rank_only(tmp_path: Path, in_container: None) -> None:
 def test_embedded_engine_is_not_put_into_a_container(fake_repository: Path) -> None:
     with pytest.raises(ForgeError, match="--launcher docker cannot serve the embedded engine"):
         plan(fake_repository, launcher="docker")
+
+
+def test_the_commands_of_a_dry_run_put_the_wheels_python_backend_together(
+    fake_repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda program: None)
+    by_hand, by_serve = (
+        plan_launch(ServeConfig(), fake_repository, facts_of(fake_repository), tmp_path / name) for name in "ab"
+    )
+    printed = by_hand.describe()
+    subprocess.run(["bash", "-ec", printed[: printed.index("\nLD_LIBRARY_PATH=")]], check=True)
+    assert by_serve.installation is not None
+    by_serve.installation.prepare()
+    linked, expected = ({path.name: path.readlink() for path in (tmp_path / name).rglob("*.*")} for name in "ab")
+    assert linked == expected
+    assert {"libtriton_python.so", "triton_python_backend_utils.py"} <= set(linked)
+    assert f"--backend-directory={tmp_path / 'a' / 'backends'}" in by_hand.argv
+    stubs = [tmp_path / name / "backends" / "python" / "triton_python_backend_stub" for name in "ab"]
+    assert stubs[0].readlink() == stubs[1].readlink()
 
 
 def test_missing_docker_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

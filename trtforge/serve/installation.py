@@ -36,6 +36,15 @@ class Installation:
     links: dict[Path, Path]
     release: str | None = None
 
+    @property
+    def preparation(self) -> tuple[tuple[str, ...], ...]:
+        """The commands that do what `prepare` does."""
+        commands: list[tuple[str, ...]] = []
+        for directory in dict.fromkeys(link.parent for link in self.links):
+            targets = [str(target) for link, target in sorted(self.links.items()) if link.parent == directory]
+            commands += [("mkdir", "-p", str(directory)), ("ln", "-s", *targets, str(directory))]
+        return tuple(commands)
+
     def prepare(self) -> None:
         """Create the links."""
         for link, target in self.links.items():

@@ -56,6 +56,8 @@ class Launch:
     def describe(self) -> str:
         """Commands and environment, one argument per line, or the batch script, without the secret."""
         lines = [f"# hostfile: {line}" for line in self.hostfile]
+        preparation = self.installation.preparation if self.installation is not None else ()
+        lines += [" \\\n  ".join(command) for command in preparation]
         lines += [f"{name}={value}" for name, value in sorted(self.environment.items())]
         commands = [self.argv, *(beside.argv for beside in (self.front, self.gateway) if beside is not None)]
         text = self.script or "\n".join([*lines, *(" \\\n  ".join(command) for command in commands)])
