@@ -37,6 +37,9 @@ def test_the_build_that_has_what_is_needed_is_named(tmp_path: Path) -> None:
     with pytest.raises(ForgeError) as caught:
         require_one_build(tmp_path, "engine")
     assert (caught.value.hint, caught.value.repair) == ("They have no engine yet.", None)
+    with pytest.raises(ForgeError) as caught:
+        require_one_build(tmp_path, RECIPE_FILE)  # finished builds, each of a recipe elsewhere
+    assert caught.value.hint == "Give the recipe of one of them, and its directory with --out."
 
 
 def test_many_builds_are_counted(tmp_path: Path) -> None:

@@ -34,7 +34,12 @@ def require_one_build(place: Path, *needed: str) -> None:
     if not builds:
         return
     whole = [build for build in builds if not needed or any((build / name).exists() for name in needed)]
-    hint = f"Give one of them, such as {whole[0]}." if whole else f"They have no {' or '.join(needed)} yet."
+    if whole:
+        hint = f"Give one of them, such as {whole[0]}."
+    elif needed == (RECIPE_FILE,):
+        hint = "Give the recipe of one of them, and its directory with --out."
+    else:
+        hint = f"They have no {' or '.join(needed)} yet."
     repair = Repair(str(place), str(whole[0])) if whole else None
     raise holds_builds(place, builds, hint).repaired_by(repair)
 
