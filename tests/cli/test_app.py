@@ -202,6 +202,11 @@ def test_a_value_that_is_nearly_right_gets_the_right_one(tmp_path: Path) -> None
         done.stderr.splitlines()[1]
         == "hint: Got 'int4-awq'; did you mean int4_awq? Run `trtforge calibrate a b --quant int4_awq`."
     )
+    done = trtforge("build", "demo-int4awq", "--set", "gate.perplexity_increase=2.5%", "--dry-run")
+    assert done.stderr.splitlines()[1] == (
+        "hint: Got '2.5%'; did you mean 0.025? "
+        "Run `trtforge build demo-int4awq --set gate.perplexity_increase=0.025 --dry-run`."
+    )
 
 
 def test_a_recipes_gate_finds_its_data_wherever_one_is(make_hf: MakeHf, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ GivenBy = Callable[[Location], str | None]
 
 _ADDED = re.compile(r"int|float|bool|str|none|(?:function|constrained|nullable|literal|list|tuple|dict|union|lax)\b.*")
 """Parts of a location that pydantic adds for the members of a union and for validators."""
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%", re.ASCII)
 _SHOWN = 60  # characters of a value in a message
 
 
@@ -170,6 +171,9 @@ def _mistake(
         near = get_close_matches(problem["input"], re.findall(r"'([^']*)'", problem["ctx"]["expected"]), n=1)
         if near:
             hint, repair = f"Got {problem['input']!r}; did you mean {near[0]}?", Repair(problem["input"], near[0])
+    if problem["type"] == "float_parsing" and (share := _PERCENT.fullmatch(problem["input"])):
+        meant = f"{float(share[1]) / 100:g}"
+        hint, repair = f"Got {problem['input']!r}; did you mean {meant}?", Repair(problem["input"], meant)
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
         hint = f"Got the number {problem['input']}: put it in quotes to make it text."
     return _Mistake(location, f"{key or 'value'}: {said}", hint, repair)
