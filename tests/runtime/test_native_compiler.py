@@ -2,9 +2,11 @@
 
 import ctypes
 import os
+import shutil
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -101,7 +103,7 @@ def test_a_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
     with pytest.raises(CompileError, match="the compiler failed: fatal error: no omp"):
         compiled()
-    assert list((tmp_path / "cache" / "kernels").iterdir()) == []
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_cache_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +121,21 @@ def test_a_cache_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatc
         monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / name))
         assert compiled().parent == own
     assert list((tmp_path / "shared" / "kernels").iterdir()) == []
+
+
+def test_a_cache_without_room_is_used_only_for_what_it_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compiler, "_build", lambda compiler, flags, library: library.touch())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
+    held = compiled()
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1000))
+    assert compiled() == held == tmp_path / "cache" / "kernels" / held.name
+    held.unlink()
+    with caplog.at_level("INFO"):
+        assert compiled().parent == tmp_path / f"trtforge-{os.getuid()}" / "kernels"
+    assert f"the CPU kernels are not kept in the cache: {held.parent} has only 1,000 free bytes" in caplog.text
 
 
 def test_a_temporary_directory_of_others_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ NATIVE = "native"
 """The processor that compiles."""
 VARIABLE = "TRTFORGE_KERNELS"
 """With the value torch the kernels are not used."""
+_ROOM = 8 * 2**20  # bytes; the library and its objects take 3 MB
 _TIMEOUT = 300.0  # seconds for one source; the longest takes 15
 _LOG = logging.getLogger(__name__)
 
@@ -67,8 +68,9 @@ def compiled(defines: Sequence[str] = (), architecture: str = NATIVE) -> Path:
     if compiler is None:
         raise CompileError("there is no C++ compiler (c++ or g++; CXX names another)")
     flags = (*FLAGS, f"-march={architecture}", *(f"-D{name}" for name in defines))
-    directory = _directory()
-    library = directory / f"kernels-{_digest(compiler, flags)}.so"
+    name = f"kernels-{_digest(compiler, flags)}.so"
+    directory = _directory(name)
+    library = directory / name
     if not library.exists():
         try:
             waiting = partial(_LOG.info, "another process compiles the CPU kernels: waiting for it")
@@ -80,16 +82,22 @@ def compiled(defines: Sequence[str] = (), architecture: str = NATIVE) -> Path:
     return library
 
 
-def _directory() -> Path:
-    """Where libraries are kept: a directory that nobody else can write to. Raises CompileError."""
+def _directory(name: str) -> Path:
+    """Where library `name` is kept: a directory that nobody else can write to. Raises CompileError."""
     base = cache_directory()
     if base is not None:
         try:
-            return _private(base / "kernels")
-        except CompileError as error:  # a cache that several users share, or that is read-only
+            return _with_room(_private(base / "kernels"), name)
+        except CompileError as error:  # a cache that several users share, or that is read-only or full
             _LOG.info("the CPU kernels are not kept in the cache: %s", error)
     # Anyone may have made this directory before.
     return _private(_private(Path(tempfile.gettempdir()) / f"trtforge-{os.getuid()}") / "kernels")
+
+
+def _with_room(directory: Path, name: str) -> Path:
+    if not (directory / name).exists() and (free := shutil.disk_usage(directory).free) < _ROOM:
+        raise CompileError(f"{directory} has only {free:,} free bytes")
+    return directory
 
 
 def _private(directory: Path) -> Path:
