@@ -63,6 +63,14 @@ def test_a_command_that_speaks_grpc_only_names_no_option_that_it_does_not_have()
     assert caught.value.hint == "Give the address of the server's gRPC endpoint as HOST:PORT (port 8001 by default)."
 
 
+def test_a_command_that_speaks_http_only_takes_a_url_too() -> None:
+    assert Endpoint.of_http("http://gpu7:9000/") == Endpoint("gpu7:9000", "http")
+    assert Endpoint.of_http("gpu7") == Endpoint("gpu7:8000", "http")
+    with pytest.raises(UsageError, match="grpc://gpu7:9001: this command speaks HTTP, not gRPC") as caught:
+        Endpoint.of_http("grpc://gpu7:9001")
+    assert caught.value.hint == "Give the address of the server's HTTP endpoint as HOST:PORT (port 8000 by default)."
+
+
 class _Http(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)

@@ -8,8 +8,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.ports import free_ports
+from trtforge.cli.app import app
 from trtforge.core.errors import ForgeError
 from trtforge.serve.probe import Probe, is_serving, probe
 from trtforge.serve.request import Unavailable, refused
@@ -67,6 +69,12 @@ def served() -> Iterator[Server]:
 def test_live_sends_a_ping_that_generates_nothing(served: Server) -> None:
     probe("live", served.url)
     assert served.asked == [{"text_input": "", "max_tokens": 1, "trtforge_ping": True}]
+
+
+def test_the_command_takes_the_url_of_a_container_probe(served: Server) -> None:
+    done = CliRunner().invoke(app, ["probe", "live", "--url", f"http://{served.url}/"])
+    assert (done.exit_code, done.stdout) == (0, "live: ok\n")
+    assert len(served.asked) == 1
 
 
 def test_startup_asks_for_health_only(served: Server) -> None:

@@ -211,11 +211,12 @@ def probe(
 
     Example: trtforge probe ready --url 127.0.0.1:8000
     """
+    from trtforge.serve.endpoint import Endpoint
     from trtforge.serve.probe import probe as run
 
     match kind:
         case "startup" | "live" | "ready":
-            run(kind, url, model=model, timeout=timeout)
+            run(kind, Endpoint.of_http(url).url, model=model, timeout=timeout)
         case _:
             raise typer.BadParameter(f"{kind} is not startup, live or ready", param_hint="KIND")
     print(f"{kind}: ok")

@@ -29,6 +29,16 @@ class Endpoint:
         return cls.of(url, None)
 
     @classmethod
+    def of_http(cls, url: str) -> "Endpoint":
+        """The endpoint of a command that speaks HTTP only, with the defaults of `of`. Raises UsageError."""
+        if url.startswith("grpc://"):
+            raise UsageError(
+                f"{url}: this command speaks HTTP, not gRPC",
+                hint=f"Give the address of the server's HTTP endpoint as HOST:PORT (port {HTTP_PORT} by default).",
+            )
+        return cls.of(url, "http")
+
+    @classmethod
     def of(cls, url: str | None, protocol: str | None) -> "Endpoint":
         """The endpoint of `--url` and `--protocol`; None: not given.
 
