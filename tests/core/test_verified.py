@@ -1,6 +1,7 @@
 """An artifact that is about to run is the manifest's to the byte: found out once, and again after any change."""
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +121,16 @@ def test_a_foreign_file(engine: Path, cache: Path, digested: list[str], name: st
     with pytest.raises(ForgeError, match=f"unexpected file: {name} is not listed in its forge.json") as caught:
         open_to_run(engine, "engine")
     assert "Move that file away" in caught.value.hint
+
+
+def test_what_python_compiled_for_another_server_is_to_be_deleted(engine: Path, cache: Path) -> None:
+    (engine / "model" / "__pycache__").mkdir(parents=True)
+    (engine / "model" / "__pycache__" / "model.cpython-311.pyc").write_text("")
+    with pytest.raises(ForgeError, match=r"unexpected file: model/__pycache__/model\.cpython-311\.pyc") as caught:
+        open_to_run(engine, "engine")
+    _, command, _ = caught.value.hint.split("`")
+    subprocess.run(["bash", "-c", command], check=True)
+    open_to_run(engine, "engine")
 
 
 def test_a_link_to_a_foreign_directory(engine: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ of 100 GB is not read at every start. Without a cache it is.
 
 import logging
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -45,7 +46,7 @@ def open_to_run(directory: Path, stage: Stage) -> Manifest:
     if unexpected is not None:
         raise ForgeError(
             f"{stage} {directory} has an unexpected file: {unexpected} is not listed in its {FILE_NAME}",
-            hint="Move that file away, or build the directory again.",
+            hint=_remedy(directory, unexpected),
         )
     known = _remembered(directory, manifest)
     before = {name: _stamp(directory / name) for name in manifest.files}
@@ -84,6 +85,13 @@ def _unexpected_files(directory: Path, manifest: Manifest) -> Iterator[str]:
                 yield name
 
     return below("")
+
+
+def _remedy(directory: Path, unexpected: str) -> str:
+    if Path(unexpected).parent.name != "__pycache__":
+        return "Move that file away, or build the directory again."
+    delete = shlex.join(["find", str(directory), "-name", "__pycache__", "-exec", "rm", "-r", "{}", "+"])
+    return f"Python compiled it for a server that another program started. Delete what it compiled: `{delete}`."
 
 
 def _stamp(path: Path) -> _Stamp | None:
