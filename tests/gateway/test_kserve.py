@@ -154,6 +154,12 @@ def test_a_server_that_has_unloaded_its_models_to_stop_is_gone() -> None:
     assert found[0].message == "the model server is stopping, or its model is not loaded"
 
 
+def test_a_server_that_begins_to_stop_is_gone() -> None:
+    said = "[request id: x] Server is stopping, scheduler for model has stopped accepting new inference requests"
+    with serving(Servicer(FakeBackend(error=BackendError(said)))) as address:
+        assert failure(address, TextRequest("ensemble", 1, prompt="a")).code == GONE
+
+
 def test_a_draining_server_is_left_out_while_another_one_serves() -> None:
     draining = Servicer(FakeBackend(error=BackendError("UNAVAILABLE: " + SHUTTING_DOWN)))
     request = TextRequest("ensemble", 2, prompt="a", stream=True)

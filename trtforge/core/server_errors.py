@@ -19,6 +19,8 @@ TRITON_QUEUE_FULL = "Exceeds maximum queue size"
 """Triton's own error when a model's queue is full; it has no code."""
 TRITON_NOT_LOADED = "has no available versions"
 """What Triton says of a model that it knows and does not serve: it is unloaded when a server stops. No code."""
+TRITON_STOPPING = "Server is stopping, scheduler for model has stopped accepting"
+"""What Triton says of a request that comes between its signal and the unloading. No code."""
 
 SHUTTING_DOWN = "the server is shutting down; retry in 5 s on another server"
 """The refusal of an engine that drains."""

@@ -6,7 +6,13 @@ from typing import Any
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from trtforge.core.server_errors import SHUTTING_DOWN, TRITON_NOT_LOADED, TRITON_QUEUE_FULL, code_of
+from trtforge.core.server_errors import (
+    SHUTTING_DOWN,
+    TRITON_NOT_LOADED,
+    TRITON_QUEUE_FULL,
+    TRITON_STOPPING,
+    code_of,
+)
 from trtforge.gateway.backend import GONE, BackendError, ServedModel
 from trtforge.gateway.kserve_tensors import infer_request, piece_of
 from trtforge.gateway.request import Piece, TextRequest
@@ -133,7 +139,7 @@ class KServeBackend:
         """The error of a call that failed as a whole. After a lost connection the models may be others."""
         status, details = error.code(), error.details() or ""
         code = code_of(details)
-        if code is None and TRITON_NOT_LOADED in details:
+        if code is None and (TRITON_NOT_LOADED in details or TRITON_STOPPING in details):
             return self._refused(details)
         if code is None and "unknown model" in details:
             return BackendError(details, "NOT_FOUND")
@@ -144,7 +150,7 @@ class KServeBackend:
 
     def _refused(self, message: str) -> BackendError:
         """The error for a request that was refused: GONE from a server that stops, as another one may serve it."""
-        if TRITON_NOT_LOADED in message:
+        if TRITON_NOT_LOADED in message or TRITON_STOPPING in message:
             self._forget()
             return BackendError("the model server is stopping, or its model is not loaded", GONE)
         if SHUTTING_DOWN in message:

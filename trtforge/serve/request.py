@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.server_errors import TRITON_NOT_LOADED
+from trtforge.core.server_errors import TRITON_NOT_LOADED, TRITON_STOPPING
 from trtforge.engine_process.requests import Guide
 from trtforge.formats.text_tensors import MESSAGES
 
@@ -171,7 +171,7 @@ class Refused(ForgeError):
 
 
 def not_loaded(message: str) -> Unavailable:
-    """The error for a request that Triton refused with TRITON_NOT_LOADED in `message`."""
+    """The error for a request that Triton refused as one that stops or has not loaded the model."""
     named = re.search(rf"'([^']*)' {TRITON_NOT_LOADED}", message)
     model = named[1] if named else "the model"
     return Unavailable(
@@ -184,7 +184,7 @@ def refused(message: str) -> ForgeError:
     """The error for a request that the server refused."""
     if "UNAVAILABLE:" in message:
         return Unavailable(f"the server refused the request: {message}", hint="Send it again later.")
-    if TRITON_NOT_LOADED in message:
+    if TRITON_NOT_LOADED in message or TRITON_STOPPING in message:
         return not_loaded(message)
     if "unknown model" in message:
         return ForgeError(

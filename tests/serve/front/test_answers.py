@@ -39,6 +39,8 @@ def test_a_model_that_a_stopping_server_has_unloaded_is_no_mistake_of_the_client
     said = "Request for unknown model: 'ensemble' has no available versions"
     assert refusal(400, said) == (503, f"UNAVAILABLE: {said}", {"retry-after": "1"})
     assert refusal(400, "Request for unknown model: 'x' is not found")[0] == 400
+    said = "Server is stopping, scheduler for model has stopped accepting new inference requests"
+    assert refusal(500, said) == (503, f"UNAVAILABLE: {said}", {"retry-after": "1"})
 
 
 def test_paths_of_the_server_are_not_told() -> None:

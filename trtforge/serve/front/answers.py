@@ -8,6 +8,7 @@ from trtforge.core.server_errors import (
     HTTP_STATUS,
     TRITON_NOT_LOADED,
     TRITON_QUEUE_FULL,
+    TRITON_STOPPING,
     code_of,
     retry_seconds,
     without_paths,
@@ -15,7 +16,7 @@ from trtforge.core.server_errors import (
 from trtforge.serve.front.refusal import Refusal
 
 _STREAM_ERROR = re.compile(rb"""\s*data: ?(\{"error": ?.*?\})\s*(?:\n|$)""", re.DOTALL)
-_LATER = (TRITON_QUEUE_FULL, TRITON_NOT_LOADED)
+_LATER = (TRITON_QUEUE_FULL, TRITON_NOT_LOADED, TRITON_STOPPING)
 _WRONG_BODY = ("attempt to access JSON", "Unable to parse")
 
 
