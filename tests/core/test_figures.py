@@ -70,6 +70,7 @@ def test_ratios(times: float | None, text: str) -> None:
 def test_what_is_not_known_is_a_dash() -> None:
     assert {figures.change(None), figures.share(None), figures.number(None)} == {"-"}
     assert (figures.change(0.004), figures.change(-0.1)) == ("+0.40%", "-10.00%")
+    assert (figures.change(-0.00004), figures.change(-0.00006)) == ("+0.00%", "-0.01%")
     assert (figures.share(0.93281), figures.number(60.5634), figures.number(0.00521, 2)) == (
         "93.28%",
         "60.56",

@@ -62,8 +62,8 @@ def ratio(times: float | None) -> str:
 
 
 def change(relative: float | None) -> str:
-    """A relative change with its sign: +0.40%."""
-    return ABSENT if relative is None else f"{relative:+.2%}"
+    """A relative change with its sign: +0.40%, and +0.00% for one that rounds to none."""
+    return ABSENT if relative is None else f"{round(relative, 4) + 0.0:+.2%}"
 
 
 def share(value: float | None) -> str:
