@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from itertools import accumulate, count
+from itertools import count
 from pathlib import Path
 from time import perf_counter
 
@@ -34,7 +34,7 @@ from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.sampler import Sampler
 from trtforge.runtime.scheduling.admission import why_refused, wrong_logits
 from trtforge.runtime.scheduling.batch import Step
-from trtforge.runtime.scheduling.rows import Row, context_tokens
+from trtforge.runtime.scheduling.rows import Row, context_tokens, sampling_rows
 from trtforge.runtime.scheduling.sequence import Sequence
 from trtforge.runtime.trace import PHASES, Trace
 
@@ -312,19 +312,8 @@ class Engine:
         for row in rows if self._drafter is not None else ():
             row.sequence.drafted += len(row.drafts)
             self._counts.drafted_tokens += len(row.drafts)
-        ends = accumulate(row.wanted for row in rows)
-        pending = [
-            (row, end - 1 - len(row.drafts))
-            for row, end in zip(rows, ends, strict=True)
-            if row.samples and row.sequence.finish_reason is None  # a deferred token may have ended it
-        ]
-        pending += self._copies.joined(pending, self._scheduler)
-        searching = {row.sequence: index for row, index in pending if row.sequence.group is not None}
-        if searching:
-            for search in advance_searches(searching, logits, self._sampler, self._scheduler):
-                self._end(search.members[0], search.finished[0][1].finish_reason, output=search.output())
-            self._counts.generated_tokens += len(searching)
-            pending = [(row, index) for row, index in pending if row.sequence not in searching]
+        pending = sampling_rows(rows)
+        pending = self._search(pending + self._copies.joined(pending, self._scheduler), logits)
         for depth in count():
             if not pending:
                 break
@@ -352,6 +341,16 @@ class Engine:
                     self._scheduler.accept(row.sequence)
                     accepted.append((row, index + 1))
             pending = accepted
+
+    def _search(self, pending: list[tuple[Row, int]], logits: Tensor) -> list[tuple[Row, int]]:
+        """Advance the beam searches among these rows with the indices of their logits. Returns the other rows."""
+        searching = {row.sequence: index for row, index in pending if row.sequence.group is not None}
+        if not searching:
+            return pending
+        for search in advance_searches(searching, logits, self._sampler, self._scheduler):
+            self._end(search.members[0], search.finished[0][1].finish_reason, output=search.output())
+        self._counts.generated_tokens += len(searching)
+        return [(row, index) for row, index in pending if row.sequence not in searching]
 
     def _hand_out(self, sequence: Sequence, token: int, log_prob: float, top: TopLogProbs) -> None:
         reason = sequence.finish_with(token)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
+from itertools import accumulate
 
 from trtforge.runtime.scheduling.sequence import Sequence
 
@@ -35,3 +36,16 @@ def packing_order(row: Row) -> tuple[bool, bool, int]:
 def context_tokens(rows: Rows[Row]) -> int:
     """Tokens of the rows that compute several: chunks of contexts."""
     return sum(row.count for row in rows if row.count > 1)
+
+
+def sampling_rows(rows: Rows[Row]) -> list[tuple[Row, int]]:
+    """The rows of a step that sample, each with the index of the logits after its last token that is no draft.
+
+    Without those whose sequences have ended: a deferred token may end a sequence after its next row was scheduled.
+    """
+    ends = accumulate(row.wanted for row in rows)
+    return [
+        (row, end - 1 - len(row.drafts))
+        for row, end in zip(rows, ends, strict=True)
+        if row.samples and row.sequence.finish_reason is None
+    ]
