@@ -14,6 +14,7 @@ from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.admission import QueueLimits
 from trtforge.engine_process.client import EngineClient
 from trtforge.engine_process.control import EngineControl, EngineUnreachable
+from trtforge.engine_process.frames import Frame
 from trtforge.engine_process.messages import Update
 from trtforge.engine_process.requests import ErrorCode, GenerationRequest, Output
 from trtforge.engine_process.server import EngineServer
@@ -290,10 +291,22 @@ def test_a_client_that_reads_nothing_keeps_nobody_waiting(place: Place, client: 
         assert other.tokens[0] == [8] * 300 + [9]
 
 
-def test_what_is_no_protocol_loses_its_connection_only(place: Place, client: EngineClient) -> None:
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" * 3,
+        Frame({"type": "cancel"}).encode(),
+        Frame({"type": "beat", "unanswered": "2"}).encode(),
+        Frame({"type": "hello", "name": "a"}).encode(),
+        Frame({"type": "drain"}).encode(),
+        Frame({"type": "cut", "number": 1}).encode(),
+    ],
+    ids=["http", "cancel", "beat", "hello", "drain", "cut"],
+)
+def test_what_is_no_protocol_loses_its_connection_only(sent: bytes, place: Place, client: EngineClient) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:
         stranger.connect(str(place.path))
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 3)
+        stranger.sendall(sent)
         stranger.settimeout(PATIENCE)
         assert stranger.recv(10) == b""
     kept = ask(client)

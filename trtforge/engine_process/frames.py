@@ -8,7 +8,7 @@ import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 _SIZES = struct.Struct("<II")
 LARGEST_HEADER = 64 << 20
@@ -19,12 +19,22 @@ class BadFrame(Exception):
     """Received bytes are not a frame of this protocol."""
 
 
+_Value = TypeVar("_Value")
+
+
 @dataclass(frozen=True)
 class Frame:
     """One message."""
 
     header: Mapping[str, Any]
     payload: bytes = b""
+
+    def field(self, name: str, kind: type[_Value]) -> _Value:
+        """A value of the header. Raises BadFrame if it is absent or of another type."""
+        value = self.header.get(name)
+        if not isinstance(value, kind):
+            raise BadFrame(f"frame of type {self.header.get('type')!r}: {name} is {value!r}")
+        return value
 
     def encode(self) -> bytes:
         """The bytes to send."""

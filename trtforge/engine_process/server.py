@@ -160,33 +160,34 @@ class EngineServer:
             self._end(sequence, RequestFailure(ErrorCode.CANCELLED, "the client disconnected"))
 
     def _take(self, client: Connection, frame: Frame) -> None:
-        header = frame.header
-        match header.get("type"):
+        match frame.header.get("type"):
             case "submit":
                 self._submit(client, Submission.decode(frame))
             case "cancel":
-                for key in (_key(client, name) for name in header["names"]):
+                for key in (_key(client, name) for name in frame.field("names", list)):
                     sequence = self._sequences.get(key)  # the engine's thread may end it at any time
                     if sequence is not None:
                         sequence.failure = None  # a limit of the queue that passed while it ran
                     self._engine.cancel(key)
             case "beat":
-                client.unanswered, client.beat_at = int(header["unanswered"]), time.monotonic()
+                client.unanswered, client.beat_at = frame.field("unanswered", int), time.monotonic()
             case "hello":
-                client.name, client.pid = str(header["name"]), int(header["pid"])
-                client.figures_period = header.get("figures_period")
+                client.name, client.pid = frame.field("name", str), frame.field("pid", int)
+                client.figures_period = frame.header.get("figures_period")
             case "ping":
-                number = header["number"]
+                number = frame.field("number", int)
                 self._engine.ping(lambda: client.send(Frame({"type": "pong", "number": number})))
             case "status":
-                answer = {"type": "status", "number": header["number"], "status": self._status().encode()}
+                answer = {"type": "status", "number": frame.field("number", int), "status": self._status().encode()}
                 client.send(Frame(answer))
             case "drain":
+                number = frame.field("number", int)
                 self._state = "draining" if self._state == "serving" else self._state
-                client.send(Frame({"type": "drain", "number": header["number"]}))
+                client.send(Frame({"type": "drain", "number": number}))
             case "cut":
-                cut = self._cut_all(RequestFailure(ErrorCode.UNAVAILABLE, str(header["reason"])))
-                client.send(Frame({"type": "cut", "number": header["number"], "cut": cut}))
+                number, reason = frame.field("number", int), frame.field("reason", str)
+                cut = self._cut_all(RequestFailure(ErrorCode.UNAVAILABLE, reason))
+                client.send(Frame({"type": "cut", "number": number, "cut": cut}))
             case other:
                 raise BadFrame(f"unknown frame type {other!r}")
 
