@@ -1,6 +1,8 @@
 """Pages of KV blocks are made before they are written, and what they hold stays."""
 
 import mmap
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.patience import PATIENCE
 from tests.runtime.checkpoints import tiny_llama, write_checkpoint, write_engine
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.native import pages_ahead
@@ -124,3 +127,19 @@ def test_a_rank_names_the_blocks_that_its_steps_use(monkeypatch: pytest.MonkeyPa
     )
     assert named == [(5, 1), (0, 0), (5, 2), (0, 0)], "of all layers, then of those with windows"
     ranks.close()
+
+
+def test_a_process_may_end_while_pages_are_made() -> None:
+    """Of so many layers that the thread is among them at the end."""
+    program = (
+        "import sys, torch\n"
+        "from trtforge.runtime.native.pages_ahead import PagesAhead\n"
+        "pages = PagesAhead([torch.zeros(64, 4096)] * 100_000)\n"
+        "pages.reach(1, 1)\n"
+        "assert pages.reach(2, 1).is_alive()\n"
+        "sys.exit(3)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, done.stderr) == (3, "")

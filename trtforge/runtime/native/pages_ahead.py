@@ -46,25 +46,34 @@ class PagesAhead:
         if min(blocks + ahead // 2, self._blocks) <= self._made:
             return None
         first, self._made = self._made, min(blocks + ahead, self._blocks)
-        thread = threading.Thread(target=_make, args=(self._tensors, first, self._made), name="pages", daemon=True)
+        places = [_addresses(tensor, first, self._made) for tensor in self._tensors]
+        thread = threading.Thread(target=_make, args=(places, self._tensors), name="pages", daemon=True)
         with suppress(RuntimeError):  # the program ends, or may have no more threads: steps make the pages they write
             thread.start()
             return thread
         return None
 
 
-def _make(tensors: Sequence[Tensor], first: int, end: int) -> None:
-    """Make the pages of the blocks in [first, end)."""
+def _addresses(tensor: Tensor, first: int, end: int) -> range:
+    """The bytes of the blocks in [first, end)."""
+    size = tensor[0].nbytes
+    return range(tensor.data_ptr() + first * size, tensor.data_ptr() + end * size)
+
+
+def _make(places: Sequence[range], _kept: Sequence[Tensor]) -> None:
+    """Make the pages of these bytes, whose tensors are kept meanwhile.
+
+    Calls nothing of torch: a thread that returns from its C++ while the interpreter ends aborts the process.
+    """
     with suppress(OSError, AttributeError):  # not Linux, where a thread has a priority of its own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     madvise = _madvise()
     if madvise is None:
         return
-    for tensor in tensors:
-        begin, until = (tensor.data_ptr() + block * tensor[0].nbytes for block in (first, end))
-        for at in range(begin // _SMALL_PAGE * _SMALL_PAGE, until, _AT_ONCE):
+    for place in places:
+        for at in range(place.start // _SMALL_PAGE * _SMALL_PAGE, place.stop, _AT_ONCE):
             start = time.perf_counter()
-            madvise(at, min(_AT_ONCE, until - at), _POPULATE_WRITE)  # a system that cannot makes them at their use
+            madvise(at, min(_AT_ONCE, place.stop - at), _POPULATE_WRITE)  # a system that cannot makes them at their use
             time.sleep(_PAUSES * (time.perf_counter() - start))
 
 
