@@ -51,14 +51,14 @@ class TextAnswer:
     def take(self, pieces: list[Piece]) -> None:
         """Take the pieces that arrived since the last call."""
         for piece in pieces:
-            if piece.sequence not in self._unfinished or self._call.done:
-                continue
-            if piece.failure is not None:
+            if self._call.done:
+                return
+            if piece.failure is not None:  # of the whole request, even if this sequence has ended
                 self._call.fail(*piece.failure)
                 self._unfinished.clear()
                 self._on_stopped()
-                return
-            self._take(piece)
+            elif piece.sequence in self._unfinished:
+                self._take(piece)
 
     def _take(self, piece: Piece) -> None:
         new = self._texts.push(piece.sequence, piece.beams)
