@@ -93,6 +93,25 @@ def test_requests_arrive_as_they_were_sent(requests: tuple[GenerationRequest, ..
     assert [request.request_id for request in found.requests] == [str(7 + place) for place in range(len(requests))]
 
 
+READABLE = {"id": 1, "prompt": 1, "bias": 0, "max_tokens": 1, "sampling": {}}
+READABLE |= {"end_ids": [], "stop_words": [], "bad_words": []}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"requests": [READABLE | {"id": "a"}]},
+        {"requests": [READABLE | {"id": None}]},
+        {"requests": [READABLE], "timeout": "soon"},
+        {"requests": [READABLE], "timeout": [1]},
+    ],
+)
+def test_a_name_or_timeout_that_is_no_number_is_a_bad_frame(header: dict[str, object]) -> None:
+    assert Submission.decode(Frame({"requests": [READABLE], "timeout": 2}, b"1234")).timeout == 2.0
+    with pytest.raises(BadFrame, match="a request that cannot be read"):
+        Submission.decode(Frame(header, b"1234"))
+
+
 @pytest.mark.parametrize(
     "row",
     [

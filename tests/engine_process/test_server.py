@@ -298,10 +298,11 @@ def test_a_client_that_reads_nothing_keeps_nobody_waiting(place: Place, client: 
         Frame({"type": "cancel"}).encode(),
         Frame({"type": "beat", "unanswered": "2"}).encode(),
         Frame({"type": "hello", "name": "a"}).encode(),
+        Frame({"type": "hello", "name": "a", "pid": 1, "figures_period": "1"}).encode(),
         Frame({"type": "drain"}).encode(),
         Frame({"type": "cut", "number": 1}).encode(),
     ],
-    ids=["http", "cancel", "beat", "hello", "drain", "cut"],
+    ids=["http", "cancel", "beat", "hello", "period", "drain", "cut"],
 )
 def test_what_is_no_protocol_loses_its_connection_only(sent: bytes, place: Place, client: EngineClient) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stranger:

@@ -92,7 +92,7 @@ class Submission:
                 of_context, of_generation = row.get("logits", (False, False))
                 requests.append(
                     GenerationRequest(
-                        request_id=str(row["id"]),
+                        request_id=str(int(row["id"])),
                         prompt=tuple(prompt),
                         max_tokens=row["max_tokens"],
                         sampling=SamplingParams(**row["sampling"], embedding_bias=bias),
@@ -111,10 +111,12 @@ class Submission:
                         streamed=bool(row.get("streamed", True)),
                     )
                 )
+            timeout = frame.header.get("timeout")
+            seconds = None if timeout is None else float(timeout)
         except (KeyError, TypeError, ValueError) as error:
             raise BadFrame(f"a request that cannot be read: {error!r}") from None
         first = int(requests[0].request_id) if requests else 0
-        return cls(tuple(requests), frame.header.get("timeout"), first)
+        return cls(tuple(requests), seconds, first)
 
 
 def _logits_of(request: GenerationRequest) -> tuple[bool, bool]:

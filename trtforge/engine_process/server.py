@@ -173,7 +173,8 @@ class EngineServer:
                 client.unanswered, client.beat_at = frame.field("unanswered", int), time.monotonic()
             case "hello":
                 client.name, client.pid = frame.field("name", str), frame.field("pid", int)
-                client.figures_period = frame.header.get("figures_period")
+                wanted = frame.header.get("figures_period") is not None
+                client.figures_period = frame.field("figures_period", float) if wanted else None
             case "ping":
                 number = frame.field("number", int)
                 self._engine.ping(lambda: client.send(Frame({"type": "pong", "number": number})))
