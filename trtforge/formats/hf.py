@@ -147,8 +147,8 @@ class HfConfig:
 
     @property
     def _rope(self) -> Mapping[str, Any]:
-        """What comes before the keys beside it, as in transformers (modeling_rope_utils.py,
-        `convert_rope_params_to_dict`)."""
+        """`rope_scaling`, else `rope_parameters`. Its keys take precedence over those beside it, as in transformers
+        (modeling_rope_utils.py, `convert_rope_params_to_dict`)."""
         return self._mapping("rope_scaling") or self._mapping("rope_parameters")
 
     def _mapping(self, key: str) -> Mapping[str, Any]:

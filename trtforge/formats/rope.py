@@ -21,7 +21,7 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
 }
 _ORIGINAL = "original_max_position_embeddings"
 _FROM_ORIGINAL = ("llama3", "yarn", "longrope")
-"""Types whose original length may stand beside the scaling, where it comes first, and is else all positions."""
+"""Types for which `original_max_position_embeddings` beside the scaling takes precedence over the one in it."""
 _POSITIVE = (
     "factor",
     "low_freq_factor",

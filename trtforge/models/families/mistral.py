@@ -18,7 +18,7 @@ def facts(config: HfConfig) -> Facts:
 
 
 def same_layers(config: HfConfig) -> Facts:
-    """Those of a Mistral that is part of another model: all layers have the window."""
+    """The facts of a Mistral inside another model, where transformers ignores `layer_types`: all layers are alike."""
     config = with_defaults(config, _DEFAULTS)
     base = llama.facts(config)
     return replace(base, config={**base.config, **sliding_window(config)})

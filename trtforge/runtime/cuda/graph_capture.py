@@ -18,8 +18,8 @@ _WARM_UPS = 2
 class GraphCapture:
     """The graphs of one GPU. They share memory for what is between inputs and results, because one runs at a time.
 
-    `room`: bytes of it that are taken at once. Larger and larger graphs would each take more: what earlier ones left is
-    in pieces of their sizes.
+    `room`: bytes of this memory that the first capture takes at once. Otherwise each larger graph would take more,
+    because what earlier ones left lies in pieces of their sizes.
     """
 
     def __init__(self, device: torch.device, room: int) -> None:

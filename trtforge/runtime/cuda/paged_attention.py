@@ -29,35 +29,35 @@ _TILES = (16, 64, 128)  # queries of a program that attends to a chunk's context
 
 @dataclass(frozen=True)
 class _Tile:
-    """Of a program: its queries, and tokens that it takes at once."""
+    """What a program computes: rows of queries, and how many tokens of the cache they attend to at once."""
 
     queries: int
     tokens: int
     warps: int
 
 
-def tile_for(tokens: int, size: int, number: int) -> _Tile:
-    """For chunks of at most so many tokens, of heads of so many elements of `number` bytes.
+def tile_for(tokens: int, size: int, itemsize: int) -> _Tile:
+    """The tile for chunks of at most `tokens` tokens and heads of `size` elements of `itemsize` bytes.
 
     More queries do not fit the 99 KB of shared memory that a program of SM 8.6 may have, or, in float32, the registers:
     with 128 queries of 64 elements a thread kept 10 KB in the GPU's memory, of which the driver takes as much for every
     thread that may run.
     """
-    bytes_of_head = size * number
-    most = _TILES[0] if bytes_of_head > _WIDEST else _TILES[2] if number == 2 and size <= 128 else _TILES[1]
+    bytes_of_head = size * itemsize
+    most = _TILES[0] if bytes_of_head > _WIDEST else _TILES[2] if itemsize == 2 and size <= 128 else _TILES[1]
     queries = min(most, next((each for each in _TILES if each >= tokens), most))
     few = queries == _TILES[0] and bytes_of_head <= _WIDEST
     return _Tile(queries, 64 if most == _TILES[2] else 32, warps=4 if few else 8)
 
 
-def tile_of_rows(group: int, size: int, number: int) -> _Tile:
-    """For single-token rows: `group` query heads of a KV head, of so many elements of `number` bytes.
+def tile_of_rows(group: int, size: int, itemsize: int) -> _Tile:
+    """The tile for single-token rows: `group` query heads of a KV head, of `size` elements of `itemsize` bytes.
 
-    In float32, more of many heads do not fit the registers, see `tile_for`.
+    In float32, more tokens of many heads do not fit the registers, see `tile_for`.
     """
     queries = max(_LEAST_SIDE, power_from(group))
-    wide = size * number > _WIDE or (number == 4 and queries > _LEAST_SIDE)
-    return _Tile(queries, 32 if wide else 64, warps=8 if queries * size * number >= _MANY_BYTES else 4)
+    wide = size * itemsize > _WIDE or (itemsize == 4 and queries > _LEAST_SIDE)
+    return _Tile(queries, 32 if wide else 64, warps=8 if queries * size * itemsize >= _MANY_BYTES else 4)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 
-_SIDE = 16  # what the sizes of torch's products of E4M3 are multiples of (ATen/native/cuda, `_scaled_mm`)
+_SIDE = 16  # torch multiplies E4M3 matrices whose sizes are multiples of it (ATen/native/cuda, `_scaled_mm`)
 
 
 class Fp8Dense:
@@ -41,7 +41,7 @@ class Fp8Dense:
 
 
 def _by_numbers(multiply: Linear, activation_scale: Tensor, output_scale: float, bias: Tensor | None) -> Linear:
-    """The layer of a matrix of E4M3 numbers."""
+    """A layer that multiplies by E4M3 weights held in the compute type; `output_scale`: of both operands."""
 
     def linear(x: Tensor) -> Tensor:
         y = multiply(round_to_e4m3(x, activation_scale).to(wide(x.dtype))).mul_(output_scale).to(x.dtype)
