@@ -228,9 +228,12 @@ def moe_fields(experts: int, top_k: int, normalization: int, shared: int = 0, **
     }
 
 
-def activation(config: HfConfig, key: str, default: str = "gelu_new") -> str:
-    """The activation that config.json names, by TensorRT-LLM's name (`ACT2FN` in tensorrt_llm/functional.py)."""
-    name = str(config.values.get(key) or default)
+def activation(config: HfConfig, key: str) -> str:
+    """The activation that config.json names, by TensorRT-LLM's name (`ACT2FN` in tensorrt_llm/functional.py).
+
+    gelu_new if it names none.
+    """
+    name = str(config.values.get(key) or "gelu_new")
     return {"swish": "silu", "relu2": "squared-relu", "gelu_python": "gelu"}.get(name, name)
 
 
