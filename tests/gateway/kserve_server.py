@@ -37,13 +37,14 @@ class Servicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         self.unloaded = False
 
     async def ServerReady(self, request: Any, context: Any) -> Any:
-        return service_pb2.ServerReadyResponse(ready=self.backend.is_ready)
+        return service_pb2.ServerReadyResponse(ready=self.backend.is_ready and not self.unloaded)
 
     async def RepositoryIndex(self, request: Any, context: Any) -> Any:
         if not self.lists:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header")
+        names = () if self.unloaded and request.ready else self.names
         return service_pb2.RepositoryIndexResponse(
-            models=[service_pb2.RepositoryIndexResponse.ModelIndex(name=name) for name in self.names]
+            models=[service_pb2.RepositoryIndexResponse.ModelIndex(name=name) for name in names]
         )
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:

@@ -151,7 +151,19 @@ def test_a_server_that_has_unloaded_its_models_to_stop_is_gone() -> None:
         found = run(address, known_and_not)
     assert isinstance(found, list)
     assert [(each.code, of_backend(each).status) for each in found] == [(GONE, 503)] * 3
-    assert found[0].message == "the model server is stopping, or its model is not loaded"
+    assert {each.message for each in found} == {"the model server is stopping, or its model is not loaded"}
+
+
+def test_a_server_that_serves_no_text_model_does_not_have_the_one_asked_for() -> None:
+    async def models(backend: KServeBackend) -> BackendError:
+        with pytest.raises(BackendError, match="has no text model") as caught:
+            await backend.models()
+        return caught.value
+
+    with serving(Servicer(FakeBackend(), names=())) as address:
+        found = run(address, models)
+    assert isinstance(found, BackendError)
+    assert found.code == "NOT_FOUND"
 
 
 def test_a_server_that_begins_to_stop_is_gone() -> None:

@@ -28,6 +28,7 @@ _CHANNEL = [
 ]
 _ANSWER_SECONDS = 5.0  # for everything but generation
 _ENSEMBLE, _BLS = "ensemble", "tensorrt_llm_bls"
+_NOT_SERVING = "the model server is stopping, or its model is not loaded"
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)  # cancelled: by the server
 
 
@@ -46,6 +47,8 @@ class KServeBackend:
         """See Backend."""
         names = self._names or await self._listed()
         found = [model for name in names if (model := await self._model(name)).is_text_model]
+        if not found and not await self.ready():  # Triton's index lists no model that is unloaded, or not loaded yet
+            raise BackendError(_NOT_SERVING, GONE)
         if not found:
             raise BackendError(f"the server at {self.address} has no text model", "NOT_FOUND")
         return tuple(found)
@@ -152,7 +155,7 @@ class KServeBackend:
         """The error for a request that was refused: GONE from a server that stops, as another one may serve it."""
         if TRITON_NOT_LOADED in message or TRITON_STOPPING in message:
             self._forget()
-            return BackendError("the model server is stopping, or its model is not loaded", GONE)
+            return BackendError(_NOT_SERVING, GONE)
         if SHUTTING_DOWN in message:
             return BackendError(message, GONE)
         return BackendError(message, code_of(message) or ("UNAVAILABLE" if TRITON_QUEUE_FULL in message else None))
