@@ -72,6 +72,8 @@ def test_a_family_that_is_not_converted_has_its_layer_types() -> None:
     config = HfConfig(values | {"layer_types": kinds}, Path("config.json"))
     found = Windows.of_hugging_face(config, config)
     assert found.applied("1.3.0", 1024) == ((128, 1024, 128, 1024), ())
+    older = HfConfig(values | {"sliding_window_pattern": 4}, Path("config.json"))
+    assert Windows.of_hugging_face(older, older).layers == (128, 128, 128, None)
     everywhere = HfConfig(values, Path("config.json"))
     assert Windows.of_hugging_face(everywhere, everywhere).layers == (128,) * 4
     off = HfConfig(values | {"use_sliding_window": False}, Path("config.json"))
@@ -79,10 +81,16 @@ def test_a_family_that_is_not_converted_has_its_layer_types() -> None:
 
 
 def test_a_multimodal_checkpoint_has_those_of_its_language_model() -> None:
-    text = {"num_hidden_layers": 2, "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}
-    whole = HfConfig({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}, Path("config.json"))
-    windows = Windows.of_hugging_face(whole, HfConfig(text, Path("config.json")))
-    assert windows.applied("1.2.1", 4096) == ((512, 4096), ())
+    """Also without `layer_types`, as google/gemma-3-12b-it is published: every sixth layer attends to all tokens."""
+
+    def windows(text: dict[str, object]) -> Windows:
+        values = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+        return Windows.of_hugging_face(HfConfig(values, Path("config.json")), HfConfig(text, Path("config.json")))
+
+    sizes: dict[str, object] = {"hidden_size": 64, "intermediate_size": 64, "sliding_window": 512}
+    kinds = ["sliding_attention", "full_attention"]
+    assert windows(sizes | {"num_hidden_layers": 2, "layer_types": kinds}).applied("1.2.1", 4096) == ((512, 4096), ())
+    assert windows(sizes | {"num_hidden_layers": 7}).layers == (512, 512, 512, 512, 512, None, 512)
 
 
 @given(st.lists(st.none() | st.integers(1, 5000), min_size=1, max_size=8), st.integers(2, 5000))

@@ -30,7 +30,7 @@ class Windows:
         architecture = config.architecture
         if not text.values.get("sliding_window"):
             return cls(architecture)
-        if architecture not in architectures() or text is not config:
+        if architecture not in architectures():
             return cls(architecture, _listed(text))
         family = family_of(architecture)
         layout = Layout(Parallel(), "float32")
@@ -56,10 +56,14 @@ class Windows:
 
 
 def _listed(text: HfConfig) -> tuple[int | None, ...]:
-    """The windows by `layer_types` and `sliding_window`; of all layers without `layer_types`."""
+    """The windows by `sliding_window` and `layer_types`, else by the period of layers that attend to all tokens
+    (`sliding_window_pattern`, as Cohere 2 is published), else of all layers."""
     window, count = text.values.get("sliding_window"), text.values.get("num_hidden_layers")
     usable = isinstance(window, int) and not isinstance(window, bool) and window > 0
     if not usable or not isinstance(count, int) or not text.flag("use_sliding_window", True):
         return ()
-    kinds = text.items("layer_types") or ["sliding_attention"] * count
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    if kinds := text.items("layer_types"):
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    given = text.values.get("sliding_window_pattern")
+    period = given if isinstance(given, int) and given > 0 else count + 1
+    return tuple(window if (layer + 1) % period else None for layer in range(count))
