@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 ABSENT = "-"
-_ROUNDED_UP = 999.5
+ROUNDED_UP = 999.5
 """From here on three significant digits are those of 1,000, which Python writes as 1e+03."""
 
 
@@ -14,9 +14,9 @@ def size(count: int | None) -> str:
     if count is None:
         return ABSENT
     value, unit = float(count), 0
-    while value >= _ROUNDED_UP and unit < len(_UNITS) - 1:
+    while value >= ROUNDED_UP and unit < len(_UNITS) - 1:
         value, unit = value / 1000, unit + 1
-    return f"{value:.3g} {_UNITS[unit]}" if value < _ROUNDED_UP else f"{value:.0f} {_UNITS[unit]}"
+    return f"{value:.3g} {_UNITS[unit]}" if value < ROUNDED_UP else f"{value:.0f} {_UNITS[unit]}"
 
 
 def duration(seconds: float | None) -> str:
@@ -36,7 +36,7 @@ def parameters(count: int | None) -> str:
     if count is None:
         return ABSENT
     for scale, letter in _COUNTS:
-        if count >= _ROUNDED_UP * scale / 1000:
+        if count >= ROUNDED_UP * scale / 1000:
             return f"{count / scale:.3g} {letter}"
     return str(count)
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from trtforge.core.figures import ROUNDED_UP
+
 Status = Literal["ok", "warning", "problem", "unknown"]
 
 _GIB, _MIB = 1 << 30, 1 << 20
@@ -46,4 +48,4 @@ class Report:
 def gib(count: float) -> str:
     """Bytes as text: 80 GiB, 79.6 GiB, 320 MiB."""
     value, unit = (count / _GIB, "GiB") if count >= _GIB else (count / _MIB, "MiB")
-    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
+    return f"{value:.3g} {unit}" if value < ROUNDED_UP else f"{value:.0f} {unit}"
