@@ -75,6 +75,7 @@ _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": 
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
             "rope_type linear cannot be converted",
         ),
+        ("qwen2", {"is_causal": False}, "is_causal False cannot be converted"),
         ("gptj", {"activation_function": "relu"}, "activation_function relu cannot be converted"),
         ("phi3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling is not longrope"),
         ("phi3", {"rope_parameters": _LONGROPE | {"factor": 8.0}}, "attention_factor scales attention by 1\\.2247"),
@@ -143,6 +144,40 @@ def test_gemma_3_with_vision_as_it_is_published(tmp_path: Path) -> None:
         for layer in range(48)
     ]
     assert kinds == expected.layer_types
+
+
+def test_queries_that_grow_with_their_position_are_refused(tmp_path: Path) -> None:
+    """Keys of mistralai/Devstral-Small-2-24B-Instruct-2512 and of the Ministral 3 models."""
+    rope = {
+        "rope_type": "yarn",
+        "rope_theta": 100000000.0,
+        "factor": 48.0,
+        "original_max_position_embeddings": 8192,
+        "llama_4_scaling_beta": 0.1,
+    }
+    text = {
+        "model_type": "ministral3",
+        "hidden_size": 5120,
+        "intermediate_size": 32768,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 131072,
+        "max_position_embeddings": 393216,
+        "sliding_window": None,
+        "rope_parameters": rope,
+    }
+    values = {"architectures": ["Mistral3ForConditionalGeneration"], "model_type": "mistral3", "text_config": text}
+    family, config = family_of("Mistral3ForConditionalGeneration"), tmp_path / "config.json"
+    config.write_text(json.dumps(values))
+    with pytest.raises(ForgeError, match=r"llama_4_scaling_beta 0\.1 cannot be converted") as caught:
+        family.facts(read_config(tmp_path))
+    assert "does not scale queries by their position" in (caught.value.hint or "")
+    config.write_text(
+        json.dumps(values | {"text_config": text | {"rope_parameters": rope | {"llama_4_scaling_beta": 0.0}}})
+    )
+    assert family.facts(read_config(tmp_path)).config["rotary_scaling"]["factor"] == 48.0
 
 
 def test_layer_types_are_those_of_a_ministral_only(tmp_path: Path) -> None:

@@ -148,7 +148,9 @@ ROTARY_TABLES = ("self_attn.rotary_emb.inv_freq",)
 
 
 def decoder_sizes(config: HfConfig) -> Sizes:
-    """Sizes from the config.json keys that most families use."""
+    """Sizes from the config.json keys that most families use. Raises ForgeError for a model of embeddings, whose tokens
+    attend to later ones (Alibaba-NLP/gte-Qwen2-7B-instruct)."""
+    require(config, "is_causal", True, (True,), "TensorRT-LLM's decoders attend to earlier tokens only")
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     return Sizes(
         num_layers=config.integer("num_hidden_layers"),
