@@ -116,6 +116,20 @@ def test_modelopt_in_config_json_alone(tmp_path: Path) -> None:
     assert (source.format, source.group_size, source.fp8_kv_cache) == ("nvfp4", 16, True)
 
 
+def test_modelopts_config_json_of_2025_names_no_method(tmp_path: Path) -> None:
+    """ModelOpt 0.31 wrote it so, which Qwen3-32B in FP8 with one scale a tensor was made with."""
+    values = {
+        "config_groups": {"group_0": {"input_activations": FP8_INPUTS, "weights": FP8_WEIGHTS}},
+        "ignore": ["lm_head"],
+        "quant_algo": "FP8",
+        "kv_cache_scheme": "FP8",
+        "producer": {"name": "modelopt", "version": "0.31.0"},
+    }
+    source = found(values, tmp_path)
+    assert (source.tool, source.format, source.fp8_kv_cache) == ("ModelOpt", "fp8", True)
+    assert quantization_method(HfConfig({"quantization_config": values}, tmp_path / "config.json")) == "modelopt"
+
+
 @pytest.mark.parametrize(
     ("weights", "inputs", "packing", "format_"),
     [
@@ -138,6 +152,12 @@ def test_compressed_tensors_int4_with_patterns(tmp_path: Path) -> None:
     assert (source.packing, source.format, source.group_size) == ("pack_quantized", "int4_awq", 128)
     assert source.quantizes(Q_PROJ)
     assert not source.quantizes("model.layers.1.mlp.up_proj")
+
+
+def test_compressed_tensors_may_count_the_zeros_of_whole_matrices(tmp_path: Path) -> None:
+    """As llm-compressor wrote it in 2024 for models that were not pruned (compressed-tensors ignores it)."""
+    dense = {"format": "dense", "global_sparsity": 0.13, "sparsity_structure": "unstructured"}
+    assert found(compressed(FP8_WEIGHTS, FP8_INPUTS, sparsity_config=dense), tmp_path).packing == "fp8"
 
 
 def test_compressed_tensors_may_name_its_targets(tmp_path: Path) -> None:

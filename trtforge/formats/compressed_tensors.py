@@ -9,7 +9,7 @@ from trtforge.formats.quantized_source import Packing, QuantizedSource
 def compressed_tensors(values: Values) -> QuantizedSource:
     """The description of a compressed-tensors checkpoint. Raises ForgeError, with the reason, for other schemes."""
     for key in ("sparsity_config", "transform_config"):
-        if values.get(key):
+        if values.get(key) and values.part(key).get("format") != "dense":  # its matrices are stored whole
             raise values.refusal(f"{key} is not empty: TensorRT-LLM's layers support neither sparsity nor transforms")
     groups = values.part("config_groups")
     if len(groups.values) != 1:

@@ -82,8 +82,9 @@ def _by_method(values: Values) -> QuantizedSource:
 
 
 def _method(values: Values) -> str:
-    """The quantisation method; early bitsandbytes files lack `quant_method`."""
-    unnamed = "bitsandbytes" if values.get("load_in_4bit", "load_in_8bit", "_load_in_4bit") else "unknown"
+    """The quantisation method; early bitsandbytes and ModelOpt files lack `quant_method`."""
+    unnamed = "modelopt" if values.get("quant_algo") else "unknown"
+    unnamed = "bitsandbytes" if values.get("load_in_4bit", "load_in_8bit", "_load_in_4bit") else unnamed
     return str(values.get("quant_method") or unnamed).lower()
 
 
@@ -199,7 +200,8 @@ def _modelopt(values: Values) -> QuantizedSource:
     if packing == "nvfp4":
         group = values.get("group_size") or NVFP4_BLOCK
         values.require("group_size", group, (NVFP4_BLOCK,), f"NVFP4 blocks are of {NVFP4_BLOCK} inputs")
-    cache = values.get("kv_cache_quant_algo")
+    scheme = values.get("kv_cache_scheme")
+    cache = values.get("kv_cache_quant_algo") or (scheme if isinstance(scheme, str) else None)
     values.require("kv_cache_quant_algo", cache, ("FP8", None), "only an FP8 KV cache is converted")
     return QuantizedSource(
         tool="ModelOpt",
