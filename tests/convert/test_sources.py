@@ -1,15 +1,19 @@
 """Sources that change under our hands are named; a source in the hub's cache is as good as a plain directory."""
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tests.conftest import SMALL_TOKENIZER, MakeHf
 from tests.convert.test_resume import Until
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
+from trtforge.plan.model import find_model
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 
@@ -53,6 +57,20 @@ def test_a_file_that_changes_meanwhile_is_named(
     assert "Make sure that nothing writes to the source" in caught.value.hint
     assert (tmp_path / "out/forge.json").read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "out"]
+
+
+@pytest.mark.parametrize("shard_size", ["5GB", "100KB"])
+def test_weights_have_the_dtype_that_config_json_leaves_out(make_hf: MakeHf, tmp_path: Path, shard_size: str) -> None:
+    """openai/gpt-oss-20b and bigscience/bloom-560m name none; transformers takes that of the weights."""
+    source = make_hf(dtype=torch.bfloat16, shard_size=shard_size)
+    values = json.loads((source / CONFIG).read_text())
+    for key in ("dtype", "torch_dtype"):
+        values.pop(key, None)
+    (source / CONFIG).write_text(json.dumps(values))
+    assert AutoModelForCausalLM.from_pretrained(source).dtype is torch.bfloat16
+    assert find_model(str(source)).config.dtype == "bfloat16"
+    written = convert(ConvertConfig(), source, tmp_path / "out").path
+    assert json.loads((written / CONFIG).read_text())["dtype"] == "bfloat16"
 
 
 def test_a_file_that_disappears_meanwhile_is_named(source: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,7 +116,7 @@ class HfConfig:
 
     @property
     def dtype(self) -> str:
-        """The dtype of the weights in config.json; float32 if absent."""
+        """The dtype of the weights in config.json; float32 if absent (`read_config` adds that of the files)."""
         return str(self.values.get("dtype") or self.values.get("torch_dtype") or "float32").removeprefix("torch.")
 
     @property
@@ -189,7 +190,7 @@ class HfCheckpoint:
 
 
 def read_config(directory: Path) -> HfConfig:
-    """The config.json of a checkpoint directory. Raises ForgeError if there is none."""
+    """The config.json of a checkpoint directory, with the dtype of its weights. Raises ForgeError if there is none."""
     path = directory / CONFIG
     values = _read_json(path, f"Give a Hugging Face checkpoint directory; {directory} has no config.json.")
     _require_hugging_face(values, directory)
@@ -197,7 +198,24 @@ def read_config(directory: Path) -> HfConfig:
     config = HfConfig(values, path)
     for key in ("rope_parameters", "rope_scaling"):
         config._mapping(key)
-    return config
+    if values.get("dtype") or values.get("torch_dtype"):
+        return config
+    stored = _stored_dtype(directory)
+    return config if stored is None else HfConfig({**values, "dtype": stored}, path)
+
+
+def _stored_dtype(directory: Path) -> str | None:
+    """The dtype of most weights in the first file, as transformers takes the weights' where config.json names none
+    (openai/gpt-oss-20b); None without such a file."""
+    index, sizes = directory / INDEX, Counter[str]()
+    try:
+        names = sorted(set(_weight_map(index).values())) if index.is_file() else [SINGLE]
+        for tensor in read_header(_shard(directory, names[0], index)):
+            if tensor.spec.dtype.name in ("float32", "float16", "bfloat16"):
+                sizes[tensor.spec.dtype.name] += tensor.spec.nbytes
+    except (ForgeError, IndexError):  # `open_checkpoint` says what is wrong
+        return None
+    return max(sizes, key=sizes.__getitem__, default=None)
 
 
 def _require_hugging_face(values: Mapping[str, Any], directory: Path) -> None:
