@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Gemma3TextConfig
+from transformers import Gemma3TextConfig, PreTrainedConfig
 
 from tests.families import TINY
 from trtforge.core.errors import ForgeError
@@ -55,6 +55,7 @@ _YARN = {
     "mscale_all_dim": 0.7,
     "original_max_position_embeddings": 64,
 }
+_LINEAR = {"rope_type": "linear", "factor": 2.0}
 _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 
 
@@ -91,31 +92,40 @@ def test_what_tensorrt_llm_does_not_compute_is_refused(
     assert caught.value.hint
 
 
-@pytest.mark.parametrize(
-    ("family", "keys"),
-    [
-        ("mistral", ("sliding_window",)),
-        ("mixtral", ("rope_theta", "rms_norm_eps")),
-        ("qwen2_window", ("sliding_window",)),
-        ("gemma2", ("query_pre_attn_scalar", "final_logit_softcapping", "attn_logit_softcapping", "sliding_window")),
-        ("gemma3", ("vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window")),
-        ("cohere", ("rope_theta",)),
-        (
-            "deepseek_v3",
-            ("n_group", "topk_group", "routed_scaling_factor", "first_k_dense_replace", "n_shared_experts"),
-        ),
-        ("exaone4", ("rms_norm_eps", "sliding_window")),
-        ("llama4", ("rope_theta", "rms_norm_eps")),
-        ("gpt_oss", ("rms_norm_eps",)),
-        ("glm4_moe", ("rms_norm_eps", "first_k_dense_replace", "n_shared_experts")),
-    ],
-)
-def test_absent_keys_have_the_defaults_of_transformers(tmp_path: Path, family: str, keys: tuple[str, ...]) -> None:
-    own = type(TINY[family]().config)
-    defaults = {key: own.default_theta if key == "rope_theta" else getattr(own, key) for key in keys}
-    rope = {"rope_parameters": None} if "rope_theta" in keys else {}
-    expected = facts_of(family, rope | defaults, tmp_path)
-    assert facts_of(family, rope, tmp_path, absent=keys) == expected
+def _defaults(config: PreTrainedConfig) -> dict[str, Any]:
+    """What the configuration class itself gives to absent keys."""
+    own = type(config)
+    fields = {key: getattr(own, key, None) for key in config.to_dict() if key not in ("dtype", "model_type")}
+    plain = {key: value for key, value in fields.items() if isinstance(value, int | float | str)}
+    theta = getattr(own, "default_theta", None) if getattr(config, "rope_parameters", None) else None
+    return plain | ({"rope_theta": theta} if isinstance(theta, float) else {})
+
+
+def _read(values: dict[str, Any], directory: Path) -> Facts | str:
+    """The facts, or why there are none."""
+    (directory / "config.json").write_text(json.dumps(values))
+    config = read_config(directory)
+    try:
+        return family_of(config.architecture).facts(config)
+    except ForgeError as error:
+        return error.message
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_absent_keys_have_the_defaults_of_transformers(tmp_path: Path, family: str) -> None:
+    """Of the keys that may be absent: without sizes that all models name, config.json is refused."""
+    model = TINY[family]()
+    values = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    checked = []
+    for key, default in _defaults(model.config).items():
+        rope = {"rope_parameters": None, "rope_scaling": _LINEAR} if key == "rope_theta" else {}
+        others = {name: value for name, value in (values | rope).items() if name != key}
+        found = _read(others, tmp_path)
+        if isinstance(found, str) and f"{key} is missing" in found:
+            continue
+        assert found == _read(others | {key: default}, tmp_path), key
+        checked.append(key)
+    assert checked
 
 
 def test_gemma_3_with_vision_as_it_is_published(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ _QK_NORM = (
     Vector("attention.k_layernorm.weight", "self_attn.k_norm.weight", "head", when="qk_norm", heads="kv"),
 )
 
-_DEFAULTS = {"rope_theta": 500000.0}  # CohereConfig's
+_DEFAULTS = {"rope_theta": 500000.0, "max_position_embeddings": 8192}  # CohereConfig's
 
 
 def facts(config: HfConfig) -> Facts:

@@ -21,6 +21,7 @@ from trtforge.models.families.common import (
     require,
     router,
     shared_expert,
+    with_defaults,
 )
 from trtforge.models.family import (
     AbsorbedQuery,
@@ -81,6 +82,7 @@ LAYER: tuple[Row, ...] = (
     *experts(gate=f"{EXPERT}.gate_proj", up=f"{EXPERT}.up_proj", down=f"{EXPERT}.down_proj"),
     *shared_expert("mlp.shared_experts"),
 )
+_DEFAULTS = {"q_lora_rank": 1536, "n_shared_experts": 2}  # DeepseekV2Config's
 
 
 def facts(config: HfConfig) -> Facts:
@@ -88,6 +90,7 @@ def facts(config: HfConfig) -> Facts:
     require(config, "hidden_act", "silu", ("silu",), "TensorRT-LLM's DeepSeek has the gated SiLU MLP only")
     require(config, "attention_bias", False, (False,), "TensorRT-LLM's MLA has no biases")
     require(config, "moe_layer_freq", 1, (1,), "TensorRT-LLM has experts in every layer after the dense ones")
+    config = with_defaults(config, _DEFAULTS)
     sizes, q_lora = _sizes(config), config.count("q_lora_rank") or None
     shared = sizes.of("shared_intermediate")
     dense_layers, moe = config.count("first_k_dense_replace"), _moe(config, shared)

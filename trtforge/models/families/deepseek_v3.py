@@ -14,6 +14,7 @@ from trtforge.models.families.glm4_moe import sigmoid_moe
 from trtforge.models.family import AbsorbedQuery, Facts, Linear, Row
 
 _DEFAULTS = {
+    "max_position_embeddings": 4096,
     "n_group": 8,
     "topk_group": 4,
     "routed_scaling_factor": 2.5,

@@ -30,7 +30,7 @@ LAYER: tuple[Row, ...] = (
     Vector("post_feedforward_layernorm.weight", "post_feedforward_layernorm.weight", "hidden"),
 )
 
-_DEFAULTS = {"sliding_window": 4096, "rms_norm_eps": 1e-5}  # Exaone4Config's
+_DEFAULTS = {"num_key_value_heads": 32, "sliding_window": 4096, "rms_norm_eps": 1e-5}  # Exaone4Config's
 
 
 def facts(config: HfConfig) -> Facts:

@@ -16,6 +16,7 @@ from trtforge.models.families.common import (
     qkv,
     require,
     rotary,
+    with_defaults,
 )
 from trtforge.models.family import Facts, Family, PipelineStage, Sizes, Vector, holding
 
@@ -39,8 +40,12 @@ def gemma_fields(config: HfConfig, sizes: Sizes) -> dict[str, Any]:
     }
 
 
+_DEFAULTS = {"num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings": 8192}  # GemmaConfig's
+
+
 def facts(config: HfConfig) -> Facts:
     """The facts of a Gemma config.json."""
+    config = with_defaults(config, _DEFAULTS)
     sizes = decoder_sizes(config)
     bias = config.flag("attention_bias")
     return Facts(

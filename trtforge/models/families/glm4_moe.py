@@ -39,7 +39,14 @@ LAYER: tuple[Row, ...] = (
     *shared_expert("mlp.shared_experts"),
 )
 
-_DEFAULTS = {"rms_norm_eps": 1e-5, "first_k_dense_replace": 1, "n_shared_experts": 1}  # Glm4MoeConfig's
+_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "first_k_dense_replace": 1,
+    "n_shared_experts": 1,
+}
+"""Glm4MoeConfig's."""
 
 
 def facts(config: HfConfig) -> Facts:

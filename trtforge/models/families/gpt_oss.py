@@ -27,7 +27,15 @@ from trtforge.models.family import ExpertBias, Experts, Facts, Part, Row, Split,
 
 _NORMALISED = 1  # weights of the chosen experts sum to 1
 _ALPHA, _LIMIT = 1.702, 7.0
-_DEFAULTS: dict[str, Any] = {"attention_bias": True, "head_dim": 64, "sliding_window": 128, "rms_norm_eps": 1e-5}
+_DEFAULTS: dict[str, Any] = {
+    "attention_bias": True,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 131072,
+    "rope_theta": 150000.0,
+    "sliding_window": 128,
+    "rms_norm_eps": 1e-5,
+}
 _ROPE = {
     "rope_type": "yarn",
     "rope_theta": 150000.0,

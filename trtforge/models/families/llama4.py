@@ -27,7 +27,13 @@ from trtforge.models.families.common import (
 from trtforge.models.family import Experts, Facts, Part, Row, Size, Split, Stacked, holding
 
 _CHUNK, _TUNED_FROM, _TUNED_BY, _NOPE_PERIOD = 8192, 8192, 0.1, 4  # Llama4TextConfig's defaults
-_DEFAULTS = {"rope_theta": 500000.0, "rms_norm_eps": 1e-5}
+_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rope_theta": 500000.0,
+    "rms_norm_eps": 1e-5,
+}
 _EXPERTS = "feed_forward.experts.{}"
 _HALVES: tuple[Size, ...] = ("moe_intermediate", "moe_intermediate")
 

@@ -11,7 +11,7 @@ from trtforge.models.families import llama
 from trtforge.models.families.common import require, sliding_layers, sliding_window, with_defaults
 from trtforge.models.family import Facts
 
-_DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8}  # MistralConfig's
+_DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_embeddings": 131072}  # MistralConfig's
 
 
 def facts(config: HfConfig) -> Facts:

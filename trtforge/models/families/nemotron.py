@@ -4,7 +4,17 @@ from dataclasses import replace
 
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import starcoder2
-from trtforge.models.families.common import EMBED, HEAD, decoder_sizes, dense, plain_mlp, qkv, require, rotary
+from trtforge.models.families.common import (
+    EMBED,
+    HEAD,
+    decoder_sizes,
+    dense,
+    plain_mlp,
+    qkv,
+    require,
+    rotary,
+    with_defaults,
+)
 from trtforge.models.families.gpt2 import gpt_fields
 from trtforge.models.family import Facts, PipelineStage, holding, layer_norm
 
@@ -12,6 +22,7 @@ from trtforge.models.family import Facts, PipelineStage, holding, layer_norm
 def facts(config: HfConfig) -> Facts:
     """The facts of a Nemotron config.json."""
     require(config, "hidden_act", "relu2", ("relu2",), "TensorRT-LLM's Nemotron has one activation")
+    config = with_defaults(config, {"max_position_embeddings": 4096})  # NemotronConfig's
     sizes, bias = decoder_sizes(config), config.flag("attention_bias")
     require(config, "mlp_bias", False, (bias,), "TensorRT-LLM's GPT has biases in attention and MLP, or in neither")
     fields = {

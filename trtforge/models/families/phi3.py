@@ -22,6 +22,7 @@ from trtforge.models.families.common import (
     require,
     rotary,
     sliding_window,
+    with_defaults,
 )
 from trtforge.models.family import Facts, Family, Linear, Part, Sizes, Split, Stacked
 
@@ -44,11 +45,13 @@ LAYER = (
     ),
     Linear("mlp.proj", (Part("mlp.down_proj", "hidden"),), "intermediate", Split.ROW),
 )
+_DEFAULTS = {"max_position_embeddings": 4096}  # Phi3Config's
 
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Phi-3 config.json."""
     require(config, "hidden_act", "silu", ("silu",), "TensorRT-LLM's Phi-3 has the gated SiLU MLP only")
+    config = with_defaults(config, _DEFAULTS)
     sizes = decoder_sizes(config)
     return Facts(
         sizes=sizes,

@@ -9,7 +9,7 @@ from trtforge.models.family import Facts, holding
 
 NO_MOE = moe_fields(0, 0, normalization=0)
 
-DEFAULTS = {"sliding_window": 4096}
+DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096}
 """Those of transformers' classes of Qwen2 and Qwen3."""
 
 

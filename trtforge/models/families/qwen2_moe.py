@@ -39,6 +39,8 @@ SHARED_AND_EXPERTS = (
 """A router, experts, and one that every token goes through, with a gate of its own."""
 LAYER = (INPUT_NORM, qkv(), dense(), POST_NORM, *gated_mlp(bias=None, when="dense_layer"), *SHARED_AND_EXPERTS)
 
+_DEFAULTS = {"num_key_value_heads": 16}  # Qwen2MoeConfig's, where it is not Qwen2Config's
+
 
 def expert_count(config: HfConfig) -> int:
     """`num_experts`, which transformers 5 calls `num_local_experts` when it saves Qwen3-MoE."""
@@ -72,6 +74,7 @@ def window_layers(config: HfConfig, num_layers: int) -> tuple[int, ...]:
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Qwen2-MoE config.json."""
+    config = with_defaults(config, _DEFAULTS)
     base = qwen2.facts(config)
     count, inner = expert_count(config), config.integer("moe_intermediate_size")
     shared = config.integer("shared_expert_intermediate_size")

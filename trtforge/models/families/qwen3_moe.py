@@ -32,11 +32,12 @@ LAYER = (
     router("mlp.gate"),
     *EXPERTS,
 )
+_DEFAULTS = {"num_key_value_heads": 4, "head_dim": None}  # Qwen3MoeConfig's
 
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Qwen3-MoE config.json; with `use_sliding_window` all layers have a window."""
-    base = qwen3.facts(config)
+    base = qwen3.facts(with_defaults(config, _DEFAULTS))
     count, inner = expert_count(config), config.integer("moe_intermediate_size")
     moe = moe_fields(count, config.integer("num_experts_per_tok"), int(config.flag("norm_topk_prob")))
     fields = {

@@ -11,7 +11,7 @@ from dataclasses import replace
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import llama
-from trtforge.models.families.common import INPUT_NORM, POST_NORM, dense, moe_fields, require, rotary
+from trtforge.models.families.common import INPUT_NORM, POST_NORM, dense, moe_fields, require, rotary, with_defaults
 from trtforge.models.families.qwen2_moe import SHARED_AND_EXPERTS, expert_count
 from trtforge.models.family import Facts, Linear, Part, PerHead, Row, Size, Split, Stacked, Vector
 from trtforge.models.linear_attention import LINEAR_KEYS, linear_sizes
@@ -76,6 +76,7 @@ LAYER: tuple[Row, ...] = (
     POST_NORM,
     *SHARED_AND_EXPERTS,
 )
+_DEFAULTS = {"num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 32768}  # Qwen3NextConfig's
 
 
 def facts(config: HfConfig) -> Facts:
@@ -84,6 +85,7 @@ def facts(config: HfConfig) -> Facts:
     require(config, "decoder_sparse_step", 1, (1,), "TensorRT-LLM's Qwen3-Next has experts in every layer")
     require(config, "mlp_only_layers", [], ([],), "TensorRT-LLM's Qwen3-Next has experts in every layer")
     require(config, "norm_topk_prob", True, (True,), "TensorRT-LLM's Qwen3-Next normalises the experts' weights")
+    config = with_defaults(config, _DEFAULTS)
     base = llama.facts(config)
     count, inner = expert_count(config), config.integer("moe_intermediate_size")
     normalised = int(config.flag("norm_topk_prob", True))

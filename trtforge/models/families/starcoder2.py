@@ -12,14 +12,18 @@ from trtforge.models.families.common import (
     require,
     rotary,
     sliding_window,
+    with_defaults,
 )
 from trtforge.models.families.gpt2 import gpt_fields
 from trtforge.models.family import Facts, Family, PipelineStage, holding, layer_norm
+
+_DEFAULTS = {"num_key_value_heads": 2, "max_position_embeddings": 4096}  # Starcoder2Config's
 
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a StarCoder2 config.json. TensorRT-LLM's gelu is the tanh approximation."""
     require(config, "hidden_act", "gelu_pytorch_tanh", ("gelu_pytorch_tanh",), "TensorRT-LLM supports one activation")
+    config = with_defaults(config, _DEFAULTS)
     sizes, bias = decoder_sizes(config), config.flag("use_bias", True)
     return Facts(
         sizes=sizes,
