@@ -11,8 +11,12 @@ from transformers import AutoModelForCausalLM
 
 from tests.conftest import SMALL_TOKENIZER, MakeHf
 from tests.convert.test_resume import Until
+from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import EngineConfig
+from trtforge.formats.chat_template import TOOL_TEMPLATE_FILE
+from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.plan.model import find_model
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
@@ -88,6 +92,17 @@ def test_a_file_that_becomes_shorter_meanwhile_is_named(
     with pytest.raises(ForgeError, match=rf"{WEIGHTS} (became shorter|changed) while it was read"):
         convert(ConvertConfig(), source, tmp_path / "out", progress=progress)
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_the_template_for_tools_keeps_its_place(source: Path, tmp_path: Path) -> None:
+    """In the checkpoint, in what the LLM API gets of it, and of the source itself."""
+    (source / TOOL_TEMPLATE_FILE).parent.mkdir()
+    (source / TOOL_TEMPLATE_FILE).write_text("tools")
+    checkpoint = convert(ConvertConfig(), source, tmp_path / "out").path
+    assert (checkpoint / TOKENIZER_DIRECTORY / TOOL_TEMPLATE_FILE).read_text() == "tools"
+    for made in (checkpoint, source):
+        engine = compile_engine(EngineConfig(backend="llmapi"), made, tmp_path / f"engine-{made.name}").path
+        assert (engine / TOOL_TEMPLATE_FILE).read_text() == "tools"
 
 
 def test_a_file_that_nobody_reads_may_change(source: Path, tmp_path: Path) -> None:

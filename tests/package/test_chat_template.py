@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 from tests.chat_templates import FAMILIES, QUESTION, SYSTEM, TALK, Family, write_tokenizer
 from trtforge.core.errors import ForgeError
@@ -172,6 +175,15 @@ def test_named_templates_and_token_objects_are_read(tmp_path: Path) -> None:
     assert read_chat_template(tmp_path) == ChatTemplate("a", "b", special)
     (tmp_path / "chat_template.jinja").write_text("c")
     assert read_chat_template(tmp_path) == ChatTemplate("c", "b", special)
+
+
+def test_templates_that_transformers_saves_apart_are_read(tmp_path: Path) -> None:
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a")))
+    tokenizer.chat_template = {"default": "a", "tool_use": "b", "rag": "c"}
+    tokenizer.save_pretrained(tmp_path)
+    found = read_chat_template(tmp_path)
+    assert found is not None
+    assert (found.template, found.tool_template) == ("a", "b")
 
 
 def test_no_template_is_none_and_a_damaged_one_an_error(tmp_path: Path) -> None:

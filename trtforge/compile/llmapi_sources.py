@@ -25,10 +25,12 @@ from trtforge.formats.hf import (
     TOKENIZER_DIRECTORY,
     HfCheckpoint,
     HfConfig,
+    copy_tokenizer_file,
     open_checkpoint,
     read_config,
     resolve_source,
     tokenizer_files,
+    tokenizer_name,
 )
 from trtforge.formats.hf_quant_config import HfQuantization
 from trtforge.formats.llmapi import MODEL_FILE
@@ -103,7 +105,7 @@ class CheckpointSource:
             _write_json(out / QUANTIZATION_FILES[0], quantization.hf_quant_config())
         _write_json(out / CONFIG, config)
         for path in tokenizer_files(self.directory / TOKENIZER_DIRECTORY):
-            shutil.copyfile(path, out / path.name)
+            copy_tokenizer_file(path, out)
         return write_tensors(shards, self.manifest.digest, out, progress)
 
 
@@ -127,14 +129,16 @@ class HuggingFaceSource:
     def inputs(self) -> dict[str, str]:
         """Digests by name."""
         weights = self.checkpoint.digests
-        return {path.name: weights.get(path.name) or file_digest(path) for path in self.files}
+        return {tokenizer_name(path): weights.get(path.name) or file_digest(path) for path in self.files}
 
     def write(self, out: Path, progress: Progress) -> Mapping[str, FileRecord]:
         """Link the weights, or copy them if linking fails; copy files that users may edit."""
         with progress.bar("Linking", len(self.files), "files") as bar:
             for path in self.files:
-                place = link_or_copy if path in self.checkpoint.weight_files else shutil.copyfile
-                place(path.resolve(), out / path.name)
+                if path in self.checkpoint.weight_files:
+                    link_or_copy(path.resolve(), out / path.name)
+                else:
+                    copy_tokenizer_file(path, out)
                 if path.name == CONFIG:
                     self._add_older_names(out / path.name)
                 bar.advance(1)

@@ -31,8 +31,10 @@ from trtforge.formats.hf import (
     TOKENIZER_DIRECTORY,
     HfCheckpoint,
     HfConfig,
+    copy_tokenizer_file,
     open_checkpoint,
     tokenizer_files,
+    tokenizer_name,
 )
 from trtforge.formats.quantization_config import quantization_files, read_quantized_source
 from trtforge.formats.shards import StoredTensor
@@ -119,7 +121,7 @@ def convert(
         shutil.copyfile(checkpoint.config.path, directory / SOURCE_DIRECTORY / CONFIG_FILE)
         (directory / TOKENIZER_DIRECTORY).mkdir()
         for path in tokenizer:
-            shutil.copyfile(path, directory / TOKENIZER_DIRECTORY / path.name)
+            copy_tokenizer_file(path, directory / TOKENIZER_DIRECTORY)
         dtype = dtype_named(conversion.layout.dtype)
         told = progress or Silent()
         copies = write_carried(conversion.carried, checkpoint, directory, told)
@@ -159,7 +161,7 @@ def _identity(config: ConvertConfig, conversion: "Conversion", source: Path, tok
         | ({"calibration": {key: settings.get(key) for key in IN_CHECKPOINTS}} if calibrated else {}),
         inputs={CONFIG_FILE: file_digest(conversion.checkpoint.config.path)}
         | {path.name: file_digest(path) for path in quantization_files(source)}
-        | {f"{TOKENIZER_DIRECTORY}/{path.name}": file_digest(path) for path in tokenizer}
+        | {f"{TOKENIZER_DIRECTORY}/{tokenizer_name(path)}": file_digest(path) for path in tokenizer}
         | ({"calibration": calibrated.manifest.digest} if calibrated else {}),
         versions={"trtforge": __version__},
     )

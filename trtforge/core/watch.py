@@ -10,14 +10,15 @@ _Stamp = tuple[int, int, int, int]
 
 
 class Watch:
-    """The state of a directory's files before the first of them is opened. Symbolic links are followed.
+    """The state of a directory's files before the first of them is opened, and of those in directories inside it.
+    Symbolic links are followed.
 
     A file that was written or replaced has another size, modification time or inode.
     """
 
     def __init__(self, directory: Path) -> None:
         try:
-            self._stamps = {path: _stamp(path) for path in directory.iterdir()}
+            self._stamps = {path: _stamp(path) for path in (*directory.iterdir(), *directory.glob("*/*"))}
         except OSError:  # opening the directory will report the error
             self._stamps = {}
 

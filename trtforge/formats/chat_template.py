@@ -11,6 +11,7 @@ from trtforge.core.json_text import read_json_object
 from trtforge.core.reading import MIB, as_text, read_limited
 
 TEMPLATE_FILE = "chat_template.jinja"
+TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 _GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # tags of transformers, for training
 _CONFIG_FILE = "tokenizer_config.json"
 _AGAIN = "Download the file again."
@@ -40,14 +41,16 @@ class ChatTemplate:
 def read_chat_template(directory: Path) -> ChatTemplate | None:
     """The chat template of a tokenizer; None if it has none. Raises ForgeError for a damaged file.
 
-    chat_template.jinja precedes the `chat_template` of tokenizer_config.json, which is a text or a list of named ones
-    (transformers/tokenization_utils_base.py, `from_pretrained`).
+    chat_template.jinja, and the one for tools that transformers writes beside it, precede the `chat_template` of
+    tokenizer_config.json, which is a text or a list of named ones (transformers/tokenization_utils_base.py,
+    `from_pretrained`).
     """
     config = _read(directory / _CONFIG_FILE)
     named = _named_templates(directory / _CONFIG_FILE, config.get("chat_template"))
-    path = directory / TEMPLATE_FILE
-    if path.is_file():
-        named["default"] = _text(path)
+    for name, file in (("default", TEMPLATE_FILE), ("tool_use", TOOL_TEMPLATE_FILE)):
+        path = directory / file
+        if path.is_file():
+            named[name] = _text(path)
     template = named.get("default")
     if template is None:
         return None

@@ -1,6 +1,7 @@
 """A Hugging Face checkpoint directory: config.json, safetensors (one file or sharded), tokenizer files."""
 
 import os
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from trtforge.core.nearest import nearest_directory
 from trtforge.core.plausible import require_plausible
 from trtforge.formats import mxfp4_experts
 from trtforge.formats.block_fp8 import as_bfloat16, fp8_blocks
+from trtforge.formats.chat_template import TOOL_TEMPLATE_FILE
 from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.source_digest import SourceDigests, stored_parts
 from trtforge.formats.stacked_experts import by_expert
@@ -42,6 +44,7 @@ TOKENIZER_FILES = (
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    TOOL_TEMPLATE_FILE,
     "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
@@ -315,6 +318,18 @@ def cached_source(source: str, revision: str = "main") -> Path | None:
     except HFValidationError:
         return None  # not a hub id: resolve_source raises the error
     return Path(config).parent if isinstance(config, str) else None
+
+
+def tokenizer_name(path: Path) -> str:
+    """The name of one of them below the tokenizer's directory."""
+    return TOOL_TEMPLATE_FILE if Path(TOOL_TEMPLATE_FILE).name == path.name else path.name
+
+
+def copy_tokenizer_file(path: Path, directory: Path) -> None:
+    """Copy one of them to its place in another directory."""
+    target = directory / tokenizer_name(path)
+    target.parent.mkdir(exist_ok=True)
+    shutil.copyfile(path.resolve(), target)
 
 
 def tokenizer_files(directory: Path) -> tuple[Path, ...]:

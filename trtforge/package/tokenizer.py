@@ -32,8 +32,8 @@ class TokenizerAssets:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The files to copy; a missing tokenizer.json is converted from the others."""
-        files = tokenizer_files(self.directory)
+        """The files to copy; a missing tokenizer.json is converted from the others, chat.json has templates."""
+        files = tuple(path for path in tokenizer_files(self.directory) if path.parent == self.directory)
         return files if self.is_fast else (self.directory / TOKENIZER_FILE, *files)
 
     @property

@@ -15,7 +15,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.packages import installed_version
 from trtforge.core.recipe import Recipe
 from trtforge.formats.corpus import require_data
-from trtforge.formats.hf import open_checkpoint, resolve_source, tokenizer_files
+from trtforge.formats.hf import open_checkpoint, resolve_source, tokenizer_files, tokenizer_name
 from trtforge.formats.hub_data import PREFIX, commit_of
 from trtforge.formats.quantization_config import quantization_files
 from trtforge.formats.releases import containers_of, release
@@ -71,7 +71,10 @@ def _model(recipe: Recipe, lock: Path, locked: LockedBuild | None, *, contents: 
 def _source_digest(directory: Path) -> str:
     """Digest of the names and digests of all files that conversion reads."""
     digests = open_checkpoint(directory).digests
-    others = {path.name: file_digest(path) for path in (*quantization_files(directory), *tokenizer_files(directory))}
+    others = {
+        tokenizer_name(path): file_digest(path)
+        for path in (*quantization_files(directory), *tokenizer_files(directory))
+    }
     return text_digest("".join(f"{name} {digest}\n" for name, digest in sorted((digests | others).items())))
 
 
