@@ -83,11 +83,17 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def library() -> Iterator[None]:
-    """The modules of the Triton models can be imported, as their processes import them."""
-    stub = {"triton_python_backend_utils": ModuleType("triton_python_backend_utils")}
-    path = str(asset_directory("model_repo_templates") / "lib")
-    with patch.object(sys, "path", [path, *sys.path]), patch.dict(sys.modules, stub):
+    """The modules of the Triton models can be imported, as their processes import them, and are forgotten after it.
+
+    No other module is: torch registers its operators at an import, and cannot twice.
+    """
+    path = asset_directory("model_repo_templates") / "lib"
+    own = {"triton_python_backend_utils", *(file.stem for file in path.glob("*.py"))}
+    sys.modules["triton_python_backend_utils"] = ModuleType("triton_python_backend_utils")
+    with patch.object(sys, "path", [str(path), *sys.path]):
         yield
+    for name in own & sys.modules.keys():
+        del sys.modules[name]
 
 
 @pytest.fixture
