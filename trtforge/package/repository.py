@@ -69,6 +69,7 @@ _OWN_MODULES = (
     "core/__init__",
     "core/errors",
     "core/interpreter",
+    "core/server_errors",
     "machine/__init__",
     "machine/processes",
     *(
