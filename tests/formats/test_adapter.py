@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import LoraFeature
@@ -24,6 +26,22 @@ def test_rank_and_modules_are_read(tmp_path: Path) -> None:
     found = read_adapter(Path(adapter(tmp_path / "a", target_modules=["model.layers.0.self_attn.o_proj", "up_proj"])))
     assert (found.rank, found.modules) == (16, ("attn_dense", "mlp_gate"))
     assert read_adapter(Path(adapter(tmp_path / "b", rank_pattern={"q_proj": 64}))).rank == 64
+
+
+def test_initial_values_of_the_adapter_alone_change_nothing(tmp_path: Path) -> None:
+    for number, first in enumerate((True, False, "gaussian", "eva", "orthogonal", None)):
+        assert read_adapter(Path(adapter(tmp_path / str(number), init_lora_weights=first))).rank == 16
+
+
+def test_the_layers_of_a_pattern_are_those_of_the_tensors(tmp_path: Path) -> None:
+    place = Path(adapter(tmp_path / "a", target_modules=r".*layers\.1\.self_attn\.(?:q|o)_proj"))
+    begun = "base_model.model.model.layers.1.self_attn"
+    names = [f"{begun}.{module}.lora_{half}.weight" for module in ("q_proj", "o_proj") for half in "AB"]
+    save_file({name: torch.zeros(16, 16) for name in names}, place / "adapter_model.safetensors")
+    assert read_adapter(place).modules == ("attn_q", "attn_dense")
+    (place / "adapter_model.safetensors").unlink()
+    with pytest.raises(ForgeError, match=r"adapter_model\.safetensors: No such file"):
+        read_adapter(place)
 
 
 def test_an_engine_is_built_for_all_adapters_at_once(tmp_path: Path) -> None:
@@ -59,8 +77,23 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path, given: dict[str
     ("values", "message"),
     [
         ({"modules_to_save": ["lm_head"]}, "has non-LoRA weights"),
+        ({"trainable_token_indices": [3]}, "has non-LoRA weights"),
         ({"use_dora": True}, "has DoRA"),
         ({"bias": "all"}, "has biases"),
+        ({"lora_bias": True}, "has biases"),
+        ({"init_lora_weights": "pissa"}, "has pissa initialization, which changes the model's own weights"),
+        ({"init_lora_weights": "pissa_niter_4"}, "has pissa_niter_4 initialization"),
+        ({"init_lora_weights": "OLoRA"}, "has olora initialization"),
+        ({"init_lora_weights": "corda"}, "has corda initialization"),
+        ({"init_lora_weights": "loftq"}, "has loftq initialization"),
+        ({"init_lora_weights": "lora_ga"}, "has lora_ga initialization"),
+        ({"layer_replication": [[1, 3], [0, 2]]}, "has layer_replication, which repeats the model's layers"),
+        ({"alora_invocation_tokens": [5, 6]}, "has alora_invocation_tokens, from which on alone it is active"),
+        ({"target_parameters": ["mlp.experts.down_proj"], "target_modules": None}, "has target_parameters"),
+        ({"use_bdlora": {"nblocks": 2}}, "has use_bdlora"),
+        ({"use_qalora": True}, "has use_qalora"),
+        ({"kasa_config": {}, "monteclora_config": {"n": 1}}, "has monteclora_config"),
+        ({"peft_type": "LOHA"}, "peft_type is LOHA, engines apply adapters of type LORA alone"),
         ({"target_modules": ["c_attn"]}, "target module c_attn has no TensorRT-LLM equivalent"),
         ({"r": "many"}, "not the configuration of a LoRA adapter"),
     ],

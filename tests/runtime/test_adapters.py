@@ -223,10 +223,14 @@ def test_beams_copies_and_log_probs_have_their_adapter(
         ("gemma2", [*ATTENTION, "gate_proj", "up_proj", "down_proj"]),
         ("mistral", ["q_proj", "v_proj", "up_proj"]),
         ("mixtral", list(ATTENTION)),
+        ("qwen3", r".*layers\.[13]\.(?:self_attn\.(?:q|o)_proj|mlp\.up_proj)"),
     ],
 )
 @pytest.mark.parametrize("tp", [1, 2])
-def test_adapters_of_each_network(families: Families, tmp_path: Path, family: str, modules: list[str], tp: int) -> None:
+def test_adapters_of_each_network(
+    families: Families, tmp_path: Path, family: str, modules: list[str] | str, tp: int
+) -> None:
+    """By the names of their layers, or a regular expression."""
     one = families(family)
     adapter = save_adapter(one.model, tmp_path / "adapter", 5, target_modules=modules)
     engine = add_adapters(write_engine(one.checkpoint(tp=tp), tmp_path / "engine"), [adapter])
@@ -274,6 +278,9 @@ def test_unknown_adapters_are_refused_and_wrong_ones_not_compiled(
         {name: torch.zeros(4, 32)}
     )
     assert edited({name: None}).endswith("attn_q of layer 2 has only lora_B")
-    assert edited({"other.weight": torch.zeros(2)}).endswith("other.weight is no matrix of a LoRA adapter")
+    of_no_decoder = "is no matrix of a LoRA adapter of decoder layers"
+    assert edited({"other.weight": torch.zeros(2)}).endswith(f"other.weight {of_no_decoder}")
+    tower = name.replace("model.layers", "model.vision_tower.vision_model.encoder.layers")
+    assert edited({tower: torch.zeros(4, 64)}).endswith(f"{tower} {of_no_decoder}")
     assert edited({name: torch.full((4, 64), torch.nan)}).endswith("attn_q of layer 2 has numbers that are not finite")
     assert edited({name.replace("2", "7"): torch.zeros(4, 64)}).endswith("attn_q of layer 7 has only lora_A")

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig, LoraFeature, LoraModule
 from trtforge.core.json_text import read_json
+from trtforge.formats.shards import read_header
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors")
@@ -42,8 +43,9 @@ _QKV: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
 class _AdapterFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
+    peft_type: str = "LORA"
     r: int
-    target_modules: tuple[str, ...] | str
+    target_modules: tuple[str, ...] | str | None
     lora_alpha: float | None = None
     use_rslora: bool = False
     fan_in_fan_out: bool = False
@@ -52,6 +54,42 @@ class _AdapterFile(BaseModel):
     modules_to_save: tuple[str, ...] | None = None
     use_dora: bool = False
     bias: str = "none"
+    lora_bias: bool = False
+    init_lora_weights: bool | str | None = True
+    layer_replication: object = None
+    alora_invocation_tokens: object = None
+    trainable_token_indices: object = None
+    target_parameters: object = None
+    use_bdlora: object = None
+    use_qalora: bool = False
+    kasa_config: object = None
+    monteclora_config: object = None
+    arrow_config: object = None
+
+    @property
+    def beyond_lora(self) -> str | None:
+        """What it does beside adding B A x to the outputs of linear layers; None if nothing."""
+        first = str(self.init_lora_weights).lower()
+        known = {
+            "non-LoRA weights": self.modules_to_save or self.trainable_token_indices,
+            "DoRA": self.use_dora,
+            "biases": self.bias != "none" or self.lora_bias,
+            f"{first} initialization, which changes the model's own weights": first.startswith(_CHANGES_THE_MODEL),
+            "layer_replication, which repeats the model's layers": self.layer_replication,
+            "alora_invocation_tokens, from which on alone it is active": self.alora_invocation_tokens,
+            "target_parameters, which are no linear layers": self.target_parameters,
+            "use_bdlora": self.use_bdlora,
+            "use_qalora": self.use_qalora,
+            "kasa_config": self.kasa_config,
+            "monteclora_config": self.monteclora_config,
+            "arrow_config": self.arrow_config,
+        }
+        return next((what for what, is_set in known.items() if is_set), None)
+
+
+_CHANGES_THE_MODEL = ("pissa", "corda", "olora", "loftq", "lora_ga")
+"""Values of `init_lora_weights`, or their beginnings: `reset_lora_parameters` of PEFT (src/peft/tuners/lora/layer.py)
+takes B A from the weights that the layer had, here and where the adapter was trained."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +127,16 @@ def read_adapter(directory: Path) -> Adapter:
     """An adapter's rank and modules. Raises ForgeError naming the file if engines cannot run it as LoRA."""
     path = directory / ADAPTER_CONFIG
     file = _read(path)
-    if file.modules_to_save or file.use_dora or file.bias != "none":
-        what = "non-LoRA weights" if file.modules_to_save else "DoRA" if file.use_dora else "biases"
+    if file.peft_type.upper() != "LORA":
         raise ForgeError(
-            f"{path}: the adapter has {what}, which an engine cannot load with a LoRA request",
+            f"{path}: peft_type is {file.peft_type}, engines apply adapters of type LORA alone", hint=_MERGE
+        )
+    if file.beyond_lora is not None:
+        raise ForgeError(
+            f"{path}: the adapter has {file.beyond_lora}, which an engine cannot load with a LoRA request",
             hint=_MERGE,
         )
-    names = (file.target_modules,) if isinstance(file.target_modules, str) else file.target_modules
+    names = _target_modules(directory, file)
     unknown = [name for name in names if name.rpartition(".")[2] not in PEFT_MODULES]
     if unknown:
         raise ForgeError(
@@ -104,6 +145,14 @@ def read_adapter(directory: Path) -> Adapter:
         )
     found = {PEFT_MODULES[name.rpartition(".")[2]] for name in names}
     return Adapter(max(file.r, *file.rank_pattern.values()) if file.rank_pattern else file.r, _ordered(found))
+
+
+def _target_modules(directory: Path, file: _AdapterFile) -> Sequence[str]:
+    """The names of the layers that an adapter changes; those in its tensors' names where a pattern stands for them."""
+    if isinstance(file.target_modules, tuple):
+        return file.target_modules
+    tensors = (stored.spec.name for stored in read_header(directory / ADAPTER_FILES[1]))
+    return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in tensors))
 
 
 def resolved_lora(lora: LoraFeature) -> LoraFeature:

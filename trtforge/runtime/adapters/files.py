@@ -15,7 +15,11 @@ from trtforge.formats.shards import RowReader, StoredTensor, read_header
 from trtforge.models.torch_tensors import all_finite, read_tensor
 from trtforge.runtime.adapters.parts import Part
 
-_KEY = re.compile(r"(?:.+\.)?(?:layers|h)\.(\d+)\.(?:self_attn|attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight")
+_KEY = re.compile(
+    r"(?:(?:base_model|model|language_model|transformer|decoder)\.)*"
+    r"(?:layers|h)\.(\d+)\.(?:self_attn|attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight"
+)
+"""Of the language model: a model with vision has layers of the same names in its vision tower."""
 _HINT = "Give an adapter of this model, as PEFT saves it."
 
 
@@ -87,7 +91,7 @@ def _pairs(path: Path) -> dict[tuple[int, LoraModule], Pair]:
         found = _KEY.fullmatch(stored.spec.name)
         module = PEFT_MODULES.get(found[2]) if found is not None else None
         if found is None or module is None or len(stored.spec.shape) != 2:
-            raise ForgeError(f"{path}: {stored.spec.name} is no matrix of a LoRA adapter", hint=_HINT)
+            raise ForgeError(f"{path}: {stored.spec.name} is no matrix of a LoRA adapter of decoder layers", hint=_HINT)
         halves.setdefault((int(found[1]), module), {})[found[3]] = stored
     for (layer, module), half in halves.items():
         if len(half) != 2:
