@@ -178,6 +178,8 @@ def test_autofp8(tmp_path: Path) -> None:
 
 
 SPARSE = {"format": "sparse-24-bitmask"}
+OUTPUTS = compressed(FP8_WEIGHTS, FP8_INPUTS)
+OUTPUTS["config_groups"]["group_0"]["output_activations"] = FP8_INPUTS | {"dynamic": True}
 GROUP_INPUTS = FP8_INPUTS | {"strategy": "group", "dynamic": True}
 
 
@@ -220,9 +222,10 @@ GROUP_INPUTS = FP8_INPUTS | {"strategy": "group", "dynamic": True}
         (compressed(FP8_WEIGHTS | {"strategy": "channel"}, FP8_INPUTS), "channel weight and static tensor activation"),
         (compressed(FP8_WEIGHTS | {"strategy": "block"}, GROUP_INPUTS), "no block-scaled FP8 layers"),
         (compressed(FP8_WEIGHTS | {"type": "int"}, FP8_INPUTS), "8-bit floats are expected"),
-        (compressed(FP8_WEIGHTS, None), "input_activations: an object is expected"),
         (compressed(FP8_WEIGHTS, FP8_INPUTS, format="int-quantized"), "format int-quantized is not converted"),
         (compressed(FP8_WEIGHTS, FP8_INPUTS, sparsity_config=SPARSE), "sparsity_config is not empty"),
+        (compressed(FP8_WEIGHTS, None), "input_activations are not quantised: TensorRT-LLM's FP8 layers quantise them"),
+        (OUTPUTS, "output_activations are quantised: TensorRT-LLM's layers quantise inputs alone"),
         (compressed(FP8_WEIGHTS, FP8_INPUTS, config_groups={"a": {}, "b": {}}), "2 groups: .* has one format"),
         (compressed(FP8_WEIGHTS, FP8_INPUTS, kv_cache_scheme={"num_bits": 4, "type": "float"}), "8-bit float KV"),
         (compressed(INT4_WEIGHTS | {"symmetric": False}, None, format="pack-quantized"), "symmetric is false"),

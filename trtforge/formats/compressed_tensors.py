@@ -24,6 +24,8 @@ def compressed_tensors(values: Values) -> QuantizedSource:
         case _:
             known = "float-quantized (FP8) and pack-quantized (INT4) are"
             raise values.refusal(f"compressed-tensors format {form} is not converted: {known}")
+    if group.get("output_activations") is not None:
+        raise group.refusal("output_activations are quantised: TensorRT-LLM's layers quantise inputs alone")
     targets = group.names("targets")
     return QuantizedSource(
         tool="compressed-tensors",
@@ -36,6 +38,8 @@ def compressed_tensors(values: Values) -> QuantizedSource:
 
 
 def _fp8(group: Values) -> Packing:
+    if group.get("input_activations") is None:
+        raise group.refusal("input_activations are not quantised: TensorRT-LLM's FP8 layers quantise them")
     weights, inputs = group.part("weights"), group.part("input_activations")
     for part in (weights, inputs):
         if (part.get("num_bits"), part.get("type")) != (8, "float"):
