@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from trtforge.core.recipe import EngineConfig
 from trtforge.formats.chat_template import TOOL_TEMPLATE_FILE
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.plan.model import find_model
+from trtforge.formats.special_tokens import read_special_tokens
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 
@@ -135,3 +137,30 @@ def test_a_blob_that_changes_meanwhile_is_named_by_its_link(source: Path, tmp_pa
     progress = Until(0.5, lambda: rewrite(tmp_path / "blob"))
     with pytest.raises(ForgeError, match=rf"hf/{WEIGHTS} changed while it was read"):
         convert(ConvertConfig(), source, tmp_path / "out", progress=progress)
+
+
+@pytest.mark.parametrize(
+    ("config", "end_ids"),
+    [
+        ({"eos_token_id": [5, 7]}, (5, 7)),
+        ({"eos_token_id": 5, "pad_token_id": 6}, (5,)),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": [8, 9]}}, (8, 9)),
+        ({"eos_token_id": None}, (0,)),
+    ],
+)
+def test_a_model_without_a_generation_config_ends_as_its_config_says(
+    source: Path, tmp_path: Path, config: dict[str, Any], end_ids: tuple[int, ...]
+) -> None:
+    """As in transformers; the tokenizer's own end of text only where config.json has none."""
+    (source / "generation_config.json").unlink()
+    (source / "tokenizer_config.json").write_text('{"eos_token": "a", "added_tokens_decoder": {"0": {"content": "a"}}}')
+    values = json.loads((source / CONFIG).read_text()) | config
+    (source / CONFIG).write_text(json.dumps(values))
+    out = convert(ConvertConfig(), source, tmp_path / "out").path
+    assert read_special_tokens(out / "tokenizer").end_ids == end_ids
+
+
+def test_a_generation_config_is_copied_as_it_is(source: Path, tmp_path: Path) -> None:
+    (source / "generation_config.json").write_text('{"eos_token_id": [3]}')
+    out = convert(ConvertConfig(), source, tmp_path / "out").path
+    assert (out / "tokenizer/generation_config.json").read_text() == '{"eos_token_id": [3]}'

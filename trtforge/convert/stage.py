@@ -38,6 +38,7 @@ from trtforge.formats.hf import (
 )
 from trtforge.formats.quantization_config import quantization_files, read_quantized_source
 from trtforge.formats.shards import StoredTensor
+from trtforge.formats.special_tokens import GENERATION_CONFIG, generation_config
 from trtforge.formats.tokenizer import require_tokenizer
 from trtforge.formats.trtllm import CONFIG_FILE, LAYERS_FILE, CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
@@ -119,9 +120,7 @@ def convert(
             (directory / LAYERS_FILE).write_text(layers)
         (directory / SOURCE_DIRECTORY).mkdir()
         shutil.copyfile(checkpoint.config.path, directory / SOURCE_DIRECTORY / CONFIG_FILE)
-        (directory / TOKENIZER_DIRECTORY).mkdir()
-        for path in tokenizer:
-            copy_tokenizer_file(path, directory / TOKENIZER_DIRECTORY)
+        _write_tokenizer(directory / TOKENIZER_DIRECTORY, tokenizer, checkpoint.config)
         dtype = dtype_named(conversion.layout.dtype)
         told = progress or Silent()
         copies = write_carried(conversion.carried, checkpoint, directory, told)
@@ -145,6 +144,16 @@ def convert(
         return digests | drafters
 
     return produce(out, identity, write, force=force, late_inputs=weights)
+
+
+def _write_tokenizer(directory: Path, files: Sequence[Path], config: HfConfig) -> None:
+    """Copies of a model's files, and where it has no generation_config.json one with the end ids of its config.json."""
+    directory.mkdir()
+    for path in files:
+        copy_tokenizer_file(path, directory)
+    generation = generation_config(config.values)
+    if generation is not None and not (directory / GENERATION_CONFIG).exists():
+        (directory / GENERATION_CONFIG).write_text(generation)
 
 
 def _identity(config: ConvertConfig, conversion: "Conversion", source: Path, tokenizer: Sequence[Path]) -> Identity:

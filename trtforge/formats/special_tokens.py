@@ -1,5 +1,6 @@
 """End-of-sequence and padding token ids from a tokenizer directory's files, in order of precedence."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,9 @@ from typing import Any, TypeGuard
 
 from trtforge.core.errors import AbsentFile, ForgeError
 from trtforge.core.json_text import read_json_object
+
+GENERATION_CONFIG = "generation_config.json"
+_KEYS = ("eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,7 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
 
     A list of end ids (Llama 3: end of text, end of message, end of turn) is kept whole.
     """
-    sources = [_read(directory / name) for name in ("generation_config.json", "config.json")]
+    sources = [_read(directory / name) for name in (GENERATION_CONFIG, "config.json")]
     special = _special_ids(directory)
     end_ids = next((ids for ids in (_ids(source.get("eos_token_id")) for source in sources) if ids), None)
     pad_ids = next((ids for ids in (_ids(source.get("pad_token_id")) for source in sources) if ids), None)
@@ -31,9 +35,24 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
     return SpecialTokens(ends, pads[0] if pads else 0)
 
 
+def generation_config(config: Mapping[str, Any]) -> str | None:
+    """The text of a generation_config.json with the ids that a model's config.json says; None if it says no end id.
+
+    As `transformers` makes it for a model without one (`GenerationConfig.from_model_config`): of a model with vision,
+    those of its language model where it has none itself.
+    """
+    text = config.get("text_config")
+    sources = (config, text if isinstance(text, dict) else {})
+    named = {key: next((ids for ids in (_ids(source.get(key)) for source in sources) if ids), ()) for key in _KEYS}
+    if not named["eos_token_id"]:
+        return None
+    values = {key: list(ids) if len(ids) > 1 else ids[0] for key, ids in named.items() if ids}
+    return json.dumps(values, indent=2) + "\n"
+
+
 def require_end_ids(directory: Path, vocab_size: int) -> None:
     """Raises ForgeError naming the file for an end id beyond the vocabulary, which a model never generates."""
-    for name in ("generation_config.json", "config.json"):
+    for name in (GENERATION_CONFIG, "config.json"):
         for found in _ids(_read(directory / name).get("eos_token_id")):
             _require_in_vocabulary(f"{directory / name}: eos_token_id", found, vocab_size)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
