@@ -105,6 +105,12 @@ def test_what_an_engine_has_no_place_for_is_refused(tmp_path: Path, values: dict
     assert caught.value.hint
 
 
+def test_an_adapter_of_some_tokens_is_not_to_be_merged(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError) as caught:
+        read_adapter(Path(adapter(tmp_path / "a", alora_invocation_tokens=[5, 6])))
+    assert caught.value.hint.startswith("Train it as plain LoRA, without invocation tokens")
+
+
 def test_a_directory_without_an_adapter_is_named(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match=r"adapter_config\.json: No such file"):
         read_adapter(tmp_path)

@@ -37,6 +37,7 @@ PEFT_MODULES: Mapping[str, LoraModule] = MappingProxyType(
 """`get_default_trtllm_modules_to_hf_modules` in tensorrt_llm/lora_manager.py; the last two: models/phi3/model.py."""
 
 _MERGE = "Merge it into the model (`merge_and_unload` of PEFT) and build that."
+_ALWAYS_ACTIVE = "Train it as plain LoRA, without invocation tokens: a merged adapter is active for all tokens."
 _QKV: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
 
 
@@ -134,7 +135,7 @@ def read_adapter(directory: Path) -> Adapter:
     if file.beyond_lora is not None:
         raise ForgeError(
             f"{path}: the adapter has {file.beyond_lora}, which an engine cannot load with a LoRA request",
-            hint=_MERGE,
+            hint=_ALWAYS_ACTIVE if file.alora_invocation_tokens else _MERGE,
         )
     names = _target_modules(directory, file)
     unknown = [name for name in names if name.rpartition(".")[2] not in PEFT_MODULES]
