@@ -94,6 +94,8 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path, given: dict[str
         ({"use_qalora": True}, "has use_qalora"),
         ({"kasa_config": {}, "monteclora_config": {"n": 1}}, "has monteclora_config"),
         ({"peft_type": "LOHA"}, "peft_type is LOHA, engines apply adapters of type LORA alone"),
+        ({"peft_type": "ADALORA", "rank_pattern": None}, "peft_type is ADALORA, engines apply adapters of type LORA"),
+        ({"peft_type": "IA3", "r": None}, "peft_type is IA3"),
         ({"target_modules": ["c_attn"]}, "target module c_attn has no TensorRT-LLM equivalent"),
         ({"r": "many"}, "not the configuration of a LoRA adapter"),
     ],

@@ -37,6 +37,7 @@ PEFT_MODULES: Mapping[str, LoraModule] = MappingProxyType(
 """`get_default_trtllm_modules_to_hf_modules` in tensorrt_llm/lora_manager.py; the last two: models/phi3/model.py."""
 
 _MERGE = "Merge it into the model (`merge_and_unload` of PEFT) and build that."
+_LORA = "LORA"
 _ALWAYS_ACTIVE = "Train it as plain LoRA, without invocation tokens: a merged adapter is active for all tokens."
 _QKV: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
 
@@ -44,7 +45,6 @@ _QKV: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
 class _AdapterFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    peft_type: str = "LORA"
     r: int
     target_modules: tuple[str, ...] | str | None
     lora_alpha: float | None = None
@@ -118,8 +118,12 @@ def adapter_scale(directory: Path, rank: int) -> float:
 
 def _read(path: Path) -> _AdapterFile:
     hint = "Give the directory that PEFT saved."
+    values = read_json(path, hint=hint)
+    kind = values.get("peft_type") or _LORA if isinstance(values, dict) else _LORA
+    if kind != _LORA:
+        raise ForgeError(f"{path}: peft_type is {kind}, engines apply adapters of type {_LORA} alone", hint=_MERGE)
     try:
-        return _AdapterFile.model_validate(read_json(path, hint=hint))
+        return _AdapterFile.model_validate(values)
     except ValidationError:
         raise ForgeError(f"{path}: not the configuration of a LoRA adapter", hint=hint) from None
 
@@ -128,10 +132,6 @@ def read_adapter(directory: Path) -> Adapter:
     """An adapter's rank and modules. Raises ForgeError naming the file if engines cannot run it as LoRA."""
     path = directory / ADAPTER_CONFIG
     file = _read(path)
-    if file.peft_type.upper() != "LORA":
-        raise ForgeError(
-            f"{path}: peft_type is {file.peft_type}, engines apply adapters of type LORA alone", hint=_MERGE
-        )
     if file.beyond_lora is not None:
         raise ForgeError(
             f"{path}: the adapter has {file.beyond_lora}, which an engine cannot load with a LoRA request",
