@@ -59,6 +59,7 @@ def test_any_damage_is_an_error_or_none(tmp_path: Path, data: st.DataObject) -> 
     [
         ({"generation_config": {"eos_token_id": [7, 2048]}}, "generation_config.json: eos_token_id 2048"),
         ({"config": {"eos_token_id": 5000}}, "config.json: eos_token_id 5000"),
+        ({"config": {"text_config": {"eos_token_id": [1, 5000]}}}, "config.json: eos_token_id 5000"),
         (
             {"generation_config": {"eos_token_id": 1}, "config": {"eos_token_id": 4000}},
             "config.json: eos_token_id 4000",

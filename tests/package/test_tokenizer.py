@@ -32,6 +32,7 @@ def tokenizer_directory(directory: Path, **files: dict[str, Any]) -> Path:
         ({"generation_config": {"eos_token_id": 7}}, (7,), 7),
         ({"generation_config": {"eos_token_id": [7, 8, 7]}, "config": {"eos_token_id": 1}}, (7, 8), 7),
         ({"generation_config": {}, "config": {"eos_token_id": 5, "pad_token_id": 6}}, (5,), 6),
+        ({"config": {"text_config": {"eos_token_id": [8, 9], "pad_token_id": 6}}}, (8, 9), 6),
         ({"tokenizer_config": {"eos_token": "<|end_of_text|>", "pad_token": "<|pad|>"}}, (1,), 4),
         ({"tokenizer_config": {"eos_token": {"content": "<|end|>"}}}, (3,), 3),
         ({"special_tokens_map": {"eos_token": "<|end|>"}}, (3,), 3),

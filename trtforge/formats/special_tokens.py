@@ -28,8 +28,8 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
     """
     sources = [_read(directory / name) for name in (GENERATION_CONFIG, "config.json")]
     special = _special_ids(directory)
-    end_ids = next((ids for ids in (_ids(source.get("eos_token_id")) for source in sources) if ids), None)
-    pad_ids = next((ids for ids in (_ids(source.get("pad_token_id")) for source in sources) if ids), None)
+    end_ids = next((ids for ids in (_named(source, "eos_token_id") for source in sources) if ids), None)
+    pad_ids = next((ids for ids in (_named(source, "pad_token_id") for source in sources) if ids), None)
     ends = end_ids or _ids(special.get("eos_token"))
     pads = pad_ids or _ids(special.get("pad_token")) or ends
     return SpecialTokens(ends, pads[0] if pads else 0)
@@ -38,12 +38,9 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
 def generation_config(config: Mapping[str, Any]) -> str | None:
     """The text of a generation_config.json with the ids that a model's config.json says; None if it says no end id.
 
-    As `transformers` makes it for a model without one (`GenerationConfig.from_model_config`): of a model with vision,
-    those of its language model where it has none itself.
+    As `transformers` makes it for a model without one (`GenerationConfig.from_model_config`).
     """
-    text = config.get("text_config")
-    sources = (config, text if isinstance(text, dict) else {})
-    named = {key: next((ids for ids in (_ids(source.get(key)) for source in sources) if ids), ()) for key in _KEYS}
+    named = {key: _named(config, key) for key in _KEYS}
     if not named["eos_token_id"]:
         return None
     values = {key: list(ids) if len(ids) > 1 else ids[0] for key, ids in named.items() if ids}
@@ -53,7 +50,7 @@ def generation_config(config: Mapping[str, Any]) -> str | None:
 def require_end_ids(directory: Path, vocab_size: int) -> None:
     """Raises ForgeError naming the file for an end id beyond the vocabulary, which a model never generates."""
     for name in (GENERATION_CONFIG, "config.json"):
-        for found in _ids(_read(directory / name).get("eos_token_id")):
+        for found in _named(_read(directory / name), "eos_token_id"):
             _require_in_vocabulary(f"{directory / name}: eos_token_id", found, vocab_size)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if "eos_token" in _read(directory / name):
@@ -67,6 +64,12 @@ def _require_in_vocabulary(what: str, found: int, vocab_size: int) -> None:
             f"{what} {found} is beyond the model's vocabulary of {vocab_size} ids: generation would never stop",
             hint="Use the tokenizer and configuration files that came with the model.",
         )
+
+
+def _named(values: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    """The ids at a key; of a model with vision those of its language model where it has none itself."""
+    text = values.get("text_config")
+    return _ids(values.get(key)) or (_ids(text.get(key)) if isinstance(text, dict) else ())
 
 
 def _ids(value: object) -> tuple[int, ...]:
