@@ -18,8 +18,8 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.chat_template import TOOL_TEMPLATE_FILE
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
-from trtforge.plan.model import find_model
 from trtforge.formats.special_tokens import read_special_tokens
+from trtforge.plan.model import find_model
 
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 
