@@ -142,16 +142,16 @@ def test_a_blob_that_changes_meanwhile_is_named_by_its_link(source: Path, tmp_pa
 @pytest.mark.parametrize(
     ("config", "end_ids"),
     [
-        ({"eos_token_id": [5, 7]}, (5, 7)),
-        ({"eos_token_id": 5, "pad_token_id": 6}, (5,)),
-        ({"eos_token_id": None, "text_config": {"eos_token_id": [8, 9]}}, (8, 9)),
+        ({"eos_token_id": [5, 7]}, (5, 7, 0)),
+        ({"eos_token_id": 5, "pad_token_id": 6}, (5, 0)),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": [8, 9]}}, (8, 9, 0)),
         ({"eos_token_id": None}, (0,)),
     ],
 )
 def test_a_model_without_a_generation_config_ends_as_its_config_says(
     source: Path, tmp_path: Path, config: dict[str, Any], end_ids: tuple[int, ...]
 ) -> None:
-    """As in transformers; the tokenizer's own end of text only where config.json has none."""
+    """As in transformers, and as its tokenizer's end of text says."""
     (source / "generation_config.json").unlink()
     (source / "tokenizer_config.json").write_text('{"eos_token": "a", "added_tokens_decoder": {"0": {"content": "a"}}}')
     values = json.loads((source / CONFIG).read_text()) | config

@@ -147,11 +147,11 @@ def convert(
 
 
 def _write_tokenizer(directory: Path, files: Sequence[Path], config: HfConfig) -> None:
-    """Copies of a model's files, and where it has no generation_config.json one with the end ids of its config.json."""
+    """Copies of a model's files, and where it has no generation_config.json one with its end ids."""
     directory.mkdir()
     for path in files:
         copy_tokenizer_file(path, directory)
-    generation = generation_config(config.values)
+    generation = generation_config(config.values, directory)
     if generation is not None and not (directory / GENERATION_CONFIG).exists():
         (directory / GENERATION_CONFIG).write_text(generation)
 

@@ -10,7 +10,6 @@ from trtforge.core.errors import AbsentFile, ForgeError
 from trtforge.core.json_text import read_json_object
 
 GENERATION_CONFIG = "generation_config.json"
-_KEYS = ("eos_token_id", "pad_token_id")
 
 
 @dataclass(frozen=True)
@@ -35,15 +34,17 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
     return SpecialTokens(ends, pads[0] if pads else 0)
 
 
-def generation_config(config: Mapping[str, Any]) -> str | None:
-    """The text of a generation_config.json with the ids that a model's config.json says; None if it says no end id.
+def generation_config(config: Mapping[str, Any], tokenizer: Path) -> str | None:
+    """The text of a generation_config.json for a model without one; None if its config.json says no end id.
 
-    As `transformers` makes it for a model without one (`GenerationConfig.from_model_config`).
+    The ids of config.json, as `transformers` takes them (`GenerationConfig.from_model_config`), and the end of text in the
+    directory `tokenizer`: a chat model that was tuned without changing config.json ends its turns with that alone.
     """
-    named = {key: _named(config, key) for key in _KEYS}
-    if not named["eos_token_id"]:
+    ends, pads = (_named(config, key) for key in ("eos_token_id", "pad_token_id"))
+    if not ends:
         return None
-    values = {key: list(ids) if len(ids) > 1 else ids[0] for key, ids in named.items() if ids}
+    ends = tuple(dict.fromkeys((*ends, *_ids(_special_ids(tokenizer).get("eos_token")))))
+    values = {"eos_token_id": list(ends) if len(ends) > 1 else ends[0]} | ({"pad_token_id": pads[0]} if pads else {})
     return json.dumps(values, indent=2) + "\n"
 
 
