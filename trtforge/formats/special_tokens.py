@@ -37,8 +37,8 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
 def generation_config(config: Mapping[str, Any], tokenizer: Path) -> str | None:
     """The text of a generation_config.json for a model without one; None if its config.json says no end id.
 
-    The ids of config.json, as `transformers` takes them (`GenerationConfig.from_model_config`), and the end of text in the
-    directory `tokenizer`: a chat model that was tuned without changing config.json ends its turns with that alone.
+    The ids of config.json, as `transformers` takes them (`GenerationConfig.from_model_config`), and the end of text in
+    the directory `tokenizer`: a chat model that was tuned without changing config.json ends its turns with that alone.
     """
     ends, pads = (_named(config, key) for key in ("eos_token_id", "pad_token_id"))
     if not ends:
