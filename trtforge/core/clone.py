@@ -1,4 +1,4 @@
-"""Copies of files without copying: independent clones, or hard links, where the file system supports them."""
+"""Clones and hard links of files; plain copies where the file system supports neither."""
 
 import fcntl
 import os

@@ -18,7 +18,7 @@ from trtforge.core.nearest import nearest_directory
 from trtforge.core.plausible import require_plausible
 from trtforge.formats import mxfp4_experts
 from trtforge.formats.block_fp8 import as_bfloat16, fp8_blocks
-from trtforge.formats.chat_template import TOOL_TEMPLATE_FILE
+from trtforge.formats.chat_template import TEMPLATE_FILE, TOOL_TEMPLATE_FILE
 from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.source_digest import SourceDigests, stored_parts
 from trtforge.formats.stacked_experts import by_expert
@@ -42,7 +42,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
     "merges.txt",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
     "chat_template.json",
     TOOL_TEMPLATE_FILE,
     "generation_config.json",
@@ -321,12 +321,12 @@ def cached_source(source: str, revision: str = "main") -> Path | None:
 
 
 def tokenizer_name(path: Path) -> str:
-    """The name of one of them below the tokenizer's directory."""
+    """The name of a tokenizer's file below its directory."""
     return TOOL_TEMPLATE_FILE if Path(TOOL_TEMPLATE_FILE).name == path.name else path.name
 
 
 def copy_tokenizer_file(path: Path, directory: Path) -> None:
-    """Copy one of them to its place in another directory."""
+    """Copy a tokenizer's file to its place below another directory."""
     target = directory / tokenizer_name(path)
     target.parent.mkdir(exist_ok=True)
     shutil.copyfile(path.resolve(), target)

@@ -67,8 +67,15 @@ def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = (), abrupt: bool =
     return scaling
 
 
-def longrope_factor(stretch: float, original: int) -> float:
-    """Longrope's factor on cosines and sines, for `stretch` times the `original` positions."""
+def longrope_factor(scaling: Mapping[str, Any], positions: int, original: int) -> float:
+    """Longrope's factor on cosines and sines: the `attention_factor` of `scaling`, else that of its `factor`.
+
+    Without either, that of `positions` instead of the `original` ones.
+    """
+    given = scaling.get("attention_factor")
+    if given is not None:
+        return float(given)
+    stretch = float(scaling.get("factor") or positions / original)
     return 1.0 if stretch <= 1 else math.sqrt(1 + math.log(stretch) / math.log(original))
 
 

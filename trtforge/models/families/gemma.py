@@ -25,13 +25,15 @@ POST_NORM = Vector("post_layernorm.weight", "post_attention_layernorm.weight", "
 FINAL_NORM = Vector("transformer.ln_f.weight", "model.norm.weight", "hidden", PipelineStage.LAST, plus_one=True)
 
 
+GELU, ONE_ACTIVATION = "gelu_pytorch_tanh", "TensorRT-LLM's Gemma has one activation"
+
+
 def gemma_fields(config: HfConfig, sizes: Sizes) -> dict[str, Any]:
     """The config fields of TensorRT-LLM's GemmaConfig."""
     for key in ("hidden_activation", "hidden_act"):  # releases of transformers differ in which one they read
-        allowed = ("gelu_pytorch_tanh", "gelu")
-        require(config, key, "gelu_pytorch_tanh", allowed, "TensorRT-LLM's Gemma has one activation")
+        require(config, key, GELU, (GELU, "gelu"), ONE_ACTIVATION)
     return {
-        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_act": GELU,
         "norm_epsilon": config.number("rms_norm_eps", 1e-6, least=0),
         **rotary(config, sizes),
         "attn_bias": config.flag("attention_bias"),

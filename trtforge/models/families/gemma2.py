@@ -21,8 +21,6 @@ INNER_NORMS = tuple(
 )
 LAYER: tuple[Row, ...] = (gemma.INPUT_NORM, qkv(), dense(), gemma.POST_NORM, *INNER_NORMS, *gated_mlp(bias=None))
 
-GELU = "gelu_pytorch_tanh"
-
 _DEFAULTS = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -37,7 +35,7 @@ _DEFAULTS = {
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Gemma 2 config.json."""
-    require(config, "hidden_activation", GELU, (GELU,), "TensorRT-LLM's Gemma has one activation")
+    require(config, "hidden_activation", gemma.GELU, (gemma.GELU,), gemma.ONE_ACTIVATION)
     config = with_defaults(config, _DEFAULTS)
     base = gemma.facts(config)
     layers = sliding_layers(config)

@@ -92,10 +92,7 @@ def _positions(config: HfConfig, sizes: Sizes) -> dict[str, Any]:
 
 def _require_default_factor(config: HfConfig, scaling: dict[str, Any], positions: int, original: int) -> None:
     """Raises ForgeError for another factor on cosines and sines than that of the two lengths."""
-    default = longrope_factor(positions / original, original)
-    stretch = float(scaling.get("factor") or positions / original)
-    given = scaling.get("attention_factor")
-    factor = longrope_factor(stretch, original) if given is None else float(given)
+    factor, default = (longrope_factor(each, positions, original) for each in (scaling, {}))
     if not math.isclose(factor, default, rel_tol=1e-6):
         raise ForgeError(
             f"{config.path}: rope_scaling: factor or attention_factor scales attention by {factor:.6g}",

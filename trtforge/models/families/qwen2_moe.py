@@ -39,7 +39,7 @@ SHARED_AND_EXPERTS = (
 """A router, experts, and one that every token goes through, with a gate of its own."""
 LAYER = (INPUT_NORM, qkv(), dense(), POST_NORM, *gated_mlp(bias=None, when="dense_layer"), *SHARED_AND_EXPERTS)
 
-_DEFAULTS = {"num_key_value_heads": 16}  # Qwen2MoeConfig's, where it is not Qwen2Config's
+_DEFAULTS = {**qwen2.DEFAULTS, "num_key_value_heads": 16}  # Qwen2MoeConfig's
 
 
 def expert_count(config: HfConfig) -> int:
@@ -93,7 +93,7 @@ def facts(config: HfConfig) -> Facts:
             "moe_intermediate_size": inner,
             "moe_shared_expert_intermediate_size": shared,
             **dense_fields(config),
-            **sliding_window(with_defaults(config, qwen2.DEFAULTS), window_layers(config, base.sizes.num_layers)),
+            **sliding_window(config, window_layers(config, base.sizes.num_layers)),
         },
         holding=holding(qkv_bias=bias),
         sparse_layers=sparse_layers(config, base.sizes.num_layers),

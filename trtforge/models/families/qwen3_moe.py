@@ -32,12 +32,13 @@ LAYER = (
     router("mlp.gate"),
     *EXPERTS,
 )
-_DEFAULTS = {"num_key_value_heads": 4, "head_dim": None}  # Qwen3MoeConfig's
+_DEFAULTS = {**qwen2.DEFAULTS, "num_key_value_heads": 4, "head_dim": None}  # Qwen3MoeConfig's
 
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Qwen3-MoE config.json; with `use_sliding_window` all layers have a window."""
-    base = qwen3.facts(with_defaults(config, _DEFAULTS))
+    config = with_defaults(config, _DEFAULTS)
+    base = qwen3.facts(config)
     count, inner = expert_count(config), config.integer("moe_intermediate_size")
     moe = moe_fields(count, config.integer("num_experts_per_tok"), int(config.flag("norm_topk_prob")))
     fields = {
@@ -47,7 +48,7 @@ def facts(config: HfConfig) -> Facts:
         "moe_intermediate_size": inner,
         "moe_shared_expert_intermediate_size": 0,
         **dense_fields(config),
-        **sliding_window(with_defaults(config, qwen2.DEFAULTS), None if config.flag("use_sliding_window") else ()),
+        **sliding_window(config, None if config.flag("use_sliding_window") else ()),
     }
     return replace(
         base,

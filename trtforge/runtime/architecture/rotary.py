@@ -190,7 +190,4 @@ def _longrope(spec: RotarySpec, plain: Tensor, scaling: Mapping[str, Any], longe
             f"longrope of {spec.dim} rotated elements needs {len(plain)} short and long factors",
             hint="Convert the checkpoint again.",
         )
-    attention_factor = scaling.get("attention_factor")
-    if attention_factor is None:
-        attention_factor = longrope_factor(float(scaling.get("factor") or spec.max_positions / original), original)
-    return plain / torch.tensor(divisors, dtype=torch.float32), float(attention_factor)
+    return plain / torch.tensor(divisors, dtype=torch.float32), longrope_factor(scaling, spec.max_positions, original)
