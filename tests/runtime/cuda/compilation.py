@@ -1,6 +1,7 @@
 """Compiles the Triton kernels to machine code of GPUs, without one. Run as a program: kernels must not be interpreted.
 
-It writes a line for each variant: the kernel, its shared memory in bytes, its registers and its spilled bytes.
+Its arguments are the GPU's SM version and whether `every` variant is compiled or only the `first` of each kernel. It
+writes a line for each: the kernel, its shared memory in bytes, its registers and its spilled bytes.
 """
 
 import itertools
@@ -210,10 +211,15 @@ def _chunks() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     return found
 
 
-def main(target: GPUTarget) -> None:
-    """Compile every variant for one GPU and print what it uses."""
+def first_variants(sm: int) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """One of each kernel."""
+    return list({kernel.__name__: (kernel, *rest) for kernel, *rest in reversed(variants(sm))}.values())
+
+
+def main(target: GPUTarget, which: str) -> None:
+    """Compile `every` variant for one GPU, or the `first` of each kernel, and print what it uses."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    for kernel, types, constants in variants(target.arch):
+    for kernel, types, constants in {"every": variants, "first": first_variants}[which](target.arch):
         names = kernel.arg_names
         constants = constants | {"EARLY": target.arch >= _EARLY_SM}
         options = {"num_warps": constants.pop("warps", 4), "num_stages": constants.pop("stages", 3)}
@@ -231,4 +237,4 @@ def main(target: GPUTarget) -> None:
 
 
 if __name__ == "__main__":
-    main(GPUTarget("cuda", int(sys.argv[1]), 32))
+    main(GPUTarget("cuda", int(sys.argv[1]), 32), sys.argv[2])

@@ -83,16 +83,16 @@ def difference(case: Case) -> float:
     return float((made - expected).abs().max() / expected.abs().max())
 
 
-STARTED = st.tuples(st.integers(1, 150), st.integers(1, 150))
-FRESH = st.tuples(st.just(0), st.integers(2, 150))
+STARTED = st.tuples(st.integers(1, 100), st.integers(1, 100))
+FRESH = st.tuples(st.just(0), st.integers(2, 100))
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     st.builds(
         Case,
         chunks=st.tuples(
-            st.tuples(st.integers(1, 150), st.integers(2, 150)), st.lists(STARTED | FRESH, max_size=2)
+            st.tuples(st.integers(1, 100), st.integers(2, 100)), st.lists(STARTED | FRESH, max_size=2)
         ).map(lambda found: (found[0], *found[1])),
         group=st.sampled_from([1, 2, 3, 7]),
         size=st.sampled_from([8, 16, 24, 64, 80]),
