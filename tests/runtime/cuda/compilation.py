@@ -223,6 +223,7 @@ def main(target: GPUTarget, which: str) -> None:
         names = kernel.arg_names
         constants = constants | {"EARLY": target.arch >= _EARLY_SM}
         options = {"num_warps": constants.pop("warps", 4), "num_stages": constants.pop("stages", 3)}
+        options["enable_fp_fusion"] = True
         signature = {name: "constexpr" if name in constants else types[name] for name in names}
         aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if signature[name][0] in "*i"}
         values = {(names.index(name),): value for name, value in constants.items()}

@@ -51,3 +51,11 @@ def test_without_a_c_compiler_there_is_a_warning(
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "Triton does not work here, torch's slower operations are used"
     ]
+
+
+def test_an_old_triton_is_left_to_torch_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("triton.__version__", "3.4.0")
+    assert not runs_triton(CUDA)
+    assert [message.partition(",")[0] for message in caplog.messages] == ["Triton 3.4.0 is older than 3.5"]

@@ -41,7 +41,7 @@ class Launcher:
             known.run(*grid, stream, *packed, *arguments, *constants.values())
             return
         options = {"num_warps": warps, "num_stages": stages, "launch_pdl": self._early}
-        made = kernel[grid](*arguments, **constants, **options)
+        made = kernel[grid](*arguments, **constants, **options, enable_fp_fusion=True)  # Triton 3.10's default is False
         if made is not None:  # Triton's interpreter compiles nothing
             self._compiled[key] = made
 

@@ -6,10 +6,12 @@ import logging
 import subprocess
 
 import torch
+from packaging.version import Version
 
 from trtforge.models.kernels import FP8_SM, TRITON_SM
 from trtforge.runtime.native.compiler import kernels_wanted
 
+_OLDEST = Version("3.5")  # 3.4 does not compile gdc_launch_dependents, nor the branches of the INT4 products
 _LOG = logging.getLogger(__name__)
 
 
@@ -23,8 +25,16 @@ def _works(index: int) -> bool:
     """Whether Triton can launch kernels: it compiles its launcher with the machine's C compiler."""
     if importlib.util.find_spec("triton") is None or sm_of(index) < TRITON_SM:
         return False
+    import triton
     from triton.runtime import driver
 
+    if Version(triton.__version__) < _OLDEST:
+        _LOG.warning(
+            "Triton %s is older than %s, torch's slower operations are used: torch 2.9 and later bring a newer one",
+            triton.__version__,
+            _OLDEST,
+        )
+        return False
     try:
         driver.active.get_current_device()
     except (RuntimeError, OSError, subprocess.CalledProcessError) as error:
