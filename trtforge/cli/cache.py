@@ -12,7 +12,7 @@ from trtforge.cli import show
 from trtforge.cli.help import Command, Group
 from trtforge.cli.options import Json, Verbose
 from trtforge.core.errors import ForgeError, UsageError
-from trtforge.core.figures import counted
+from trtforge.core.figures import counted, moment
 
 if TYPE_CHECKING:
     from trtforge.core.cache_entry import Entry
@@ -171,14 +171,10 @@ def _as_json(entry: "Entry") -> dict[str, Any]:
         "key": entry.key,
         "kind": entry.stage,
         "bytes": entry.bytes,
-        "last_used": _moment(entry.last_used),
+        "last_used": moment(entry.last_used),
         "about": entry.about.model_dump(mode="json"),
     }
 
 
 def _timings_as_json(timings: "Timings") -> dict[str, Any]:
-    return {"name": timings.name, "bytes": timings.bytes, "last_used": _moment(timings.last_used)}
-
-
-def _moment(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+    return {"name": timings.name, "bytes": timings.bytes, "last_used": moment(timings.last_used)}

@@ -21,6 +21,7 @@ from trtforge.core.clone import clone_file
 from trtforge.core.errors import ForgeError
 from trtforge.core.locks import take_lock
 from trtforge.core.manifest import FILE_NAME, Identity, Manifest, Stage, check_files, files_below, read_manifest
+from trtforge.core.xdg import xdg_directory
 
 VARIABLE = "TRTFORGE_CACHE"
 _OFF = ("off", "none")
@@ -37,13 +38,12 @@ def cache_directory() -> Path | None:
     chosen = os.environ.get(VARIABLE, "")
     if chosen.lower() in _OFF:
         return None
-    base = os.environ.get("XDG_CACHE_HOME", "")  # relative paths are ignored (XDG base directory specification)
     try:
         if chosen:
             return Path(chosen).expanduser().absolute()
         if sys.platform == "darwin":
             return Path.home() / "Library" / "Caches" / "trtforge"
-        return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "trtforge"
+        return xdg_directory("XDG_CACHE_HOME", ".cache")
     except RuntimeError:
         return None
 

@@ -1,5 +1,6 @@
 """Figures as people read them: sizes, durations, counts of parameters; None is a dash."""
 
+import time
 from collections.abc import Callable, Sequence
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -29,6 +30,11 @@ def duration(seconds: float | None) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def moment(seconds: float) -> str:
+    """Seconds since 1970 as a moment in UTC: 2026-11-27T18:24:49Z."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 def parameters(count: int | None) -> str:

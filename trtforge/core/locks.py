@@ -51,6 +51,21 @@ def take_free_lock(path: Path) -> int | None:
     return None
 
 
+def is_held(path: Path) -> bool:
+    """Whether a process, this one or another, holds the lock file at `path` alone; False if there is no such file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _flock(descriptor: int, mode: int, waiting: Waiting) -> None:
     try:
         fcntl.flock(descriptor, mode | fcntl.LOCK_NB)

@@ -48,6 +48,37 @@ def stat_of(process: int) -> ProcessStat | None:
     return ProcessStat(fields[0], int(fields[3]), int(fields[19]), cpu_ticks / _CLOCK_TICKS)
 
 
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """What tells a process from every other one on this machine, also from one with the same id after a restart of it.
+
+    `boot`: the kernel's identifier of the time since the machine was started.
+    """
+
+    pid: int
+    started: int
+    boot: str
+
+    def is_here(self) -> bool:
+        """Whether the process runs, on this machine and where its id is the same, as in no other container."""
+        stat = stat_of(self.pid)
+        return stat is not None and not stat.ended and stat.started == self.started and boot_of_machine() == self.boot
+
+
+def identity_of(process: int) -> ProcessIdentity | None:
+    """The identity of a process, also of one that has ended and was not waited for; None if there is none."""
+    stat = stat_of(process)
+    return None if stat is None else ProcessIdentity(process, stat.started, boot_of_machine())
+
+
+def boot_of_machine() -> str:
+    """The kernel's identifier of the time since the machine was started; empty if it tells none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
 def handles_signal(process: int, number: signal.Signals) -> bool:
     """Whether a process has a handler for a signal, as /proc/PID/status says; False if it does not exist."""
     try:
@@ -74,6 +105,11 @@ def raise_open_file_limit() -> int:
 def end_with_parent() -> None:
     """Run in a child before exec: the child gets SIGTERM when the parent ends for any reason."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def outlive_parent() -> None:
+    """Undo `end_with_parent`, in the main thread: the kernel keeps the signal for each thread."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, 0)
 
 
 @contextmanager
