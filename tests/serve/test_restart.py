@@ -84,10 +84,19 @@ def test_the_pause_has_a_limit() -> None:
 
 
 def test_a_restart_says_the_error_on_its_own_line() -> None:
-    stop, said = FakeStop(), list[str]()
+    stop, said, failures = FakeStop(), list[str](), list[ServerFailed]()
     lasts = [5.0, 5.0]
-    assert run_with_restarts(lambda: failing(stop, lasts), POLICY, stop, say=said.append, clock=lambda: stop.now) == 0
+    ended = run_with_restarts(
+        lambda: failing(stop, lasts),
+        POLICY,
+        stop,
+        say=said.append,
+        clock=lambda: stop.now,
+        restarting=failures.append,
+    )
+    assert ended == 0
     assert said == [f"restarting in {delay} s: the engine ended: Out of memory" for delay in (1, 2)]
+    assert [failure.message for failure in failures] == ["the engine ended:\nOut of memory"] * 2
 
 
 def test_the_limit_ends_it_with_the_last_error() -> None:

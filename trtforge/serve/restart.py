@@ -53,8 +53,11 @@ def run_with_restarts(
     *,
     say: Callable[[str], None],
     clock: Callable[[], float],
+    restarting: Callable[[ServerFailed], None] = lambda failure: None,
 ) -> int:
     """Run a server, again after each ServerFailed that `policy` allows; the exit status of the run without one.
+
+    `restarting` gets each failure after which it pauses and runs the server again.
 
     Raises the ServerFailed of `run` without a policy, if the first start never became ready (another would not either),
     and when the policy gives up. Returns 0 if a stop is requested while it waits.
@@ -79,6 +82,7 @@ def run_with_restarts(
                     hint=failure.hint,
                     was_ready=failure.was_ready,
                 ) from failure
+            restarting(failure)
             say(f"restarting in {delay:.0f} s: {_on_one_line(failure.message)}")
             if stop.wait(delay):
                 say("stopped before it was restarted")

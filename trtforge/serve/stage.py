@@ -12,6 +12,7 @@ from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.verified import open_to_run
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.serve.address import LAST_PORT
+from trtforge.serve.announcements import Announcements, Printed
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_embedded, check_kv_cache_dir, check_trace, compile_kernels, remove_trace
 from trtforge.serve.environment import close_shared_memory
@@ -31,19 +32,19 @@ from trtforge.serve.view import make_view
 _POLL = 0.05
 
 
-def serve(config: ServeConfig, repo: Path) -> int:
-    """Serve `repo` in the foreground until SIGTERM or SIGINT; the exit status (see `Server.shut_down`).
+def serve(config: ServeConfig, repo: Path, told: Announcements | None = None) -> int:
+    """Serve `repo` until SIGTERM or SIGINT; the exit status (see `Server.shut_down`).
 
-    Prints `ready http=… grpc=… metrics=…` on stdout when the ensemble has generated a token, after each restart too,
-    and `openai=…` on the next line once OpenAI's API is served; commands to try the server go to stderr. Raises
-    ForgeError for a damaged repository, an engine that cannot run here or in the image, a port in use, and a server
-    that fails to start or breaks (with --restart on-failure: too often).
+    `told` hears that the ensemble has generated a token, after each restart too, and that OpenAI's API is served; by
+    default `ready http=… grpc=… metrics=…` and `openai=…` are printed on stdout, and commands to try the server on
+    stderr. Raises ForgeError for a damaged repository, an engine that cannot run here or in the image, a port in use,
+    and a server that fails to start or breaks (with --restart on-failure: too often).
     """
     with with_openai_port(config) as settled:
-        return _serve(settled, repo, openai_required=config.openai_port is not None)
+        return _serve(settled, repo, told or Printed(), openai_required=config.openai_port is not None)
 
 
-def _serve(config: ServeConfig, repo: Path, *, openai_required: bool) -> int:
+def _serve(config: ServeConfig, repo: Path, told: Announcements, *, openai_required: bool) -> int:
     facts = read_facts(open_to_run(repo, "repository"))
     check_trace(facts, config.trace)
     check_kv_cache_dir(facts, config.kv_cache_dir)
@@ -63,11 +64,12 @@ def _serve(config: ServeConfig, repo: Path, *, openai_required: bool) -> int:
     policy = RestartPolicy() if config.restart == "on-failure" else None
     with stop_request() as stop, Reaper() as reaper:
         return run_with_restarts(
-            lambda: _run(config, repo, facts, stop, reaper, openai_required=openai_required),
+            lambda: _run(config, repo, facts, stop, reaper, told, openai_required=openai_required),
             policy,
             stop,
             say=lambda line: print(line, file=sys.stderr, flush=True),
             clock=time.monotonic,
+            restarting=told.restarting,
         )
 
 
@@ -118,48 +120,63 @@ def _run(
     facts: RepositoryFacts,
     stop: StopRequest,
     reaper: Reaper,
+    told: Announcements,
     *,
     openai_required: bool,
 ) -> int:
     """Run the server once, in its own runtime directory, until it is stopped; the exit status."""
+    told.starting()
     with runtime_directory() as runtime:
         launch = plan_launch(config, repo, facts, runtime, openai_required=openai_required)
         if launch.installation is not None:
             launch.installation.prepare()
         if launch.view is not None:
             make_view(repo, launch.view, facts)
-        model = facts.model("ensemble")
         log = None if config.verbose else runtime / "triton.log"
-        http = config.address(config.http_port)
-        triton_http = http if launch.front is None else launch.front.upstream
-        service = Service(runtime, triton_http, model, facts.model("tensorrt_llm"), log)
+        triton_http = config.address(config.http_port) if launch.front is None else launch.front.upstream
+        service = Service(runtime, triton_http, facts.model("ensemble"), facts.model("tensorrt_llm"), log)
         server = Server(launch, service, stop, reaper)
         over = threading.Event()
         try:
-            if not server.wait_ready(
-                lambda left: is_serving(http, config.grpc_address, model, left), config.ready_timeout
-            ):
-                print("stopped before it was ready", file=sys.stderr, flush=True)
-                return 0
-            close_shared_memory(runtime.name)
-            _announce(config, launch, model, over, server)
-            server.watch()
-            return server.shut_down(config.drain_timeout)
+            return _live(config, launch, service, server, told, over)
         finally:
             over.set()
             server.end()
 
 
-def _announce(config: ServeConfig, launch: Launch, model: str, over: threading.Event, server: Server) -> None:
-    """Where the server listens on stdout, then commands to try it on stderr.
+def _live(
+    config: ServeConfig,
+    launch: Launch,
+    service: Service,
+    server: Server,
+    told: Announcements,
+    over: threading.Event,
+) -> int:
+    """Wait until a started server is ready, watch it until a stop is requested, and drain it; the exit status."""
+    http, model = config.address(config.http_port), service.model
+    if not server.wait_ready(lambda left: is_serving(http, config.grpc_address, model, left), config.ready_timeout):
+        told.stopped("stopped before it was ready")
+        return 0
+    close_shared_memory(service.runtime.name)
+    _announce(config, launch, model, told, over, server)
+    server.watch()
+    told.draining()
+    ending = server.shut_down(config.drain_timeout)
+    told.stopped(ending.line)
+    return ending.status
+
+
+def _announce(
+    config: ServeConfig, launch: Launch, model: str, told: Announcements, over: threading.Event, server: Server
+) -> None:
+    """Announce where the server listens, then commands to try it.
 
     The gateway begins to import its packages when Triton listens, so that it does not delay the start; a thread
     announces it. `over`: the server has ended.
     """
-    http, metrics = config.address(config.http_port), config.address(config.metrics_port)
-    print(f"ready http={http} grpc={config.grpc_address} metrics={metrics}", flush=True)
+    told.ready(config.address(config.http_port), config.grpc_address, config.address(config.metrics_port))
     if launch.gateway is None:
-        _show_first_steps(config, model)
+        told.complete(first_steps(config, model))
         return
     port = launch.gateway.port
 
@@ -168,13 +185,9 @@ def _announce(config: ServeConfig, launch: Launch, model: str, over: threading.E
             if over.wait(_POLL):
                 return
             if server.gateway_lost.is_set():
-                _show_first_steps(config.model_copy(update={"openai": False}), model)
+                told.complete(first_steps(config.model_copy(update={"openai": False}), model))
                 return
-        print(f"openai=http://{config.address(port)}/v1", flush=True)
-        _show_first_steps(config, model)
+        told.openai(f"http://{config.address(port)}/v1")
+        told.complete(first_steps(config, model))
 
     threading.Thread(target=announce_gateway, name="gateway-line", daemon=True).start()
-
-
-def _show_first_steps(config: ServeConfig, model: str) -> None:
-    print("\n".join(("try:", *first_steps(config, model))), file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""One run of a server in the foreground: start, wait until ready, watch, drain, and end all its processes."""
+"""One run of a server: start, wait until ready, watch, drain, and end all its processes."""
 
 import logging
 import signal
@@ -50,6 +50,14 @@ class Service:
     model: str
     engine: str
     log: Path | None
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a server ended that was asked to: its exit status, and a line that says what became of the requests."""
+
+    status: int
+    line: str
 
 
 class Server:
@@ -135,7 +143,7 @@ class Server:
         finally:
             health.end()
 
-    def shut_down(self, drain_timeout: float) -> int:
+    def shut_down(self, drain_timeout: float) -> Ending:
         """Drain and end the server; exit status 0, 1 if requests were cut, 128 + the number of a second signal."""
         if self._control is None:
             return self._shut_down_triton(drain_timeout)
@@ -145,8 +153,7 @@ class Server:
             _say(f"the Triton server did not end within {_PATIENCE:.0f} s and was killed")
         if self._stop.again is not None:
             return self._stopped_at_once(toll)
-        _say(toll.describe())
-        return 1 if toll.cut else 0
+        return Ending(1 if toll.cut else 0, toll.describe())
 
     def end(self) -> None:
         """End all processes and clean up."""
@@ -204,19 +211,20 @@ class Server:
             return "the server was stopped at once"
         return next((f"{member.name} ended" for member in self._members if member.stat() is None), "")
 
-    def _shut_down_triton(self, drain_timeout: float) -> int:
+    def _shut_down_triton(self, drain_timeout: float) -> Ending:
         """Let Triton itself drain, because only Triton can count its requests."""
         graceful = self._group.terminate(max(_PATIENCE, drain_timeout))
         if self._stop.again is not None:
             return self._stopped_at_once(None)
-        _say("stopped" if graceful else f"stopped: requests that still ran after {drain_timeout:g} s were cut")
-        return 0 if graceful else 1
+        if graceful:
+            return Ending(0, "stopped")
+        return Ending(1, f"stopped: requests that still ran after {drain_timeout:g} s were cut")
 
-    def _stopped_at_once(self, toll: Toll | None) -> int:
+    def _stopped_at_once(self, toll: Toll | None) -> Ending:
         assert self._stop.again is not None
         cut = f": {toll.cut} requests cut" if toll is not None else ""
-        _say(f"stopped at once by a second {signal.Signals(self._stop.again).name}{cut}")
-        return _SIGNALLED + self._stop.again
+        name = signal.Signals(self._stop.again).name
+        return Ending(_SIGNALLED + self._stop.again, f"stopped at once by a second {name}{cut}")
 
     def _broken(self, verdict: Verdict) -> ServerFailed:
         """Show the stacks of what hangs, end the requests with an error, and kill everything."""
