@@ -23,6 +23,7 @@ from trtforge.cli.chat import chat
 from trtforge.cli.compare import compare
 from trtforge.cli.compile import compile_
 from trtforge.cli.convert import convert
+from trtforge.cli.detached import status, stop
 from trtforge.cli.doctor import doctor
 from trtforge.cli.exit_status import DONE, FAILED, INTERRUPTED, TERMINATED, WRONG_USAGE, status_of
 from trtforge.cli.explain import explained
@@ -60,6 +61,8 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Serving": {
         "chat": chat,
         "serve": serve,
+        "status": status,
+        "stop": stop,
         "gateway": gateway,
         "infer": infer,
         "generate": generate,
@@ -130,7 +133,7 @@ def _run() -> None:
     log.setLevel(logging.INFO)
     try:
         with ended_by_sigterm():
-            status = app(prog_name="trtforge", standalone_mode=False)
+            code = app(prog_name="trtforge", standalone_mode=False)
     except _WrongUsage as error:
         show_usage(error)
         sys.exit(WRONG_USAGE)
@@ -162,9 +165,9 @@ def _run() -> None:
         failure = ForgeError(f"{where}{error.strerror or error}", hint=_remedy_of(error))
         show_error(failure.at(Where(str(error.filename))) if error.filename else failure)
         sys.exit(FAILED)
-    if status == INTERRUPTED:
+    if code == INTERRUPTED:
         show_interruption("SIGINT")
-    sys.exit(status if isinstance(status, int) else DONE)
+    sys.exit(code if isinstance(code, int) else DONE)
 
 
 def _remedy_of(error: OSError) -> str:

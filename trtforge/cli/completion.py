@@ -84,6 +84,17 @@ def launchers(incomplete: str) -> list[str]:
     return _starting(get_args(Launcher), incomplete)
 
 
+def servers(incomplete: str) -> list[str]:
+    """Names of servers in the background."""
+    from trtforge.core.errors import ForgeError
+    from trtforge.serve.detached.places import server_names, servers_directory
+
+    try:
+        return _starting(server_names(servers_directory()), incomplete)
+    except ForgeError:
+        return []
+
+
 def goals(incomplete: str) -> list[str]:
     """Goals of a plan."""
     from trtforge.plan.alternatives import GOALS

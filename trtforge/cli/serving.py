@@ -141,16 +141,28 @@ def serve(
     ] = None,
     kv_cache_dir: KvCacheDir = None,
     kv_cache_dir_bytes: KvCacheDirBytes = None,
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach",
+            rich_help_panel=_LIFECYCLE,
+            help="Return when the server is ready; it goes on in the background. `trtforge status` shows it, `trtforge "
+            "stop` ends it.",
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; start nothing.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run Triton on a model repository, in the foreground.
+    """Run Triton on a model repository, in the foreground or with --detach in the background.
 
     Prints `ready http=... grpc=... metrics=...` after the first generated token, and `openai=...` on the next line if
     the extra `openai` is installed. SIGTERM and SIGINT drain the server; a second signal kills it.
 
     Example: trtforge serve build/demo-int4awq/repository --http-port 9000
+
+    Example: trtforge serve build/demo-int4awq --detach
     """
+    from trtforge.cli.detached import serve_detached
     from trtforge.cli.places import artifact_at
     from trtforge.serve.config import ServeConfig
     from trtforge.serve.doors import parse_doors
@@ -181,7 +193,8 @@ def serve(
         },
         "serve",
     )
-    raise typer.Exit(run(config, artifact_at(repo, "repository")))
+    repository = artifact_at(repo, "repository")
+    raise typer.Exit(serve_detached(config, repository) if detach and not dry_run else run(config, repository))
 
 
 def probe(

@@ -1,0 +1,1 @@
+"""Servers in the background: `trtforge serve --detach`, `trtforge status` and `trtforge stop`."""

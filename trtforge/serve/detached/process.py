@@ -1,0 +1,121 @@
+"""The process of a server in the background: it keeps its record, and dates what happens in its log."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from io import FileIO, TextIOWrapper
+from typing import Any
+
+from trtforge.core.errors import ForgeError, first_line
+from trtforge.core.figures import moment
+from trtforge.machine.processes import outlive_parent
+from trtforge.serve.announcements import openai_line, ready_line
+from trtforge.serve.detached.record import Record, State, write_record
+from trtforge.serve.detached.registry import Registry
+from trtforge.serve.restart import ServerFailed
+
+VARIABLE = "TRTFORGE_DETACHED"
+"""The variable by which the command that starts a server hands it LOCK:NAME; LOCK is an inherited descriptor."""
+
+
+def inherited() -> "Background | None":
+    """This process as a server in the background; None if it was not started as one. Its children are not."""
+    lock, _, name = os.environ.pop(VARIABLE, "").partition(":")
+    if not name:
+        return None
+    os.set_inheritable(int(lock), False)
+    sys.stderr = Log(sys.stderr.fileno())
+    registry = Registry.of_user()
+    with registry.locked():  # the command that starts it writes the first record under this lock
+        record = registry.record(name)
+    assert record is not None, "the directory of the state of servers is another one here"
+    return Background(registry, name, record)
+
+
+class Log(TextIOWrapper):
+    """Standard error of a server in the background: what a full disk does not take is left out, and raises no error."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(FileIO(descriptor, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
+
+    def write(self, text: str) -> int:
+        """Write what there is room for."""
+        with suppress(OSError):
+            return super().write(text)
+        return len(text)
+
+
+class Background:
+    """The announcements of a server in the background: they go to its record and its log."""
+
+    def __init__(self, registry: Registry, name: str, record: Record) -> None:
+        self._registry, self._name, self._record = registry, name, record
+        self._writing = threading.Lock()
+        self._line = ""
+
+    def run(self, serve: Callable[[], int]) -> int:
+        """The exit status of `serve`, which is recorded as its errors are.
+
+        Nothing is left of a server that has ended before it was complete: whoever started it is told.
+        """
+        try:
+            status = serve()
+        except BaseException as error:
+            self._end("failed", error.message if isinstance(error, ForgeError) else first_line(error), error)
+            raise
+        self._end("stopped", self._line or "stopped", exit_status=status)
+        return status
+
+    def starting(self) -> None:
+        """Counts a restart; the first start is not one, nor what was tried until the server was ready."""
+        again = bool(self._record.commands)
+        self._note("starting", f", process {os.getpid()}", restarts=self._record.restarts + again)
+
+    def ready(self, http: str, grpc: str, metrics: str) -> None:
+        """From now on the server does not end with the command that started it."""
+        outlive_parent()
+        self._note("ready", ready_line(http, grpc, metrics).removeprefix("ready"), reason="", hint="")
+
+    def openai(self, url: str) -> None:
+        """On record until it ends."""
+        self._note(None, openai_line(url), openai=url)
+
+    def complete(self, commands: Sequence[str]) -> None:
+        """Whoever started it is told from the record."""
+        self._note(None, "", commands=tuple(commands))
+
+    def restarting(self, failure: ServerFailed) -> None:
+        """On record until it is ready again."""
+        self._note("restarting", f": {first_line(failure)}", reason=failure.message, hint=failure.hint)
+
+    def draining(self) -> None:
+        """`trtforge stop` shows it."""
+        self._note("draining", "")
+
+    def stopped(self, line: str) -> None:
+        """Kept for the end."""
+        self._line = line
+        print(line, file=sys.stderr, flush=True)
+
+    def _end(self, state: State, reason: str, error: BaseException | None = None, exit_status: int = 1) -> None:
+        if not self._record.commands:
+            with suppress(ForgeError), self._registry.locked():
+                self._registry.remove(self._name)
+            return
+        hint = error.hint if isinstance(error, ForgeError) else ""
+        self._note(state, "", reason=reason, hint=hint, exit_status=exit_status)
+
+    def _note(self, state: State | None, said: str, **changes: Any) -> None:
+        """Write a line with the time to the log, and the changes to the record; a full disk does not end the server."""
+        with self._writing:
+            now = time.time()
+            if state is not None:
+                changes |= {"state": state, "since": now}
+            self._record = self._record.model_copy(update=changes)
+            if state is not None or said:
+                print(f"{moment(now)} {state or ''}{said}", file=sys.stderr, flush=True)
+            with suppress(OSError):
+                write_record(self._registry.directory(self._name), self._record)

@@ -1,0 +1,129 @@
+"""The end of a server in the background: it is asked once, drains as it does in the foreground, and is waited for."""
+
+import os
+import signal
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from trtforge.core.errors import ForgeError
+from trtforge.serve.detached.record import Record
+from trtforge.serve.detached.registry import Found, Registry, named
+from trtforge.serve.detached.status import status_of
+
+MARGIN = 30.0
+"""Seconds beyond the drain timeout that a server has to end its processes."""
+_POLL = 0.1
+_KILLED = 5.0  # seconds until a killed process is gone
+_ASKED = "stopping"
+
+Outcome = Literal["stopped", "failed", "killed", "had ended"]
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What became of a server. `stopped`: as it was asked to; `killed`: it did not end in time; `had ended`: before.
+
+    `exit_status`: of its process, None if it did not say one.
+    """
+
+    name: str
+    outcome: Outcome
+    reason: str
+    exit_status: int | None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was lost by the stop."""
+        return self.outcome == "had ended" or (self.outcome == "stopped" and self.exit_status == 0)
+
+
+def chosen(registry: Registry, name: str | None) -> Found:
+    """The server to stop; without a name the only one that runs, else the only one. Raises ForgeError."""
+    servers = registry.seen()
+    if name is not None:
+        return named(servers, name)
+    candidates = [server for server in servers if server.alive] or servers
+    if not candidates:
+        raise ForgeError("no server runs in the background", hint="`trtforge serve REPO --detach` starts one.")
+    if len(candidates) > 1:
+        names = [server.name for server in candidates]
+        raise ForgeError(
+            f"which server? There are {', '.join(names)}",
+            hint=f"Name one (`trtforge stop {names[0]}`), or stop them with `trtforge stop --all`.",
+        )
+    return candidates[0]
+
+
+def ask(registry: Registry, server: Found) -> None:
+    """Send SIGTERM to a server that runs and was not asked before: a second signal would cut its requests.
+
+    Raises ForgeError if its process is not one of this machine.
+    """
+    with registry.locked():
+        now = registry.find(server.name)
+        record = now.record
+        if not now.alive or (record is not None and record.exit_status is not None):
+            return
+        if record is None:
+            raise ForgeError(
+                f"{server.name} runs, and its record does not say as which process: {status_of(now).reason}",
+                hint=f"Find it with `ps -ef | grep serve`, end it, and delete {registry.directory(server.name)}.",
+            )
+        if not record.process.is_here():
+            raise ForgeError(
+                f"{server.name} is process {record.pid} of {record.machine}, not of this machine or container",
+                hint=f"Run `trtforge stop {server.name}` there.",
+            )
+        try:
+            (registry.directory(server.name) / _ASKED).touch(exist_ok=False)
+        except FileExistsError:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(record.pid, signal.SIGTERM)
+
+
+def wait(registry: Registry, server: Found) -> Stopped:
+    """Wait until a server that was asked has ended, and remove its record; kill it if that takes too long."""
+    if not server.alive:
+        registry.remove_ended(server.name)
+        return Stopped(server.name, "had ended", status_of(server).reason, None)
+    assert server.record is not None, "it was asked"
+    last = server.record
+    longest = last.drain_timeout + MARGIN
+    until = time.monotonic() + longest
+    killed = False
+    while registry.is_alive(server.name):
+        current = registry.record(server.name)
+        if current is not None and current.process != last.process:
+            break  # it has ended, and another server has got its name
+        last = current or last
+        if time.monotonic() > until:
+            if killed:
+                raise ForgeError(
+                    f"{server.name} (process {last.pid}) cannot be killed",
+                    hint="It hangs in the kernel, perhaps in a driver: `dmesg` may say more.",
+                )
+            with suppress(ProcessLookupError):
+                os.kill(last.pid, signal.SIGKILL)
+            killed, until = True, time.monotonic() + _KILLED
+        time.sleep(_POLL)
+    last = _taken(registry, server.name, last)
+    if killed:
+        return Stopped(server.name, "killed", f"it did not end within {longest:g} s", None)
+    if last.state in ("stopped", "failed"):
+        return Stopped(server.name, "stopped" if last.state == "stopped" else "failed", last.reason, last.exit_status)
+    if not last.commands:
+        return Stopped(server.name, "stopped", "stopped before it was ready", 0)
+    return Stopped(server.name, "killed", f"its process {last.pid} was killed while it stopped", None)
+
+
+def _taken(registry: Registry, name: str, last: Record) -> Record:
+    """The last record of a server that has ended, which is removed, unless another one has got its name."""
+    with registry.locked():
+        found = registry.record(name)
+        if found is None or found.process != last.process:
+            return last
+        registry.remove(name)
+        return found
