@@ -21,11 +21,12 @@ _NAMES: dict[object, str] = {int: "whole number", float: "number", str: "text", 
 def exit_statuses() -> str:
     """What each exit status of `trtforge.cli.app.main` says, and where a command gives it a meaning of its own."""
     rows = {
-        0: "Done. `serve`: stopped by a signal, and no request was cut; or stopped before it was ready.",
+        0: "Done. `serve`: stopped by a signal, and no request was cut; or stopped before it was ready; with "
+        "`--detach`: the server is ready.",
         1: "The work failed or a check did not hold: `error:` and `hint:` on stderr. `verify`, `build`: the gate does "
         "not hold. `plan`: not legal, and no legal alternative was asked for. `doctor`: something stands in the way, "
         "or the log holds an error. `probe`: the check does not hold. `serve`: requests were cut, or the server "
-        "failed.",
+        "failed. `status NAME`: that server is not ready. `stop`: requests were cut, or the server was killed.",
         2: "Wrong usage: an unknown command or option, a value that the option cannot have, options that exclude one "
         "another. A recipe or a file that is wrong is 1.",
         SIGINT_STATUS: "SIGINT (Ctrl-C): stderr says what was interrupted, what is kept and how to go on. `serve`: a "

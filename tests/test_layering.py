@@ -167,6 +167,8 @@ def run_python(code: str) -> str:
                 "package",
                 "migrate",
                 "serve",
+                "status",
+                "stop",
                 "infer",
                 "gateway",
                 "generate",
