@@ -1,6 +1,7 @@
 """Bad checkpoints: each is named before anything is written, and nothing is left behind."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,6 +53,18 @@ def test_index_of_another_download(make_hf: MakeHf, tmp_path: Path) -> None:
     values["weight_map"]["model.extra.weight"] = next(iter(values["weight_map"].values()))
     index.write_text(json.dumps(values))
     refuse(source, tmp_path, r"puts model\.extra\.weight into .* does not hold it")
+
+
+def test_two_saves_in_one_directory(make_hf: MakeHf, tmp_path: Path) -> None:
+    """transformers loads model.safetensors and leaves the index of the other save unread."""
+    source = make_hf(shard_size="50KB")
+    shutil.copyfile(make_hf("single") / "model.safetensors", source / "model.safetensors")
+    error = refuse(source, tmp_path, r"has a model\.safetensors beside the model\.safetensors\.index\.json of other")
+    assert "model.safetensors is what transformers loads" in (error.hint or "")
+    index = source / "model.safetensors.index.json"
+    weight_map = json.loads(index.read_text())["weight_map"]
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(weight_map, "model.safetensors")}))
+    convert(ConvertConfig(), source, tmp_path / "out")
 
 
 def test_shard_names_are_no_paths(make_hf: MakeHf, tmp_path: Path) -> None:

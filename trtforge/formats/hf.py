@@ -243,6 +243,7 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
     index = directory / INDEX
     if index.is_file():
         weight_map = _weight_map(index)
+        _require_one_model(directory, weight_map)
         files = tuple(_shard(directory, name, index) for name in sorted(set(weight_map.values())))
     elif (directory / SINGLE).is_file():
         weight_map, files = None, (directory / SINGLE,)
@@ -343,6 +344,16 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ForgeError(f"{index}: weight_map is missing or damaged", hint="Download the index again.")
     return weight_map
+
+
+def _require_one_model(directory: Path, weight_map: Mapping[str, str]) -> None:
+    """Raises ForgeError for a file of all weights beside an index of other files, as two saves into one directory leave
+    them: transformers loads the former, which may be the older one."""
+    if (directory / SINGLE).is_file() and SINGLE not in weight_map.values():
+        raise ForgeError(
+            f"{directory} has a {SINGLE} beside the {INDEX} of other files: they may be of two models",
+            hint=f"Remove the one that is not this model's ({SINGLE} is what transformers loads).",
+        )
 
 
 def _shard(directory: Path, name: str, index: Path) -> Path:
