@@ -1,6 +1,7 @@
 """Families that only the LLM API serves: quantised, exported, with what is carried along, and refused as engines."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,26 @@ def test_the_language_part_is_converted_and_the_vision_part_copied(name: str, tm
     for key in vision:
         assert torch.equal(found[key], source[key])
         assert key.removesuffix(".weight") in described["exclude_modules"]
+
+
+@pytest.mark.parametrize("name", ["gemma3_multimodal", "mistral3"])
+def test_tensors_named_as_transformers_names_its_modules_are_those_of_published_models(
+    name: str, tmp_path: Path
+) -> None:
+    """`model.language_model.layers...`, which programs write that save a model's state themselves."""
+    model = with_vision(name)
+    model.save_pretrained(tmp_path / "published")
+    shutil.copytree(tmp_path / "published", tmp_path / "modules")
+    state = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    assert "model.language_model.layers.0.mlp.up_proj.weight" in state
+    save_file(state, tmp_path / "modules" / "model.safetensors", {"format": "pt"})
+    made = [
+        convert(ConvertConfig(dtype="float32"), tmp_path / each, tmp_path / f"{each}-made").path
+        for each in ("published", "modules")
+    ]
+    for file in ("config.json", "rank0.safetensors", CARRIED_FILE):
+        assert (made[0] / file).read_bytes() == (made[1] / file).read_bytes()
+    state["language_model.model.norm.weight"] = state["model.language_model.norm.weight"].clone()
+    save_file(state, tmp_path / "modules" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ForgeError, match=r"language_model\.model\.norm\.weight is in model\.safetensors and in"):
+        convert(ConvertConfig(), tmp_path / "modules", tmp_path / "out")

@@ -108,6 +108,13 @@ def test_modelopts_wildcards(tmp_path: Path, pattern: str, module: str, left: bo
     assert source.quantizes(module) is not left
 
 
+def test_modules_of_a_model_with_vision_may_have_either_name(tmp_path: Path) -> None:
+    ignored = ["model.language_model.layers.0.mlp.up_proj", "language_model.model.layers.1.mlp.up_proj"]
+    source = found(compressed(FP8_WEIGHTS, FP8_INPUTS, ignore=ignored), tmp_path)
+    modules = [f"language_model.model.layers.{layer}.mlp.up_proj" for layer in range(3)]
+    assert [source.quantizes(module) for module in modules] == [False, False, True]
+
+
 def test_modelopt_in_config_json_alone(tmp_path: Path) -> None:
     scheme = {"dynamic": False, "num_bits": 8, "type": "float"}
     source = found(

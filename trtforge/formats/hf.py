@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
@@ -19,6 +19,7 @@ from trtforge.core.plausible import require_plausible
 from trtforge.formats import mxfp4_experts
 from trtforge.formats.block_fp8 import as_bfloat16, fp8_blocks
 from trtforge.formats.chat_template import TEMPLATE_FILE, TOOL_TEMPLATE_FILE
+from trtforge.formats.nested_names import published_name
 from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.source_digest import SourceDigests, stored_parts
 from trtforge.formats.stacked_experts import by_expert
@@ -249,27 +250,27 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
         weight_map, files = None, (directory / SINGLE,)
     else:
         raise _no_weights(directory)
+    architecture = config.architecture if isinstance(config.values.get("architectures"), list) else ""
     tensors: dict[str, StoredTensor] = {}
     for file in files:
         for tensor in read_header(file):
-            name = tensor.spec.name
+            name = published_name(tensor.spec.name, architecture)
             if name in tensors:
                 raise ForgeError(
                     f"{name} is in {tensors[name].file.name} and in {file.name}", hint="Download the checkpoint again."
                 )
-            tensors[name] = tensor
-    for name, file_name in (weight_map or {}).items():
+            tensors[name] = replace(tensor, spec=replace(tensor.spec, name=name))
+    for stored, file_name in (weight_map or {}).items():
+        name = published_name(stored, architecture)
         if name not in tensors or tensors[name].file.name != file_name:
             raise ForgeError(
-                f"{index} puts {name} into {file_name}, which does not hold it",
+                f"{index} puts {stored} into {file_name}, which does not hold it",
                 hint="The index and the shards are of different downloads: fetch both again.",
             )
     block = config.fp8_blocks
     tensors = tensors if block is None else as_bfloat16(tensors, block)
     tensors = mxfp4_experts.as_bfloat16(tensors) if config.mxfp4_experts else tensors
-    if isinstance(config.values.get("architectures"), list):
-        tensors = by_expert(tensors, config.architecture)
-    return HfCheckpoint(directory, config, tensors, files)
+    return HfCheckpoint(directory, config, by_expert(tensors, architecture), files)
 
 
 def is_path(source: str) -> bool:

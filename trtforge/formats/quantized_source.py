@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from trtforge.formats.nested_names import module_names
+
 Packing = Literal["awq", "gptq", "pack_quantized", "modelopt_int4", "fp8", "fp8_rows", "fp8_one_scale", "nvfp4"]
 """How a weight (out, in) is stored.
 
@@ -55,6 +57,11 @@ class QuantizedSource:
 
     def quantizes(self, module: str) -> bool:
         """Whether a linear layer, by its full Hugging Face name, is quantised."""
-        if any(re.search(pattern, module) for pattern in self.never):
+        names = module_names(module)
+        if _matches(self.never, names):
             return False
-        return self.only is None or any(re.search(pattern, module) for pattern in self.only)
+        return self.only is None or _matches(self.only, names)
+
+
+def _matches(patterns: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns for name in names)
