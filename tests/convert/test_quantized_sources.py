@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import FineGrainedFP8Config, LlamaForCausalLM
 
 from tests.conftest import Edit
 from tests.convert.test_errors import refuse
@@ -207,6 +208,41 @@ def test_the_kv_caches_scale_is_the_larger_and_at_least_one(
     (rank,) = converted(source.directory, tmp_path / "out")
     assert rank["transformer.layers.1.attention.kv_cache_scaling_factor"].tolist() == [expected]
     assert quantization(tmp_path / "out")["kv_cache_quant_algo"] == "FP8"
+
+
+@pytest.mark.parametrize("names", [("k_proj.output_scale", "v_proj.output_scale"), ("kv_scale",)], ids=len)
+def test_autofp8s_scales_of_the_kv_cache_are_read(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Of two releases: a scale of each projection's output, and one for both."""
+    more = {
+        f"model.layers.{layer}.self_attn.{name}": torch.tensor(1.25 + index)
+        for layer in range(2)
+        for index, name in enumerate(names)
+    }
+    values = {"quant_method": "fp8", "activation_scheme": "static", "kv_cache_scheme": "static"}
+    source = write_quantized(tmp_path / "hf", fp8_static(), values, dtype=torch.bfloat16, more=more)
+    (rank,) = converted(source.directory, tmp_path / "out")
+    assert rank["transformer.layers.1.attention.kv_cache_scaling_factor"].tolist() == [0.25 + len(names)]
+
+
+def test_transformers_fp8_with_one_scale_a_tensor(tmp_path: Path) -> None:
+    """As the Ministral 3 models have it."""
+
+    def pack(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        stored, meant = fp8_static()(module, weight)
+        names = {"weight": "weight", "weight_scale": "weight_scale_inv", "input_scale": "activation_scale"}
+        return {names[name]: value.squeeze() for name, value in stored.items()}, meant
+
+    values = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    source = write_quantized(tmp_path / "hf", pack, values, dtype=torch.bfloat16)
+    ranks = converted(source.directory, tmp_path / "out", tp=2)
+    assert_every_weight_is_the_sources(ranks, source)
+    assert ranks[0]["transformer.layers.1.mlp.fc.activation_scaling_factor"].tolist() == [
+        pytest.approx(0.03125 * 11 / 9)
+    ]
+    dequantize = FineGrainedFP8Config(dequantize=True, **values)
+    read = LlamaForCausalLM.from_pretrained(source.directory, quantization_config=dequantize)
+    for name, parameter in read.named_parameters():
+        assert torch.allclose(parameter.float(), source.model.get_parameter(name), rtol=2**-8, atol=0), name
 
 
 def test_layers_that_the_source_left_unquantised_are_named(tmp_path: Path) -> None:

@@ -87,7 +87,6 @@ def test_old_tools_wrote_a_file_of_their_own(tmp_path: Path, name: str, content:
 def test_modelopt(tmp_path: Path) -> None:
     source = found(None, tmp_path, {"hf_quant_config.json": {"quantization": MODELOPT_FP8}})
     assert (source.format, source.fp8_kv_cache) == ("fp8", True)
-    assert source.kv_scales == ("k_proj.k_scale", "v_proj.v_scale")
     assert quantization_method(HfConfig({}, tmp_path / "config.json")) == "modelopt"
 
 

@@ -6,6 +6,7 @@ Sources: AutoAWQ, GPTQModel and AutoFP8 in config.json's `quantization_config`; 
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import translate
 from pathlib import Path
 from typing import Any
@@ -209,7 +210,6 @@ def _modelopt(values: Values) -> QuantizedSource:
         never=("^lm_head$", *(_wildcard(name) for name in values.names("exclude_modules", "ignore"))),
         group_size=group,
         fp8_kv_cache=cache == "FP8" or static_fp8_kv_cache(values),
-        kv_scales=("k_proj.k_scale", "v_proj.v_scale"),
     )
 
 
@@ -219,19 +219,22 @@ def _wildcard(name: str) -> str:
 
 
 def _fp8(values: Values) -> QuantizedSource:
-    """AutoFP8: static, one scale a tensor."""
+    """AutoFP8, and FP8 of transformers without blocks (Ministral 3): static, one scale a tensor."""
     if values.get("activation_scheme") != "static":
         raise values.refusal(
             "activation_scheme is not static: TensorRT-LLM's FP8 needs a static activation scale",
             "Convert the original checkpoint with --quant fp8 and a calibration.",
         )
     left = values.names("ignored_layers", "modules_to_not_convert")
-    return QuantizedSource(
+    source = QuantizedSource(
         tool="AutoFP8",
         packing="fp8",
         never=("^lm_head$", *(rf"(?:^|\.){re.escape(name)}(?:\.|$)" for name in left)),
         fp8_kv_cache=values.get("kv_cache_scheme") == "static",
     )
+    if "weight_block_size" not in values.values:
+        return source
+    return replace(source, tool="transformers", weight_scale="weight_scale_inv", input_scale="activation_scale")
 
 
 def _read(path: Path) -> dict[str, Any]:

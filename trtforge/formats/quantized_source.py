@@ -32,13 +32,25 @@ _FORMAT_OF: Mapping[Packing, StoredFormat] = {
     "nvfp4": "nvfp4",
 }
 
+KV_SCALES = (
+    "k_scale",
+    "v_scale",
+    "k_proj.k_scale",
+    "v_proj.v_scale",
+    "k_proj.output_scale",
+    "v_proj.output_scale",
+    "kv_scale",
+)
+"""Names inside an attention module of the KV cache's scales: of compressed-tensors, ModelOpt, AutoFP8 and vLLM's first
+FP8 caches (vllm/model_executor/model_loader/weight_utils.py, `maybe_remap_kv_scale_name`)."""
+
 
 @dataclass(frozen=True)
 class QuantizedSource:
     """One quantisation for all modules that match `only` (None: every module) but not `never`.
 
     Both hold regular expressions, searched in a module's full name. `stored_zero`: the stored code of zero point 8.
-    `kv_scales`: the names of the KV cache's two scales inside an attention module.
+    `weight_scale` and `input_scale`: the names inside a module of FP8's scales.
     """
 
     tool: str
@@ -48,7 +60,8 @@ class QuantizedSource:
     group_size: int = 128
     stored_zero: int = 8
     fp8_kv_cache: bool = False
-    kv_scales: tuple[str, str] = ("k_scale", "v_scale")
+    weight_scale: str = "weight_scale"
+    input_scale: str = "input_scale"
 
     @property
     def format(self) -> StoredFormat:

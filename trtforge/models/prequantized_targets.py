@@ -10,7 +10,7 @@ from typing import Literal
 from trtforge.core.dtypes import Dtype, dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.number_limits import NVFP4_BLOCK
-from trtforge.formats.quantized_source import QuantizedSource
+from trtforge.formats.quantized_source import KV_SCALES, QuantizedSource
 from trtforge.formats.shards import TensorSpec
 from trtforge.models.content import (
     Cast,
@@ -110,7 +110,7 @@ class QuantizedRows:
 
     def kv_scale(self, attention: str) -> StoredScalar:
         """A layer's FP8 KV cache scale, at least 1 as in ModelOpt's export/postprocess.py."""
-        names = tuple(f"{attention}.{name}" for name in self.source.kv_scales)
+        names = tuple(f"{attention}.{name}" for name in KV_SCALES)
         for name in names:
             self._expect(name, (1,), FLOATS, holds="a_scale", optional=True)
         return StoredScalar(names, least=1.0)
@@ -168,10 +168,10 @@ class QuantizedRows:
 
     def _fp8(self, parts: "tuple[_Part, ...]", shared: tuple[str, ...]) -> "Iterator[_Tensor]":
         weights = tuple(self._piece(part, "weight", ("float8_e4m3fn",)) for part in parts)
-        scales = tuple(self._scalar(part.module, "weight_scale") for part in parts)
+        scales = tuple(self._scalar(part.module, self.source.weight_scale) for part in parts)
         quantized = [module for module in shared if self.source.quantizes(module)]
-        largest = tuple(dict.fromkeys(f"{module}.weight_scale" for module in quantized))
-        inputs = tuple(dict.fromkeys(self._scalar(module, "input_scale") for module in quantized))
+        largest = tuple(dict.fromkeys(f"{module}.{self.source.weight_scale}" for module in quantized))
+        inputs = tuple(dict.fromkeys(self._scalar(module, self.source.input_scale) for module in quantized))
         yield "weight", dtype_named("float8_e4m3fn"), _shape(parts), Rescaled(weights, scales, largest)
         yield "weights_scaling_factor", FLOAT32, (1,), StoredScalar(largest)
         yield "activation_scaling_factor", FLOAT32, (1,), StoredScalar(inputs)

@@ -16,7 +16,7 @@ from trtforge.reference.weights import LayerWeights
 from trtforge.runtime.linears.nvfp4_linear import from_e2m1
 
 _MARKERS: dict[Packing, str] = {"awq": "qweight", "gptq": "qweight", "pack_quantized": "weight_packed"}
-"""A tensor that only quantised modules have; weight_scale for other packings."""
+"""A tensor that only quantised modules have; their scale for other packings."""
 
 
 class DequantizedWeights(LayerWeights):
@@ -39,7 +39,7 @@ class DequantizedWeights(LayerWeights):
         return weight.T.contiguous() if module.endswith(self._transposed) else weight
 
     def _is_quantized(self, name: str) -> bool:
-        marker = _MARKERS.get(self._source.packing, "weight_scale")
+        marker = _MARKERS.get(self._source.packing, self._source.weight_scale)
         return name.endswith(".weight") and super().has(f"{name.removesuffix('weight')}{marker}")
 
     def _weight(self, module: str) -> Tensor:
@@ -62,4 +62,4 @@ class DequantizedWeights(LayerWeights):
                 scales = take("weight_scale").float() * take("weight_scale_2").float()
                 return from_e2m1(take("weight")) * scales.repeat_interleave(NVFP4_BLOCK, dim=1)
             case "fp8" | "fp8_rows" | "fp8_one_scale":
-                return take("weight").float() * take("weight_scale").float().reshape(-1, 1)
+                return take("weight").float() * take(self._source.weight_scale).float().reshape(-1, 1)
