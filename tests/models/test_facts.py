@@ -37,6 +37,10 @@ def facts_of(family: str, changes: dict[str, Any], directory: Path, absent: tupl
         ("gemma3", {"rope_parameters": -1}, "rope_parameters is -1, not an object"),
         ("gptj", {"n_head": 4000}, "hidden size 64 is too small for 4000 attention heads"),
         ("llama", {"num_key_value_heads": 8}, "8 key-value heads are more than the 4 attention heads"),
+        ("mixtral", {"num_experts_per_tok": 5}, "a token cannot get 5 of 4 experts$"),
+        ("deepseek_v2", {"topk_group": 1}, "a token cannot get 3 of 8 experts in 1 of 4 groups"),
+        ("deepseek_v3", {"n_group": 3}, "a token cannot get 3 of 8 experts in 2 of 3 groups"),
+        ("glm4_moe", {"topk_group": 3}, "a token cannot get 3 of 8 experts in 3 of 2 groups"),
         ("llama", {"num_hidden_layers": 10**6}, r"num_hidden_layers is 1,000,000, .* the limit is 1,024"),
     ],
 )

@@ -147,6 +147,15 @@ def test_a_layout_that_does_not_divide_the_experts_is_an_error(families: Familie
         DecoderSpec.of(config, 0)
 
 
+def test_more_experts_a_token_than_there_are_is_an_error(families: Families, tmp_path: Path) -> None:
+    """A kernel would read behind a token's scores."""
+    checkpoint = families("mixtral").checkpoint()
+    values = json.loads((checkpoint / "config.json").read_text())
+    config = read_checkpoint_config(edited(checkpoint, tmp_path, {"moe": values["moe"] | {"top_k": 5}}))
+    with pytest.raises(ForgeError, match=r"config\.json: a token cannot get 5 of 4 experts"):
+        DecoderSpec.of(config, 0)
+
+
 def test_a_rank_lacking_an_expert_is_an_error(families: Families, tmp_path: Path) -> None:
     checkpoint = families("mixtral").checkpoint()
     tensors = load_file(checkpoint / "rank0.safetensors")

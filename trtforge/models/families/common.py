@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from trtforge.core.errors import ForgeError
+from trtforge.formats.checkpoint_values import require_choice
 from trtforge.formats.hf import HfConfig
 from trtforge.formats.rope import rope_scaling
 from trtforge.models.family import (
@@ -216,7 +217,12 @@ def sliding_layers(config: HfConfig) -> tuple[int, ...] | None:
 
 
 def moe_fields(experts: int, top_k: int, normalization: int, shared: int = 0, **limits: float) -> dict[str, Any]:
-    """The `moe` object: the keys that 0.17 to 1.2 all accept. Normalisation modes: tensorrt_llm/layers/moe.py."""
+    """The `moe` object: the keys that 0.17 to 1.2 all accept. Normalisation modes: tensorrt_llm/layers/moe.py.
+
+    Raises ForgeError for more experts a token than it can get.
+    """
+    if experts:
+        require_choice(experts, top_k, int(limits.get("n_group", 1)), int(limits.get("topk_group", 1)))
     return {
         "num_experts": experts,
         "shared_expert_intermediate_size": shared,

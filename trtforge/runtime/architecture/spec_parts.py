@@ -6,6 +6,7 @@ from trtforge.core.dtypes import FLOAT32_BYTES
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Rank
 from trtforge.formats.checkpoint_keys import integer, number, numbers, text
+from trtforge.formats.checkpoint_values import require_choice
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.runtime.architecture.network import Network
 
@@ -72,15 +73,19 @@ class MoeSpec:
         local = experts // parallel.ep
         limit = number(config, "swiglu_limit", 0.0)
         limited = mode in (_DEVICE_LIMITED, _DEVICE_LIMITED_RENORMALIZE)
+        top_k = int(moe.get("top_k") or 1)
+        groups = int(moe.get("device_limited_n_group") or 1) if limited else 1
+        top_groups = int(moe.get("device_limited_topk_group") or 1) if limited else 1
+        require_choice(experts, top_k, groups, top_groups)
         return cls(
             num_experts=experts,
             first=rank.tp_rank % parallel.ep * local,
             local=local,
-            top_k=int(moe.get("top_k") or 1),
+            top_k=top_k,
             expert_size=expert_size // moe_tp,
             renormalize=mode in (_RENORMALIZE, _DEVICE_LIMITED_RENORMALIZE),
-            groups=int(moe.get("device_limited_n_group") or 1) if limited else 1,
-            top_groups=int(moe.get("device_limited_topk_group") or 1) if limited else 1,
+            groups=groups,
+            top_groups=top_groups,
             scaling=float(moe.get("device_limited_routed_scaling_factor") or 1.0),
             shared_size=shared_size // parallel.tp,
             sigmoid=text(config, "scoring_func") == "sigmoid",
