@@ -258,6 +258,9 @@ def test_tensors_named_as_transformers_names_its_modules_are_those_of_published_
     ]
     for file in ("config.json", "rank0.safetensors", CARRIED_FILE):
         assert (made[0] / file).read_bytes() == (made[1] / file).read_bytes()
+    with pytest.raises(ForgeError, match="a name of transformers' modules, which TensorRT-LLM does not read") as caught:
+        compile_engine(LLMAPI, tmp_path / "modules", tmp_path / "engine")
+    assert "trtforge convert HF_DIR CHECKPOINT" in (caught.value.hint or "")
     state["language_model.model.norm.weight"] = state["model.language_model.norm.weight"].clone()
     save_file(state, tmp_path / "modules" / "model.safetensors", {"format": "pt"})
     with pytest.raises(ForgeError, match=r"language_model\.model\.norm\.weight is in model\.safetensors and in"):

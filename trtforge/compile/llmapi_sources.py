@@ -35,7 +35,9 @@ from trtforge.formats.hf import (
 from trtforge.formats.hf_quant_config import HfQuantization
 from trtforge.formats.llmapi import MODEL_FILE
 from trtforge.formats.older_config import with_older_names
+from trtforge.formats.published_names import published_name
 from trtforge.formats.shards import read_header
+from trtforge.formats.stacked_experts import stacked_by_transformers
 from trtforge.formats.trtllm import CARRIED_FILE, LAYERS_FILE, CheckpointConfig, rank_file
 from trtforge.models.hf_export_plan import hf_plan
 from trtforge.models.hf_tensors import HfPlan, copied
@@ -121,8 +123,10 @@ class HuggingFaceSource:
 
     @classmethod
     def open(cls, directory: Path) -> "HuggingFaceSource":
-        """Read the headers. Raises ForgeError for a damaged or incomplete checkpoint, and for pickled weights."""
+        """Read the headers. Raises ForgeError for a damaged or incomplete checkpoint, pickled weights, and names that
+        TensorRT-LLM does not read."""
         checkpoint = open_checkpoint(directory)
+        _require_published_names(checkpoint)
         return cls(checkpoint, tuple(_files_of(checkpoint)))
 
     @property
@@ -201,6 +205,21 @@ def write_engine(
     beside.write(out, progress)
     (out / MODEL_FILE).write_text(plan.args.to_yaml())
     return source.write(out, progress)
+
+
+def _require_published_names(checkpoint: HfCheckpoint) -> None:
+    """Source: `filter_weights("language_model", ...)` in tensorrt_llm/_torch/models/modeling_gemma3vl.py."""
+    architectures = checkpoint.config.values.get("architectures")
+    if not isinstance(architectures, list):
+        return
+    architecture = checkpoint.config.architecture
+    for file in checkpoint.weight_files:
+        for name in (tensor.spec.name for tensor in read_header(file)):
+            if published_name(name, architecture) != name or stacked_by_transformers(name, architecture):
+                raise ForgeError(
+                    f"{file}: {name} is a name of transformers' modules, which TensorRT-LLM does not read",
+                    hint="Convert the model and compile the checkpoint: `trtforge convert HF_DIR CHECKPOINT`.",
+                )
 
 
 def _files_of(checkpoint: HfCheckpoint) -> Iterator[Path]:

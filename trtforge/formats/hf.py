@@ -19,7 +19,7 @@ from trtforge.core.plausible import require_plausible
 from trtforge.formats import mxfp4_experts
 from trtforge.formats.block_fp8 import as_bfloat16, fp8_blocks
 from trtforge.formats.chat_template import TEMPLATE_FILE, TOOL_TEMPLATE_FILE
-from trtforge.formats.nested_names import published_name
+from trtforge.formats.published_names import published_name
 from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.source_digest import SourceDigests, stored_parts
 from trtforge.formats.stacked_experts import by_expert

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from trtforge.formats.nested_names import module_names
+from trtforge.formats.published_names import module_names
 
 Packing = Literal["awq", "gptq", "pack_quantized", "modelopt_int4", "fp8", "fp8_rows", "fp8_one_scale", "nvfp4"]
 """How a weight (out, in) is stored.

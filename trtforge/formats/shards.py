@@ -98,7 +98,7 @@ class Mxfp4Experts(StoredTensor):
 
 @dataclass(frozen=True)
 class Slice(StoredTensor):
-    """One index of the first dimension of `whole`."""
+    """One index of the first dimension of `whole`, or some of its rows."""
 
     whole: StoredTensor
 

@@ -1,7 +1,9 @@
 """Experts stacked in one tensor of three dimensions, read as one matrix for each expert.
 
 Llama 4 and GPT-OSS: `experts.gate_up_proj` (experts, in, 2 x inner) and `experts.down_proj` (experts, inner, out).
-Sources: Llama4TextExperts and GptOssExperts in transformers/models (modeling_llama4.py, modeling_gpt_oss.py).
+The modules of transformers 5 stack other families' experts too, which are published one by one: `experts.gate_up_proj`
+(experts, 2 x inner, in), gate before up, and `experts.down_proj` (experts, out, inner).
+Sources: Llama4TextExperts, GptOssExperts and MixtralExperts in transformers/models (5.23).
 """
 
 from collections.abc import Mapping
@@ -10,12 +12,19 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.plausible import MOST_EXPERTS
 from trtforge.formats.shards import Slice, StoredTensor, TensorSpec
 
-_STACKED = {
-    "Llama4ForCausalLM": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
-    "Llama4ForConditionalGeneration": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
-    "GptOssForCausalLM": ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+_PUBLISHED_SO = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration", "GptOssForCausalLM")
+_GATE_UP_DOWN = ("gate_proj", "up_proj", "down_proj")
+_ONE_BY_ONE = {
+    "MixtralForCausalLM": ("w1", "w3", "w2"),
+    "Qwen2MoeForCausalLM": _GATE_UP_DOWN,
+    "Qwen3MoeForCausalLM": _GATE_UP_DOWN,
+    "Qwen3NextForCausalLM": _GATE_UP_DOWN,
+    "DeepseekV2ForCausalLM": _GATE_UP_DOWN,
+    "DeepseekV3ForCausalLM": _GATE_UP_DOWN,
+    "Glm4MoeForCausalLM": _GATE_UP_DOWN,
 }
-"""By architecture: how the names of such tensors end."""
+"""By architecture: the names of an expert's gate, up and down projection."""
+_GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
 
 
 def by_expert(tensors: Mapping[str, StoredTensor], architecture: str) -> dict[str, StoredTensor]:
@@ -24,16 +33,18 @@ def by_expert(tensors: Mapping[str, StoredTensor], architecture: str) -> dict[st
     Raises ForgeError for more experts than any model has (a tensor without elements can claim any number), and for
     tensors that have the names of slices.
     """
-    endings = _STACKED.get(architecture, ("\0",))
-    stacks = [t for name, t in tensors.items() if name.endswith(endings) and len(t.spec.shape) == 3]
-    if sum(stack.spec.shape[0] for stack in stacks) > len(endings) * MOST_EXPERTS:
+    if architecture not in (*_PUBLISHED_SO, *_ONE_BY_ONE):
+        return dict(tensors)
+    stacks = [t for name, t in tensors.items() if name.endswith((_GATE_UP, _DOWN)) and len(t.spec.shape) == 3]
+    if sum(stack.spec.shape[0] for stack in stacks) > 2 * MOST_EXPERTS:
         largest = max(stacks, key=lambda stack: stack.spec.shape[0])
         raise ForgeError(
             f"{largest.file}: {largest.spec.name} has {largest.spec.shape[0]:,} experts: the limit is {MOST_EXPERTS:,} "
             "in all layers",
             hint="Fetch the checkpoint again.",
         )
-    slices = {piece.spec.name: piece for stack in stacks for piece in _slices(stack)}
+    names = _ONE_BY_ONE.get(architecture)
+    slices = {piece.spec.name: piece for stack in stacks for piece in _slices(stack, names)}
     both = sorted(slices.keys() & tensors.keys())
     if both:
         raise ForgeError(
@@ -44,12 +55,27 @@ def by_expert(tensors: Mapping[str, StoredTensor], architecture: str) -> dict[st
     return {name: tensor for name, tensor in tensors.items() if name not in stacked} | slices
 
 
-def _slices(whole: StoredTensor) -> list[Slice]:
-    experts, *shape = whole.spec.shape
+def stacked_by_transformers(name: str, architecture: str) -> bool:
+    """Whether a tensor is a stack of experts that are published one by one."""
+    return architecture in _ONE_BY_ONE and name.endswith((_GATE_UP, _DOWN))
+
+
+def _slices(whole: StoredTensor, names: tuple[str, str, str] | None) -> list[Slice]:
+    """The matrices of all experts: named like their stack, or as gate, up and down projection."""
+    experts, rows, columns = whole.spec.shape
     prefix, _, leaf = whole.spec.name.rpartition(".")
     size = whole.spec.nbytes // max(1, experts)
-    names = [f"{prefix}.{expert}.{leaf}.weight" for expert in range(experts)]
+    leaves: tuple[str, ...] = (leaf,)
+    if names is not None:
+        leaves = names[:2] if leaf == "gate_up_proj" else names[2:]
+    count = len(leaves)
     return [
-        Slice(TensorSpec(name, whole.spec.dtype, tuple(shape)), whole.file, whole.offset + index * size, whole)
-        for index, name in enumerate(names)
+        Slice(
+            TensorSpec(f"{prefix}.{expert}.{name}.weight", whole.spec.dtype, (rows // count, columns)),
+            whole.file,
+            whole.offset + expert * size + part * size // count,
+            whole,
+        )
+        for expert in range(experts)
+        for part, name in enumerate(leaves)
     ]
