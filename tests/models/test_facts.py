@@ -160,6 +160,15 @@ def test_gemma_3_with_vision_as_it_is_published(tmp_path: Path) -> None:
     assert kinds == expected.layer_types
 
 
+def test_capped_logits_of_gemma_3_with_vision_are_refused(tmp_path: Path) -> None:
+    """transformers computes them without the cap."""
+    text = TINY["gemma3"]().config.to_dict() | {"final_logit_softcapping": 30.0}
+    values = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ForgeError, match=r"final_logit_softcapping 30\.0 cannot be converted"):
+        family_of("Gemma3ForConditionalGeneration").facts(read_config(tmp_path))
+
+
 def test_queries_that_grow_with_their_position_are_refused(tmp_path: Path) -> None:
     """Keys of mistralai/Devstral-Small-2-24B-Instruct-2512 and of the Ministral 3 models."""
     rope = {

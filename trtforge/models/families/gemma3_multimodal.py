@@ -3,7 +3,20 @@
 Source: tensorrt_llm/_torch/models/modeling_gemma3vl.py.
 """
 
-from trtforge.models.families import gemma3
-from trtforge.models.families.multimodal import language_part
+from dataclasses import replace
 
-FAMILY = language_part(gemma3.FAMILY, "gemma3_multimodal", "Gemma3ForConditionalGeneration")
+from trtforge.formats.hf import HfConfig
+from trtforge.models.families import gemma3
+from trtforge.models.families.common import require
+from trtforge.models.families.multimodal import language_part
+from trtforge.models.family import Facts
+
+
+def _facts(text: HfConfig) -> Facts:
+    """The facts of a text_config. Raises ForgeError for capped logits, which transformers caps in a Gemma3ForCausalLM
+    alone (Gemma3ForConditionalGeneration in modeling_gemma3.py, 5.23)."""
+    require(text, "final_logit_softcapping", None, (None,), "Gemma 3 with vision has no capped logits")
+    return gemma3.facts(text)
+
+
+FAMILY = language_part(replace(gemma3.FAMILY, facts=_facts), "gemma3_multimodal", "Gemma3ForConditionalGeneration")
