@@ -10,9 +10,11 @@ import pytest
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
 from trtforge.formats.quantization_config import quantization_method, read_quantized_source
+from trtforge.formats.quantization_values import without_quantization
 from trtforge.formats.quantized_source import QuantizedSource
 
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+IN_TEXT_CONFIG = {"text_config": {"quantization_config": AWQ}}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 MODELOPT_FP8 = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
 FP8_WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
@@ -108,10 +110,30 @@ def test_modelopts_wildcards(tmp_path: Path, pattern: str, module: str, left: bo
 
 
 def test_modules_of_a_model_with_vision_may_have_either_name(tmp_path: Path) -> None:
-    ignored = ["model.language_model.layers.0.mlp.up_proj", "language_model.model.layers.1.mlp.up_proj"]
+    prefixes = ("model.language_model", "language_model.model", "model")
+    ignored = [f"{prefix}.layers.{layer}.mlp.up_proj" for layer, prefix in enumerate(prefixes)]
     source = found(compressed(FP8_WEIGHTS, FP8_INPUTS, ignore=ignored), tmp_path)
-    modules = [f"language_model.model.layers.{layer}.mlp.up_proj" for layer in range(3)]
-    assert [source.quantizes(module) for module in modules] == [False, False, True]
+    modules = [f"language_model.model.layers.{layer}.mlp.up_proj" for layer in range(4)]
+    assert [source.quantizes(module) for module in modules] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"compression_config": AWQ}, IN_TEXT_CONFIG, {"quantization_config": None} | IN_TEXT_CONFIG],
+    ids=["compression_config", "text_config", "null"],
+)
+def test_places_of_a_description(tmp_path: Path, config: dict[str, Any]) -> None:
+    hf = HfConfig(config, tmp_path / "config.json")
+    source = read_quantized_source(hf)
+    assert source is not None
+    assert (source.packing, quantization_method(hf)) == ("awq", "awq")
+    assert without_quantization(config) == ({"text_config": {}} if "text_config" in config else {})
+
+
+def test_modelopts_file_inside_config_json(tmp_path: Path) -> None:
+    values = {"quant_method": "modelopt", "quantization": MODELOPT_FP8 | {"exclude_modules": [Q_PROJ]}}
+    source = found(values, tmp_path)
+    assert (source.packing, source.fp8_kv_cache, source.quantizes(Q_PROJ)) == ("fp8", True, False)
 
 
 def test_modelopt_in_config_json_alone(tmp_path: Path) -> None:

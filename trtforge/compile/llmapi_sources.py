@@ -36,6 +36,7 @@ from trtforge.formats.hf_quant_config import HfQuantization
 from trtforge.formats.llmapi import MODEL_FILE
 from trtforge.formats.older_config import with_older_names
 from trtforge.formats.published_names import published_name
+from trtforge.formats.quantization_values import without_quantization
 from trtforge.formats.shards import read_header
 from trtforge.formats.stacked_experts import stacked_by_transformers
 from trtforge.formats.trtllm import CARRIED_FILE, LAYERS_FILE, CheckpointConfig, rank_file
@@ -91,8 +92,7 @@ class CheckpointSource:
 
         shards = shards_of(self.tensors.tensors)
         require_space(out, sum(shard.bytes for shard in shards) - Finished.read(out).bytes)
-        config = with_older_names(self.hf.values)
-        config.pop("quantization_config", None)
+        config = without_quantization(with_older_names(self.hf.values))
         config |= {key: self.model.dtype for key in ("dtype", "torch_dtype") if key in config}
         config.setdefault("torch_dtype", self.model.dtype)
         if isinstance(text := config.get("text_config"), dict):

@@ -10,7 +10,7 @@ from typing import Any
 
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
-from trtforge.formats.quantization_values import DAMAGED, Values, shown
+from trtforge.formats.quantization_values import DAMAGED, Values, quantization_of, shown
 from trtforge.formats.shards import BlockScaled, StoredTensor, TensorSpec
 
 _SCALE = "_scale_inv"
@@ -22,7 +22,7 @@ def fp8_blocks(values: Mapping[str, Any], where: str) -> tuple[int, int] | None:
 
     `where`: the file, for errors. Raises ForgeError for a size that is none.
     """
-    found = values.get("quantization_config")
+    found = quantization_of(values)
     if not isinstance(found, dict) or str(found.get("quant_method")).lower() != "fp8":
         return None
     size = found.get("weight_block_size")

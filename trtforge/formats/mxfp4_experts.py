@@ -10,6 +10,7 @@ from typing import Any
 
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
+from trtforge.formats.quantization_values import quantization_of
 from trtforge.formats.shards import Mxfp4Experts, StoredTensor, TensorSpec
 
 _ARCHITECTURE = "GptOssForCausalLM"
@@ -19,7 +20,7 @@ _BLOCK_BYTES = 16
 
 def stored_so(values: Mapping[str, Any]) -> bool:
     """Whether a config.json is of such a checkpoint."""
-    found, names = values.get("quantization_config"), values.get("architectures")
+    found, names = quantization_of(values), values.get("architectures")
     method = str(found.get("quant_method")).lower() if isinstance(found, dict) else ""
     return method == "mxfp4" and isinstance(names, list) and names[:1] == [_ARCHITECTURE]
 

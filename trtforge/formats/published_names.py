@@ -27,8 +27,12 @@ def published_name(name: str, architecture: str) -> str:
 
 
 def module_names(published: str) -> tuple[str, ...]:
-    """The names that a module of a language model may have in the description of a quantisation, its own first."""
+    """The names that a module of a language model may have in the description of a quantisation, its own first.
+
+    A description in the text_config of a model with vision has those of the language model alone.
+    """
     below = "language_model.model."
     if not published.startswith(below):
         return (published,)
-    return published, "model.language_model." + published.removeprefix(below)
+    module = published.removeprefix(below)
+    return published, f"model.language_model.{module}", f"model.{module}"

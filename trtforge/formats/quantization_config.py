@@ -16,7 +16,14 @@ from trtforge.core.json_text import read_json_object
 from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.formats.compressed_tensors import compressed_tensors
 from trtforge.formats.hf import QUANTIZATION_FILES, HfConfig
-from trtforge.formats.quantization_values import DAMAGED, ORIGINAL, Values, shown, static_fp8_kv_cache
+from trtforge.formats.quantization_values import (
+    DAMAGED,
+    ORIGINAL,
+    Values,
+    quantization_of,
+    shown,
+    static_fp8_kv_cache,
+)
 from trtforge.formats.quantized_source import Packing, QuantizedSource
 
 MODELOPT_FILE, *_OLDER = QUANTIZATION_FILES
@@ -33,7 +40,7 @@ def read_quantized_source(config: HfConfig) -> QuantizedSource | None:
 
     FP8 with block scales and experts in MXFP4 count as unquantised: they are read as bfloat16.
     """
-    values = config.values.get("quantization_config")
+    values = quantization_of(config.values)
     files = {path.name: path for path in quantization_files(config.path.parent)}
     if MODELOPT_FILE in files:
         path = files[MODELOPT_FILE]
@@ -51,7 +58,7 @@ def read_quantized_source(config: HfConfig) -> QuantizedSource | None:
 def quantization_method(config: HfConfig) -> str:
     """The name of the tool or format that quantised a checkpoint; "none" for an unquantised one."""
     files = {path.name for path in quantization_files(config.path.parent)}
-    values = config.values.get("quantization_config")
+    values = quantization_of(config.values)
     if isinstance(values, dict):
         return _method(Values(values, "quantization_config"))
     return "modelopt" if MODELOPT_FILE in files else next((m for n, m in _OLD_FILES.items() if n in files), "none")
@@ -183,6 +190,8 @@ _MODELOPT: Mapping[str, Packing] = {
 
 
 def _modelopt(values: Values) -> QuantizedSource:
+    if values.get("quantization"):  # config.json may have what is in hf_quant_config.json, as vLLM reads it
+        values = values.part("quantization")
     algorithm = values.get("quant_algo")
     if algorithm is None:
         raise values.refusal(

@@ -12,6 +12,25 @@ DAMAGED = "Fetch the file again."
 _GROUPS = (64, 128)
 
 
+_KEYS = ("quantization_config", "compression_config")
+"""Where a config.json describes its quantisation; the latter is that of compressed-tensors before 0.6."""
+
+
+def quantization_of(config: Mapping[str, Any]) -> Any:
+    """What a config.json, or its text_config, says of its quantisation; None for an unquantised model."""
+    text = config.get("text_config")
+    places = (config, text) if isinstance(text, dict) else (config,)
+    return next((place[key] for place in places for key in _KEYS if place.get(key) is not None), None)
+
+
+def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json that says nothing of it."""
+    found = {key: value for key, value in config.items() if key not in _KEYS}
+    if isinstance(text := found.get("text_config"), dict):
+        found["text_config"] = without_quantization(text)
+    return found
+
+
 class Values:
     """A JSON object and its location, for error messages."""
 

@@ -143,10 +143,10 @@ class LayerStream:
             config = config_with_flags(weights.directory) or AutoConfig.from_pretrained(
                 weights.directory, trust_remote_code=False
             )
-            if hasattr(config, "quantization_config"):
-                del config.quantization_config  # weights are loaded dequantised
             if weights.family.nested:
                 config = config.get_text_config()
+            if hasattr(config, "quantization_config"):
+                del config.quantization_config  # weights are loaded dequantised
             model = AutoModelForCausalLM.from_config(config, dtype=weights.dtype, trust_remote_code=False)
             base = model.get_submodule(parent)
         self._model = model.eval()
