@@ -1,6 +1,7 @@
 """Bad checkpoints: each is named before anything is written, and nothing is left behind."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,39 @@ NAME = "model.layers.1.mlp.up_proj.weight"
 def test_missing_tensor(golden_hf: Path, tmp_path: Path, edit_tensors: Edit) -> None:
     edit_tensors(golden_hf, lambda tensors: tensors.pop(NAME))
     refuse(golden_hf, tmp_path, f"lacks {NAME}")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "hint"),
+    [
+        ("_orig_mod.", r"_orig_mod\.lm_head\.weight is stored: save the model's own tensors, without what wraps it"),
+        ("base_model.model.", r"base_model\.model\.lm_head\.weight is stored, as PEFT names it"),
+    ],
+)
+def test_names_with_a_prefix(golden_hf: Path, tmp_path: Path, edit_tensors: Edit, prefix: str, hint: str) -> None:
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[prefix + name] = tensors.pop(name)
+
+    edit_tensors(golden_hf, rename)
+    assert re.match(hint, refuse(golden_hf, tmp_path, r"lacks lm_head\.weight, ").hint or "")
+
+
+def test_a_missing_head_or_embedding_that_may_be_tied(make_hf: MakeHf, tmp_path: Path, edit_tensors: Edit) -> None:
+    untied = make_hf("untied")
+    edit_tensors(untied, lambda tensors: tensors.pop("lm_head.weight"))
+    error = refuse(untied, tmp_path, r"lacks lm_head\.weight$")
+    assert 'set "tie_word_embeddings": true in config.json' in (error.hint or "")
+    tied = make_hf("tied", tie_word_embeddings=True)
+    edit_tensors(tied, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("model.embed_tokens.weight")}))
+    error = refuse(tied, tmp_path, r"lacks model\.embed_tokens\.weight$")
+    assert "lm_head.weight, which is tied to it, is stored instead" in (error.hint or "")
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"])
+def test_rotary_tables_are_left_out(golden_hf: Path, tmp_path: Path, edit_tensors: Edit, name: str) -> None:
+    edit_tensors(golden_hf, lambda tensors: tensors.update({name: torch.ones(8)}))
+    convert(ConvertConfig(), golden_hf, tmp_path / "out")
 
 
 def test_unexpected_tensor(golden_hf: Path, tmp_path: Path, edit_tensors: Edit) -> None:

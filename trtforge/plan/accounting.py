@@ -5,10 +5,11 @@ from trtforge.core.figures import listed
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.shards import StoredTensor
 from trtforge.models.checkpoint_plan import CheckpointPlan
-from trtforge.models.family import Facts, Family
+from trtforge.models.family import Embedding, Facts, Family
 from trtforge.models.prequantized_targets import FLOATS, Expected
 
 _SHOWN = 5
+_OF_ADAPTERS = "base_model."
 
 
 def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: CheckpointPlan) -> None:
@@ -25,7 +26,7 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: 
     if missing:
         raise ForgeError(
             f"{checkpoint.directory} lacks {listed(missing, _SHOWN)}",
-            hint=f"A {family.name} checkpoint with this config.json needs them: fetch the files again.",
+            hint=_way_out(checkpoint, family, plan, missing),
         )
     unexpected = sorted(
         name
@@ -41,6 +42,24 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: 
     for name, expected in sorted(wanted.items()):
         if name in checkpoint.tensors:
             _check(checkpoint.tensors[name], expected, exactly=name not in stored)
+
+
+def _way_out(checkpoint: HfCheckpoint, family: Family, plan: CheckpointPlan, missing: list[str]) -> str:
+    """What helps where these tensors are missing: some are stored under another name, or are not needed."""
+    for head, table in plan.ties.items():
+        if table in missing and head in checkpoint.tensors:
+            return f"{head}, which is tied to it, is stored instead: load and save the model with transformers."
+    heads = [row.source for row in family.model if isinstance(row, Embedding) and row.tied]
+    if missing == heads:
+        return (
+            'If its head is its embedding, set "tie_word_embeddings": true in config.json; else fetch the files again.'
+        )
+    stored = next((name for name in sorted(checkpoint.tensors) if name.endswith(f".{missing[0]}")), None)
+    if stored is None:
+        return f"A {family.name} checkpoint with this config.json needs them: fetch the files again."
+    if stored.startswith(_OF_ADAPTERS):
+        return f"{stored} is stored, as PEFT names it: save the model after `merge_and_unload`."
+    return f"{stored} is stored: save the model's own tensors, without what wraps it (torch.compile, data parallelism)."
 
 
 def _check(found: StoredTensor, expected: Expected, *, exactly: bool) -> None:

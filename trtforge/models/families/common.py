@@ -144,8 +144,8 @@ FINAL_NORM = Vector("transformer.ln_f.weight", "model.norm.weight", "hidden", Pi
 LLAMA_MODEL: tuple[Row, ...] = (EMBED, FINAL_NORM, HEAD)
 EXPERT = "mlp.experts.{}"
 """Name of one expert below its layer, as most families write it."""
-ROTARY_TABLES = ("self_attn.rotary_emb.inv_freq",)
-"""Frequencies in older checkpoints; config.json determines them."""
+ROTARY_TABLES = ("rotary_emb.inv_freq",)
+"""Frequencies, of each layer in older checkpoints or of the model; config.json determines them."""
 
 
 def decoder_sizes(config: HfConfig) -> Sizes:
