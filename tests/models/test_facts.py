@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Gemma3TextConfig, PreTrainedConfig
+from transformers import Gemma3TextConfig, Ministral3Config, PreTrainedConfig
 
 from tests.families import TINY
 from trtforge.core.errors import ForgeError
@@ -201,6 +201,34 @@ def test_queries_that_grow_with_their_position_are_refused(tmp_path: Path) -> No
         json.dumps(values | {"text_config": text | {"rope_parameters": rope | {"llama_4_scaling_beta": 0.0}}})
     )
     assert family.facts(read_config(tmp_path)).config["rotary_scaling"]["factor"] == 48.0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ({"model_type": "mistral4"}, "model_type mistral4 cannot be converted"),
+        ({"model_type": "ministral3"}, "llama_4_scaling_beta 0.1 cannot be converted"),
+        ({"model_type": "ministral3", "rope_parameters": {"rope_theta": 1e6}}, None),
+    ],
+)
+def test_the_language_model_of_mistral_3_is_of_its_text_configs_type(
+    tmp_path: Path, text: dict[str, Any], message: str | None
+) -> None:
+    """Mistral Small 4 has another one, and a Ministral 3 other defaults."""
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 8}
+    values = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": sizes | {"vocab_size": 131} | text}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    family, config = family_of("Mistral3ForConditionalGeneration"), read_config(tmp_path)
+    if message is not None:
+        with pytest.raises(ForgeError, match=message):
+            family.facts(config)
+        return
+    facts, expected = family.facts(config), Ministral3Config(**sizes, **text)
+    assert facts.sizes.head_size == expected.head_dim
+    assert facts.config["norm_epsilon"] == expected.rms_norm_eps
+    assert facts.config["sliding_window"] == expected.sliding_window
+    assert facts.sizes.max_positions == expected.max_position_embeddings
+    assert facts.sizes.num_kv_heads == expected.num_key_value_heads
 
 
 def test_layer_types_are_those_of_a_ministral_only(tmp_path: Path) -> None:

@@ -19,4 +19,6 @@ def _facts(text: HfConfig) -> Facts:
     return gemma3.facts(text)
 
 
-FAMILY = language_part(replace(gemma3.FAMILY, facts=_facts), "gemma3_multimodal", "Gemma3ForConditionalGeneration")
+FAMILY = language_part(
+    replace(gemma3.FAMILY, facts=_facts), "gemma3_multimodal", "Gemma3ForConditionalGeneration", ("gemma3_text",)
+)

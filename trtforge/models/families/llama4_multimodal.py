@@ -6,4 +6,4 @@ Source: tensorrt_llm/_torch/models/modeling_llama.py, Llama4ForConditionalGenera
 from trtforge.models.families import llama4
 from trtforge.models.families.multimodal import language_part
 
-FAMILY = language_part(llama4.FAMILY, "llama4_multimodal", "Llama4ForConditionalGeneration")
+FAMILY = language_part(llama4.FAMILY, "llama4_multimodal", "Llama4ForConditionalGeneration", ("llama4_text",))

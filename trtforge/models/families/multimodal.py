@@ -4,20 +4,26 @@ from dataclasses import replace
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
+from trtforge.models.families.common import require
 from trtforge.models.family import Embedding, Facts, Family, Row, Vector
 
 NESTED = "language_model."
 VISION = ("vision_tower.", "vision_model.", "multi_modal_projector.")
 
 
-def language_part(base: Family, name: str, architecture: str) -> Family:
-    """`base` under the names of a multimodal checkpoint. Only TensorRT-LLM's PyTorch backend runs the whole."""
+def language_part(base: Family, name: str, architecture: str, text_types: tuple[str, ...]) -> Family:
+    """`base` under the names of a multimodal checkpoint. Only TensorRT-LLM's PyTorch backend runs the whole.
+
+    `text_types`: the `model_type` that a text_config may have, first the one that it has if it names none.
+    """
 
     def facts(config: HfConfig) -> Facts:
         """The facts of its text_config; the whole model has the LM head, so its own config says if that is tied."""
         text = config.values.get("text_config")
         if not isinstance(text, dict):
             raise ForgeError(f"{config.path}: text_config is {text!r:.60}, not an object", hint="Fetch the file again.")
+        why = f"TensorRT-LLM's {architecture} has another language model"
+        require(HfConfig(text, config.path), "model_type", text_types[0], text_types, why)
         tied = config.values.get("tie_word_embeddings", text.get("tie_word_embeddings"))
         values = {**text, "tie_word_embeddings": tied, "architectures": [architecture]}
         return base.facts(HfConfig(values, config.path))
