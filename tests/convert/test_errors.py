@@ -152,6 +152,17 @@ def test_unknown_architecture(golden_hf: Path, tmp_path: Path, edit_config: Call
     assert "LlamaForCausalLM" in refuse(golden_hf, tmp_path, "architecture GrokForCausalLM is not supported").hint
 
 
+def test_a_model_type_of_another_architecture(
+    golden_hf: Path, tmp_path: Path, edit_config: Callable[..., None]
+) -> None:
+    """transformers loads a Mistral then, with a window; a type that no family has is that of a model's own code."""
+    edit_config(golden_hf, model_type="mistral")
+    error = refuse(golden_hf, tmp_path, "is LlamaForCausalLM, but model_type mistral is of another one")
+    assert 'Set "model_type": "llama"' in (error.hint or "")
+    edit_config(golden_hf, model_type="kimi_k2")
+    convert(ConvertConfig(), golden_hf, tmp_path / "out")
+
+
 def test_already_quantised(golden_hf: Path, tmp_path: Path, edit_config: Callable[..., None]) -> None:
     edit_config(golden_hf, quantization_config={"quant_method": "bitsandbytes"})
     refuse(golden_hf, tmp_path, "quant_method bitsandbytes is not converted: TensorRT-LLM has no NF4")

@@ -163,7 +163,8 @@ def test_pickled_heads_and_other_models_are_refused(tmp_path: Path) -> None:
         made(tmp_path, tmp_path / "heads")
     assert "pickled" in caught.value.hint
     config = json.loads((tmp_path / "hf" / "config.json").read_text())
-    (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {"architectures": ["GraniteForCausalLM"]}))
+    granite = {"architectures": ["GraniteForCausalLM"], "model_type": "granite"}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config | granite))
     with pytest.raises(ForgeError, match=r"TensorRT-LLM has medusa for LlamaForCausalLM, .*, not for Granite"):
         made(tmp_path, write_heads(tmp_path / "heads"))
 

@@ -384,7 +384,8 @@ def test_words_that_a_rank_would_cut_are_refused(tmp_path: Path) -> None:
 
 def test_quantised_experts_are_refused(tmp_path: Path, edit_config: Callable[..., None]) -> None:
     source = write_quantized(tmp_path / "hf", awq(), AWQ)
-    edit_config(source.directory, architectures=["MixtralForCausalLM"], num_local_experts=4, num_experts_per_tok=2)
+    mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    edit_config(source.directory, **mixtral, num_local_experts=4, num_experts_per_tok=2)
     refuse(source.directory, tmp_path, r"an already quantised \(AutoAWQ\) mixtral model with a mixture of experts")
 
 

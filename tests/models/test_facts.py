@@ -11,7 +11,7 @@ from tests.families import TINY
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import read_config
 from trtforge.models.family import Facts
-from trtforge.models.registry import architectures, family_of, family_of_engine
+from trtforge.models.registry import architectures, family_of, family_of_config, family_of_engine
 
 
 def facts_of(family: str, changes: dict[str, Any], directory: Path, absent: tuple[str, ...] = ()) -> Facts:
@@ -241,6 +241,19 @@ def test_layer_types_are_those_of_a_ministral_only(tmp_path: Path) -> None:
     assert facts_of("mistral", kinds, tmp_path).config["sliding_window_layers"] == [1, 3]
     for facts in (mistral3, facts_of("mixtral", kinds, tmp_path)):
         assert (facts.config["sliding_window"], facts.config["sliding_window_layers"]) == (16, None)
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_the_model_type_is_that_of_transformers(tmp_path: Path, family: str) -> None:
+    model = TINY[family]()
+    values = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    own = family_of_config(read_config(tmp_path))
+    other = "gpt2" if own.name == "llama" else "llama"
+    (tmp_path / "config.json").write_text(json.dumps(values | {"model_type": other}))
+    with pytest.raises(ForgeError, match=f"model_type {other} is of another one") as caught:
+        family_of_config(read_config(tmp_path))
+    assert f'"{model.config.model_type}"' in (caught.value.hint or "")
 
 
 def test_tensorrt_llm_names_architectures_as_hugging_face_does() -> None:

@@ -3,7 +3,7 @@
 from importlib import import_module
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.hf import HfCheckpoint
+from trtforge.formats.hf import HfCheckpoint, HfConfig
 from trtforge.models.family import Family
 
 _FAMILY_OF = {
@@ -66,6 +66,14 @@ WITH_VISION_ONLY = ("Llama4ForCausalLM",)
 WITH_STATES = ("Qwen3NextForCausalLM",)
 """Those with linear attention: they keep a state of each sequence, which is in no KV block and cannot be shared."""
 
+_TYPE_OF = {
+    "gemma3": "gemma3_text",
+    "gemma3_multimodal": "gemma3",
+    "llama4": "llama4_text",
+    "llama4_multimodal": "llama4",
+}
+"""The `model_type` in config.json of the families that have another name than it."""
+
 
 def architectures() -> tuple[str, ...]:
     """The supported Hugging Face architectures, sorted."""
@@ -98,9 +106,27 @@ def family_of_engine(architecture: str) -> Family | None:
     return family_of(architecture) if architecture in _FAMILY_OF else None
 
 
+def family_of_config(config: HfConfig) -> Family:
+    """The family of a Hugging Face config.json.
+
+    Raises ForgeError for an unsupported one, and for a `model_type` of another family, by which transformers would load
+    the model. A type of no family is that of a model's own code (Kimi K2).
+    """
+    family, found = family_of(config.architecture), config.values.get("model_type")
+    types = {_TYPE_OF.get(name, name) for name in _FAMILY_OF.values()}
+    own = _TYPE_OF.get(family.name, family.name)
+    if found in types and found != own:
+        raise ForgeError(
+            f"{config.path}: the architecture is {config.architecture}, but model_type {found} is of another one, "
+            "which transformers would load",
+            hint=f'Set "model_type": "{own}" in it if the model is a {config.architecture}, else its architectures.',
+        )
+    return family
+
+
 def family_of_checkpoint(checkpoint: HfCheckpoint) -> Family:
     """The family with the tensor names of this checkpoint: those of GPT-2 and Bloom often lack the base prefix."""
-    family = family_of(checkpoint.config.architecture)
+    family = family_of_config(checkpoint.config)
     prefix = family.base_prefix
     if prefix and not any(name.startswith(prefix) for name in checkpoint.tensors):
         return family.bare()

@@ -15,7 +15,7 @@ from trtforge.models.checkpoint_config import formats_by_row
 from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.models.exclusions import excluded_modules, unquantized_rows
 from trtforge.models.family import Facts, Family
-from trtforge.models.registry import family_of, family_of_checkpoint
+from trtforge.models.registry import family_of_checkpoint, family_of_config
 from trtforge.models.vision import vision_weights
 from trtforge.plan.accounting import check_sources
 from trtforge.plan.formats import WEIGHTS, WeightFormat
@@ -51,7 +51,7 @@ class Model:
     @classmethod
     def of_config(cls, name: str, config: HfConfig) -> "Model":
         """From config.json alone. Raises ForgeError for an architecture or value that conversion does not support."""
-        family = family_of(config.architecture)
+        family = family_of_config(config)
         weights = vision_weights(config)
         vision = None if weights is None else weights * dtype_named(config.dtype).size
         stored = read_quantized_source(config)
