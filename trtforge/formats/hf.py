@@ -168,7 +168,7 @@ class HfCheckpoint:
     """A checkpoint directory, with its config and safetensors headers; no weights are read.
 
     FP8 matrices with block scales and experts in MXFP4 are bfloat16 matrices in `tensors`, without their scales;
-    experts that are stacked in one tensor are one matrix each.
+    experts that are stacked in one tensor are one matrix each. Names are those that models are published with.
     """
 
     directory: Path
