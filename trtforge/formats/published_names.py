@@ -1,8 +1,8 @@
 """Names of tensors as models are published with them, from those that transformers gives its own modules.
 
 transformers saves a model under the former, but other programs save the state of its modules: from 4.52 on the parts of
-a model with vision are below one `model`, from 5 on Mixtral's experts are in `mlp`. Both are read alike.
-Source: transformers 5.23, conversion_mapping.py ("llava", "mixtral").
+a model with vision are below one `model`, from 5 on Mixtral's experts are in `mlp` and GPT-NeoX has an `lm_head`. Both
+are read alike. Source: transformers 5.23, conversion_mapping.py ("llava", "mixtral", "GPTNeoXForCausalLM").
 """
 
 import re
@@ -15,6 +15,7 @@ _WITH_VISION = (
 _PUBLISHED = {
     "Gemma3ForConditionalGeneration": _WITH_VISION,
     "Mistral3ForConditionalGeneration": _WITH_VISION,
+    "GPTNeoXForCausalLM": ((r"^lm_head\.", "embed_out."),),
     "MixtralForCausalLM": ((r"\.mlp\.", ".block_sparse_moe."),),
 }
 
