@@ -100,7 +100,6 @@ def test_the_vocabulary_is_the_one_that_xgrammar_makes_of_the_tokenizer(kind: st
 
 
 GRAMMARS = Grammars(DEMO_MODEL, 2048)
-QUOTED = "a pattern with a quotation mark or a backslash of its own is not supported"
 
 
 @settings(max_examples=150)
@@ -115,20 +114,3 @@ def test_whatever_a_guide_says_it_is_compiled_or_refused(kind: Any, value: objec
         refused = error
     assert refused is None or refused.message.startswith(f"the guide of type {kind}")
     assert refused is None or refused.hint
-
-
-@pytest.mark.parametrize(
-    ("schema", "said"),
-    [
-        ({"pattern": 'a"b'}, QUOTED),
-        (
-            {"items": [{"pattern": r"^\\\\$"}]},
-            "a pattern with a quotation mark or a backslash of its own is not supported",
-        ),
-        ({"properties": {"a": {"format": "json-pointer"}}}, "the format json-pointer is not supported"),
-    ],
-)
-def test_what_xgrammar_would_not_escape_is_refused(schema: dict[str, Any], said: str) -> None:
-    with pytest.raises(RequestError, match=f"refused: {said}"):
-        GRAMMARS.compiled(Guide("json_schema", json.dumps({"type": "string", **schema})))
-    GRAMMARS.compiled(Guide("json_schema", json.dumps({"type": "string", "pattern": r"^\d\.[^/]$"})))

@@ -1,9 +1,9 @@
 """Guides as grammars over one tokenizer's vocabulary: compiled once each, the latest kept."""
 
+import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +12,17 @@ from trtforge.core.errors import ForgeError, RequestError, first_line
 from trtforge.core.extras import install_command
 from trtforge.core.json_text import parse_json
 from trtforge.engine_process.requests import LONGEST_GUIDE, Guide
-from trtforge.formats.special_tokens import read_special_tokens
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
+from trtforge.runtime.guidance.patterns import DEEPEST, expression
+from trtforge.runtime.guidance.schemas import enforceable
+from trtforge.runtime.guidance.unenforced import Unenforced
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _MOST_KEPT = 256
 _MOST_KEPT_BYTES = 256 << 20
-_DEEPEST = 200
-"""Brackets within one another, in a regular expression or a grammar."""
 _SPACE = 0x20
-_FREE_FORMATS = ("json-pointer", "relative-json-pointer")
-"""Formats whose strings may hold quotation marks."""
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+: (Check failed: \(.*?\) is false: )?")
 """Where in its own code xgrammar found an error."""
 _HINTS = {
@@ -70,9 +68,10 @@ class Grammars:
         grammar = self.found(guide)
         if grammar is not None:
             return grammar
-        _check(guide)
         try:
             grammar = self._compile(guide)
+        except Unenforced as error:
+            raise _refused(guide, str(error)) from None
         except UnicodeError:  # a message that quotes a part of a character, or a guide that is no Unicode
             raise _refused(guide, "it cannot be parsed") from None
         except RuntimeError as error:  # xgrammar's own errors derive from it
@@ -81,19 +80,16 @@ class Grammars:
         return grammar
 
     def _compile(self, guide: Guide) -> Any:
-        compiler = self._compiler(json_only=guide.kind in ("json", "json_schema"))
+        compiler, text = self._compiler(json_only=guide.kind in ("json", "json_schema")), _enforced(guide)
         match guide.kind:
             case "json":
                 return compiler.compile_builtin_json_grammar()
             case "json_schema":
                 # White space is fixed: a model could go on with it for ever.
-                return compiler.compile_json_schema(guide.text, any_whitespace=False)
-            case "regex":
-                return compiler.compile_regex(guide.text)
-            case "ebnf_grammar":
-                return compiler.compile_grammar(guide.text)
+                return compiler.compile_json_schema(text, any_whitespace=False)
             case "structural_tag":
-                return compiler.compile_structural_tag(guide.text)
+                return compiler.compile_structural_tag(text)
+        return compiler.compile_grammar(text)
 
     def _compiler(self, *, json_only: bool) -> Any:
         """For JSON the vocabulary lacks control characters, which strings of bounded length would let through."""
@@ -105,7 +101,7 @@ class Grammars:
                 [b"" if min(text, default=0) < _SPACE else text for text in whole.decoded_vocab],
                 xgrammar.VocabType.RAW,
                 vocab_size=self._vocab_size,
-                stop_token_ids=whole.stop_token_ids or None,
+                stop_token_ids=[],
                 add_prefix_space=whole.add_prefix_space,
             )
             self._compilers[json_only] = xgrammar.GrammarCompiler(
@@ -114,7 +110,10 @@ class Grammars:
         return self._compilers[json_only]
 
     def _vocabulary(self) -> Any:
-        """The vocabulary as xgrammar.TokenizerInfo. Special tokens have no text, so that no grammar allows them."""
+        """The vocabulary as xgrammar.TokenizerInfo. Special tokens have no text, so that no grammar allows them.
+
+        Each request says what ends it: an end id that is named here as well would be allowed within any text.
+        """
         import xgrammar
         from transformers import PreTrainedTokenizerFast
 
@@ -124,15 +123,14 @@ class Grammars:
                 hint="Convert from a checkpoint directory that has tokenizer.json, then compile again.",
             )
         tokenizer = load_tokenizer(self._directory / TOKENIZER_FILE)
-        ends = list(read_special_tokens(self._directory).end_ids) or None
         whole = xgrammar.TokenizerInfo.from_huggingface(
-            PreTrainedTokenizerFast(tokenizer_object=tokenizer), vocab_size=self._vocab_size, stop_token_ids=ends
+            PreTrainedTokenizerFast(tokenizer_object=tokenizer), vocab_size=self._vocab_size, stop_token_ids=[0]
         )
         return xgrammar.TokenizerInfo(
             token_texts(tokenizer, self._vocab_size),
             whole.vocab_type,
             vocab_size=self._vocab_size,
-            stop_token_ids=ends,
+            stop_token_ids=[],
             add_prefix_space=whole.add_prefix_space,
         )
 
@@ -158,37 +156,48 @@ def token_texts(tokenizer: "Tokenizer", vocab_size: int) -> list[str]:
     return texts
 
 
-def _unescaped(value: Any) -> Iterator[str]:
-    """What of a schema would make strings that are not JSON: xgrammar 0.2 escapes nothing that a pattern matches."""
-    if isinstance(value, dict):
-        pattern, named = value.get("pattern"), value.get("format")
-        if isinstance(pattern, str) and ('"' in pattern or "\\\\" in pattern):
-            yield "a pattern with a quotation mark or a backslash of its own is not supported"
-        if named in _FREE_FORMATS:
-            yield f"the format {named} is not supported"
-    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _unescaped(each)
-
-
 def _refused(guide: Guide, said: str) -> RequestError:
     return RequestError(f"the guide of type {guide.kind} is refused: {said}", hint=_HINTS[guide.kind])
 
 
-def _check(guide: Guide) -> None:
-    """Raises RequestError for guides that would exhaust a parser in C++."""
-    hint = _HINTS[guide.kind]
+def _enforced(guide: Guide) -> str:
+    """The text for xgrammar, of which it ignores nothing. Raises RequestError, and Unenforced."""
     if len(guide.text) > LONGEST_GUIDE:
         message = f"the guide has {len(guide.text)} characters, at most {LONGEST_GUIDE} are accepted"
         raise RequestError(message, hint="Ask for a smaller structure.")
-    if guide.kind in ("json_schema", "structural_tag"):
-        try:
-            values = parse_json(guide.text, f"the guide of type {guide.kind}", hint=hint)
-        except ForgeError as error:
-            raise RequestError(error.message, hint=error.hint) from None
-        for found in _unescaped(values):
-            raise _refused(guide, found)
-    depth = 0
-    for character in guide.text if guide.kind in ("regex", "ebnf_grammar") else "":
-        depth += (character in "([{") - (character in ")]}")
-        if depth > _DEEPEST:
-            raise RequestError(f"the guide has more than {_DEEPEST} brackets within one another", hint=hint)
+    match guide.kind:
+        case "json_schema":
+            return json.dumps(enforceable(_parsed(guide), controls=False), ensure_ascii=False)
+        case "structural_tag":
+            return json.dumps(_enforced_tag(_parsed(guide)), ensure_ascii=False)
+        case "regex":
+            # Of an expression in a grammar xgrammar makes an automaton, whose steps are bounded.
+            return f"root ::= Regex({json.dumps(expression(guide.text), ensure_ascii=False)})"
+        case "ebnf_grammar":
+            depth = 0
+            for character in guide.text:
+                depth += (character in "([{") - (character in ")]}")
+                if depth > DEEPEST:
+                    raise Unenforced(f"it has more than {DEEPEST} brackets within one another")
+    return guide.text
+
+
+def _parsed(guide: Guide) -> Any:
+    try:
+        return parse_json(guide.text, f"the guide of type {guide.kind}", hint=_HINTS[guide.kind])
+    except ForgeError as error:
+        raise RequestError(error.message, hint=error.hint) from None
+
+
+def _enforced_tag(value: Any) -> Any:
+    """A structural tag with enforceable schemas and expressions."""
+    if isinstance(value, list):
+        return [_enforced_tag(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    made = {key: each if key == "json_schema" else _enforced_tag(each) for key, each in value.items()}
+    if "json_schema" in made:
+        made["json_schema"] = enforceable(made["json_schema"], controls=True)
+    if made.get("type") == "regex" and isinstance(made.get("pattern"), str):
+        made["pattern"] = expression(made["pattern"])
+    return made

@@ -1,0 +1,155 @@
+"""Schemas and expressions of which xgrammar alone would ignore a part: each is enforced or refused with its place."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+import xgrammar
+
+from tests.conftest import DEMO_MODEL
+from trtforge.core.errors import RequestError
+from trtforge.engine_process.requests import Guide, GuideKind
+from trtforge.runtime.guidance.grammars import Grammars
+
+GRAMMARS = Grammars(DEMO_MODEL, 2048)
+NULL, ANY_INTEGER = {"type": "null"}, {"type": "integer"}
+
+
+def allows(kind: GuideKind, guide: str, text: str) -> bool:
+    """Whether an answer to a guide may be this text."""
+    matcher = xgrammar.GrammarMatcher(GRAMMARS.compiled(Guide(kind, guide)), override_stop_tokens=[1])
+    return matcher.accept_string(text) and matcher.is_completed()
+
+
+def tag(schema: object) -> str:
+    return json.dumps({"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}})
+
+
+def named(name: str, schema: object) -> dict[str, Any]:
+    return {"type": "object", "properties": {name: schema}, "required": [name]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "valid", "invalid"),
+    [
+        ({"type": "object", "required": ["a"]}, '{"a": 1}', "{}"),
+        ({"type": "object", "properties": {"b": NULL}, "required": ["a"]}, '{"b": null, "a": 1}', '{"b": null}'),
+        ({"properties": {"a": NULL}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, '{"a": null}', "{}"),
+        ({"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}, "4", "6"),
+        ({"allOf": [ANY_INTEGER], "minimum": 300}, "300", "12"),
+        ({"$ref": "#/$defs/a", "maximum": 6, "$defs": {"a": ANY_INTEGER}}, "6", "7"),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": NULL}}, "null", "1"),
+        ({"minimum": 10}, "10.5", "9"),
+        ({"pattern": "^a$"}, '"a"', '"b"'),
+        ({"enum": [1, "a", None], "type": ["string", "null"]}, '"a"', "1"),
+        ({"type": "number", "multipleOf": 2}, "14", "15"),
+        ({"type": "integer", "multipleOf": 7, "minimum": 13, "maximum": 10**4}, "14", "15"),
+        ({"type": "integer", "minimum": 1.5}, "2", "1"),
+        ({"type": "array", "prefixItems": [NULL, NULL], "maxItems": 1}, "[null]", "[null, null]"),
+        ({"type": "object", "propertyNames": {"enum": ["a"]}, "additionalProperties": NULL}, '{"a": null}', '{"a": 1}'),
+        ({"propertyNames": {"pattern": "^a+$"}, "additionalProperties": NULL}, '{"aa": null}', '{"aa": 1}'),
+        ({**named("ab", ANY_INTEGER), "additionalProperties": NULL}, '{"ab": 1}', '{"ab": 1, "\\u0061b": null}'),
+        ({**named("é", ANY_INTEGER), "additionalProperties": NULL}, '{"é": 1, "": null}', '{"é": 1, "\\u00e9": null}'),
+        (
+            {"type": "object", "properties": {name: {"const": {"title": name}} for name in "ab"}, "required": ["b"]},
+            '{"b": {"title":"b"}}',
+            '{"b": {"title":"a"}}',
+        ),
+        ({"oneOf": [named("a", {"const": name}) for name in "xy"]}, '{"a": "y"}', '{"a": "z"}'),
+        ({"type": "string", "pattern": "^ü[^a]{2}$"}, '"üéb"', '"üab"'),
+        ({"type": "string", "pattern": "^a$|^b$"}, '"b"', '"c"'),
+        ({"type": "string", "format": "date"}, '"2024-02-29"', '"2023-02-29"'),
+        ({"type": "string", "format": "ipv4"}, '"8.20.117.4"', '"008.20.117.4"'),
+        ({"type": "string", "format": "ipv6"}, '"1::8.20.117.4"', '"1::8.20.117.04"'),
+    ],
+)  # fmt: skip
+def test_what_xgrammar_would_ignore_is_enforced(schema: Any, valid: str, invalid: str) -> None:
+    check = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
+    assert check.is_valid(json.loads(valid))
+    assert not check.is_valid(json.loads(invalid))
+    for kind, guide in (("json_schema", json.dumps(schema)), ("structural_tag", tag(schema))):
+        assert allows(kind, guide, valid)  # type: ignore[arg-type]
+        assert not allows(kind, guide, invalid)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"not": {}}, "#: not is not supported"),
+        ({"type": "array", "items": {"contains": NULL}}, "#/items: contains is not supported"),
+        ({"type": "array", "uniqueItems": True}, "#: uniqueItems is not supported"),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, "#: dependentRequired is not supported"),
+        ({"type": "integer", "multipleOf": 7, "minimum": 0}, "#: multipleOf with one bound is not supported"),
+        ({"type": "number", "multipleOf": 0.1}, "#: multipleOf of numbers that are not whole is not supported"),
+        ({"oneOf": [ANY_INTEGER, {"type": "number"}]}, "#: the branches of oneOf may overlap"),
+        ({"oneOf": [{"type": "string"}, {"minimum": 3}]}, "#: the branches of oneOf may overlap"),
+        ({"anyOf": []}, "#: anyOf must be an array of at least one schema"),
+        ({"anyOf": [False, False]}, "#/anyOf/1: the schema false allows no value"),
+        ({"allOf": [NULL, ANY_INTEGER]}, r"#: the types \['null'\] and \['integer'\] have no value in common"),
+        ({"$ref": "#"}, "the schema refers to itself so that a value would never end"),
+        (named("a", {"$ref": "#"}), "the schema refers to itself so that a value would never end"),
+        ({"$ref": "#a"}, "#: the reference '#a' does not begin with #/"),
+        ({"const": 2**70}, "#: whole numbers of more than 64 bits are not supported"),
+        ({"const": "a", "type": "integer"}, "#: no value of enum and const is left"),
+        ({"enum": ["a"], "maxLength": 1}, "#: maxLength beside enum or const is not supported"),
+        ({"type": "number", "minimum": 1e-9, "maximum": 2e-9}, "#: no number with 6 decimals lies within the bounds"),
+        ({"type": "integer", "minimum": 5, "maximum": 4}, "#: no whole number lies within the bounds"),
+        ({"type": "string", "pattern": "^a+$", "maxLength": 3}, "#: maxLength beside pattern or format is not"),
+        ({"type": "string", "pattern": 'a"b'}, "cannot be kept free of quotation marks and backslashes"),
+        ({"type": "string", "pattern": r"^\x22$"}, "cannot be kept free of quotation marks and backslashes"),
+        ({"type": "string", "pattern": r"^\\\\$"}, "cannot be kept free of quotation marks and backslashes"),
+        ({"type": "string", "pattern": "^.{1,5000}$"}, "may repeat its parts more than 2000 times together"),
+        ({"type": "string", "format": "json-pointer"}, "#: the format json-pointer is not supported"),
+        ({"type": "string", "format": "idn-email"}, "#: the format idn-email is not supported"),
+        ({"properties": {}, "patternProperties": {"a": {}}, "required": ["a"]}, "'a' is none of the properties"),
+        ({**named("a", {}), "patternProperties": {"a": NULL}}, "properties and patternProperties together"),
+        ({"additionalProperties": NULL, "minProperties": 2}, "minProperties is 2, but a name may come twice"),
+        ({"type": "object", "additionalProperties": False, "required": ["a"]}, "'a' is none of the properties"),
+        ({"properties": {f"p{number}": {} for number in range(501)}}, "more than 500 named properties"),
+        ({"oneOf": [NULL, {**ANY_INTEGER, "minimum": 5, "maximum": 4}]}, "no whole number lies within the bounds"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_enforced_is_refused(schema: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=f"refused: .*{said}"):
+        GRAMMARS.compiled(Guide("json_schema", json.dumps(schema)))
+    with pytest.raises(RequestError, match=f"refused: .*{said}"):
+        GRAMMARS.compiled(Guide("structural_tag", tag(schema)))
+
+
+@pytest.mark.parametrize(
+    ("schema", "invalid"),
+    [
+        ({"type": "string", "maxLength": 5}, '"a\tb"'),
+        ({"type": "string", "pattern": "^ü[^a]b$"}, '"ü"b"'),
+        ({"type": "string", "pattern": "^ü.b$"}, '"ü\\b"'),
+    ],
+)
+def test_strings_are_json_in_structural_tags_too(schema: Any, invalid: str) -> None:
+    assert not allows("structural_tag", tag(schema), invalid)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("a(?=b)b", "lookahead in a regular expression is not supported"),
+        ("a^b", r"\^ inside of a regular expression is not supported"),
+        ("(a$)*b", r"\$ inside of a regular expression is not supported"),
+        (r"a\Z", r"the escape \\Z in a regular expression is not supported"),
+        (r"\bx", "Word boundary"),
+        ("(.{1,1000}){1,1000}", "may repeat 1000 times together"),
+        ("(" * 200 + ")" * 200, "more than 200 brackets within one another"),
+    ],
+)
+def test_expressions_that_xgrammar_would_take_for_others_are_refused(pattern: str, said: str) -> None:
+    for kind, guide in (("regex", pattern), ("json_schema", json.dumps({"type": "string", "pattern": pattern}))):
+        with pytest.raises(RequestError, match=f"refused: .*{said}"):
+            GRAMMARS.compiled(Guide(kind, guide))  # type: ignore[arg-type]
+
+
+def test_expressions_are_read_as_in_python() -> None:
+    assert allows("regex", "(^a.$|^b$)", "a\\")
+    assert not allows("regex", "a.b", "a\nb")
+    assert allows("regex", r"[.]\.[^\n]", "..x")
+    assert not allows("regex", r"[.]\.", "xx")
+    assert allows("regex", "(?P<year>[0-9]{4})é+😀", "2024éé😀")

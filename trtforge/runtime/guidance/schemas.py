@@ -1,0 +1,237 @@
+"""JSON schemas in the part of JSON Schema that xgrammar enforces: what it would pass over is refused with its place.
+
+xgrammar 0.2 ignores many keywords, alone or beside others, without an error. Here references are resolved, what applies
+together is merged, and types are told apart, so that each answer is valid for the schema that was given. Keywords that
+JSON Schema does not define say nothing about values, as its specification has it. Fewer answers are allowed than by the
+schema: objects have the properties that it names, and others only where it says so; patterns match whole strings.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+from urllib.parse import unquote
+
+from trtforge.runtime.guidance.patterns import MOST_REPETITIONS, work
+from trtforge.runtime.guidance.schema_merging import both, disjoint
+from trtforge.runtime.guidance.schema_objects import object_schema
+from trtforge.runtime.guidance.schema_types import ASSERTIONS, FORMATS, Place, enumerated, inferred_types, typed
+from trtforge.runtime.guidance.unenforced import Unenforced, Unsatisfiable
+
+_APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf")
+_REFUSED = (
+    *("not", "if", "dependentRequired", "dependentSchemas", "dependencies", "contains"),
+    *("$dynamicRef", "$recursiveRef"),
+)
+_MOST_PARTS = 20_000
+_MOST_LEVELS = 100
+_MARK = "x-number"
+"""xgrammar takes schemas that differ in names or values called title or description for one: this tells them apart."""
+_INFERRED = "x-inferred"
+
+Schema = Mapping[str, Any]
+
+
+def enforceable(schema: object, *, controls: bool) -> Schema:
+    """The schema for xgrammar. `controls`: the vocabulary has control characters. Raises Unenforced."""
+    translation = _Translation(schema, controls=controls)
+    root = translation.node(schema, "#")
+    _require_ends(root, translation.definitions)
+    translation.require_exclusive()
+    return {**root, "$defs": translation.definitions} if translation.definitions else root
+
+
+class _Translation:
+    """The translation of one schema. `definitions`: the targets of its references."""
+
+    def __init__(self, root: object, *, controls: bool) -> None:
+        self._controls = controls
+        self._work = 0
+        self.definitions: dict[str, Schema] = {}
+        self._root = root
+        self._names: dict[str, str] = {}
+        self._parts = self._depth = 0
+        self._exclusive: list[tuple[list[Schema], Place]] = []
+
+    def node(self, schema: object, where: Place) -> Schema:
+        """The translation of a part of the schema."""
+        self._parts += 1
+        if self._parts > _MOST_PARTS:
+            raise Unenforced(f"the schema has more than {_MOST_PARTS} parts")
+        self._depth += 1
+        if self._depth > _MOST_LEVELS:
+            raise Unenforced(f"the schema has more than {_MOST_LEVELS} levels, references included")
+        try:
+            return self._translated(schema, where)
+        finally:
+            self._depth -= 1
+
+    def _translated(self, schema: object, where: Place) -> Schema:
+        own, applied = _parts(schema, where)
+        if not own and len(applied) == 1:
+            if "$ref" in applied:
+                return self._reference(applied["$ref"], where)
+            if "allOf" in applied and len(members := _members(applied, "allOf", where)) == 1:
+                return self.node(members[0], f"{where}/allOf/0")
+        choices: list[tuple[str, list[object]]] = []
+        asserted = self._merged(schema, where, choices, 0)
+        if not choices:
+            return self._asserted(asserted, where)
+        if len(choices) > 1:
+            raise Unenforced(f"{where}: more than one anyOf or oneOf for one value is not supported")
+        keyword, branches = choices[0]
+        return self._chosen(asserted, keyword, branches, where)
+
+    def require_exclusive(self) -> None:
+        """Raises Unenforced for a oneOf whose branches a value could fit together. All references are translated."""
+        for branches, where in self._exclusive:
+            for index, branch in enumerate(branches):
+                if not all(disjoint(branch, other, self.definitions) for other in branches[:index]):
+                    raise Unenforced(
+                        f"{where}: the branches of oneOf may overlap, so that a value could fit two; use anyOf, "
+                        "or give each a required property with a const of its own"
+                    )
+
+    def _chosen(self, asserted: Schema, keyword: str, branches: list[object], where: Place) -> Schema:
+        """The branches, each with what is asserted beside them."""
+        made, empty = [], None
+        for index, branch in enumerate(branches):
+            place = f"{where}/{keyword}/{index}"
+            try:
+                made.append(self.node({"allOf": [asserted, branch]} if asserted else branch, place))
+            except Unsatisfiable as error:  # a value may fit it without the part that no value fits
+                if keyword == "oneOf":
+                    raise
+                empty = error
+        if empty is not None and not made:
+            raise empty
+        if keyword == "oneOf":
+            self._exclusive.append((made, where))
+        return made[0] if len(made) == 1 else {"anyOf": made}
+
+    def _merged(self, schema: object, where: Place, choices: list[tuple[str, list[object]]], depth: int) -> Schema:
+        """All that is asserted of a value here, in references and in allOf; `choices` gets its anyOf and oneOf."""
+        if depth > _MOST_LEVELS:
+            raise Unenforced(f"{where}: references within one another without an end")
+        found, applied = _parts(schema, where)
+        if "$ref" in applied:
+            target, place = self._target(applied["$ref"], where)
+            found = both(found, self._merged(target, place, choices, depth + 1), where)
+        for index, member in enumerate(_members(applied, "allOf", where) if "allOf" in applied else ()):
+            found = both(found, self._merged(member, f"{where}/allOf/{index}", choices, depth + 1), where)
+        choices += [(name, _members(applied, name, where)) for name in ("anyOf", "oneOf") if name in applied]
+        return found
+
+    def _asserted(self, asserted: Schema, where: Place) -> Schema:
+        """Assertions as schemas of one type each."""
+        if "enum" in asserted or "const" in asserted:
+            return {"enum": enumerated(asserted, where), _MARK: self._parts}
+        if not asserted:
+            return {}
+        types, inferred = inferred_types(asserted, where)
+        made = []
+        for each in types:
+            make = object_schema if each == "object" else partial(typed, each)
+            own = dict(make(asserted, where, self.node))
+            if self._controls and ("minLength" in own or "maxLength" in own):
+                own = {"type": "string", "pattern": _of_length(own)}
+            self._bound(own, where)
+            if "properties" in own:
+                own[_MARK] = self._parts
+            if inferred:
+                own[_INFERRED] = True
+            made.append(own)
+        return made[0] if len(made) == 1 else {"anyOf": made}
+
+    def _bound(self, schema: Schema, where: Place) -> None:
+        """Raises Unenforced for patterns whose automata would take long to make."""
+        patterns = [schema.get("pattern"), schema.get("propertyNames", {}).get("pattern")]
+        self._work += sum(work(each) for each in (*patterns, *schema.get("patternProperties", ())) if each is not None)
+        if self._work > MOST_REPETITIONS:
+            raise Unenforced(
+                f"{where}: the patterns of the schema may repeat more than {MOST_REPETITIONS} times together"
+            )
+
+    def _reference(self, reference: object, where: Place) -> Schema:
+        target, place = self._target(reference, where)
+        name = self._names.get(place)
+        if name is None:
+            name = self._names[place] = f"d{len(self._names)}"
+            self.definitions[name] = self.node(target, place)
+        return {"$ref": f"#/$defs/{name}"}
+
+    def _target(self, reference: object, where: Place) -> tuple[object, Place]:
+        """What a reference stands for, and its place (RFC 6901)."""
+        if not isinstance(reference, str):
+            raise Unenforced(f"{where}: $ref must be a string")
+        if reference != "#" and not reference.startswith("#/"):
+            raise Unenforced(f"{where}: the reference {reference[:80]!r} does not begin with #/")
+        found = self._root
+        for step in unquote(reference[2:]).split("/") if reference != "#" else ():
+            key = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+                found = found[int(key)]
+            elif isinstance(found, dict) and key in found:
+                found = found[key]
+            else:
+                raise Unenforced(f"{where}: Cannot find field {key[:80]} in {reference[:80]}")
+        return found, reference
+
+
+def _parts(schema: object, where: Place) -> tuple[Schema, Schema]:
+    """What a schema asserts itself, and the keywords that apply other schemas to the same value."""
+    if schema is True:
+        return {}, {}
+    if schema is False:
+        raise Unsatisfiable(f"{where}: the schema false allows no value")
+    if not isinstance(schema, dict):
+        raise Unenforced(f"{where}: a schema must be an object or a boolean")
+    for keyword in _REFUSED:
+        if keyword in schema:
+            raise Unenforced(f"{where}: {keyword} is not supported")
+    named = schema.get("format", "")
+    if not isinstance(named, str):
+        raise Unenforced(f"{where}: format must be a string")
+    ignored = "" if named in FORMATS else "format"
+    own = {key: value for key, value in schema.items() if key in ASSERTIONS and key != ignored}
+    return own, {key: schema[key] for key in _APPLICATORS if key in schema}
+
+
+def _of_length(schema: Schema) -> str:
+    """A pattern of strings of these lengths, which keeps control characters out."""
+    return f"^.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}$"
+
+
+def _members(applied: Schema, keyword: str, where: Place) -> list[object]:
+    members = applied[keyword]
+    if not isinstance(members, list) or not members:
+        raise Unenforced(f"{where}: {keyword} must be an array of at least one schema")
+    return members
+
+
+def _require_ends(root: Schema, definitions: Mapping[str, Schema]) -> None:
+    """Raises Unenforced for a schema that refers to itself so that no value of it would ever end."""
+    ending: set[str] = set()
+    while more := {name for name in definitions.keys() - ending if _ends(definitions[name], ending)}:
+        ending |= more
+    if len(ending) < len(definitions) or not _ends(root, ending):
+        raise Unenforced("the schema refers to itself so that a value would never end")
+
+
+def _ends(schema: Schema, ending: set[str]) -> bool:
+    """Whether there is a finite value, given the definitions of which there is one."""
+    if "$ref" in schema:
+        return schema["$ref"].rpartition("/")[2] in ending
+    if "anyOf" in schema:
+        return any(_ends(each, ending) for each in schema["anyOf"])
+    if schema.get("type") == "array":
+        needed, places = schema.get("minItems", 0), schema.get("prefixItems", ())
+        rest = needed <= len(places) or (schema["items"] is not False and _ends(schema["items"], ending))
+        return rest and all(_ends(each, ending) for each in places[:needed])
+    if schema.get("type") == "object":
+        named = schema.get("properties", {})
+        others = [schema["additionalProperties"], *schema.get("patternProperties", {}).values()]
+        free = (
+            all(_ends(each, ending) for each in others if each) if schema.get("minProperties", 0) > len(named) else True
+        )
+        return free and all(_ends(named[name], ending) for name in schema.get("required", ()))
+    return True
