@@ -227,6 +227,19 @@ def test_a_guide_without_a_way_on_ends_its_request(
     assert engine.statistics().kv_blocks_used == 0
 
 
+def test_a_guide_that_is_slow_to_follow_ends_its_request(
+    engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtforge.runtime.guidance.guides._LONGEST_STEP", -1.0)
+    slow, free = generate_with(engine, [request(tokenizer, NAME), request(tokenizer, None, 1, max_tokens=6)])
+    assert slow.error is not None
+    assert slow.error.message == "the guide takes too long for each token"
+    assert len(slow.tokens) == 1  # of the step that took long
+    assert len(free.tokens) == 6
+    monkeypatch.undo()
+    assert generate_with(engine, [request(tokenizer, NAME)])[0].finish_reason == "end_id"
+
+
 def test_without_the_package_a_guide_is_refused_with_the_command(
     directory: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,7 +106,7 @@ def test_what_xgrammar_would_ignore_is_enforced(schema: Any, valid: str, invalid
         ({**named("a", {}), "patternProperties": {"a": NULL}}, "properties and patternProperties together"),
         ({"additionalProperties": NULL, "minProperties": 2}, "minProperties is 2, but a name may come twice"),
         ({"type": "object", "additionalProperties": False, "required": ["a"]}, "'a' is none of the properties"),
-        ({"properties": {f"p{number}": {} for number in range(501)}}, "more than 500 named properties"),
+        ({"properties": {f"p{number}": {} for number in range(501)}}, "#: more than 500 optional properties are not"),
         ({"oneOf": [NULL, {**ANY_INTEGER, "minimum": 5, "maximum": 4}]}, "no whole number lies within the bounds"),
     ],
 )  # fmt: skip
@@ -137,8 +137,8 @@ def test_strings_are_json_in_structural_tags_too(schema: Any, invalid: str) -> N
         ("(a$)*b", r"\$ inside of a regular expression is not supported"),
         (r"a\Z", r"the escape \\Z in a regular expression is not supported"),
         (r"\bx", "Word boundary"),
-        ("(.{1,1000}){1,1000}", "may repeat 1000 times together"),
-        ("(" * 200 + ")" * 200, "more than 200 brackets within one another"),
+        ("(.{1,1000}){1,1000}", "within one another may repeat more than 1000 times together"),
+        ("(" * 201 + ")" * 201, "more than 200 brackets within one another"),
     ],
 )
 def test_expressions_that_xgrammar_would_take_for_others_are_refused(pattern: str, said: str) -> None:
@@ -153,3 +153,30 @@ def test_expressions_are_read_as_in_python() -> None:
     assert allows("regex", r"[.]\.[^\n]", "..x")
     assert not allows("regex", r"[.]\.", "xx")
     assert allows("regex", "(?P<year>[0-9]{4})é+😀", "2024éé😀")
+
+
+@pytest.mark.parametrize(
+    ("kind", "guide", "said"),
+    [
+        ("ebnf_grammar", 'root ::= a{1,40}\na ::= ("x" b){1,40}\nb ::= "y" | root', "more than 1000 times together"),
+        ("ebnf_grammar", "root ::= " + "(" * 201 + '"a"' + ")" * 201, "more than 200 brackets within one another"),
+        ("ebnf_grammar", "\n".join(['root ::= "a"', *(f'r{n} ::= "a"' for n in range(1000))]), "it has 1001 rules"),
+        (
+            "structural_tag",
+            json.dumps(
+                {
+                    "type": "structural_tag",
+                    "format": {"type": "repeat", "min": 0, "max": 10**8, "content": {"type": "any_text"}},
+                }
+            ),
+            "more than 1000 times together",
+        ),
+    ],
+)
+def test_guides_that_could_be_read_in_too_many_ways_are_refused(kind: GuideKind, guide: str, said: str) -> None:
+    with pytest.raises(RequestError, match=f"refused: .*{said}"):
+        GRAMMARS.compiled(Guide(kind, guide))
+
+
+def test_grammars_that_only_look_so_are_not() -> None:
+    assert allows("ebnf_grammar", 'root ::= "{1,999}"{1,999} | [({1-9]{1,999} | "(" root{1,999} ")"', "({1,999})")

@@ -21,7 +21,7 @@ from trtforge.runtime.copies import Copies
 from trtforge.runtime.deferred import Deferred, deferred
 from trtforge.runtime.delivery import OnOutput, deliver
 from trtforge.runtime.drafting import Drafter
-from trtforge.runtime.guidance.guides import Guides, no_token_left
+from trtforge.runtime.guidance.guides import Guides
 from trtforge.runtime.inbox import Inbox
 from trtforge.runtime.kv_store import KvStore
 from trtforge.runtime.opening import new_scheduler, open_parts
@@ -327,7 +327,7 @@ class Engine:
             log_probs = sampled.log_probs or [0.0] * len(pending)
             tops = sampled.top or [()] * len(pending)
             for index in sampled.stuck:
-                self._end(sequences[index], "error", error=no_token_left())
+                self._end(sequences[index], "error", error=self._guides.stuck(sequences[index]))
             if depth == 0:
                 times[3:] = [perf_counter()]
             accepted = []

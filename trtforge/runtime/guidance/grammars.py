@@ -13,8 +13,10 @@ from trtforge.core.extras import install_command
 from trtforge.core.json_text import parse_json
 from trtforge.engine_process.requests import LONGEST_GUIDE, Guide
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
-from trtforge.runtime.guidance.patterns import DEEPEST, expression
+from trtforge.runtime.guidance.ebnf import check_grammar
+from trtforge.runtime.guidance.patterns import expression
 from trtforge.runtime.guidance.schemas import enforceable
+from trtforge.runtime.guidance.tags import enforceable_tag
 from trtforge.runtime.guidance.unenforced import Unenforced
 
 if TYPE_CHECKING:
@@ -169,16 +171,12 @@ def _enforced(guide: Guide) -> str:
         case "json_schema":
             return json.dumps(enforceable(_parsed(guide), controls=False), ensure_ascii=False)
         case "structural_tag":
-            return json.dumps(_enforced_tag(_parsed(guide)), ensure_ascii=False)
+            return json.dumps(enforceable_tag(_parsed(guide)), ensure_ascii=False)
         case "regex":
             # Of an expression in a grammar xgrammar makes an automaton, whose steps are bounded.
             return f"root ::= Regex({json.dumps(expression(guide.text), ensure_ascii=False)})"
         case "ebnf_grammar":
-            depth = 0
-            for character in guide.text:
-                depth += (character in "([{") - (character in ")]}")
-                if depth > DEEPEST:
-                    raise Unenforced(f"it has more than {DEEPEST} brackets within one another")
+            check_grammar(guide.text)
     return guide.text
 
 
@@ -187,17 +185,3 @@ def _parsed(guide: Guide) -> Any:
         return parse_json(guide.text, f"the guide of type {guide.kind}", hint=_HINTS[guide.kind])
     except ForgeError as error:
         raise RequestError(error.message, hint=error.hint) from None
-
-
-def _enforced_tag(value: Any) -> Any:
-    """A structural tag with enforceable schemas and expressions."""
-    if isinstance(value, list):
-        return [_enforced_tag(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    made = {key: each if key == "json_schema" else _enforced_tag(each) for key, each in value.items()}
-    if "json_schema" in made:
-        made["json_schema"] = enforceable(made["json_schema"], controls=True)
-    if made.get("type") == "regex" and isinstance(made.get("pattern"), str):
-        made["pattern"] = expression(made["pattern"])
-    return made

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
@@ -18,24 +19,19 @@ from trtforge.runtime.scheduling.sequence import Sequence
 
 OnPrepared = Callable[[Sequence, ForgeError | None], None]
 _LOG = logging.getLogger(__name__)
+_LONGEST_STEP = 0.5  # seconds for the masks of a step; a row that needs as much alone ends
 _CLOSE_TIMEOUT = 10.0  # seconds that a grammar's compilation may take before it is abandoned
 
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """Where a sequence is in its grammar: after `accepted` of its generated tokens. `lost`: one did not fit."""
+    """Where a sequence is in its grammar: after `accepted` of its generated tokens. `lost`: one did not fit. `slow`: a
+    step took too long."""
 
     matcher: Any
     accepted: int = 0
     lost: bool = False
-
-
-def no_token_left() -> RequestError:
-    """The error for a sequence whose next token would have no probability."""
-    return RequestError(
-        "no token is left that both the guide and the other options allow",
-        hint="Leave out bad words and min_tokens, or correct a guide that no output can follow.",
-    )
+    slow: bool = False
 
 
 class Guides:
@@ -51,6 +47,7 @@ class Guides:
         self._places: dict[Sequence, _Place] = {}
         self._masks = torch.empty(0)
         self._batch: Any = None
+        self._watches = False
         self._work: queue.SimpleQueue[tuple[Sequence, OnPrepared] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -77,13 +74,29 @@ class Guides:
     def mask(self, rows: list[Sequence], guided: list[int], logits: Tensor) -> None:
         """Set the logits (rows, vocabulary) of tokens that the grammars of the rows `guided` refuse to -infinity."""
         places = [self._places[rows[index]] for index in guided]
-        self._follow([rows[index] for index in guided], places)
         masks = self._space(len(rows))
-        self._batch.batch_fill_next_token_bitmask([place.matcher for place in places], masks, guided)
+        began = perf_counter()
+        if self._watches:
+            self._fill_each(rows, guided, masks)
+        else:
+            self._follow([rows[index] for index in guided], places)
+            self._batch.batch_fill_next_token_bitmask([place.matcher for place in places], masks, guided)
+        self._watches = perf_counter() - began > _LONGEST_STEP
         for index, place in zip(guided, places, strict=True):
-            if place.lost:
+            if place.lost or place.slow:
                 masks[index] = 0
         _refuse(logits, masks, self._vocab_size, guided)
+
+    def stuck(self, sequence: Sequence) -> RequestError:
+        """The error for a sequence whose next token would have no probability."""
+        if self._places[sequence].slow:
+            return RequestError(
+                "the guide takes too long for each token", hint="Ask for a simpler one, with fewer ways to read a text."
+            )
+        return RequestError(
+            "no token is left that both the guide and the other options allow",
+            hint="Leave out bad words and min_tokens, or correct a guide that no output can follow.",
+        )
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a finished sequence."""
@@ -132,6 +145,17 @@ class Guides:
             for (_, place), fit in zip(behind, fits, strict=True):
                 place.accepted += 1
                 place.lost = not fit
+
+    def _fill_each(self, rows: list[Sequence], guided: list[int], masks: Tensor) -> None:
+        """As `mask` does, one row after the other: the last step took long, and the row that made it so has to end."""
+        for index in guided:
+            row, place = rows[index], self._places[rows[index]]
+            began = thread_time()
+            while place.accepted < row.generated and not place.lost:
+                place.lost = not place.matcher.accept_token(row.tokens[len(row.request.prompt) + place.accepted])
+                place.accepted += 1
+            place.matcher.fill_next_token_bitmask(masks, index)
+            place.slow = thread_time() - began > _LONGEST_STEP
 
     def _space(self, rows: int) -> Tensor:
         """Room for the masks of `rows` rows: int32, a bit for each token."""

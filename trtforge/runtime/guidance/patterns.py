@@ -3,10 +3,9 @@
 import re
 from typing import NamedTuple
 
+from trtforge.runtime.guidance.repetitions import most_repeated
 from trtforge.runtime.guidance.unenforced import Unenforced
 
-_MOST_WORK = 1000
-"""Times that a repetition and those around it may repeat together: the matcher follows each way to count them."""
 MOST_REPETITIONS = 2000
 """Times that parts of patterns in JSON are repeated, all together: about two seconds of compilation."""
 _ESCAPES = frozenset("dDwWsSnrtfvae0xucbBpPk123456789")
@@ -87,7 +86,12 @@ def _checked(pattern: str) -> list[_Token]:
             raise Unenforced("lookahead in a regular expression is not supported")
     _check_anchors(tokens, "^", "(", ")")
     _check_anchors(tokens[::-1], "$", ")", "(")
-    _check_work(tokens)
+    depth = 0
+    for token in tokens:
+        depth += (token.kind == "(") - (token.kind == ")")
+        if depth > DEEPEST:
+            raise Unenforced(f"a regular expression has more than {DEEPEST} brackets within one another")
+    most_repeated((token.kind, token.times) for token in tokens)
     return [token for token in tokens if token.kind not in "^$"]
 
 
@@ -132,25 +136,3 @@ def _repeated(tokens: list[_Token], index: int, begin: str) -> bool:
         if depth == 0:
             return after + 1 < len(tokens) and tokens[after + 1].kind == "repeat"
     return False
-
-
-def _check_work(tokens: list[_Token]) -> None:
-    """Raises Unenforced for repetitions within one another that together repeat too often."""
-    groups, last = [1], 1
-    for token in tokens:
-        if token.kind == "(":
-            groups.append(1)
-            last = 1
-            if len(groups) > DEEPEST:
-                raise Unenforced(f"a regular expression has more than {DEEPEST} brackets within one another")
-        elif token.kind == ")" and len(groups) > 1:
-            last = groups.pop()
-        elif token.kind == "repeat":
-            if last > 1 < token.times and last * token.times > _MOST_WORK:
-                raise Unenforced(
-                    f"repetitions within one another in a regular expression may repeat {_MOST_WORK} times together"
-                )
-            last *= token.times
-        elif token.kind == "atom":
-            last = 1
-        groups[-1] = max(groups[-1], last)

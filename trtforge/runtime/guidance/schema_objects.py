@@ -12,7 +12,6 @@ _NAMING = ("properties", "patternProperties", "propertyNames", "additionalProper
 _CHARACTER = '[^"\\\\\\x00-\\x1f{}]'
 _MOST_COUNTED = 40
 """Named properties of an object whose number is bounded: xgrammar makes rules for each name and number."""
-_MOST_NAMED = 500
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,6 @@ def object_schema(asserted: Schema, where: Place, node: Node) -> Schema:
     required = _required(asserted, where)
     names = _with_names(_names(asserted, where), asserted, required, where, node)
     names = _with_required(names, required, asserted, where)
-    if len(names.named) > _MOST_NAMED:
-        raise Unenforced(f"{where}: an object of more than {_MOST_NAMED} named properties is not supported")
     made: dict[str, Any] = {"type": "object"}
     if names.named:
         made["properties"] = {name: node(each, f"{where}/properties/{name}") for name, each in names.named.items()}

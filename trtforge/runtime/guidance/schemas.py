@@ -23,6 +23,8 @@ _REFUSED = (
     *("$dynamicRef", "$recursiveRef"),
 )
 _MOST_PARTS = 20_000
+_MOST_OPTIONAL = 500
+"""Properties of an object with optional ones, or as much work in several: about five seconds of compilation."""
 _MOST_LEVELS = 100
 _MARK = "x-number"
 """xgrammar takes schemas that differ in names or values called title or description for one: this tells them apart."""
@@ -45,7 +47,7 @@ class _Translation:
 
     def __init__(self, root: object, *, controls: bool) -> None:
         self._controls = controls
-        self._work = 0
+        self._work = self._optional = 0
         self.definitions: dict[str, Schema] = {}
         self._root = root
         self._names: dict[str, str] = {}
@@ -143,13 +145,17 @@ class _Translation:
         return made[0] if len(made) == 1 else {"anyOf": made}
 
     def _bound(self, schema: Schema, where: Place) -> None:
-        """Raises Unenforced for patterns whose automata would take long to make."""
+        """Raises Unenforced for what would take long to compile."""
         patterns = [schema.get("pattern"), schema.get("propertyNames", {}).get("pattern")]
         self._work += sum(work(each) for each in (*patterns, *schema.get("patternProperties", ())) if each is not None)
         if self._work > MOST_REPETITIONS:
             raise Unenforced(
                 f"{where}: the patterns of the schema may repeat more than {MOST_REPETITIONS} times together"
             )
+        if len(schema.get("required", ())) < len(named := schema.get("properties", {})):
+            self._optional += len(named) ** 2
+        if self._optional > _MOST_OPTIONAL**2:
+            raise Unenforced(f"{where}: more than {_MOST_OPTIONAL} optional properties are not supported")
 
     def _reference(self, reference: object, where: Place) -> Schema:
         target, place = self._target(reference, where)
