@@ -13,7 +13,6 @@ from tests.gateway.strict import chat_chunks, chat_of
 from tests.gateway.support import running
 from trtforge.engine_process.requests import Guide
 from trtforge.gateway.chat import read_chat
-from trtforge.gateway.errors import ApiError
 from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.tool_calls import split
 from trtforge.gateway.tools import ToolUse
@@ -26,6 +25,7 @@ CITY = {
     "$defs": {"city": {"type": "string"}},
 }
 WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}
+VALUE = {"const": {"$ref": "#/none"}}
 TIME = {"type": "function", "function": {"name": "time"}}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 ARRAY = '[{"name": "weather", "arguments": {"city": "Köln"}}, {"name": "time", "arguments": {}}]'
@@ -85,11 +85,18 @@ def test_forced_calls_have_the_schema_of_the_functions() -> None:
             jsonschema.validate(json.loads(wrong), json.loads(guide.text))
 
 
-@pytest.mark.parametrize("definitions", [5, None, []])
-def test_definitions_that_are_no_object_are_a_bad_request(definitions: object) -> None:
-    function = {"name": "weather", "parameters": {"type": "object", "$defs": definitions}}
-    with pytest.raises(ApiError, match=r"tools\[0\]\.function\.parameters\.\$defs"):
-        guide_of(tools=[{"type": "function", "function": function}], tool_choice="required")
+def test_references_of_each_function_stay_its_own() -> None:
+    tree = {"type": "object", "properties": {"default": {"$ref": "#"}, "$ref": {"$ref": "#/$defs/city"}, "v": VALUE}}
+    tree |= {"$defs": {"city": {"type": "integer"}}, "additionalProperties": False}
+    tools = [WEATHER, {"type": "function", "function": {"name": "tree", "parameters": tree}}]
+    guide = guide_of(tools=tools, tool_choice="required")
+    assert guide is not None
+    checked = jsonschema.Draft202012Validator(json.loads(guide.text))
+    for arguments in ({"default": {"default": {}}}, {"$ref": 5}, {"v": VALUE["const"]}):
+        assert checked.is_valid([{"name": "tree", "arguments": arguments}])
+    for arguments in ({"default": [{"name": "tree", "arguments": {}}]}, {"$ref": "Rome"}, {"default": {"v": {}}}):
+        assert not checked.is_valid([{"name": "tree", "arguments": arguments}])
+    assert checked.is_valid([{"name": "weather", "arguments": {"city": "Rome"}}])
 
 
 def test_earlier_calls_and_their_results_are_part_of_the_chat() -> None:

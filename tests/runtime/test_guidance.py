@@ -186,6 +186,7 @@ def test_log_probs_are_those_of_the_tokens_that_the_guide_allows(engine: Engine,
         ("regex", "a" * 200_000, r"has 200000 characters, at most 131072", "Ask for a smaller structure"),
         ("ebnf_grammar", "root ::= nobody", r'Rule "nobody" is not defined', "rules `name ::= ...`"),
         ("structural_tag", "{}", r"Structural tag must have a format field", "an object with type structural_tag"),
+        ("json", "{}", r"the guide of type json takes no text", "Its type for a schema is json_schema"),
         ("xml", "<a/>", r"the guide is of type 'xml'", "Give one of json, json_schema"),
     ],
 )

@@ -14,7 +14,9 @@ ANY_OBJECT = Guide("json_schema", '{"type": "object"}')
 _MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-_DEFINITIONS = ("$defs", "definitions")
+_NAMED = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
+_VALUES = ("const", "enum", "default", "examples")
+"""Keywords whose values are no schemas."""
 _UNGUIDED = "guided decoding is not available for this engine"
 
 
@@ -137,27 +139,35 @@ def _arguments(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], *, several: bool) -> Mapping[str, Any]:
-    """The schema of an array of calls. Definitions of the arguments move to its root, where references find them."""
-    shared: dict[str, dict[str, Any]] = {}
-    calls = []
-    for number, tool in enumerate(tools):
-        arguments = dict(_arguments(tool))
-        for key in _DEFINITIONS:
-            definitions = arguments.pop(key, {})
-            if not isinstance(definitions, dict):
-                raise wrong(f"tools[{number}].function.parameters.{key}", "an object", definitions)
-            for name, schema in definitions.items():
-                if shared.setdefault(key, {}).setdefault(name, schema) != schema:
-                    where = f"tools[{number}].function.parameters"
-                    raise bad_request(f"{where}: {key} has another {name} than the tools before", where)
-        properties = {"name": {"const": tool["function"]["name"]}, "arguments": arguments}
+    """The schema of an array of calls. The arguments of each function are a definition, as its references say then."""
+    definitions, calls = {}, []
+    for tool in tools:
+        name = tool["function"]["name"]
+        place = f"#/$defs/{name}"
+        definitions[name] = _moved(_arguments(tool), place)
         calls.append(
             {
                 "type": "object",
-                "properties": properties,
+                "properties": {"name": {"const": name}, "arguments": {"$ref": place}},
                 "required": ["name", "arguments"],
                 "additionalProperties": False,
             }
         )
     most = {} if several else {"maxItems": 1}
-    return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, **shared}
+    return {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, "$defs": definitions}
+
+
+def _moved(schema: Any, place: str, *, named: bool = False) -> Any:
+    """A schema that is no longer the root, but at `place`. `named`: its keys are names of schemas, not keywords."""
+    if isinstance(schema, list):
+        return [_moved(each, place) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {
+        key: value if key in _VALUES and not named else _moved(value, place, named=key in _NAMED and not named)
+        for key, value in schema.items()
+    }
+    reference = schema.get("$ref")
+    if not named and isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        made["$ref"] = place + reference[1:]
+    return made

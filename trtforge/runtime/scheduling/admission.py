@@ -188,6 +188,8 @@ def _wrong_guide(request: GenerationRequest) -> RequestError | None:
         return RequestError(
             f"the guide is of type {request.guide.kind!r}", hint=f"Give one of {', '.join(GUIDE_KINDS)}."
         )
+    if request.guide.kind == "json" and request.guide.text:
+        return RequestError("the guide of type json takes no text", hint="Its type for a schema is json_schema.")
     if not request.end_ids:
         return RequestError(
             "guided decoding needs an end id, which ends an output where its guide does",
