@@ -159,6 +159,8 @@ def test_expressions_are_read_as_in_python() -> None:
     ("kind", "guide", "said"),
     [
         ("ebnf_grammar", 'root ::= a{1,40}\na ::= ("x" b){1,40}\nb ::= "y" | root', "more than 1000 times together"),
+        ("ebnf_grammar", 'root ::= x [bc]\nx ::= "a" (= "b")', "lookahead in a grammar is not supported"),
+        ("ebnf_grammar", 'root ::= Regex("(?=a)b")', "lookahead in a regular expression is not supported"),
         ("ebnf_grammar", "root ::= " + "(" * 201 + '"a"' + ")" * 201, "more than 200 brackets within one another"),
         ("ebnf_grammar", "\n".join(['root ::= "a"', *(f'r{n} ::= "a"' for n in range(1000))]), "it has 1001 rules"),
         (
@@ -173,7 +175,7 @@ def test_expressions_are_read_as_in_python() -> None:
         ),
     ],
 )
-def test_guides_that_could_be_read_in_too_many_ways_are_refused(kind: GuideKind, guide: str, said: str) -> None:
+def test_grammars_and_tags_that_could_not_be_followed_are_refused(kind: GuideKind, guide: str, said: str) -> None:
     with pytest.raises(RequestError, match=f"refused: .*{said}"):
         GRAMMARS.compiled(Guide(kind, guide))
 

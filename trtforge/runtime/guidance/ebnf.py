@@ -1,9 +1,11 @@
-"""EBNF grammars that would take for ever to compile or to follow: refused."""
+"""EBNF grammars: what xgrammar would ignore, or take for ever to compile or to follow, is refused."""
 
 import re
 from collections.abc import Mapping
 
-from trtforge.runtime.guidance.patterns import DEEPEST
+from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import parse_json
+from trtforge.runtime.guidance.patterns import DEEPEST, expression
 from trtforge.runtime.guidance.repetitions import most_repeated
 from trtforge.runtime.guidance.unenforced import Unenforced
 
@@ -13,19 +15,23 @@ _PART = re.compile(
     |(?P<text>"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\])
     |(?P<rule>[A-Za-z_][\w.-]*)(?P<defined>\s*::=)?
     |\{\s*(?P<least>\d+)\s*(?:,\s*(?P<most>\d*)\s*)?\}
+    |(?P<lookahead>\(=)
     |(?P<bracket>[()])""",
     re.DOTALL | re.VERBOSE,
 )
+_EXPRESSION = re.compile(r'\bRegex\(\s*("(?:\\.|[^"\\\n])*")')
 _Part = tuple[str, int | str]
 """A bracket with 0, repeat with its times, or text or rule with its own text."""
 
 
 def check_grammar(grammar: str) -> None:
-    """Raises Unenforced for too many rules or brackets, and for repetitions within one another, through rules too."""
+    """Raises Unenforced for lookahead, many rules or brackets, and repetitions within one another, through rules too."""
     rules: dict[str, list[_Part]] = {}
     parts: list[_Part] = []
     depth = 0
     for found in _PART.finditer(grammar):
+        if found["lookahead"]:
+            raise Unenforced("lookahead in a grammar is not supported")
         if found["defined"]:
             parts = rules.setdefault(found["rule"], [])
         elif found["bracket"]:
@@ -39,9 +45,18 @@ def check_grammar(grammar: str) -> None:
             raise Unenforced(f"it has more than {DEEPEST} brackets within one another")
     if len(rules) > _MOST_RULES:
         raise Unenforced(f"it has {len(rules)} rules, at most {_MOST_RULES} are supported")
+    for call in _EXPRESSION.finditer(grammar):
+        expression(_unquoted(call[1]))
     times: dict[str, int] = {}
     for name in rules:
         _times(name, rules, times, 0)
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return str(parse_json(text, "the expression", hint=""))
+    except ForgeError:  # escapes that JSON does not have
+        return text[1:-1]
 
 
 def _times(name: str, rules: Mapping[str, list[_Part]], known: dict[str, int], depth: int) -> int:
