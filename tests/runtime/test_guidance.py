@@ -228,6 +228,22 @@ def test_a_guide_without_a_way_on_ends_its_request(
     assert engine.statistics().kv_blocks_used == 0
 
 
+@pytest.mark.parametrize("greedy", [True, False])
+def test_options_that_leave_no_token_end_their_request(engine: Engine, tokenizer: Tokenizer, greedy: bool) -> None:
+    bias = [-math.inf] * 2048
+    bias[300] = 0.0
+    sampling = SamplingParams(embedding_bias=bias, top_p=None if greedy else 0.9)
+    free, stuck = (
+        request(tokenizer, None, sampling=sampling, max_tokens=3),
+        request(tokenizer, None, sampling=sampling, max_tokens=3, bad_words=((300, 300),)),
+    )
+    answers = generate_with(engine, [free, stuck])
+    assert answers[0].tokens == (300, 300, 300)
+    assert answers[1].tokens == (300,)
+    assert answers[1].error is not None
+    assert answers[1].error.message == "no token is left that the options allow"
+
+
 def test_a_guide_that_is_slow_to_follow_ends_its_request(
     engine: Engine, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

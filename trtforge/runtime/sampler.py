@@ -29,7 +29,7 @@ _STREAM = 0xD1342543DE82EF95  # between the seeds of streams: odd, and far from 
 class Sampled:
     """One token per row; `log_probs` and `top` are set if any row asked for them.
 
-    `stuck`: rows whose guide and other options leave no token; theirs means nothing.
+    `stuck`: rows whose guide or other options leave no token; theirs means nothing.
     """
 
     tokens: list[int]
@@ -62,7 +62,7 @@ class Sampler:
             return Sampled(plain, stuck=_stuck(guided, logits, plain))
         tokens = self.choose(rows, logits, depth)
         chosen: list[int] = tokens.tolist()
-        stuck = _stuck(guided, logits, chosen)
+        stuck = _stuck([index for index, row in enumerate(rows) if _restricted(row)], logits, chosen)
         for row, token in zip(rows, chosen, strict=True):
             if row in self._counts:
                 self._counts[row][token] += 1
@@ -219,13 +219,24 @@ def _possible(top: TopLogProbs) -> TopLogProbs:
     return top if not top or top[-1][1] > _MINUS_INFINITY else [each for each in top if each[1] > _MINUS_INFINITY]
 
 
-def _stuck(guided: list[int], logits: Tensor, tokens: list[int]) -> frozenset[int]:
-    """The rows of `guided` whose guide allows no token: even the chosen one has a logit of minus infinity."""
-    if not guided:
+def _restricted(row: Sequence) -> bool:
+    """Whether tokens may be ruled out, perhaps all."""
+    request = row.request
+    return (
+        request.guide is not None
+        or bool(request.bad_words)
+        or len(request.sampling.embedding_bias) > 0
+        or row.generated < request.sampling.min_tokens
+    )
+
+
+def _stuck(rows: list[int], logits: Tensor, tokens: list[int]) -> frozenset[int]:
+    """Those of `rows` that have no token: even the chosen one has a logit of minus infinity."""
+    if not rows:
         return frozenset()
-    places = guided, [tokens[index] for index in guided]
+    places = rows, [tokens[index] for index in rows]
     chosen = (logits.numpy() if logits.device.type == "cpu" else logits)[places].tolist()
-    return frozenset(index for index, logit in zip(guided, chosen, strict=True) if logit == _MINUS_INFINITY)
+    return frozenset(index for index, logit in zip(rows, chosen, strict=True) if logit == _MINUS_INFINITY)
 
 
 def _top_p(row: Sequence) -> float:

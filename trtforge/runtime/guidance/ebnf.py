@@ -25,7 +25,7 @@ _Part = tuple[str, int | str]
 
 
 def check_grammar(grammar: str) -> None:
-    """Raises Unenforced for lookahead, many rules or brackets, and repetitions within one another, through rules too."""
+    """Raises Unenforced for lookahead, many rules or brackets, and for repetitions within one another."""
     rules: dict[str, list[_Part]] = {}
     parts: list[_Part] = []
     depth = 0

@@ -89,7 +89,12 @@ class Guides:
 
     def stuck(self, sequence: Sequence) -> RequestError:
         """The error for a sequence whose next token would have no probability."""
-        if self._places[sequence].slow:
+        place = self._places.get(sequence)
+        if place is None:
+            return RequestError(
+                "no token is left that the options allow", hint="Leave out bad words, min_tokens or the bias."
+            )
+        if place.slow:
             return RequestError(
                 "the guide takes too long for each token", hint="Ask for a simpler one, with fewer ways to read a text."
             )
