@@ -3,9 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from trtforge.core.errors import ForgeError
-from trtforge.core.json_text import parse_json
-from trtforge.runtime.guidance.patterns import DEEPEST, expression
+from trtforge.runtime.guidance.patterns import DEEPEST
 from trtforge.runtime.guidance.repetitions import most_repeated
 from trtforge.runtime.guidance.unenforced import Unenforced
 
@@ -19,7 +17,6 @@ _PART = re.compile(
     |(?P<bracket>[()])""",
     re.DOTALL | re.VERBOSE,
 )
-_EXPRESSION = re.compile(r'\bRegex\(\s*("(?:\\.|[^"\\\n])*")')
 _Part = tuple[str, int | str]
 """A bracket with 0, repeat with its times, or text or rule with its own text."""
 
@@ -32,6 +29,8 @@ def check_grammar(grammar: str) -> None:
     for found in _PART.finditer(grammar):
         if found["lookahead"]:
             raise Unenforced("lookahead in a grammar is not supported")
+        if found["rule"] == "Regex":
+            raise Unenforced("Regex in a grammar is not supported: write it as rules")
         if found["defined"]:
             parts = rules.setdefault(found["rule"], [])
         elif found["bracket"]:
@@ -45,18 +44,9 @@ def check_grammar(grammar: str) -> None:
             raise Unenforced(f"it has more than {DEEPEST} brackets within one another")
     if len(rules) > _MOST_RULES:
         raise Unenforced(f"it has {len(rules)} rules, at most {_MOST_RULES} are supported")
-    for call in _EXPRESSION.finditer(grammar):
-        expression(_unquoted(call[1]))
     times: dict[str, int] = {}
     for name in rules:
         _times(name, rules, times, 0)
-
-
-def _unquoted(text: str) -> str:
-    try:
-        return str(parse_json(text, "the expression", hint=""))
-    except ForgeError:  # escapes that JSON does not have
-        return text[1:-1]
 
 
 def _times(name: str, rules: Mapping[str, list[_Part]], known: dict[str, int], depth: int) -> int:

@@ -1,24 +1,46 @@
 """Regular expressions for xgrammar: what it would ignore is refused, what it would read otherwise is rewritten."""
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from trtforge.runtime.guidance.repetitions import most_repeated
 from trtforge.runtime.guidance.unenforced import Unenforced
 
-MOST_REPETITIONS = 2000
-"""Times that parts of patterns in JSON are repeated, all together: about two seconds of compilation."""
 _ESCAPES = frozenset("dDwWsSnrtfvae0xucbBpPk123456789")
 """Letters and digits that xgrammar takes as escapes, or refuses itself; others it would match literally."""
 DEEPEST = 200
 """Brackets within one another, in an expression or a grammar."""
 _TOKEN = re.compile(
     r"""(?P<repeat>(?:[*+?]|\{(?P<least>\d+)(?P<open>,(?P<most>\d*))?\})\??)
-    |(?P<atom>\\u\{[0-9A-Fa-f]*\}|\\.|\[\^?(?:\\.|[^\]\\])*\]|[^()|^$\\[*+?])
-    |(?P<open_group>\((?:\?(?:P?<\w+>|[^<P)]))?)
+    |(?P<atom>\\u\{[0-9A-Fa-f]+\}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\c[A-Za-z]|\\.|\[\^?(?:\\.|[^\]\\])*\]|[^()|^$\\[*+?])
+    |(?P<open_group>\((?:\?(?:P?<\w+>|<[=!]|[^<)]))?)
     |(?P<other>.)""",
     re.DOTALL | re.VERBOSE,
 )
+
+
+_ITEM = re.compile(r"\\u\{[0-9A-Fa-f]+\}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\c[A-Za-z]|\\.|.", re.DOTALL)
+_REWRITTEN = {".": r"[^\n\r]", r"\s": r"[\x09-\x0d ]", r"\S": r"[^\x09-\x0d ]"}
+_NOTHING = "x{0}"
+"""Between the parts of an expression: automata of xgrammar 0.2 are wrong for some that begin or end with a repetition,
+such as (a{2,})?, which would take a single a."""
+_NO_AUTOMATON = "é{0}"
+"""Nothing, in a letter beyond ASCII, for which xgrammar makes no automaton."""
+_MOST_WORK = 2000
+"""Times that parts of a pattern with groups are repeated, all together: about two seconds of compilation."""
+_Range = tuple[int, int]
+_ALL: list[_Range] = [(0, 0x10FFFF)]
+_ESCAPED: list[_Range] = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)]
+"""What cannot stand in a JSON string without an escape, and surrogates."""
+_CLASSES: dict[str, list[_Range]] = {
+    "d": [(0x30, 0x39)],
+    "w": [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
+    "s": [(0x09, 0x0D), (0x20, 0x20)],
+}
+_CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B, "a": 0x07, "e": 0x1B, "b": 0x08, "0": 0}
+_REFUSED = "bBpPk123456789"
+"""Escapes that xgrammar refuses itself."""
 
 
 class _Token(NamedTuple):
@@ -30,49 +52,111 @@ class _Token(NamedTuple):
 
 
 def expression(pattern: str) -> str:
-    """A regular expression whose point is any character but a line break, as in Python.
+    """A regular expression whose point is any character but a line break, and whose white space is that of ASCII.
 
     Raises Unenforced for what xgrammar would ignore: assertions, anchors inside, escapes that it does not know.
     """
-    return "".join("[^\\n\\r]" if token.text == "." else token.text for token in _checked(pattern))
+    tokens = _checked(pattern)
+    return _apart(tokens, [_REWRITTEN.get(token.text) or _delimited(token.text) for token in tokens])
 
 
 def json_expression(pattern: str) -> str:
-    """An expression of strings in JSON, written in ASCII.
+    """An expression of strings in JSON: its characters are those that need no escape there.
 
-    xgrammar keeps quotation marks, backslashes and control characters out of these strings if it compiles the pattern
-    to an automaton, which it does only for ASCII. Raises Unenforced if it does not.
+    Raises Unenforced if a part of it has no such character.
     """
-    made = "".join(_ascii(token.text) for token in _checked(pattern))
-    if work(made) > MOST_REPETITIONS:
-        raise Unenforced(
-            f"the pattern {pattern[:80]!r} may repeat its parts more than {MOST_REPETITIONS} times together"
-        )
-    if not _is_automaton(made):
-        raise Unenforced(f"the pattern {pattern[:80]!r} cannot be kept free of quotation marks and backslashes")
-    return made
+    tokens = _checked(pattern)
+    texts = [_json_atom(token.text) if token.kind == "atom" else token.text for token in tokens]
+    if all(token.kind != "(" for token in tokens):  # many repetitions need no automaton, which would take long
+        return "".join(texts) + _NO_AUTOMATON
+    if _work(tokens) > _MOST_WORK:
+        raise Unenforced(f"the pattern {pattern[:80]!r} may repeat its parts more than {_MOST_WORK} times together")
+    return _apart(tokens, texts)
 
 
-def work(pattern: str) -> int:
-    """How often the parts of a pattern are repeated at most, all together."""
-    return sum(token.times for token in map(_token, _TOKEN.finditer(pattern)) if token.kind == "repeat")
+def automaton_work(pattern: str) -> int:
+    """How often the parts of a `json_expression` are repeated at most, all together, if it becomes an automaton."""
+    return 0 if pattern.endswith(_NO_AUTOMATON) else _work(map(_token, _TOKEN.finditer(pattern)))
 
 
-def _ascii(text: str) -> str:
-    """A token with escapes for what is not ASCII."""
-    if text.isascii() and text.isprintable():
+def _work(tokens: Iterable[_Token]) -> int:
+    return sum(token.times for token in tokens if token.kind == "repeat")
+
+
+def _apart(tokens: list[_Token], texts: list[str]) -> str:
+    """The texts of tokens, with nothing between groups and what is in them."""
+    made = [_NOTHING]
+    for token, text in zip(tokens, texts, strict=True):
+        made += [_NOTHING] * (token.kind in "|)") + [text] + [_NOTHING] * (token.kind in "|(")
+    return "".join([*made, _NOTHING])
+
+
+def _delimited(text: str) -> str:
+    """A token whose codes of characters end, which for xgrammar would go on with the next digit."""
+    return "".join(
+        f"\\u{{{item[2:]}}}" if len(item) > 3 and item[:2] in (r"\x", r"\u") and item[2] != "{" else item
+        for item in _ITEM.findall(text)
+    )
+
+
+def _json_atom(text: str) -> str:
+    """A character or class without what needs an escape in JSON."""
+    if text.isascii() and text.isalnum():
         return text
-    unescaped = text[1:] if text[0] == "\\" and not text[1].isascii() else text
-    return "".join(each if each.isascii() and each.isprintable() else f"\\u{{{ord(each):x}}}" for each in unescaped)
+    if text[0] == "\\" and text[1] in _REFUSED:
+        return text
+    left = _without(_characters(text), _ESCAPED)
+    if not left:
+        raise Unenforced(f"the part {text[:40]!r} of a pattern is always escaped in JSON, which is not supported")
+    return "[" + "".join(f"\\u{{{first:x}}}-\\u{{{last:x}}}" for first, last in left) + "]"
 
 
-def _is_automaton(pattern: str) -> bool:
-    import json
+def _characters(text: str) -> list[_Range]:
+    """The characters of an atom."""
+    if text == ".":
+        return _without(_ALL, [(0x0A, 0x0A), (0x0D, 0x0D)])
+    if text[0] != "[":
+        return _item(text)
+    negated = text.startswith("[^")
+    items, found = _ITEM.findall(text[1 + negated : -1]), []
+    while items:
+        first = _item(items.pop(0))
+        if len(items) > 1 and items[0] == "-" and len(first) == 1:
+            items.pop(0)
+            last = _item(items.pop(0))
+            first = [(first[0][0], last[-1][1])]
+        found += first
+    return _without(_ALL, found) if negated else _without(found, [])
 
-    import xgrammar
 
-    schema = json.dumps({"type": "string", "pattern": pattern})
-    return "Regex(" in str(xgrammar.Grammar.from_json_schema(schema, any_whitespace=False))
+def _item(text: str) -> list[_Range]:
+    """A character, or an escape of one or several."""
+    if text[0] != "\\":
+        return [(ord(text), ord(text))]
+    if text[1] in "dwsDWS":
+        named = _CLASSES[text[1].lower()]
+        return named if text[1].islower() else _without(_ALL, named)
+    if text[1] in "ux" and len(text) > 2:
+        code = int(text[2:].strip("{}"), 16)
+    elif text[1] == "c" and len(text) > 2:
+        code = ord(text[2]) % 32
+    else:
+        code = _CONTROLS.get(text[1], ord(text[1]))
+    return [(code, code)]
+
+
+def _without(ranges: list[_Range], excluded: list[_Range]) -> list[_Range]:
+    """Ranges of characters, sorted, without others."""
+    left: list[_Range] = []
+    for first, last in sorted(ranges):
+        if left and first <= left[-1][1] + 1:
+            left[-1] = (left[-1][0], max(last, left[-1][1]))
+        elif first <= last:
+            left.append((first, last))
+    for lowest, highest in excluded:
+        parts = [((first, min(last, lowest - 1)), (max(first, highest + 1), last)) for first, last in left]
+        left = [each for pair in parts for each in pair if each[0] <= each[1]]
+    return left
 
 
 def _checked(pattern: str) -> list[_Token]:
@@ -82,8 +166,10 @@ def _checked(pattern: str) -> list[_Token]:
         for letter in re.findall(r"\\(.)", token.text, re.DOTALL):
             if letter.isascii() and letter.isalnum() and letter not in _ESCAPES:
                 raise Unenforced(f"the escape \\{letter} in a regular expression is not supported")
-        if token.kind == "(" and token.text[:3] in ("(?=", "(?!"):
+        if token.text in ("(?=", "(?!"):
             raise Unenforced("lookahead in a regular expression is not supported")
+        if token.kind == "(" and token.text not in ("(", "(?:"):
+            raise Unenforced(f"{token.text} in a regular expression is not supported")
     _check_anchors(tokens, "^", "(", ")")
     _check_anchors(tokens[::-1], "$", ")", "(")
     depth = 0
@@ -103,7 +189,7 @@ def _token(found: "re.Match[str]") -> _Token:
         most = found["most"] or found["least"]
         return _Token("repeat", text, int(most) if len(most) < 10 else 10**9)
     if found["open_group"]:
-        return _Token("(", text)
+        return _Token("(", "(" if text.endswith(">") else text)
     return _Token("atom" if found["atom"] else text, text)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from trtforge.runtime.guidance.patterns import MOST_REPETITIONS, work
+from trtforge.runtime.guidance.patterns import automaton_work
 from trtforge.runtime.guidance.schema_merging import both, disjoint
 from trtforge.runtime.guidance.schema_objects import object_schema
 from trtforge.runtime.guidance.schema_types import ASSERTIONS, FORMATS, Place, enumerated, inferred_types, typed
@@ -23,6 +23,8 @@ _REFUSED = (
     *("$dynamicRef", "$recursiveRef"),
 )
 _MOST_PARTS = 20_000
+_MOST_WORK = 10_000
+"""Times that parts of patterns with groups are repeated, all together: about ten seconds of compilation."""
 _MOST_OPTIONAL = 500
 """Properties of an object with optional ones, or as much work in several: about five seconds of compilation."""
 _MOST_LEVELS = 100
@@ -33,9 +35,9 @@ _INFERRED = "x-inferred"
 Schema = Mapping[str, Any]
 
 
-def enforceable(schema: object, *, controls: bool) -> Schema:
-    """The schema for xgrammar. `controls`: the vocabulary has control characters. Raises Unenforced."""
-    translation = _Translation(schema, controls=controls)
+def enforceable(schema: object) -> Schema:
+    """The schema for xgrammar. Raises Unenforced."""
+    translation = _Translation(schema)
     root = translation.node(schema, "#")
     _require_ends(root, translation.definitions)
     translation.require_exclusive()
@@ -45,8 +47,7 @@ def enforceable(schema: object, *, controls: bool) -> Schema:
 class _Translation:
     """The translation of one schema. `definitions`: the targets of its references."""
 
-    def __init__(self, root: object, *, controls: bool) -> None:
-        self._controls = controls
+    def __init__(self, root: object) -> None:
         self._work = self._optional = 0
         self.definitions: dict[str, Schema] = {}
         self._root = root
@@ -134,8 +135,6 @@ class _Translation:
         for each in types:
             make = object_schema if each == "object" else partial(typed, each)
             own = dict(make(asserted, where, self.node))
-            if self._controls and ("minLength" in own or "maxLength" in own):
-                own = {"type": "string", "pattern": _of_length(own)}
             self._bound(own, where)
             if "properties" in own:
                 own[_MARK] = self._parts
@@ -147,11 +146,9 @@ class _Translation:
     def _bound(self, schema: Schema, where: Place) -> None:
         """Raises Unenforced for what would take long to compile."""
         patterns = [schema.get("pattern"), schema.get("propertyNames", {}).get("pattern")]
-        self._work += sum(work(each) for each in (*patterns, *schema.get("patternProperties", ())) if each is not None)
-        if self._work > MOST_REPETITIONS:
-            raise Unenforced(
-                f"{where}: the patterns of the schema may repeat more than {MOST_REPETITIONS} times together"
-            )
+        self._work += sum(automaton_work(each) for each in (*patterns, *schema.get("patternProperties", ())) if each)
+        if self._work > _MOST_WORK:
+            raise Unenforced(f"{where}: the patterns may repeat their parts more than {_MOST_WORK} times together")
         if len(schema.get("required", ())) < len(named := schema.get("properties", {})):
             self._optional += len(named) ** 2
         if self._optional > _MOST_OPTIONAL**2:
@@ -200,11 +197,6 @@ def _parts(schema: object, where: Place) -> tuple[Schema, Schema]:
     ignored = "" if named in FORMATS else "format"
     own = {key: value for key, value in schema.items() if key in ASSERTIONS and key != ignored}
     return own, {key: schema[key] for key in _APPLICATORS if key in schema}
-
-
-def _of_length(schema: Schema) -> str:
-    """A pattern of strings of these lengths, which keeps control characters out."""
-    return f"^.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}$"
 
 
 def _members(applied: Schema, keyword: str, where: Place) -> list[object]:
