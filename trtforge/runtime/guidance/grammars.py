@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _MOST_KEPT = 256
 _MOST_KEPT_BYTES = 256 << 20
+_SPACE = 0x20
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+: (Check failed: \(.*?\) is false: )?")
 """Where in its own code xgrammar found an error."""
 _HINTS = {
@@ -51,7 +52,7 @@ class Grammars:
         """`directory`: with tokenizer.json."""
         self._directory = directory
         self._vocab_size = vocab_size
-        self._compiler: Any = None
+        self._compilers: dict[bool, Any] = {}
         self._lock = threading.Lock()
         self._kept: OrderedDict[Guide, Any] = OrderedDict()
         self._kept_bytes = 0
@@ -81,7 +82,7 @@ class Grammars:
         return grammar
 
     def _compile(self, guide: Guide) -> Any:
-        compiler, text = self._whole_compiler(), _enforced(guide)
+        compiler, text = self._compiler(json_only=guide.kind in ("json", "json_schema")), _enforced(guide)
         match guide.kind:
             case "json":
                 return compiler.compile_builtin_json_grammar()
@@ -92,12 +93,23 @@ class Grammars:
                 return compiler.compile_structural_tag(text)
         return compiler.compile_grammar(text)
 
-    def _whole_compiler(self) -> Any:
-        if self._compiler is None:
+    def _compiler(self, *, json_only: bool) -> Any:
+        """For JSON the vocabulary lacks control characters, which strings of bounded length would let through."""
+        if json_only not in self._compilers:
             import xgrammar
 
-            self._compiler = xgrammar.GrammarCompiler(self._vocabulary(), max_threads=1, cache_enabled=False)
-        return self._compiler
+            whole = self._vocabulary()
+            vocabulary = xgrammar.TokenizerInfo(
+                [b"" if min(text, default=0) < _SPACE else text for text in whole.decoded_vocab],
+                xgrammar.VocabType.RAW,
+                vocab_size=self._vocab_size,
+                stop_token_ids=[],
+                add_prefix_space=whole.add_prefix_space,
+            )
+            self._compilers[json_only] = xgrammar.GrammarCompiler(
+                vocabulary if json_only else whole, max_threads=1, cache_enabled=False
+            )
+        return self._compilers[json_only]
 
     def _vocabulary(self) -> Any:
         """The vocabulary as xgrammar.TokenizerInfo. Special tokens have no text, so that no grammar allows them.
@@ -157,7 +169,7 @@ def _enforced(guide: Guide) -> str:
         raise RequestError(message, hint="Ask for a smaller structure.")
     match guide.kind:
         case "json_schema":
-            return json.dumps(enforceable(_parsed(guide)), ensure_ascii=False)
+            return json.dumps(enforceable(_parsed(guide), controls=False), ensure_ascii=False)
         case "structural_tag":
             return json.dumps(enforceable_tag(_parsed(guide)), ensure_ascii=False)
         case "regex":

@@ -27,6 +27,8 @@ _NOTHING = "x{0}"
 such as (a{2,})?, which would take a single a."""
 _NO_AUTOMATON = "é{0}"
 """Nothing, in a letter beyond ASCII, for which xgrammar makes no automaton."""
+_MUCH_WORK = 100
+"""Times that parts of a pattern without groups are repeated in an automaton, which takes long to make of more."""
 _MOST_WORK = 2000
 """Times that parts of a pattern with groups are repeated, all together: about two seconds of compilation."""
 _Range = tuple[int, int]
@@ -67,9 +69,10 @@ def json_expression(pattern: str) -> str:
     """
     tokens = _checked(pattern)
     texts = [_json_atom(token.text) if token.kind == "atom" else token.text for token in tokens]
-    if all(token.kind != "(" for token in tokens):  # many repetitions need no automaton, which would take long
+    times = _work(tokens)
+    if times > _MUCH_WORK and all(token.kind != "(" for token in tokens):
         return "".join(texts) + _NO_AUTOMATON
-    if _work(tokens) > _MOST_WORK:
+    if times > _MOST_WORK:
         raise Unenforced(f"the pattern {pattern[:80]!r} may repeat its parts more than {_MOST_WORK} times together")
     return _apart(tokens, texts)
 

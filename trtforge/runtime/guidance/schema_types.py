@@ -247,12 +247,10 @@ def _string(asserted: Schema, where: Place) -> Schema:
     lengths = ({"minLength": low} if low else {}) | ({} if high is None else {"maxLength": high})
     if lengths and (pattern is not None or named is not None):
         raise Unenforced(f"{where}: {min(lengths)} beside pattern or format is not supported")
-    if lengths:
-        pattern = f".{{{low},{'' if high is None else high}}}"
     pattern = _OWN_FORMATS.get(str(named), pattern)
     if pattern is not None:
         return {"type": "string", "pattern": json_expression(pattern)}
-    return {"type": "string", "format": named} if named is not None else {"type": "string"}
+    return {"type": "string", "format": named} if named is not None else {"type": "string", **lengths}
 
 
 def _array(asserted: Schema, where: Place, node: Node) -> Schema:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from trtforge.runtime.guidance.patterns import automaton_work
+from trtforge.runtime.guidance.patterns import automaton_work, json_expression
 from trtforge.runtime.guidance.schema_merging import both, disjoint
 from trtforge.runtime.guidance.schema_objects import object_schema
 from trtforge.runtime.guidance.schema_types import ASSERTIONS, FORMATS, Place, enumerated, inferred_types, typed
@@ -35,9 +35,9 @@ _INFERRED = "x-inferred"
 Schema = Mapping[str, Any]
 
 
-def enforceable(schema: object) -> Schema:
-    """The schema for xgrammar. Raises Unenforced."""
-    translation = _Translation(schema)
+def enforceable(schema: object, *, controls: bool) -> Schema:
+    """The schema for xgrammar. `controls`: the vocabulary has control characters. Raises Unenforced."""
+    translation = _Translation(schema, controls=controls)
     root = translation.node(schema, "#")
     _require_ends(root, translation.definitions)
     translation.require_exclusive()
@@ -47,7 +47,8 @@ def enforceable(schema: object) -> Schema:
 class _Translation:
     """The translation of one schema. `definitions`: the targets of its references."""
 
-    def __init__(self, root: object) -> None:
+    def __init__(self, root: object, *, controls: bool) -> None:
+        self._controls = controls
         self._work = self._optional = 0
         self.definitions: dict[str, Schema] = {}
         self._root = root
@@ -135,6 +136,8 @@ class _Translation:
         for each in types:
             make = object_schema if each == "object" else partial(typed, each)
             own = dict(make(asserted, where, self.node))
+            if self._controls and ("minLength" in own or "maxLength" in own):
+                own = {"type": "string", "pattern": _of_length(own)}
             self._bound(own, where)
             if "properties" in own:
                 own[_MARK] = self._parts
@@ -197,6 +200,11 @@ def _parts(schema: object, where: Place) -> tuple[Schema, Schema]:
     ignored = "" if named in FORMATS else "format"
     own = {key: value for key, value in schema.items() if key in ASSERTIONS and key != ignored}
     return own, {key: schema[key] for key in _APPLICATORS if key in schema}
+
+
+def _of_length(schema: Schema) -> str:
+    """A pattern of strings of these lengths, which keeps control characters out and takes longer to follow."""
+    return json_expression(f".{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}")
 
 
 def _members(applied: Schema, keyword: str, where: Place) -> list[object]:

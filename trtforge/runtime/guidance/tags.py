@@ -28,7 +28,7 @@ def _part(part: Any) -> tuple[Any, int]:
     values = {key: each for key, (each, _) in found.items()}
     times = max((each for _, each in found.values()), default=1)
     if "json_schema" in values:
-        values["json_schema"] = enforceable(values["json_schema"])
+        values["json_schema"] = enforceable(values["json_schema"], controls=True)
     if kind == "regex" and isinstance(values.get("pattern"), str):
         values["pattern"] = expression(values["pattern"])
         times = 2
