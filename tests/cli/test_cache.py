@@ -175,14 +175,27 @@ def test_all_excludes_other_limits(root: Path) -> None:
     assert "--all with --older-than or --max-size" in result.exception.message
 
 
-def test_cache_that_is_off_cannot_be_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_is_off_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRTFORGE_CACHE", "off")
-    result = CliRunner().invoke(app, ["cache", "list"])
-    assert isinstance(result.exception, ForgeError)
-    assert (result.exception.message, result.exception.hint) == (
-        "no cache: it is disabled, or this user has no home directory",
-        "Set TRTFORGE_CACHE to a directory.",
-    )
+    for command in ("list", "prune"):
+        assert run("cache", command) == "no cache: it is off (TRTFORGE_CACHE)\n"
+        found = json.loads(run("cache", command, "--json"))
+        assert (found["directory"], found["timings"], found["bytes"]) == (None, [], 0)
+
+
+def test_a_cache_that_is_a_file_or_unreadable_is_said(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.write_text("")
+    with pytest.raises(ForgeError, match=f"the cache {root} is a file"):
+        run("cache", "list")
+    root.unlink()
+    (root / "artifacts").mkdir(parents=True)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.iterdir", refuse)
+    with pytest.raises(PermissionError):
+        run("cache", "list")
 
 
 def test_second_build_takes_calibration_and_engine_from_the_cache(root: Path) -> None:

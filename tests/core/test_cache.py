@@ -1,5 +1,6 @@
 """What was made once is not made again: not elsewhere, not at the same time, and not from a damaged copy."""
 
+import errno
 import logging
 import multiprocessing
 import os
@@ -269,8 +270,24 @@ def test_cache_that_cannot_be_written_is_no_failure(
     tmp_path: Path, cache: Cache, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache.root.write_text("a file")
-    assert produce(tmp_path / "a", identity(), writer(tmp_path / "log"), cache=cache).origin == "written"
-    assert f"the cache {cache.root} cannot be used: Not a directory" in caplog.text
+    for name in ("a", "b"):
+        assert produce(tmp_path / name, identity(), writer(tmp_path / "log"), cache=cache).origin == "written"
+    said = [record.getMessage() for record in caplog.records if "cache" in record.getMessage()]
+    assert said == [f"the cache {cache.root} cannot be used: Not a directory"], "once, not for each artifact"
+
+
+def test_a_cache_that_may_only_be_read_is_read(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another user, or on a disk that is read-only: lock files cannot be opened to write."""
+    produce(tmp_path / "a", identity(), writer(tmp_path / "log"), cache=cache)
+    opened = os.open
+
+    def read_only(path: Path, flags: int, *mode: int) -> int:
+        if flags & os.O_RDWR and cache.root in Path(path).parents:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert produce(tmp_path / "b", identity(), writer(tmp_path / "log"), cache=cache).origin == "from the cache"
 
 
 def test_artifact_that_would_fill_the_disk_is_not_kept(

@@ -16,7 +16,7 @@ from trtforge.core.figures import counted, moment
 
 if TYPE_CHECKING:
     from trtforge.core.cache_entry import Entry
-    from trtforge.core.cache_prune import Pruned
+    from trtforge.core.cache_prune import Pruned, PruneLimits
     from trtforge.core.timings import Timings
 
 _SHOWN = 12
@@ -41,17 +41,20 @@ def list_cache(json: Json = False, verbose: Verbose = False) -> None:
     from trtforge.core.timings import list_timings
 
     root = _directory()
-    entries, timings = list_entries(root), list_timings(root)
+    entries, timings = (list_entries(root), list_timings(root)) if root is not None else ((), ())
     total = sum(entry.bytes for entry in entries) + sum(each.bytes for each in timings)
     if json:
         show.as_json(
             {
-                "directory": str(root),
+                "directory": None if root is None else str(root),
                 "entries": [_as_json(entry) for entry in entries],
                 "timings": [_timings_as_json(each) for each in timings],
                 "bytes": total,
             }
         )
+        return
+    if root is None:
+        print(_no_cache())
         return
     rows = [
         [entry.key[:_SHOWN], entry.stage, show.size(entry.bytes), _ago(entry.last_used), str(entry.about)]
@@ -88,10 +91,8 @@ def prune_cache(
 
     Example: trtforge cache prune --older-than 14 --max-size 200GB --dry-run
     """
-    from trtforge.core.cache_prune import DEFAULT_DAYS, PruneLimits, is_free, list_entries, prune, remove, sweep
+    from trtforge.core.cache_prune import DEFAULT_DAYS, PruneLimits
     from trtforge.core.sizes import parse_size
-    from trtforge.core.timings import list_timings, sweep_drafts, unused
-    from trtforge.core.verified import prune_verified
 
     if everything and (older_than is not None or max_size is not None):
         raise UsageError("--all with --older-than or --max-size", hint="Give --all alone; it removes every entry.")
@@ -99,21 +100,11 @@ def prune_cache(
     if older_than is None and size is None and not everything:
         older_than = DEFAULT_DAYS
     root = _directory()
-    limits = PruneLimits(older_than, size, everything)
-    with _changing(root):
-        pruned = prune(list_entries(root), limits, time.time(), is_free if dry_run else remove)
-        if not dry_run:
-            sweep(root)
-        timings = unused(list_timings(root), limits, time.time())
-        if not dry_run:
-            sweep_drafts(root, time.time())
-            prune_verified(root, lambda last_used: limits.expired(last_used, time.time()))
-            for each in timings:
-                each.path.unlink(missing_ok=True)
+    pruned, timings = _prune(root, PruneLimits(older_than, size, everything), dry_run=dry_run)
     if json:
         show.as_json(
             {
-                "directory": str(root),
+                "directory": None if root is None else str(root),
                 "dry_run": dry_run,
                 "removed": [_as_json(entry) for entry in pruned.removed],
                 "in_use": [_as_json(entry) for entry in pruned.in_use],
@@ -122,18 +113,47 @@ def prune_cache(
             }
         )
         return
+    if root is None:
+        print(_no_cache())
+        return
     _say(pruned, timings, "would be removed" if dry_run else "removed")
 
 
-def _directory() -> Path:
+def _directory() -> Path | None:
+    """The cache's directory; None without a cache. Raises ForgeError if something else is there."""
     from trtforge.core.cache import VARIABLE, cache_directory
 
-    directory = cache_directory()
-    if directory is None:
-        raise ForgeError(
-            "no cache: it is disabled, or this user has no home directory", hint=f"Set {VARIABLE} to a directory."
-        )
-    return directory
+    root = cache_directory()
+    if root is not None and root.exists() and not root.is_dir():
+        raise ForgeError(f"the cache {root} is a file", hint=f"Set {VARIABLE} to a directory.")
+    return root
+
+
+def _no_cache() -> str:
+    from trtforge.core.cache import VARIABLE, is_off
+
+    why = f"it is off ({VARIABLE})" if is_off() else f"this user has no home directory; set {VARIABLE} to a directory"
+    return f"no cache: {why}"
+
+
+def _prune(root: Path | None, limits: "PruneLimits", *, dry_run: bool) -> "tuple[Pruned, Sequence[Timings]]":
+    """What is removed, or with `dry_run` would be."""
+    from trtforge.core.cache_prune import Pruned, is_free, list_entries, prune, remove, sweep
+    from trtforge.core.timings import list_timings, sweep_drafts, unused
+    from trtforge.core.verified import prune_verified
+
+    if root is None:
+        return Pruned((), ()), ()
+    with _changing(root):
+        pruned = prune(list_entries(root), limits, time.time(), is_free if dry_run else remove)
+        timings = unused(list_timings(root), limits, time.time())
+        if not dry_run:
+            sweep(root)
+            sweep_drafts(root, time.time())
+            prune_verified(root, lambda last_used: limits.expired(last_used, time.time()))
+            for each in timings:
+                each.path.unlink(missing_ok=True)
+    return pruned, timings
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from trtforge.core.cache_entry import ARTIFACT, ARTIFACTS, NEW, About, Entry, lock_of, read_entries, write_entry
@@ -30,14 +30,19 @@ _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Made by trtforge: `trtfor
 _LOG = logging.getLogger(__name__)
 
 
+def is_off() -> bool:
+    """Whether the user switched the cache off."""
+    return os.environ.get(VARIABLE, "").lower() in _OFF
+
+
 def cache_directory() -> Path | None:
     """The user's cache directory, from TRTFORGE_CACHE or the platform's convention.
 
     None if TRTFORGE_CACHE is off or none, or if the user has no home directory, as in some containers.
     """
-    chosen = os.environ.get(VARIABLE, "")
-    if chosen.lower() in _OFF:
+    if is_off():
         return None
+    chosen = os.environ.get(VARIABLE, "")
     try:
         if chosen:
             return Path(chosen).expanduser().absolute()
@@ -126,11 +131,11 @@ class Cache:
         descriptor = None
         try:
             self._of(key).mkdir(parents=True, exist_ok=True)
-            if not (self.root / _TAG_FILE).exists():
-                (self.root / _TAG_FILE).write_text(_TAG)
+            with suppress(OSError):  # a cache that others made and this user may only read
+                (self.root / _TAG_FILE).open("x").write(_TAG)
             descriptor = take_lock(lock_of(self._of(key)), shared=shared, waiting=say)
         except OSError as error:
-            _LOG.warning("the cache %s cannot be used: %s", self.root, error.strerror or error)
+            _warn_of_unusable(self.root, error.strerror or str(error))
         try:
             yield descriptor is not None
         finally:
@@ -154,6 +159,12 @@ class Cache:
         except OSError as error:
             shutil.rmtree(new, ignore_errors=True)
             _LOG.warning("%s is not stored in the cache: %s", artifact, error.strerror or error)
+
+
+@cache
+def _warn_of_unusable(root: Path, reason: str) -> None:
+    """Log once in a process, not for every stage, that a cache cannot be used."""
+    _LOG.warning("the cache %s cannot be used: %s", root, reason)
 
 
 def _is_right(entry: Entry, wanted: Identity) -> bool:

@@ -105,7 +105,8 @@ def sweep(root: Path) -> None:
 
 
 def _keys(root: Path) -> tuple[Path, ...]:
+    """The directories of the keys. Raises OSError for a cache that this user may not read."""
     try:
         return tuple(path for path in sorted((root / ARTIFACTS).iterdir()) if path.is_dir())
-    except OSError:
+    except FileNotFoundError:
         return ()

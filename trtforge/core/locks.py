@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 Waiting = Callable[[], None]
@@ -16,7 +16,7 @@ def take_lock(path: Path, *, shared: bool = False, waiting: Waiting = lambda: No
     Raises OSError if locking is not possible, for example in a directory without write permission.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = _open(path)
         try:
             _flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, waiting)
             if _is_at(descriptor, path):
@@ -34,13 +34,14 @@ def locked_by(path: Path, *, waiting: Waiting = lambda: None) -> Iterator[None]:
     try:
         yield
     finally:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # another user's, in a directory with the sticky bit
+            path.unlink()
         os.close(descriptor)
 
 
 def take_free_lock(path: Path) -> int | None:
     """As `take_lock`, exclusive; None if another process holds the lock."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = _open(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if _is_at(descriptor, path):
@@ -64,6 +65,17 @@ def is_held(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def _open(path: Path) -> int:
+    """A descriptor of the lock file, which is created if it does not exist. Locking needs no right to write to it."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:  # of another user, or on a disk that is read-only
+        try:
+            return os.open(path, os.O_RDONLY)
+        except OSError:
+            raise error from None
 
 
 def _flock(descriptor: int, mode: int, waiting: Waiting) -> None:
