@@ -11,6 +11,7 @@ from tests.conftest import DEMO_MODEL
 from tests.pipeline.records import full, written
 from trtforge.cli.chosen import Choice, choose, choose_each, is_model, located
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.recipe import load_recipe
 from trtforge.pipeline.report import StageReport
 
 
@@ -217,7 +218,7 @@ def test_a_file_is_no_build_directory(run: Any, tmp_path: Path, words: tuple[str
     assert (status, out) == (1, "")
     assert errors.splitlines() == [
         f"error: {tmp_path}/README.md is a file, not a directory",
-        "hint: Choose another directory with --out.",
+        "hint: Choose another directory.",
     ]
 
 
@@ -226,3 +227,11 @@ def test_a_recipe_that_cannot_be_written_says_where(run: Any, words: tuple[str |
     status, out, errors = run(*words, "/proc/x.yaml")
     assert (status, out) == (1, "")
     assert errors == "error: /proc/x.yaml: /proc takes no new files\nhint: Choose another directory.\n"
+
+
+@pytest.mark.parametrize("words", [("init", DEMO_MODEL), ("recipes", "copy", "demo-fp32")])
+@pytest.mark.parametrize("name", ["two\nlines", "x" * 150])
+def test_a_recipe_of_any_file_name_is_valid(run: Any, tmp_path: Path, words: tuple[str | Path, ...], name: str) -> None:
+    file = tmp_path / f"{name}.yaml"
+    assert run(*words, file)[0] == 0
+    assert load_recipe(file).name == name.replace("\n", "-")[:100]

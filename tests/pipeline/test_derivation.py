@@ -9,7 +9,7 @@ import yaml
 from tests.conftest import DEMO_MODEL, MakeHf
 from tests.machine.hosts import FakeGpu, FakeNvml
 from trtforge.core.errors import ForgeError, UsageError
-from trtforge.pipeline.derivation import Wish, derive, is_unedited, machine_gpus, recipe_name
+from trtforge.pipeline.derivation import Wish, derive, is_unedited, machine_gpus, name_for
 from trtforge.pipeline.preflight import preflight
 from trtforge.plan.alternatives import GOALS
 from trtforge.plan.gpus import gpu_named
@@ -163,7 +163,9 @@ def test_a_relative_source_is_relative_to_the_file(monkeypatch: pytest.MonkeyPat
 
 
 def test_names_come_from_the_source(tmp_path: Path) -> None:
-    assert recipe_name("owner/My Model", "none") == "My-Model"
-    assert recipe_name("owner/name", "int4_awq") == "name-int4_awq"
+    assert name_for("owner/My Model", "none") == "My-Model"
+    assert name_for("owner/name", "int4_awq") == "name-int4_awq"
     (tmp_path / "..x").mkdir()
-    assert recipe_name(str(tmp_path / "..x"), "none") == "x"
+    assert name_for(str(tmp_path / "..x"), "none") == "x"
+    assert name_for("owner/" + "x" * 150, "int4_awq") == "x" * 91 + "-int4_awq"
+    assert name_for("...", "int4_awq") == "model-int4_awq"

@@ -192,13 +192,13 @@ def choose_each(
 
     Raises UsageError for an unknown or repeated format.
     """
-    from trtforge.pipeline.derivation import recipe_name
+    from trtforge.pipeline.derivation import name_for
     from trtforge.pipeline.sweep import check_formats
 
     check_formats(formats)
     target, base = located(target), out
     if base is None and is_model(target):
-        base = Path("build") / recipe_name(target, "none")
+        base = Path("build") / name_for(target, "none")
     elif base is None and (Path(target) / RECIPE_FILE).is_file():
         base = Path(target)
     elif base is None:

@@ -11,6 +11,7 @@ from trtforge.cli.options import Ep, GoalName, GpuName, Json, Pp, Quant, Tp, Ver
 from trtforge.core.errors import mistyped
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.new_file import write_new
+from trtforge.core.recipe_text import recipe_name
 
 
 def init(
@@ -34,7 +35,6 @@ def init(
 
     Example: trtforge init Qwen/Qwen2.5-7B-Instruct --gpu h100-80gb --goal throughput
     """
-    import re
     from shlex import join
 
     model = located(model)
@@ -45,7 +45,7 @@ def init(
             nearest_directory(Path(model)),
             otherwise="Give a model; `trtforge recipes copy` copies a recipe.",
         )
-    name = None if file is None else re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).lstrip("._-") or None
+    name = None if file is None else recipe_name(file.stem) or None
     found = derived(model, Choice(quant, tp, pp, ep, gpu, goal), name)
     recipe = found.recipe()
     path = file or Path(f"{recipe.name}.yaml")

@@ -15,6 +15,7 @@ from trtforge.core.assets import asset_directory
 from trtforge.core.builds import RECIPE_FILE, REPORT_FILE, require_one_build
 from trtforge.core.errors import ForgeError, Repair, mistyped
 from trtforge.core.new_file import write_new
+from trtforge.core.recipe_text import commented, recipe_name
 
 if TYPE_CHECKING:
     from trtforge.core.recipe import Recipe
@@ -212,9 +213,10 @@ def copy_recipe(
         quoted = re.escape(relative)
         text = re.sub(rf"(?m)((?:[:\[,]|^\s*-) *[\"']?){quoted}(?=[\"']?\s*(?:[],}}#]|$))", rf"\g<1>{absolute}", text)
     old = load_recipe(path).name
-    new = re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).lstrip("._-") or old
+    new = recipe_name(file.stem) or old
     text = re.sub(rf"(?m)^name: {re.escape(old)}\b", f"name: {new}", text)
-    text = re.sub(rf"(?m)^(# trtforge build ){re.escape(old)}\b", lambda found: f"{found[1]}{quote(str(file))}", text)
+    command = commented(f"trtforge build {quote(str(file))}")
+    text = re.sub(rf"(?m)^# trtforge build {re.escape(old)}\b", lambda _: command, text)
     write_new(file, text)
     following = join(["trtforge", "build", str(file)])
     if json:

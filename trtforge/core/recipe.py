@@ -11,6 +11,7 @@ from trtforge.core import defaults
 from trtforge.core.config_model import Config, GivenBy, LineOf, Location, holds_none, holds_text, parse_value
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.features import FeaturesConfig
+from trtforge.core.recipe_text import LONGEST_NAME
 from trtforge.core.serving import SchedulerPolicy as SchedulerPolicy
 from trtforge.core.serving import ServingConfig
 from trtforge.core.sizes import Bits, Bytes
@@ -176,7 +177,9 @@ class Recipe(Config):
     """One build. Only `name` and `model.source` are required."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100, description="Names the build's output directory."
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=LONGEST_NAME,
+        description="Names the build's output directory.",
     )
     model: ModelConfig
     quantization: QuantizationConfig = QuantizationConfig()

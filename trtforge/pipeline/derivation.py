@@ -1,7 +1,6 @@
 """Floor 5: a recipe for a model: number formats, layout and limits from the hardware, the model and a goal."""
 
 import os
-import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from trtforge.core.digest import text_digest
 from trtforge.core.dtypes import model_dtype
 from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.recipe import Recipe, recipe_of
+from trtforge.core.recipe_text import commented, recipe_name
 from trtforge.machine.nvml import LoadNvml, load_nvml, read_driver
 from trtforge.plan.alternatives import Alternative, Goal, alternatives
 from trtforge.plan.evaluate import evaluate
@@ -78,7 +78,7 @@ class DerivedRecipe:
         `command`: what builds it, for its first line. The second line has a digest of the rest (`is_unedited`).
         """
         body = "\n".join(_lines(_relative_to(directory, self.values), self.reasons)) + "\n"
-        return f"# {command}\n{_DERIVED}{text_digest(body)[:_DIGITS]}\n{body}"
+        return f"{commented(command)}\n{_DERIVED}{text_digest(body)[:_DIGITS]}\n{body}"
 
 
 def is_unedited(text: str) -> bool:
@@ -142,11 +142,11 @@ def machine_gpus(load: LoadNvml = load_nvml) -> tuple[Gpu, int] | None:
     return None if product is None else (product, sum(gpu.name == gpus[0].name for gpu in gpus))
 
 
-def recipe_name(source: str, quant: str) -> str:
+def name_for(source: str, quant: str) -> str:
     """A name for a model's build: the last part of its source, and the format."""
-    base = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).resolve().name if Path(source).is_dir() else Path(source).name)
-    base = base.lstrip("._-") or "model"
-    return base if quant == "none" else f"{base}-{quant}"
+    last = Path(source).resolve().name if Path(source).is_dir() else Path(source).name
+    suffix = "" if quant == "none" else f"-{quant}"
+    return recipe_name(last if recipe_name(last) else "model", suffix)
 
 
 def _start(source: str, gpu: Gpu | None, model: Model) -> Recipe:
@@ -262,7 +262,7 @@ def _values(
     if dtype:
         reasons["model.dtype"] = f"{request.engine.target.gpu} does not compute in {model.config.dtype}"
     return {
-        "name": name or recipe_name(source, "none" if model.stored else request.quant),
+        "name": name or name_for(source, "none" if model.stored else request.quant),
         "model": {"source": source, **dtype},
         "quantization": quantization,
         "parallel": {key: value for key, value in parallel.items() if value > 1 or key == "tp"},

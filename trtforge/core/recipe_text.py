@@ -1,0 +1,16 @@
+"""What a recipe's text may hold: its name, and the command in its first line."""
+
+import re
+
+LONGEST_NAME = 100
+
+
+def recipe_name(text: str, suffix: str = "") -> str:
+    """A recipe's name made from `text`, a file or a model, and `suffix`; only the suffix if nothing else is left."""
+    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")
+    return cleaned[: LONGEST_NAME - len(suffix)] + suffix
+
+
+def commented(command: str) -> str:
+    """A comment of one line with a command; characters that would end the line, or that YAML refuses, become ?."""
+    return "# " + "".join(letter if letter.isprintable() else "?" for letter in command)
