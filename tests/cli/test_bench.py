@@ -67,6 +67,23 @@ def test_the_figures_of_a_build_are_kept_and_compared(
     assert "2,048, 32 at once" in (tmp_path / "page.html").read_text()
 
 
+def test_figures_that_cannot_be_kept_are_shown(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = written(tmp_path / "fp8", full())
+    repository(build, "1")
+    (build / "repository" / TOKENIZER).parent.mkdir(parents=True)
+    (build / "repository" / TOKENIZER).touch()
+
+    def refuse(path: Path, text: str) -> None:
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr("trtforge.pipeline.speed.replace_text", refuse)
+    status, out, err = run("bench", build, "--json")
+    assert status == 0
+    assert json.loads(out)["file"] is None
+    assert json.loads(out)["levels"][1]["concurrency"] == 32
+    assert err == f"warning: the figures are not kept: {build}/bench.json: Read-only file system\n"
+
+
 def test_a_running_server_is_measured_and_nothing_kept(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measuring: list[tuple[str, str, Load]]
 ) -> None:

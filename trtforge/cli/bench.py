@@ -125,7 +125,7 @@ def _measured(url: str, model: str, load: "Load", tokenizer: Path | None, progre
 
 
 def _kept(place: Path, speed: "Speed", machine: str, busy: float | None) -> Path | None:
-    """The file with the figures of a build; None for a repository that is not part of one."""
+    """The file with the figures of a build; None for a repository that is not part of one, or if it is not writable."""
     from trtforge.core.manifest import FILE_NAME
     from trtforge.pipeline.paths import Paths
     from trtforge.pipeline.speed import keep_speed
@@ -133,7 +133,11 @@ def _kept(place: Path, speed: "Speed", machine: str, busy: float | None) -> Path
     build = place.resolve().parent if (place / FILE_NAME).is_file() else place
     if not Paths(build).report.is_file() or place.resolve() not in (build.resolve(), Paths(build).repository.resolve()):
         return None
-    return keep_speed(build, speed, machine, busy)
+    try:
+        return keep_speed(build, speed, machine, busy)
+    except ForgeError as error:  # the figures are shown all the same
+        show.warning(f"the figures are not kept: {error.message}")
+        return None
 
 
 def _show(speed: "Speed", where: str, file: Path | None, *, json: bool, busy: float | None = None) -> None:
