@@ -3,11 +3,13 @@
 import errno
 import os
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.new_file import not_written, write_new
+from trtforge.core.replace import replace_text
 
 
 def test_a_new_file_is_written_and_not_replaced(tmp_path: Path) -> None:
@@ -33,3 +35,22 @@ def test_a_directory_that_refuses_is_said(number: int) -> None:
     error = not_written(Path("a/x"), OSError(number, os.strerror(number)))
     assert error.message == f"a/x cannot be written: {os.strerror(number)}"
     assert error.hint == "Choose a directory that you may write to."
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a new one, nor a draft beside one that is replaced."""
+    (tmp_path / "old").write_text("old")
+    (tmp_path / ".old.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        replace_text(tmp_path / "old", "new")
+    opened = Path.open
+
+    def full(path: Path, mode: str, **options: str) -> IO[str]:
+        opened(path, mode, **options).close()
+        return opened(Path("/dev/full"), "w", **options)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(ForgeError, match="new cannot be written: No space left on device") as caught:
+        write_new(tmp_path / "new", "text")
+    assert caught.value.hint == "Free space, then run again."
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]

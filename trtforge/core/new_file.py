@@ -1,5 +1,6 @@
 """New files of the user's, and why one could not be written."""
 
+import errno
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
@@ -9,7 +10,12 @@ def write_new(path: Path, text: str) -> None:
     """Write a file that does not exist yet. Raises ForgeError if it exists or cannot be written."""
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(text)
+            try:
+                file.write(text)
+                file.flush()
+            except OSError:
+                path.unlink()  # a disk may be full
+                raise
     except OSError as error:
         raise not_written(path, error) from None
 
@@ -23,4 +29,6 @@ def not_written(path: Path, error: OSError) -> ForgeError:
         return ForgeError(f"{path}: there is no directory {path.parent}", hint=hint)
     if isinstance(error, FileNotFoundError):  # as in /proc
         return ForgeError(f"{path}: {path.parent} takes no new files", hint="Choose another directory.")
-    return ForgeError(f"{path} cannot be written: {error.strerror}", hint="Choose a directory that you may write to.")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = "Free space, then run again." if full else "Choose a directory that you may write to."
+    return ForgeError(f"{path} cannot be written: {error.strerror}", hint=hint)
