@@ -128,8 +128,12 @@ def test_a_build_whose_gate_does_not_hold_says_so(run: Any, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (("serve", "engine"), "is the result of stage engine, repository is required", "package {}/engine OUT"),
-        (("package", "checkpoint", "o"), "is the result of stage checkpoint, engine is", "compile {}/checkpoint OUT"),
+        (("serve", "engine"), "is the result of stage engine, repository is required", "package {}/engine REPOSITORY"),
+        (
+            ("package", "checkpoint", "o"),
+            "is the result of stage checkpoint, engine is",
+            "compile {}/checkpoint ENGINE",
+        ),
         (("package", "repository", "o"), None, None),  # its engine is taken
         (("generate", "checkpoint", "Hello"), "is not an engine", "Run `trtforge compile {}/checkpoint ENGINE`"),
         (("convert", "checkpoint", "o"), "is a TensorRT-LLM checkpoint already", "`trtforge compile {}/checkpoint ENG"),

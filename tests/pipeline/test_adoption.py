@@ -16,8 +16,9 @@ from tests.golden.make_hf import write_case
 from tests.package.engines import engine_config
 from trtforge.compile.stage import CompileOptions, compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.artifact import produce
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import open_artifact
+from trtforge.core.manifest import Identity, Stage, open_artifact
 from trtforge.core.recipe import EngineConfig, GateConfig
 from trtforge.formats.foreign import checkpoint_manifest
 from trtforge.package.config import PackageConfig
@@ -211,6 +212,15 @@ def test_every_file_that_is_read_is_digested(foreign: Path, name: str) -> None:
     assert name in found.files
     (foreign / name).write_text("{ }")
     assert len({without, found.digest, checkpoint_manifest(foreign).digest}) == 3
+
+
+@pytest.mark.parametrize(
+    ("stage", "command"),
+    [("repository", "trtforge serve {}"), ("verification", None), ("engine", "trtforge package {} REPOSITORY")],
+)
+def test_what_has_a_manifest_is_followed_by_what_takes_it(tmp_path: Path, stage: Stage, command: str | None) -> None:
+    own = produce(tmp_path / "own", Identity(stage=stage), lambda directory: {}).path
+    assert adopt(own).next_command == (command and command.format(own))
 
 
 def test_adopting_again_changes_nothing(foreign: Path, tmp_path: Path) -> None:

@@ -56,4 +56,5 @@ def adopt(
     show.line(f"{manifest.identity.stage} {show.path(directory)} {verb}: {size}")
     for number, text in enumerate(found.unknown):
         show.line(f"{'unknown: ' if number == 0 else '         '}{text}")
-    print(f"next: {found.next_command}")
+    if found.next_command is not None:
+        print(f"next: {found.next_command}")

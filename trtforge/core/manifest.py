@@ -153,9 +153,11 @@ def require_manifest(directory: Path, stage: Stage) -> Manifest:
     if manifest is None:
         raise ForgeError(f"{directory} is not a trtforge {stage}: it has no {FILE_NAME}", hint=_hint(directory, stage))
     if manifest.identity.stage != stage:
+        there = manifest.identity.stage
+        use = use_of(directory, there)
         raise ForgeError(
-            f"{directory} is the result of stage {manifest.identity.stage}, {stage} is required",
-            hint=f"Give the {stage} that {_MADE_BY[stage]} writes.{_use_of(directory, manifest.identity.stage)}",
+            f"{directory} is the result of stage {there}, {stage} is required",
+            hint=f"Give the {stage} that {_MADE_BY[stage]} writes.{f' With this {there}: `{use}`.' if use else ''}",
         )
     return manifest
 
@@ -173,16 +175,17 @@ _MADE_BY: dict[Stage, str] = {
 
 _USES: dict[Stage, str] = {
     "calibration": "convert HF_DIR OUT --calibration {}",
-    "checkpoint": "compile {} OUT",
-    "engine": "package {} OUT",
+    "checkpoint": "compile {} ENGINE",
+    "engine": "package {} REPOSITORY",
     "repository": "serve {}",
 }
-"""The command that takes an artifact."""
+"""The words of the command that takes an artifact."""
 
 
-def _use_of(directory: Path, stage: Stage) -> str:
+def use_of(directory: Path, stage: Stage) -> str | None:
+    """The command that takes an artifact; None if there is none."""
     command = _USES.get(stage)
-    return f" With this {stage}: `trtforge {command.format(quote(str(directory)))}`." if command else ""
+    return f"trtforge {command.format(quote(str(directory)))}" if command else None
 
 
 def _hint(directory: Path, stage: Stage) -> str:

@@ -3,11 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from shlex import quote
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.figures import listed
-from trtforge.core.manifest import FILE_NAME, Manifest, check_files, is_foreign, read_manifest, require_manifest
+from trtforge.core.manifest import FILE_NAME, Manifest, check_files, is_foreign, read_manifest, require_manifest, use_of
 from trtforge.core.progress import Progress, Silent
 from trtforge.core.remedy import remedy
 from trtforge.core.replace import replace_text
@@ -32,11 +31,9 @@ class Adoption:
     unknown: tuple[str, ...] = ()
 
     @property
-    def next_command(self) -> str:
-        """The command that takes the artifact."""
-        place = quote(str(self.directory))
-        stage = self.manifest.identity.stage
-        return f"trtforge package {place} REPOSITORY" if stage == "engine" else f"trtforge compile {place} ENGINE"
+    def next_command(self) -> str | None:
+        """The command that takes the artifact; None if there is none."""
+        return use_of(self.directory, self.manifest.identity.stage)
 
 
 def adopt(directory: Path, progress: Progress | None = None) -> Adoption:
