@@ -393,3 +393,13 @@ def test_an_error_of_the_file_system_has_a_remedy(
     monkeypatch.setattr("trtforge.cli.recipes.shipped", fail)
     status, _, errors = run("recipes", "list")
     assert (status, errors) == (1, f"error: /x: {os.strerror(number)}\nhint: {hint}\n")
+
+
+def test_a_link_to_itself_is_said(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    status, _, errors = run("convert", DEMO_MODEL, tmp_path / "loop")
+    assert status == 1
+    assert errors == (
+        f"error: {tmp_path}/loop: {os.strerror(errno.ELOOP)}\n"
+        "hint: Remove the symbolic link that leads to itself, or give another path.\n"
+    )

@@ -161,18 +161,29 @@ def _run() -> None:
         show_error(failure)
         sys.exit(FAILED)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        failure = ForgeError(f"{where}{error.strerror or error}", hint=_remedy_of(error))
-        show_error(failure.at(Where(str(error.filename))) if error.filename else failure)
+        _show_os_error(error)
+        sys.exit(FAILED)
+    except RuntimeError as error:
+        if not isinstance(error.__context__, OSError) or error.__context__.errno != errno.ELOOP:
+            raise
+        _show_os_error(error.__context__)  # Path.resolve() before Python 3.13
         sys.exit(FAILED)
     if code == INTERRUPTED:
         show_interruption("SIGINT")
     sys.exit(code if isinstance(code, int) else DONE)
 
 
+def _show_os_error(error: OSError) -> None:
+    where = f"{error.filename}: " if error.filename else ""
+    failure = ForgeError(f"{where}{error.strerror or error}", hint=_remedy_of(error))
+    show_error(failure.at(Where(str(error.filename))) if error.filename else failure)
+
+
 def _remedy_of(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "Choose another place, or run as a user who may read and write there."
+    if error.errno == errno.ELOOP:
+        return "Remove the symbolic link that leads to itself, or give another path."
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Free space, then run again."
     return "Add --verbose for the traceback."
