@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from trtforge.core.builds import RECIPE_FILE, REPORT_FILE, builds_in, require_one_build
+from trtforge.core.builds import RECIPE_FILE, REPORT_FILE, builds_in, require_build_directory, require_one_build
 from trtforge.core.errors import ForgeError, Repair
 
 
 def made(place: Path, *names: str) -> Path:
     for name in names:
         (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text("{}")
+        (place / name).write_text('{"recipe": "demo", "stages": []}')
     return place
 
 
@@ -46,3 +46,29 @@ def test_many_builds_are_counted(tmp_path: Path) -> None:
     made(tmp_path, *(f"{name}/{REPORT_FILE}" for name in "abcdefgh"))
     with pytest.raises(ForgeError, match=r"it holds the builds a, b, c, d, e, f and 2 more$"):
         require_one_build(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "names", [(), (".calibration.partial/x", "lost+found/x"), (REPORT_FILE, "notes.txt"), (RECIPE_FILE,)]
+)
+def test_a_build_goes_where_nothing_else_is(tmp_path: Path, names: tuple[str, ...]) -> None:
+    require_build_directory(made(tmp_path / "out", *names))
+
+
+def test_a_build_goes_to_no_directory_of_others(tmp_path: Path) -> None:
+    """Not beside their files, nor over a report.json that another program wrote."""
+    made(tmp_path, "notes.txt", "report.html", "src/main.py")
+    (tmp_path / REPORT_FILE).write_text('{"tests": 3}')
+    with pytest.raises(ForgeError) as caught:
+        require_build_directory(tmp_path)
+    assert caught.value.message == f"{tmp_path} holds files of no build: notes.txt, report.html, report.json, src"
+    assert caught.value.hint == "Choose a new or an empty directory with --out."
+
+
+def test_several_builds_go_beside_others(tmp_path: Path) -> None:
+    made(tmp_path, "fp8/.calibration.partial/x")
+    require_build_directory(tmp_path, "fp8", "int8_wo")
+    made(tmp_path, f"other/{REPORT_FILE}", "notes.txt")
+    require_build_directory(tmp_path, "fp8", "int8_wo")
+    with pytest.raises(ForgeError, match=r"holds files of no build: fp8, notes\.txt, other"):
+        require_build_directory(tmp_path)

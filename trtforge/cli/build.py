@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import completion, show
-from trtforge.cli.chosen import Choice, Chosen, choose, choose_each, require_directory
+from trtforge.cli.chosen import Choice, Chosen, choose, choose_each
 from trtforge.cli.options import (
     BuildDirectory,
     Container,
@@ -26,6 +26,7 @@ from trtforge.cli.options import (
     Workers,
     require_heeded,
 )
+from trtforge.core.builds import require_build_directory
 from trtforge.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def build_formats(asked: Mapping[str, Chosen], how: How) -> None:
         if given:
             raise UsageError(f"{option} with several formats", hint=f"Give one format with {option}.")
     out = next(iter(asked.values())).out.parent
-    require_directory(out)
+    require_build_directory(out, *asked)
     build_each(
         asked, out, first=how.first, last=how.last,
         options=CompileOptions(workers=how.workers, container=how.container), force=how.force, quiet=how.quiet,
@@ -174,7 +175,7 @@ def build_chosen(asked: Chosen, how: How) -> None:
     from trtforge.cli.build_view import BuildView, print_header
     from trtforge.pipeline.stages import selected
 
-    require_directory(asked.out)
+    require_build_directory(asked.out)
     stages = selected(asked.recipe, how.first, how.last)
     with BuildView(quiet=how.quiet or how.json) as view:
         if not how.dry_run:
@@ -188,6 +189,7 @@ def _build(asked: Chosen, how: How, stages: "tuple[StageName, ...]", view: "Buil
     """As `build_chosen`, below the header: these imports take longer than the header may."""
     from trtforge.cli.build_view import show_dry_run, show_report
     from trtforge.compile.stage import CompileOptions
+    from trtforge.core.output_place import require_writable
     from trtforge.pipeline.build import Build, GateError
     from trtforge.pipeline.lock import FILE_NAME, pinned, write_locked
     from trtforge.pipeline.lock_facts import what_is_used, with_image
@@ -196,6 +198,8 @@ def _build(asked: Chosen, how: How, stages: "tuple[StageName, ...]", view: "Buil
     chosen, paths = asked.recipe, Paths(asked.out)
 
     lock_file = how.lock or asked.lock_directory / FILE_NAME
+    if how.update_lock:
+        require_writable(lock_file.resolve().parent)
     used = what_is_used(chosen, lock_file, container=how.container) if how.update_lock else None
     if used is not None:
         chosen, image = pinned(chosen, used), how.container

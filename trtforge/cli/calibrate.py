@@ -150,6 +150,7 @@ def calibrate(
     from trtforge.calibrate.stage import CalibrateConfig
     from trtforge.calibrate.stage import calibrate as run
     from trtforge.cli.gate import parse_gate
+    from trtforge.core.output_place import require_output
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.calibration import open_calibration
     from trtforge.formats.hf import resolve_source
@@ -172,6 +173,7 @@ def calibrate(
         "calibrate",
     )
     _require_consistent(config, gate, sensitivity=sensitivity, measure=measure)
+    require_output(out, "calibration")
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
     limits = parse_gate(gate or DEFAULT_GATE, {})
     with progress.waiting("calibrate"):
@@ -193,6 +195,11 @@ def calibrate(
         show_sensitivity(found)
     show.produced(result, json_output=json, next_command=join(following), more={"sensitivity": found.as_json()})
     _keep(found, out)
+    _require_proposal(found)
+
+
+def _require_proposal(found: "Sensitivity") -> None:
+    """Raise ForgeError if no exclusions meet the gate."""
     if found.proposal is None:
         raise ForgeError(
             f"no exclusions meet the gate: {'; '.join(map(str, found.last.verification.failures))} "

@@ -206,13 +206,6 @@ def choose_each(
     return {name: choose(target, replace(choice, quant=name), overrides, base / name) for name in formats}
 
 
-def require_directory(out: Path) -> None:
-    """Raises ForgeError if a build directory cannot be made because a file is at its path or above it."""
-    there = next((path for path in (out, *out.parents) if path.exists()), None)
-    if there is not None and not there.is_dir():
-        raise ForgeError(f"{there} is a file, not a directory", hint="Choose another directory with --out.")
-
-
 def located(target: str) -> str:
     """`target`, or where there is no such path here, the shipped model or recipe that it names as recipes/NAME."""
     path = Path(target)

@@ -132,6 +132,7 @@ def compile_(
     from trtforge.cli.features import parse_features
     from trtforge.cli.places import artifact_at
     from trtforge.compile.stage import CompileOptions, compile_engine, plan_engine
+    from trtforge.core.output_place import require_output
     from trtforge.core.parallel import Parallel
     from trtforge.core.progress import for_this_terminal
     from trtforge.core.recipe import EngineConfig
@@ -162,6 +163,7 @@ def compile_(
         planned = plan_engine(config, checkpoint, out, options).as_json()
         show.as_json(planned | {"warnings": [*filter(None, [foreign_note(checkpoint)]), *planned["warnings"]]})
         return
+    require_output(out, "engine")
     progress = for_this_terminal(quiet=quiet or json)
     with progress.waiting("compile"):
         result = compile_engine(config, checkpoint, out, options, force=force, progress=progress, warn=show.warning)

@@ -167,6 +167,7 @@ def convert(
     """
     from trtforge.convert.stage import ConvertConfig
     from trtforge.convert.stage import convert as run
+    from trtforge.core.output_place import require_output
     from trtforge.core.progress import for_this_terminal
     from trtforge.formats.hf import resolve_source
 
@@ -195,6 +196,7 @@ def convert(
             "--shared-pre-quant-scale applies only to AWQ formats", hint="Leave it out, or give --quant int4_awq."
         )
     drafting = _drafting(medusa, medusa_heads, eagle, eagle_layers, max_draft_len)
+    require_output(out, "checkpoint")
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
     if budget is not None:
         config = _budgeted(config, budget, source, calibration, progress)

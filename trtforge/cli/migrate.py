@@ -65,10 +65,12 @@ def migrate(
     Example: trtforge migrate ./repository ./llmapi --checkpoint ./llama-fp8
     """
     from trtforge.cli.places import artifact_at
+    from trtforge.core.output_place import require_output
     from trtforge.core.progress import for_this_terminal
     from trtforge.pipeline.migration import MigrateOptions, run_migration
 
     source = artifact_at(source, "repository", "engine")
+    require_output(out, "migration" if checkpoint is None else "engine")
     options = MigrateOptions(source, target_version, checkpoint, engine, model)
     found, made = run_migration(options, out, force=force, progress=for_this_terminal(quiet=quiet or json))
     whole = made.manifest.identity.stage == "engine"

@@ -72,6 +72,7 @@ def package(
     from trtforge.cli.places import artifact_at
     from trtforge.cli.settings import serving_settings
     from trtforge.core.features import FeaturesConfig
+    from trtforge.core.output_place import require_output
     from trtforge.package.config import PackageConfig
     from trtforge.package.stage import package as run
     from trtforge.package.target import PackageTarget
@@ -81,5 +82,6 @@ def package(
     serving = serving_settings(set_ or [])
     values = {"serving": serving, "name_prefix": name, "features": features, "target": target}
     config = from_options(PackageConfig, values, "package")
+    require_output(out, "repository")
     result = run(config, artifact_at(engine, "engine"), tokenizer, out, force=force)
     show.produced(result, json_output=json, next_command=join(["trtforge", "serve", str(out)]))

@@ -21,10 +21,9 @@ from trtforge.core.manifest import (
     Manifest,
     check_files,
     files_below,
-    is_foreign,
-    read_manifest,
     record_of,
 )
+from trtforge.core.output_place import not_writable, replaceable, require_removable
 from trtforge.core.partial import RECORD, Finished, keep_finished
 
 Write = Callable[[Path], Mapping[str, FileRecord]]
@@ -76,11 +75,12 @@ def produce(
     with _locked(out):
         try:
             _take_back(aside, out)
-            existing = _replaceable(out, identity.stage)
+            existing = replaceable(out, identity.stage)
             origin: Origin = "already right"
             if existing is not None and not force and _is_right(out, existing, identity, late_inputs):
                 manifest = existing
             else:
+                require_removable(out)
                 with cache.slot(identity, late_inputs, afresh=force) if cache else nullcontext(Slot()) as slot:
                     found = slot.copy_to(partial)
                     manifest = found or _make(partial, identity, write, late_inputs, afresh=force)
@@ -203,31 +203,6 @@ def _failed(partial: Path, error: OSError) -> ForgeError:
     )
 
 
-def _replaceable(out: Path, stage: str) -> Manifest | None:
-    """The manifest at `out`; None if there is none. Raises ForgeError unless `out` can be replaced by `stage`."""
-    if not out.exists():
-        return None
-    if not out.is_dir():
-        raise ForgeError(f"{out} is a file", hint="Choose another output directory.")
-    manifest = read_manifest(out)
-    if manifest is not None and manifest.identity.stage != stage:
-        raise ForgeError(
-            f"{out} is the result of another stage: {manifest.identity.stage}, not {stage}",
-            hint="Choose another output directory.",
-        )
-    if manifest is not None and is_foreign(manifest):
-        raise ForgeError(
-            f"{out} was adopted, not written by trtforge: it is not replaced", hint="Choose another output directory."
-        )
-    unexpected = sorted(set(files_below(out)) - set(manifest.files if manifest else ()))
-    if unexpected:
-        raise ForgeError(
-            f"{out} has files that trtforge did not write ({', '.join(unexpected[:3])})",
-            hint="Choose another output directory, or move those files away.",
-        )
-    return manifest
-
-
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """Hold the lock of the artifact at `out`; a second process waits until the first is done."""
@@ -241,8 +216,5 @@ def _locked(out: Path) -> Iterator[None]:
             out.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked_by(path, waiting=say))
         except OSError as error:
-            raise ForgeError(
-                f"{out.parent}: cannot write there: {error.strerror}",
-                hint="Choose an output directory you may write to.",
-            ) from None
+            raise not_writable(out.parent, error.strerror) from None
         yield

@@ -1,5 +1,6 @@
 """What a build directory is told by, and the directory of several builds that `trtforge build --quant F,F` writes."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import get_args
 
@@ -11,6 +12,7 @@ RECIPE_FILE = "recipe.yaml"
 """Where a build directory keeps the recipe that was derived for it."""
 
 _NAMED = 6  # builds that a message names
+_FILE_SYSTEM = "lost+found"  # in the root of each ext4 file system
 
 
 def builds_in(place: Path) -> tuple[Path, ...]:
@@ -44,6 +46,25 @@ def require_one_build(place: Path, *needed: str) -> None:
     raise holds_builds(place, builds, hint).repaired_by(repair)
 
 
+def require_build_directory(out: Path, *inner: str) -> None:
+    """Raise ForgeError unless a build can be written in `out`: it is new, empty, or a build already.
+
+    `inner`: the names of builds that `out` will hold instead of being one.
+    """
+    from trtforge.core.output_place import require_writable
+
+    require_writable(out)
+    if not out.is_dir() or _is_build(out) or (inner and any(map(_is_build, out.iterdir()))):
+        return
+    ignored = {_FILE_SYSTEM, *inner}
+    others = sorted(path.name for path in out.iterdir() if not path.name.startswith(".") and path.name not in ignored)
+    if others:
+        raise ForgeError(
+            f"{out} holds files of no build: {listed(others, _NAMED)}",
+            hint="Choose a new or an empty directory with --out.",
+        )
+
+
 def holds_builds(place: Path, builds: tuple[Path, ...], hint: str) -> ForgeError:
     """The error for a directory of builds where one of them is needed."""
     names = listed([build.name for build in builds], _NAMED)
@@ -54,5 +75,17 @@ def holds_builds(place: Path, builds: tuple[Path, ...], hint: str) -> ForgeError
 def _is_build(place: Path) -> bool:
     from trtforge.core.manifest import FILE_NAME, Stage
 
-    known = (RECIPE_FILE, REPORT_FILE, *(f"{stage}/{FILE_NAME}" for stage in get_args(Stage)))
-    return place.is_dir() and any((place / name).is_file() for name in known)
+    known = (RECIPE_FILE, *(f"{stage}/{FILE_NAME}" for stage in get_args(Stage)))
+    return place.is_dir() and (any((place / name).is_file() for name in known) or _is_report(place / REPORT_FILE))
+
+
+def _is_report(path: Path) -> bool:
+    """Whether a report.json is of a build, not of another program."""
+    from trtforge.core.json_text import read_json
+
+    if not path.is_file():
+        return False
+    with suppress(ForgeError):
+        found = read_json(path, hint="")
+        return isinstance(found, dict) and {"recipe", "stages"} <= found.keys()
+    return False

@@ -20,6 +20,8 @@ from trtforge.compile.stage import (
 from trtforge.convert.stage import ConvertConfig, convert, layout_for
 from trtforge.core.artifact import Produced
 from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import Stage
+from trtforge.core.output_place import require_output
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import Recipe
@@ -77,13 +79,14 @@ class Build:
     ) -> BuildReport:
         """Run the stages in order. Raises ForgeError at the first that fails; earlier artifacts are kept.
 
-        A recipe that cannot be deployed, or whose data cannot be read, is refused before the first stage.
-        `report.json` is written even if the gate does not hold, so that its metrics can be read.
+        A recipe that cannot be deployed, whose data cannot be read, or whose results cannot be written is refused
+        before the first stage. `report.json` is written even if the gate does not hold: it has the metrics.
         """
         report = BuildReport(
             recipe=self.recipe.name,
             next_command=next_command(self.named or quote(self.recipe.name), self.paths, stages),
         )
+        self._require_places(stages)
         with report.collecting_warnings():
             judged = self._preflight(stages)
         if self.published:
@@ -105,6 +108,18 @@ class Build:
         self._carry_over(stages, report)
         write_report(self.paths.report, report)
         return report
+
+    def _require_places(self, stages: tuple[StageName, ...]) -> None:
+        """Raise ForgeError if the stages cannot write their artifacts, or replace those that are there."""
+        places: dict[StageName, tuple[Path, Stage]] = {
+            "calibrate": (self.paths.calibration, "calibration"),
+            "convert": (self.paths.checkpoint, "checkpoint"),
+            "verify": (self.paths.verification, "verification"),
+            "compile": (self.paths.engine, "engine"),
+            "package": (self.paths.repository, "repository"),
+        }
+        for stage in stages:
+            require_output(*places[stage])
 
     def _preflight(self, stages: tuple[StageName, ...]) -> Preflight | None:
         """Check what the stages need before the first one starts, and log the warnings of their plan.

@@ -1,0 +1,64 @@
+"""Where nothing can be written is found before the work."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trtforge.core.artifact import produce
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import FileRecord, Identity
+from trtforge.core.output_place import require_output, require_writable
+
+ENGINE = Identity(stage="engine")
+
+
+def deny(monkeypatch: pytest.MonkeyPatch, *denied: Path) -> None:
+    """As for a user who may not write there; the tests may run as root."""
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) not in denied)
+
+
+@pytest.mark.parametrize("name", ["out", "a/b/out"])
+@pytest.mark.parametrize(("flag", "why"), [(0, "Permission denied"), (os.ST_RDONLY, "Read-only file system")])
+def test_a_place_without_the_right_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, flag: int, why: str
+) -> None:
+    require_output(tmp_path / name, "engine")
+    deny(monkeypatch, tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda path: type("Status", (), {"f_flag": flag}))
+    place = (tmp_path / name).parent
+    with pytest.raises(ForgeError) as caught:
+        require_output(tmp_path / name, "engine")
+    assert caught.value.message == f"{place}: cannot write there: {why}"
+    assert caught.value.hint == "Choose an output directory you may write to."
+
+
+def test_a_link_is_judged_by_its_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk" / "engine")
+    deny(monkeypatch, tmp_path)
+    require_output(tmp_path / "out", "engine")
+    deny(monkeypatch, tmp_path / "disk")
+    with pytest.raises(ForgeError, match=f"{tmp_path}/disk: cannot write there"):
+        require_output(tmp_path / "out", "engine")
+
+
+def test_below_a_file_is_no_place(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ForgeError, match=f"{tmp_path}/file is a file, not a directory"):
+        require_writable(tmp_path / "file" / "out")
+
+
+def test_files_of_another_user_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They could be moved aside but not deleted, and would be in the way next time."""
+
+    def write(directory: Path) -> dict[str, FileRecord]:
+        (directory / "rank0.engine").write_text("x")
+        return {}
+
+    out = produce(tmp_path / "out", ENGINE, write).path
+    deny(monkeypatch, out)
+    assert produce(out, ENGINE, write).cached
+    with pytest.raises(ForgeError, match=f"{out} cannot be replaced: its files belong to another user"):
+        produce(out, ENGINE.model_copy(update={"config": {"tp": 2}}), write)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

@@ -1,0 +1,62 @@
+"""Whether results can be written at a path, judged before the work: no files of others, and the right to write."""
+
+import os
+from pathlib import Path
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import Manifest, Stage, files_below, is_foreign, read_manifest
+
+
+def require_output(out: Path, stage: Stage) -> None:
+    """Raise ForgeError unless an artifact of `stage` can be written at `out`."""
+    replaceable(out, stage)
+    require_writable(out.resolve().parent)
+
+
+def require_writable(directory: Path) -> None:
+    """Raise ForgeError unless this user can create files in `directory`, which need not exist yet."""
+    there = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise ForgeError(f"{there} is a file, not a directory", hint="Choose another directory.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+        raise not_writable(directory, "Read-only file system" if read_only else "Permission denied")
+
+
+def not_writable(directory: Path, reason: str | None) -> ForgeError:
+    """The error for a directory in which this user cannot create files."""
+    return ForgeError(f"{directory}: cannot write there: {reason}", hint="Choose an output directory you may write to.")
+
+
+def replaceable(out: Path, stage: Stage) -> Manifest | None:
+    """The manifest at `out`; None if there is none. Raises ForgeError unless `out` can be replaced by `stage`."""
+    if not out.exists():
+        return None
+    if not out.is_dir():
+        raise ForgeError(f"{out} is a file", hint="Choose another output directory.")
+    manifest = read_manifest(out)
+    if manifest is not None and manifest.identity.stage != stage:
+        raise ForgeError(
+            f"{out} is the result of another stage: {manifest.identity.stage}, not {stage}",
+            hint="Choose another output directory.",
+        )
+    if manifest is not None and is_foreign(manifest):
+        raise ForgeError(
+            f"{out} was adopted, not written by trtforge: it is not replaced", hint="Choose another output directory."
+        )
+    unexpected = sorted(set(files_below(out)) - set(manifest.files if manifest else ()))
+    if unexpected:
+        raise ForgeError(
+            f"{out} has files that trtforge did not write ({', '.join(unexpected[:3])})",
+            hint="Choose another output directory, or move those files away.",
+        )
+    return manifest
+
+
+def require_removable(out: Path) -> None:
+    """Raise ForgeError if this user cannot delete what is in the directory `out`, which a new artifact replaces."""
+    if out.is_dir() and not os.access(out, os.W_OK | os.X_OK):
+        raise ForgeError(
+            f"{out} cannot be replaced: its files belong to another user",
+            hint="Choose another output directory, or build as the user who wrote it.",
+        )
