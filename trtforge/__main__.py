@@ -46,6 +46,7 @@ class _Interruption:
 
 def main() -> None:
     """Run the program. While it loads and while it ends, SIGINT ends the process; in between, commands handle it."""
+    _open_closed_streams()
     interruption = _Interruption()
     interruptible = (
         threading.current_thread() is threading.main_thread()
@@ -71,6 +72,17 @@ def main() -> None:
             with suppress(OSError, ValueError):
                 sys.stdout.flush()
             signal.signal(signal.SIGINT, _leave)
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that the caller closed become /dev/null; files opened later would get their numbers."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
 def _is_loading(frame: FrameType | None) -> bool:

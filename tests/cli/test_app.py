@@ -403,3 +403,22 @@ def test_a_link_to_itself_is_said(run: Any, tmp_path: Path) -> None:
         f"error: {tmp_path}/loop: {os.strerror(errno.ELOOP)}\n"
         "hint: Remove the symbolic link that leads to itself, or give another path.\n"
     )
+
+
+def test_a_deleted_current_directory_is_said(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    status, out, errors = run("build", DEMO_MODEL)
+    assert (status, out) == (1, "")
+    assert errors == (
+        "error: the current directory: No such file or directory\nhint: Change to a directory that exists.\n"
+    )
+
+
+def test_closed_streams_are_those_of_nobody(tmp_path: Path) -> None:
+    """As a service manager starts programs; a file opened later would get their numbers."""
+    command = 'exec "$0" -m trtforge recipes copy demo-fp32 "$1" <&- >&- 2>&-'
+    done = subprocess.run(["sh", "-c", command, sys.executable, str(tmp_path / "mine.yaml")], timeout=PATIENCE)
+    assert done.returncode == 0
+    assert "name: mine\n" in (tmp_path / "mine.yaml").read_text()

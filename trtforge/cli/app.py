@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import re
 import sys
 import traceback
@@ -132,6 +133,7 @@ def _run() -> None:
         log.addHandler(_Messages())
     log.setLevel(logging.INFO)
     try:
+        _require_directory()
         with ended_by_sigterm():
             code = app(prog_name="trtforge", standalone_mode=False)
     except _WrongUsage as error:
@@ -171,6 +173,16 @@ def _run() -> None:
     if code == INTERRUPTED:
         show_interruption("SIGINT")
     sys.exit(code if isinstance(code, int) else DONE)
+
+
+def _require_directory() -> None:
+    """Raise ForgeError if the current directory was deleted, which many libraries answer with errors of their own."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise ForgeError(
+            f"the current directory: {error.strerror}", hint="Change to a directory that exists."
+        ) from None
 
 
 def _show_os_error(error: OSError) -> None:
