@@ -119,9 +119,11 @@ def test_a_directory_of_builds_is_not_loaded(build: Path) -> None:
     assert caught.value.hint == f"Give one of them, such as {build}."
 
 
-@pytest.mark.parametrize("prompt", [5, Tokens([-1]), Tokens([2**70]), Tokens(["a"]), Tokens([1.5])])  # type: ignore[list-item]
+@pytest.mark.parametrize("prompt", [5, "\ud800", Tokens([-1]), Tokens([2**70]), Tokens(["a"]), Tokens([1.5])])  # type: ignore[list-item]
 def test_what_is_no_prompt_is_refused(engine: Engine, prompt: Any) -> None:
-    with pytest.raises(RequestError, match=r"5 is no prompt|the prompt's token ids|outside of any vocabulary"):
+    with pytest.raises(
+        RequestError, match=r"5 is no prompt|half of a surrogate pair|the prompt's token ids|outside of any vocabulary"
+    ):
         engine.generate(prompt)
 
 

@@ -60,6 +60,13 @@ def test_a_prompt_comes_from_standard_input(run: Any, asked: Asked, monkeypatch:
         assert said in errors
 
 
+@pytest.mark.parametrize("words", [("\udcff",), ("x", "--stop", "\udcff")])
+def test_an_argument_that_is_not_utf8_is_refused(run: Any, words: tuple[str, ...]) -> None:
+    """Python makes a lone surrogate of the byte FF."""
+    status, out, err = run("infer", *words)
+    assert (status, out, err) == (1, "", "error: '\\\\udcff' is not UTF-8 text\nhint: Give UTF-8 text.\n")
+
+
 def test_warnings_are_on_stderr_only(run: Any, asked: Asked) -> None:
     words = ("--max-tokens", "9", "--temperature", "0.7", "--stop", "\n")
     status, out, errors = run("infer", "Hello", *words)

@@ -166,7 +166,7 @@ class Prompts:
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word, as it is and, if it does not begin with a space itself, after one."""
         texts = [*words, *(f" {word}" for word in words if word and not word[0].isspace())]
-        return tuple({tuple(self.tokenizer.encode(text, add_special_tokens=False).ids): None for text in texts})
+        return tuple({tuple(self._encoded(text, special=False)): None for text in texts})
 
     def _task_id(self, adapter: str) -> int:
         if adapter not in self._adapters:
@@ -178,10 +178,18 @@ class Prompts:
         if isinstance(prompt, Tokens):
             return _token_ids(prompt)
         if isinstance(prompt, Chat):
-            return self.tokenizer.encode(self._rendered(prompt), add_special_tokens=False).ids
+            return self._encoded(self._rendered(prompt), special=False)
         if not isinstance(prompt, str):
             raise RequestError(f"{prompt!r:.60} is no prompt", hint="Give text, Chat or Tokens.")
-        return self.tokenizer.encode(prompt).ids
+        return self._encoded(prompt)
+
+    def _encoded(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids. Raises RequestError for lone surrogates, which the tokenizer calls no text."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise RequestError("a text holds half of a surrogate pair", hint="Give text that is Unicode.") from None
+        return self.tokenizer.encode(text, add_special_tokens=special).ids
 
     def _rendered(self, chat: Chat) -> str:
         """The prompt of messages, in the sandbox of `transformers`."""

@@ -48,12 +48,13 @@ def generate(
     Example: trtforge generate build/demo-int4awq/engine "Is a list mutable?" --regex "yes|no"
     """
     from trtforge.cli.places import artifact_at
-    from trtforge.cli.prompt import prompt_text
+    from trtforge.cli.prompt import prompt_text, require_utf8
     from trtforge.engine_process.requests import SamplingParams
     from trtforge.runtime.text import generate_text
     from trtforge.serve.request import Generated, Sampling, answer_warnings, request_warnings
 
     words = tuple(stop or ())
+    require_utf8(*words)
     asked = Sampling(max_tokens, temperature, top_k, top_p, seed, stop=words)
     for warning in request_warnings(asked):
         show.warning(warning)

@@ -97,7 +97,7 @@ def infer(
     """
     if url is not None and build is not None:
         raise UsageError("--url with --build: the server runs, or is started", hint="Give one of them.")
-    from trtforge.cli.prompt import prompt_text
+    from trtforge.cli.prompt import prompt_text, require_utf8
     from trtforge.serve.client import Sampling
     from trtforge.serve.client import generate as ask
     from trtforge.serve.endpoint import Endpoint
@@ -106,6 +106,7 @@ def infer(
     endpoint = Endpoint.of(url, protocol)
     guide = guide_of(json_schema, regex, grammar)
     words = tuple(stop or ())
+    require_utf8(*words)
     sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, stop=words, guide=guide, finish_reason=True)
     for warning in request_warnings(sampling, model):
         show.warning(warning)
