@@ -194,8 +194,11 @@ def test_a_cache_that_is_a_file_or_unreadable_is_said(root: Path, monkeypatch: p
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("pathlib.Path.iterdir", refuse)
-    with pytest.raises(PermissionError):
+    with pytest.raises(
+        ForgeError, match=f"the cache {root} cannot be read: {root}/artifacts: Permission denied"
+    ) as caught:
         run("cache", "list")
+    assert caught.value.hint == "Be the user who may do that, or set TRTFORGE_CACHE to another directory."
 
 
 def test_second_build_takes_calibration_and_engine_from_the_cache(root: Path) -> None:
@@ -259,4 +262,4 @@ def test_a_cache_that_cannot_be_changed_is_said(root: Path, monkeypatch: pytest.
     monkeypatch.setattr("trtforge.core.cache_prune.take_free_lock", refuse)
     with pytest.raises(ForgeError, match=f"the cache {root} cannot be changed: .*: Permission denied") as caught:
         run("cache", "prune", "--all")
-    assert caught.value.hint == "Prune it as the user who may write there, or set TRTFORGE_CACHE to another cache."
+    assert caught.value.hint == "Be the user who may do that, or set TRTFORGE_CACHE to another directory."

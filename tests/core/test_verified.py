@@ -191,3 +191,15 @@ def test_pruning_forgets(engine: Path, cache: Path, digested: list[str]) -> None
     assert len(list((cache / "verified").iterdir())) == 1
     prune_verified(cache, lambda last_used: True)
     assert list((cache / "verified").iterdir()) == []
+
+
+def test_a_full_disk_leaves_no_draft_in_the_cache(
+    engine: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    open_to_run(engine, "engine")
+    assert "the cache cannot be written: No space left on device" in caplog.text
+    assert list((cache / "verified").iterdir()) == []

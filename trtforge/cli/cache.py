@@ -41,7 +41,8 @@ def list_cache(json: Json = False, verbose: Verbose = False) -> None:
     from trtforge.core.timings import list_timings
 
     root = _directory()
-    entries, timings = (list_entries(root), list_timings(root)) if root is not None else ((), ())
+    with _using(root, "read"):
+        entries, timings = (list_entries(root), list_timings(root)) if root is not None else ((), ())
     total = sum(entry.bytes for entry in entries) + sum(each.bytes for each in timings)
     if json:
         show.as_json(
@@ -144,7 +145,7 @@ def _prune(root: Path | None, limits: "PruneLimits", *, dry_run: bool) -> "tuple
 
     if root is None:
         return Pruned((), ()), ()
-    with _changing(root):
+    with _using(root, "changed"):
         pruned = prune(list_entries(root), limits, time.time(), is_free if dry_run else remove)
         timings = unused(list_timings(root), limits, time.time())
         if not dry_run:
@@ -157,16 +158,16 @@ def _prune(root: Path | None, limits: "PruneLimits", *, dry_run: bool) -> "tuple
 
 
 @contextmanager
-def _changing(root: Path) -> Iterator[None]:
-    """Raises ForgeError for files of the cache that cannot be locked or removed."""
+def _using(root: Path | None, what: str) -> Iterator[None]:
+    """Raises ForgeError for files of the cache that cannot be read, locked or removed."""
     from trtforge.core.cache import VARIABLE
 
     try:
         yield
     except OSError as error:
         raise ForgeError(
-            f"the cache {root} cannot be changed: {error.filename or root}: {error.strerror}",
-            hint=f"Prune it as the user who may write there, or set {VARIABLE} to another cache.",
+            f"the cache {root} cannot be {what}: {error.filename or root}: {error.strerror}",
+            hint=f"Be the user who may do that, or set {VARIABLE} to another directory.",
         ) from None
 
 

@@ -131,8 +131,8 @@ class Cache:
         descriptor = None
         try:
             self._of(key).mkdir(parents=True, exist_ok=True)
-            with suppress(OSError):  # a cache that others made and this user may only read
-                (self.root / _TAG_FILE).open("x").write(_TAG)
+            with suppress(OSError), (self.root / _TAG_FILE).open("x") as file:  # not in a cache that may only be read
+                file.write(_TAG)
             descriptor = take_lock(lock_of(self._of(key)), shared=shared, waiting=say)
         except OSError as error:
             _warn_of_unusable(self.root, error.strerror or str(error))

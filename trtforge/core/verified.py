@@ -140,4 +140,6 @@ def _remember(
         new.write_text(record.model_dump_json())
         new.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
         _LOG.warning("%s will be verified again: the cache cannot be written: %s", directory, error.strerror or error)
