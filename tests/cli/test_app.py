@@ -422,3 +422,13 @@ def test_closed_streams_are_those_of_nobody(tmp_path: Path) -> None:
     done = subprocess.run(["sh", "-c", command, sys.executable, str(tmp_path / "mine.yaml")], timeout=PATIENCE)
     assert done.returncode == 0
     assert "name: mine\n" in (tmp_path / "mine.yaml").read_text()
+
+
+def test_too_little_memory_is_said(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("trtforge.cli.recipes.shipped", fail)
+    status, out, errors = run("recipes", "list", "--json")
+    assert (status, json.loads(out)["error"]) == (1, "there is not enough memory")
+    assert errors.startswith("error: there is not enough memory\nhint: Give it more")

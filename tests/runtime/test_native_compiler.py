@@ -60,6 +60,22 @@ def test_processes_that_need_it_at_once_compile_it_once(tmp_path: Path, monkeypa
     assert len(links) == 1
 
 
+def test_as_many_compilers_run_as_there_are_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All 20 at once took 3 GB of memory."""
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiler, "processors", lambda: 2)
+    (tmp_path / "running").mkdir()
+    count = f"mkdir {tmp_path}/running/$$; ls {tmp_path}/running | wc -l >> {tmp_path}/counts; sleep 0.02; "
+    script = f'case "$*" in *-c*) {count}rmdir {tmp_path}/running/$$;; *-shared*) cp /dev/null "$4";; esac'
+    (tmp_path / "c++").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "c++").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    compiled()
+    counts = [int(line) for line in (tmp_path / "counts").read_text().split()]
+    assert len(counts) == len(list(compiler.SOURCES.glob("*.cpp")))
+    assert max(counts) == 2
+
+
 def test_each_compiler_and_target_has_a_library_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flags, macros, a wrapper that prints the same version, another version, other instructions of the processor."""
     monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))

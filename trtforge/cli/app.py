@@ -46,6 +46,7 @@ from trtforge.core.errors import ForgeError, LoggedError, Repair, UsageError, Wh
 from trtforge.core.extras import missing_package
 from trtforge.core.nearest import nearest_name
 from trtforge.core.threads import wait_briefly
+from trtforge.machine.cgroups import heed_quota
 from trtforge.machine.processes import ended_by_sigterm
 
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
@@ -125,6 +126,7 @@ def main() -> None:
 
 def _run() -> None:
     wait_briefly()
+    heed_quota()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names in files may not be encodable
@@ -164,6 +166,14 @@ def _run() -> None:
         sys.exit(FAILED)
     except OSError as error:
         _show_os_error(error)
+        sys.exit(FAILED)
+    except MemoryError:
+        show_error(
+            ForgeError(
+                "there is not enough memory",
+                hint="Give it more (the limit of the container or of `ulimit -v`), or work on a smaller part.",
+            )
+        )
         sys.exit(FAILED)
     except RuntimeError as error:
         if not isinstance(error.__context__, OSError) or error.__context__.errno != errno.ELOOP:

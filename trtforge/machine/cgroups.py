@@ -1,8 +1,10 @@
 """The control groups (versions 1 and 2) that bound this process: memory limit and use, CPU quota."""
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 from trtforge.machine.host import Host, read_stripped
@@ -44,6 +46,26 @@ def read_cpu_quota(host: Host) -> float | None:
         if quota.isdecimal() and period.isdecimal() and int(period):
             quotas.append(int(quota) / int(period))
     return min(quotas, default=None)
+
+
+def processors(host: Host | None = None) -> int:
+    """The processors whose time this process may use, rounded up: those it may run on, and what its group's quota is.
+
+    Where a container with the time of 2 processors may run on 64, 64 threads wait for one another.
+    """
+    host = host or Host()
+    quota = read_cpu_quota(host)
+    return host.cpus if quota is None else max(1, min(host.cpus, ceil(quota)))
+
+
+def heed_quota(host: Host | None = None) -> None:
+    """Let OpenMP have as many threads as `processors`, where a quota makes them fewer than it would take.
+
+    Must be called before torch is imported; children inherit it, and a value set by the user is kept.
+    """
+    host = host or Host()
+    if (usable := processors(host)) < host.cpus:
+        os.environ.setdefault("OMP_NUM_THREADS", str(usable))
 
 
 def _groups(host: Host, controller: str) -> Iterator[_Group]:

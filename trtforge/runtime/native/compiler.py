@@ -19,6 +19,7 @@ from pathlib import Path
 
 from trtforge.core.cache import cache_directory
 from trtforge.core.locks import locked_by
+from trtforge.machine.cgroups import processors
 from trtforge.machine.compiler import find_compiler
 from trtforge.machine.host import Host
 
@@ -130,21 +131,22 @@ def _digest(compiler: str, flags: Sequence[str]) -> str:
 
 
 def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
-    """Compile all sources at once, link them and move the result to `library`, whole. Raises CompileError and OSError.
+    """Compile the sources, link them and move the result to `library`, whole. Raises CompileError and OSError.
 
-    Meanwhile the files are beside it in a directory of its name, where a process that was killed may have left some.
+    As many compilers run at once as there are processors: each takes up to 300 MB. Meanwhile the files are beside the
+    library in a directory of its name, where a process that was killed may have left some.
     """
     _LOG.info("compiling the CPU kernels for this processor, once: they are kept in %s", library.parent)
     directory = library.with_suffix("")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(mode=0o700)
     try:
-        sources = sorted(SOURCES.glob("*.cpp"))
+        sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: (-source.stat().st_size, source.name))
         objects = [f"{source.stem}.o" for source in sources]
         commands = [
             (compiler, *flags, "-c", str(source), "-o", target) for source, target in zip(sources, objects, strict=True)
         ]
-        with ThreadPoolExecutor(len(commands)) as pool:
+        with ThreadPoolExecutor(processors()) as pool:
             list(pool.map(partial(_run, directory=directory), commands))
         linked = directory / "kernels.so"
         _run((compiler, *LINK_FLAGS, "-o", str(linked), *objects), directory)

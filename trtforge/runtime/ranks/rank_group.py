@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
-from trtforge.machine.host import usable_cpus
+from trtforge.machine.cgroups import processors
 from trtforge.runtime.decoder.collective import Alone, Collective
 from trtforge.runtime.decoder.eagle import Network
 from trtforge.runtime.decoder.kv_capacity import KvMemory
@@ -40,7 +40,7 @@ class RankGroup:
     ) -> None:
         world = source.config.parallel.world_size
         useful = -(-source.spec(0).layer_parameters // _PARAMETERS_PER_THREAD)
-        cores = usable_cpus() // world
+        cores = processors() // world
         self.threads = max(1, threads // world if threads else min(cores, useful))
         self._workers: list[WorkerProcess] = []
         place = placement_of(source, 0)
