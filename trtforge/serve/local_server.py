@@ -61,13 +61,13 @@ def local_server(repository: Path, *, ready_timeout: float) -> Iterator[LocalSer
 
 
 def _not_ready(log: str, repository: Path) -> ForgeError:
-    """The server's own error and hint, else the last lines of its log."""
-    again = f"Run `trtforge serve {quote(str(repository))}` to see the whole log."
+    """The server's own error and hint, all lines of them, else the last lines of its log."""
+    again = f"Run `trtforge serve {quote(str(repository))} --verbose` to see the whole log."
+    _, told, last = f"\n{log}".rpartition("\nerror: ")
+    if told:
+        error, _, hint = last.partition("\nhint: ")
+        return ForgeError(error.rstrip(), hint=again if "--verbose" in hint or not hint else hint.rstrip())
     lines = [line for line in log.splitlines() if line.strip()]
-    error = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), None)
-    hint = next((line.removeprefix("hint: ") for line in reversed(lines) if line.startswith("hint: ")), again)
-    if error is not None:
-        return ForgeError(error, hint=hint)
     return ForgeError("\n".join(["the server did not start:", *lines[-_LINES:]]), hint=again)
 
 
