@@ -9,9 +9,10 @@ import pytest
 
 from trtforge.core import verified
 from trtforge.core.artifact import produce
+from trtforge.core.cache_records import prune_cached
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity, fault_of
-from trtforge.core.verified import open_to_run, prune_verified
+from trtforge.core.verified import open_to_run
 
 ENGINE = Identity(stage="engine")
 
@@ -187,9 +188,9 @@ def test_another_stage_and_no_artifact(engine: Path, tmp_path: Path) -> None:
 
 def test_pruning_forgets(engine: Path, cache: Path, digested: list[str]) -> None:
     open_to_run(engine, "engine")
-    prune_verified(cache, lambda last_used: False)
+    prune_cached(cache, lambda last_used: False)
     assert len(list((cache / "verified").iterdir())) == 1
-    prune_verified(cache, lambda last_used: True)
+    prune_cached(cache, lambda last_used: True)
     assert list((cache / "verified").iterdir()) == []
 
 

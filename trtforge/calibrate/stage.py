@@ -1,6 +1,7 @@
 """The calibrate stage: one pass over the data, layer by layer, that keeps a few statistics of each linear."""
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,9 +32,10 @@ from trtforge.core.recipe import (
 )
 from trtforge.core.sizes import Bytes
 from trtforge.formats.calibration import FILE
-from trtforge.formats.corpus import TokenWindows, token_windows
+from trtforge.formats.corpus import TokenWindows
 from trtforge.formats.hf import open_checkpoint
 from trtforge.formats.quantization_config import require_unquantized
+from trtforge.formats.samples import SampleFacts, Samples
 from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.models.formats import FORMATS, kv_scaling, measured, rounding_method
 from trtforge.models.registry import family_of_checkpoint
@@ -86,19 +88,12 @@ def calibrate(
     plan = checkpoint_plan(family, facts, layout)
     check_sources(checkpoint, family, facts, plan)
     data = config.data
-    windows = token_windows(
-        data.data,
-        source,
-        samples=data.samples,
-        length=data.sequence_length,
-        vocab_size=facts.sizes.vocab,
-        seed=data.seed,
-    )
-    _require_positions(windows, facts.sizes.max_positions)
+    samples = Samples(data.data, source, data.samples, data.sequence_length, facts.sizes.vocab, data.seed)
+    _require_positions(samples.facts, facts.sizes.max_positions)
     device = usable_device(config.device)
     needs = needs_of(config)
     dtype = forward_dtype(checkpoint.config.dtype, device, means_only=needs.means_only)
-    identity = _identity(config, checkpoint.digests, windows, device, dtype)
+    identity = _identity(config, checkpoint.digests, samples.facts, device, dtype)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         import torch
@@ -111,7 +106,7 @@ def calibrate(
         require_equal_heads(checkpoint, plan.ties)
         walk = Walk(checkpoint, family, facts, needs, torch.device(device), TORCH[dtype], directory)
         budget = hidden_budget(config.memory, family, facts, dtype, needs, config.format) if config.memory else None
-        batches = list(_batches(windows, data.batch_size))
+        batches = list(_batches(samples.windows, data.batch_size))
         with (
             torch.inference_mode(),
             (progress or Silent()).bar(f"Calibrating {config.format}", facts.sizes.num_layers, "layers") as bar,
@@ -145,11 +140,10 @@ def require_measured(config: CalibrateConfig) -> None:
         )
 
 
-def _require_positions(windows: TokenWindows, positions: int) -> None:
-    longest = max(map(len, windows.windows))
-    if longest > positions:
+def _require_positions(samples: SampleFacts, positions: int) -> None:
+    if samples.longest > positions:
         raise ForgeError(
-            f"calibration samples have {longest:,} tokens, the model has {positions:,} positions",
+            f"calibration samples have {samples.longest:,} tokens, the model has {positions:,} positions",
             hint=f"Give --seq-len {positions} or less (calibration.sequence_length in a recipe).",
         )
 
@@ -197,7 +191,7 @@ def _batches(windows: TokenWindows, size: int) -> "Iterator[torch.Tensor]":
 
 
 def _identity(
-    config: CalibrateConfig, digests: dict[str, str], windows: TokenWindows, device: UsableDevice, dtype: ModelDtype
+    config: CalibrateConfig, digests: dict[str, str], samples: SampleFacts, device: UsableDevice, dtype: ModelDtype
 ) -> Identity:
     """What decides the calibration: a cache hit needs all of it equal."""
     return Identity(
@@ -215,24 +209,13 @@ def _identity(
             "samples_asked": config.data.samples,
             "sequence_length": config.data.sequence_length,
             "seed": config.data.seed,
-            "samples": len(windows.windows),
-            "tokens": windows.tokens,
-            "documents": len(windows.document_lengths),
-            "document_lengths": windows.length_histogram,
+            "samples": samples.windows,
+            "tokens": samples.tokens,
+            "documents": samples.documents,
+            "document_lengths": samples.document_lengths,
             "batch_size": config.data.batch_size,
         }
         | ({"kv_scales": "searched"} if needs_of(config).kv_search != "none" else {}),
-        inputs=digests | {"data": windows.digest},
-        versions=_versions(),
+        inputs=digests | {"data": samples.digest},
+        versions={"trtforge": __version__, "torch": version("torch"), "transformers": version("transformers")},
     )
-
-
-def _versions() -> dict[str, str]:
-    import torch
-    import transformers
-
-    return {
-        "trtforge": __version__,
-        "torch": str(torch.__version__),
-        "transformers": str(transformers.__version__),
-    }

@@ -140,8 +140,8 @@ def _no_cache() -> str:
 def _prune(root: Path | None, limits: "PruneLimits", *, dry_run: bool) -> "tuple[Pruned, Sequence[Timings]]":
     """What is removed, or with `dry_run` would be."""
     from trtforge.core.cache_prune import Pruned, is_free, list_entries, prune, remove, sweep
+    from trtforge.core.cache_records import prune_cached
     from trtforge.core.timings import list_timings, sweep_drafts, unused
-    from trtforge.core.verified import prune_verified
 
     if root is None:
         return Pruned((), ()), ()
@@ -151,7 +151,7 @@ def _prune(root: Path | None, limits: "PruneLimits", *, dry_run: bool) -> "tuple
         if not dry_run:
             sweep(root)
             sweep_drafts(root, time.time())
-            prune_verified(root, lambda last_used: limits.expired(last_used, time.time()))
+            prune_cached(root, lambda last_used: limits.expired(last_used, time.time()))
             for each in timings:
                 each.path.unlink(missing_ok=True)
     return pruned, timings

@@ -8,20 +8,17 @@ import logging
 import os
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import Field
 
-from trtforge.core.cache import cache_directory
+from trtforge.core.cache_records import keep_cached, read_cached
 from trtforge.core.config_model import Config
 from trtforge.core.digest import text_digest
 from trtforge.core.errors import ForgeError
-from trtforge.core.json_text import read_json_object
 from trtforge.core.manifest import FILE_NAME, Manifest, Stage, damaged, fault_of, require_manifest
 
-_DIRECTORY = "verified"
 _SETTLED_NS = 2_000_000_000  # a change within one clock tick of the file system may not change its times
 _LARGE = 10_000_000_000  # bytes above which verification is logged
 _LOG = logging.getLogger(__name__)
@@ -63,14 +60,6 @@ def open_to_run(directory: Path, stage: Stage) -> Manifest:
     return manifest
 
 
-def prune_verified(root: Path, expired: Callable[[float], bool]) -> None:
-    """Delete the records of the cache `root` whose last use, in seconds since 1970, is `expired`."""
-    for path in (root / _DIRECTORY).glob("*"):
-        with suppress(OSError):
-            if expired(path.stat().st_mtime):
-                path.unlink()
-
-
 def _unexpected_files(directory: Path, manifest: Manifest) -> Iterator[str]:
     """Relative paths of files below `directory` that the manifest does not list, links to directories included."""
     listed = {FILE_NAME, *manifest.files}
@@ -102,22 +91,19 @@ def _stamp(path: Path) -> _Stamp | None:
     return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _record_path(directory: Path) -> Path | None:
-    root = cache_directory()
-    return root / _DIRECTORY / f"{text_digest(str(directory.resolve()))}.json" if root is not None else None
+def _key(directory: Path) -> str:
+    return text_digest(str(directory.resolve()))
 
 
 def _remembered(directory: Path, manifest: Manifest) -> Mapping[str, _Stamp]:
     """The verified files with their stamps at that time."""
-    path = _record_path(directory)
+    found = read_cached("verified", _key(directory))
     try:
-        record = _Record.parse(read_json_object(path, hint=""), str(path)) if path is not None else None
-    except (OSError, ForgeError):  # without a readable record, the files are verified again
+        record = None if found is None else _Record.parse(found, str(directory))
+    except ForgeError:  # without a valid record, the files are verified again
+        record = None
+    if record is None or (record.path, record.manifest) != (str(directory.resolve()), manifest.digest):
         return {}
-    if path is None or record is None or (record.path, record.manifest) != (str(directory.resolve()), manifest.digest):
-        return {}
-    with suppress(OSError):
-        os.utime(path)  # when it was last used
     return record.files
 
 
@@ -125,21 +111,13 @@ def _remember(
     directory: Path, manifest: Manifest, known: Mapping[str, _Stamp], before: Mapping[str, _Stamp | None]
 ) -> None:
     """Record the files that changed neither while they were read nor just before."""
-    path = _record_path(directory)
-    if path is None:
-        return
     now = time.time_ns()
     files = dict(known)
     for name, stamp in before.items():
         if stamp is not None and stamp == _stamp(directory / name) and now - max(stamp[2:]) > _SETTLED_NS:
             files[name] = stamp
     record = _Record(path=str(directory.resolve()), manifest=manifest.digest, files=files)
-    new = path.with_suffix(f".{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(record.model_dump_json())
-        new.replace(path)
+        keep_cached("verified", _key(directory), record.model_dump_json())
     except OSError as error:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
         _LOG.warning("%s will be verified again: the cache cannot be written: %s", directory, error.strerror or error)

@@ -5,8 +5,10 @@ no padding enters a statistic.
 """
 
 import logging
+import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from blake3 import blake3
 
 from trtforge.core.defaults import CALIBRATION_DATA
+from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.errors import ForgeError, first_line
 from trtforge.core.extras import install_command
 from trtforge.core.json_text import parse_json
-from trtforge.formats.hub_data import PREFIX, hub_rows, require_hub_data
+from trtforge.formats.hub_data import PREFIX, commit_of, hub_rows, require_hub_data
 from trtforge.formats.stdlib_text import Part
 
 if TYPE_CHECKING:
@@ -101,6 +104,17 @@ def token_windows(
         wanted = f"{samples * length:,} tokens asked for ({samples} samples of {length})"
         _LOG.warning("%s gives %s of the %s", source, f"{found.tokens:,}", wanted)
     return found
+
+
+def content_of(source: str) -> str | None:
+    """Hex BLAKE3 that stands for the text that `source` names now; None if that is unknown without the hub."""
+    if Path(source).is_file():
+        return file_digest(Path(source))
+    if source.startswith(PREFIX):
+        with suppress(ForgeError):
+            return text_digest(commit_of(source))
+        return None
+    return text_digest(f"{source} of Python {platform.python_version()}")
 
 
 def needs_tokenizer(source: str) -> bool:

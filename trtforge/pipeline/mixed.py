@@ -25,7 +25,7 @@ from trtforge.models.registry import family_of
 from trtforge.pipeline.allocation import Option, allocate, counted
 from trtforge.pipeline.record import MixedRecord, read_record
 from trtforge.pipeline.report_facts import beside
-from trtforge.pipeline.verification import content_of
+from trtforge.pipeline.verification import data_digest
 from trtforge.plan.budget import PLAIN_BITS, bits_of, experts_problem
 
 _LOG = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ def _predicted(
     digest: str, source: Path, calibration: Path, gate: GateConfig, progress: Progress
 ) -> Sequence[Predicted]:
     """The kept prediction if it is of this calibration and these samples, or a new one, which is kept if possible."""
-    samples = {"data": content_of(gate.data), "samples": gate.samples, "sequence_length": gate.sequence_length}
+    samples = {"data": data_digest(gate.data), "samples": gate.samples, "sequence_length": gate.sequence_length}
     path = damages_file(calibration)
     try:
         kept = Damages.parse(read_json_object(path, hint=""), str(path))

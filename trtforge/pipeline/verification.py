@@ -7,7 +7,6 @@ served has no part in it: builds of the same checkpoint in other directories tak
 import json
 import platform
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ from trtforge import __version__
 from trtforge.compile.about import about_checkpoint
 from trtforge.core.artifact import Origin, produce
 from trtforge.core.cache import cache_for
-from trtforge.core.digest import file_digest, text_digest
-from trtforge.core.errors import ForgeError
+from trtforge.core.digest import text_digest
 from trtforge.core.json_text import read_json_object
 from trtforge.core.manifest import Identity, Manifest, check_files, is_foreign, open_artifact, read_manifest
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import LIMITS, GateConfig
-from trtforge.formats.hub_data import PREFIX, commit_of
+from trtforge.formats.corpus import content_of
 from trtforge.formats.trtllm import read_checkpoint_config
 from trtforge.pipeline.metrics import METRICS_FILE, CheckpointMetrics
 from trtforge.pipeline.report import weight_compression
@@ -80,16 +78,11 @@ def _identity(checkpoint: Manifest, gate: GateConfig) -> Identity:
     return Identity(
         stage="verification",
         config=gate.model_dump(mode="json", exclude={"data", *LIMITS}) | {"metrics": sorted(Verification.model_fields)},
-        inputs={"checkpoint": checkpoint.digest, "data": content_of(gate.data)},
+        inputs={"checkpoint": checkpoint.digest, "data": data_digest(gate.data)},
         versions={"trtforge": __version__, "transformers": version("transformers"), "torch": version("torch")},
     )
 
 
-def content_of(data: str) -> str:
-    """Hex BLAKE3 that stands for the text that `data` names now."""
-    if Path(data).is_file():
-        return file_digest(Path(data))
-    if data.startswith(PREFIX):
-        with suppress(ForgeError):  # the commit is unknown without the hub
-            return text_digest(commit_of(data))
-    return text_digest(f"{data} of Python {platform.python_version()}")
+def data_digest(data: str) -> str:
+    """Hex BLAKE3 that stands for the text that `data` names now, or for its name if the hub does not say."""
+    return content_of(data) or text_digest(f"{data} of Python {platform.python_version()}")
