@@ -107,3 +107,15 @@ def test_what_is_no_file_is_named(tmp_path: Path) -> None:
         read_json(tmp_path / "pipe", hint="-")
     with pytest.raises(ForgeError, match="null byte"):
         read_json(Path("a\0b"), hint="-")
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hint for a damaged artifact is to delete it."""
+
+    def refuse(path: Path, flags: int) -> int:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("os.open", refuse)
+    with pytest.raises(ForgeError, match=r"x\.json: Permission denied") as caught:
+        read_json(tmp_path / "x.json", hint="Delete it.")
+    assert caught.value.hint == "Run as a user who may read it."

@@ -24,6 +24,8 @@ def read_limited(path: Path, limit: int, *, hint: str, absent: str | None = None
             data = file.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise AbsentFile(f"{path}: {error.strerror}", hint=absent or hint) from None
+    except PermissionError as error:  # nothing is known to be wrong with the file
+        raise ForgeError(f"{path}: {error.strerror}", hint="Run as a user who may read it.") from None
     except OSError as error:
         raise ForgeError(f"{path}: {error.strerror}", hint=absent or hint) from None
     except ValueError as error:  # a file name with a zero byte
