@@ -62,3 +62,16 @@ def test_files_of_another_user_are_not_replaced(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ForgeError, match=f"{out} cannot be replaced: its files belong to another user"):
         produce(out, ENGINE.model_copy(update={"config": {"tp": 2}}), write)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_an_artifact_holds_no_other(tmp_path: Path) -> None:
+    """It would be a file that its manifest does not list; a forge.json of another program is no manifest."""
+    (tmp_path / "forge.json").write_text('{"minecraft": "1.20"}')
+    produce(tmp_path / "engine", ENGINE, lambda directory: {})
+    require_output(tmp_path / "repository", "repository")
+    with pytest.raises(ForgeError) as caught:
+        require_output(tmp_path / "engine" / "a" / "repository", "repository")
+    assert caught.value.message == (
+        f"{tmp_path}/engine/a/repository is inside of the engine {tmp_path}/engine, which has only its own files"
+    )
+    assert caught.value.hint == "Choose a directory beside it."

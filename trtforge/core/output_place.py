@@ -8,9 +8,26 @@ from trtforge.core.manifest import Manifest, Stage, files_below, is_foreign, rea
 
 
 def require_output(out: Path, stage: Stage) -> None:
-    """Raise ForgeError unless an artifact of `stage` can be written at `out`."""
+    """Raise ForgeError unless an artifact of `stage` can be written at `out`, and is not inside of another one."""
     replaceable(out, stage)
-    require_writable(out.resolve().parent)
+    place = out.resolve()
+    require_writable(place.parent)
+    for above in place.parents:
+        outer = _artifact(above)
+        if outer is not None:
+            raise ForgeError(
+                f"{out} is inside of the {outer} {above}, which has only its own files",
+                hint="Choose a directory beside it.",
+            )
+
+
+def _artifact(directory: Path) -> Stage | None:
+    """The stage of the artifact at `directory`; None for any other directory, as one with a forge.json of others."""
+    try:
+        found = read_manifest(directory)
+    except (ForgeError, OSError):
+        return None
+    return None if found is None else found.identity.stage
 
 
 def require_writable(directory: Path) -> None:
