@@ -235,3 +235,16 @@ def test_a_recipe_of_any_file_name_is_valid(run: Any, tmp_path: Path, words: tup
     file = tmp_path / f"{name}.yaml"
     assert run(*words, file)[0] == 0
     assert load_recipe(file).name == name.replace("\n", "-")[:100]
+
+
+@pytest.mark.parametrize("name", ["plain dir", "a, b: #c", "back\\1slash", "it's", 'say "x"', "two\nlines", "ä 漢"])
+def test_a_copied_recipe_finds_its_model_in_any_directory(run: Any, tmp_path: Path, name: str) -> None:
+    place = tmp_path / name
+    (place / "model").mkdir(parents=True)
+    (place / "held.txt").touch()
+    (place / "recipe.yaml").write_text(
+        'name: x\nmodel: {source: ./model, revision: main}\ngate: {data: "./held.txt"}\n'
+    )
+    assert run("recipes", "copy", place / "recipe.yaml", tmp_path / "mine.yaml")[0] == 0
+    copied = load_recipe(tmp_path / "mine.yaml")
+    assert (copied.model.source, copied.gate.data) == (str(place / "model"), str(place / "held.txt"))

@@ -15,7 +15,7 @@ from trtforge.core.assets import asset_directory
 from trtforge.core.builds import RECIPE_FILE, REPORT_FILE, require_one_build
 from trtforge.core.errors import ForgeError, Repair, mistyped
 from trtforge.core.new_file import write_new
-from trtforge.core.recipe_text import commented, recipe_name
+from trtforge.core.recipe_text import commented, recipe_name, yaml_scalar
 
 if TYPE_CHECKING:
     from trtforge.core.recipe import Recipe
@@ -210,8 +210,9 @@ def copy_recipe(
     path = find(name)
     text = recipe_text(path)
     for relative, absolute in paths_in(path).items():
-        quoted = re.escape(relative)
-        text = re.sub(rf"(?m)((?:[:\[,]|^\s*-) *[\"']?){quoted}(?=[\"']?\s*(?:[],}}#]|$))", rf"\g<1>{absolute}", text)
+        place = rf"(?m)((?:[:\[,]|^\s*-) *)([\"']?){re.escape(relative)}\2(?=\s*(?:[],}}#]|$))"
+        value = yaml_scalar(absolute).replace("\\", r"\\")  # for re.sub
+        text = re.sub(place, rf"\g<1>{value}", text)
     old = load_recipe(path).name
     new = recipe_name(file.stem) or old
     text = re.sub(rf"(?m)^name: {re.escape(old)}\b", f"name: {new}", text)

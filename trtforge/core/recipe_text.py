@@ -1,5 +1,6 @@
 """What a recipe's text may hold: its name, and the command in its first line."""
 
+import json
 import re
 
 LONGEST_NAME = 100
@@ -9,6 +10,11 @@ def recipe_name(text: str, suffix: str = "") -> str:
     """A recipe's name made from `text`, a file or a model, and `suffix`; only the suffix if nothing else is left."""
     cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")
     return cleaned[: LONGEST_NAME - len(suffix)] + suffix
+
+
+def yaml_scalar(text: str) -> str:
+    """A text as a value in YAML, in a flow mapping too: quoted, as JSON, if it holds more than a usual path."""
+    return text if re.fullmatch(r"[\w./][\w./@+ -]*[\w./]", text) else json.dumps(text)
 
 
 def commented(command: str) -> str:
