@@ -27,7 +27,7 @@ from trtforge.serve.config import ServeConfig
 from trtforge.serve.first_steps import first_steps
 from trtforge.serve.gateway_process import gateway_command, with_openai_port
 from trtforge.serve.launchers import plan_launch
-from trtforge.serve.stage import require_free_ports, serve
+from trtforge.serve.stage import require_free_ports, require_open_files, serve
 
 GATEWAY = "trtforge.gateway"
 FACTS = RepositoryFacts(backend="torch", device="cpu", tensorrt_llm="1.2.1", world_size=1, engine_path="engine")
@@ -57,6 +57,14 @@ def test_a_given_port_is_taken_as_it_is() -> None:
         assert settled.openai_port == 9123
     with pytest.raises(ForgeError, match="the HTTP, gRPC, metrics and OpenAI ports must differ"):
         require_free_ports(ServeConfig(openai_port=8000))
+
+
+def test_too_few_open_files_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_open_files()
+    monkeypatch.setattr("trtforge.serve.stage.raise_open_file_limit", lambda: 64)
+    with pytest.raises(ForgeError, match="the limit of open files is 64, the server needs 128 and more") as caught:
+        require_open_files()
+    assert "`ulimit -n 4096`" in caught.value.hint
 
 
 def test_a_port_in_use_is_said() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.verified import open_to_run
 from trtforge.formats.triton import RepositoryFacts, read_facts
+from trtforge.machine.processes import raise_open_file_limit
 from trtforge.serve.address import LAST_PORT
 from trtforge.serve.announcements import Announcements, Printed
 from trtforge.serve.config import ServeConfig
@@ -30,6 +31,7 @@ from trtforge.serve.supervise import Server, Service
 from trtforge.serve.view import make_view
 
 _POLL = 0.05
+_FEWEST_FILES = 128  # Triton has 68 open without a request, and without more its accept() fails in an endless loop
 
 
 def serve(config: ServeConfig, repo: Path, told: Announcements | None = None) -> int:
@@ -59,6 +61,7 @@ def _serve(config: ServeConfig, repo: Path, told: Announcements, *, openai_requi
     require_runnable(launch, facts)
     check_gpus(facts, launch)
     require_free_ports(config)
+    require_open_files()
     compile_kernels(facts)
     remove_trace(config.trace)
     policy = RestartPolicy() if config.restart == "on-failure" else None
@@ -94,6 +97,16 @@ def require_free_ports(config: ServeConfig) -> None:
             f"port in use: {listed}" if len(used) == 1 else f"ports in use: {listed}",
             hint=f"Stop the process that listens there, or choose others, such as {choose}.",
         ).repaired_by(Repair(options=tuple((f"--{name}-port", str(port)) for name, port in others.items())))
+
+
+def require_open_files() -> None:
+    """Raises ForgeError if so few files may be open at once that the server would not answer."""
+    limit = raise_open_file_limit()
+    if limit < _FEWEST_FILES:
+        raise ForgeError(
+            f"the limit of open files is {limit}, the server needs {_FEWEST_FILES} and more for each connection",
+            hint="Raise it: `ulimit -n 4096`, LimitNOFILE of systemd, or `--ulimit nofile=4096` of docker.",
+        )
 
 
 def _why_not(host: str, port: int) -> OSError | None:
