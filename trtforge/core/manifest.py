@@ -13,9 +13,9 @@ from pydantic import Field
 
 from trtforge.core.config_model import Config
 from trtforge.core.digest import file_digest, text_digest
-from trtforge.core.errors import AbsentFile, ForgeError, mistyped
+from trtforge.core.errors import AbsentFile, ForgeError
 from trtforge.core.json_text import read_json
-from trtforge.core.nearest import nearest_directory
+from trtforge.core.nearest import no_directory
 
 FILE_NAME = "forge.json"
 FOREIGN = "foreign"
@@ -143,12 +143,7 @@ def open_artifact(directory: Path, stage: Stage) -> Manifest:
 def require_manifest(directory: Path, stage: Stage) -> Manifest:
     """The manifest of an artifact, without checking its files. Raises ForgeError if absent or of another stage."""
     if not directory.is_dir():
-        raise mistyped(
-            f"{directory}: no such directory",
-            str(directory),
-            nearest_directory(directory),
-            otherwise=f"Give the {stage} that {_MADE_BY[stage]} writes.",
-        )
+        raise no_directory(directory, otherwise=f"Give the {stage} that {_MADE_BY[stage]} writes.")
     manifest = read_manifest(directory)
     if manifest is None:
         raise ForgeError(f"{directory} is not a trtforge {stage}: it has no {FILE_NAME}", hint=_hint(directory, stage))

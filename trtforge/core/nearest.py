@@ -4,6 +4,8 @@ from collections.abc import Callable, Collection
 from difflib import get_close_matches
 from pathlib import Path
 
+from trtforge.core.errors import ForgeError, mistyped
+
 _ALIKE = 0.7  # share of equal letters in order from which a name is proposed (difflib's ratio)
 _PART = 4  # letters of a beginning or an end that tells a name
 
@@ -60,3 +62,10 @@ def nearest_path(missing: Path, accepts: Callable[[Path], bool]) -> Path | None:
 def nearest_directory(missing: Path) -> Path | None:
     """As `nearest_path`, for directories."""
     return nearest_path(missing, Path.is_dir)
+
+
+def no_directory(path: Path, *, otherwise: str) -> ForgeError:
+    """The error for a path that is not a directory; the hint is `otherwise` if no other path is meant."""
+    if path.exists():
+        return ForgeError(f"{path} is not a directory", hint=otherwise)
+    return mistyped(f"{path}: no such directory", str(path), nearest_directory(path), otherwise=otherwise)

@@ -20,9 +20,9 @@ from pydantic import (
 )
 
 from trtforge.core.dtypes import ModelDtype
-from trtforge.core.errors import ForgeError, mistyped
+from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
-from trtforge.core.nearest import nearest_directory
+from trtforge.core.nearest import no_directory
 from trtforge.core.parallel import Parallel
 from trtforge.core.plausible import require_plausible
 from trtforge.formats.checkpoint_values import require_values
@@ -269,12 +269,7 @@ def _read(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
     hint = "Make the directory again."
     if not directory.is_dir():
-        raise mistyped(
-            f"{directory}: no such directory",
-            str(directory),
-            nearest_directory(directory),
-            otherwise="Give a checkpoint or engine directory.",
-        )
+        raise no_directory(directory, otherwise="Give a checkpoint or engine directory.")
     inside = [str(directory / part) for part in ("checkpoint", "engine") if (directory / part / CONFIG_FILE).is_file()]
     absent = f"Give {' or '.join(inside)}." if inside else "Give a checkpoint or engine directory."
     if any(directory.glob("*/config.pbtxt")):

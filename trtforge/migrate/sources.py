@@ -7,6 +7,7 @@ from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json
+from trtforge.core.nearest import no_directory
 from trtforge.core.plausible import require_plausible
 from trtforge.formats.pbtxt import Message, read_message
 from trtforge.formats.triton import CONFIG_FILE as REPOSITORY_CONFIG
@@ -46,7 +47,7 @@ def read_settings(source: Path, engine: Path | None = None, name: str | None = N
     `name` selects one of several models. Raises ForgeError if `source` is neither engine nor repository, or damaged.
     """
     if not source.is_dir():
-        raise ForgeError(f"{source}: no such directory", hint="Give an engine directory or a Triton model repository.")
+        raise no_directory(source, otherwise="Give an engine directory or a Triton model repository.")
     if (source / CONFIG_FILE).is_file():
         return Settings("engine", _engine(source))
     models = {path.parent.name: path for path in sorted(source.glob(f"*/{REPOSITORY_CONFIG}"))}

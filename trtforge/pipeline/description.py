@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from trtforge.core.builds import require_one_build
-from trtforge.core.errors import ForgeError, Repair, mistyped
+from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.manifest import FILE_NAME, Manifest, Stage, is_foreign, read_manifest
-from trtforge.core.nearest import nearest_directory
+from trtforge.core.nearest import no_directory
 from trtforge.core.recipe import QuantFormat, Recipe
 from trtforge.formats.chat_template import read_chat_template
 from trtforge.formats.eagle_checkpoint import networks_in
@@ -63,8 +63,7 @@ def _no_directory(path: Path) -> ForgeError:
         give = "Give its directory." if known else "Give the directory of an artifact, a build or a model."
         error = ForgeError(f"{path} is a file", hint=give)
         return error.repaired_by(Repair(str(path), str(path.parent)) if known else None)
-    give = "Give an artifact or a checkpoint directory."
-    return mistyped(f"{path}: no such directory", str(path), nearest_directory(path), otherwise=give)
+    return no_directory(path, otherwise="Give an artifact or a checkpoint directory.")
 
 
 def _is_known(directory: Path) -> bool:
