@@ -64,6 +64,19 @@ def test_files_are_open_to_whom_the_umask_lets_read(tmp_path: Path, umask: int) 
     assert modes == {"closed": 0o600 | readers, "program": 0o700 | readers, "forge.json": 0o600 | readers}
 
 
+def test_a_file_that_is_linked_from_elsewhere_keeps_its_permissions(tmp_path: Path) -> None:
+    """Private weights would become readable for everybody where they come from."""
+    (tmp_path / "weights").write_text("w")
+    (tmp_path / "weights").chmod(0o600)
+
+    def write(directory: Path) -> dict:
+        os.link(tmp_path / "weights", directory / "weights")
+        return {}
+
+    produce(tmp_path / "out", identity(), write)
+    assert (tmp_path / "weights").stat().st_mode & 0o777 == 0o600
+
+
 def test_same_identity_is_a_cache_hit(tmp_path: Path) -> None:
     calls: list[str] = []
     produce(tmp_path / "out", identity(), writer("x", calls))

@@ -185,13 +185,15 @@ def _make(partial: Path, identity: Identity, write: Write, late_inputs: LateInpu
 def _copy_read_permissions(directory: Path, names: Iterable[str]) -> None:
     """Give all files the read permissions of the manifest, which follow the user's umask.
 
-    Some libraries, such as safetensors, write through a temporary file that only the user can read.
+    Some libraries, such as safetensors, write through a temporary file that only the user can read. A hard link stays
+    as it is: its permissions are those of the file in the directory that it comes from.
     """
     usual = stat.S_IMODE((directory / FILE_NAME).stat().st_mode)
     for name in names:
         path = directory / name
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode | usual != mode:
+        found = path.stat()
+        mode = stat.S_IMODE(found.st_mode)
+        if mode | usual != mode and found.st_nlink == 1:
             path.chmod(mode | usual)
 
 
