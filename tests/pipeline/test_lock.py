@@ -86,6 +86,13 @@ def test_lock_file_is_read_back(tmp_path: Path) -> None:
     assert read_locked(tmp_path / "none.lock", "llama") is None
 
 
+def test_a_lock_file_goes_into_a_new_directory(tmp_path: Path) -> None:
+    """A missing one would fail the build when all its stages are done."""
+    path = tmp_path / "new" / "locks" / "forge.lock"
+    write_locked(path, "llama", LOCKED)
+    assert read_locked(path, "llama") == LOCKED
+
+
 def test_lock_file_is_deterministic_and_keeps_other_recipes(tmp_path: Path) -> None:
     path, reverse = tmp_path / "forge.lock", tmp_path / "reverse.lock"
     for name in ("b", "a", "b"):

@@ -96,6 +96,7 @@ def read_locked(path: Path, recipe: str) -> LockedBuild | None:
 def write_locked(path: Path, recipe: str, build: LockedBuild) -> None:
     """Write a recipe's entry to the lock file; other entries are kept. Raises ForgeError."""
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with locked_by(path.with_name(f".{path.name}.lock")):
             lock = _Lock(recipes={**_read(path).recipes, recipe: build})
             text = yaml.safe_dump(lock.model_dump(mode="json", exclude_none=True), width=120)
