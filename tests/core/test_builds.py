@@ -49,26 +49,18 @@ def test_many_builds_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [(), (".calibration.partial/x", "lost+found/x"), (REPORT_FILE, "notes.txt"), (RECIPE_FILE,)]
+    "names", [(), ("build.log", ".calibration.partial/x"), (REPORT_FILE, "report.html"), (RECIPE_FILE, "report.md")]
 )
-def test_a_build_goes_where_nothing_else_is(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_a_build_goes_beside_other_files(tmp_path: Path, names: tuple[str, ...]) -> None:
     require_build_directory(made(tmp_path / "out", *names))
 
 
-def test_a_build_goes_to_no_directory_of_others(tmp_path: Path) -> None:
-    """Not beside their files, nor over a report.json that another program wrote."""
-    made(tmp_path, "notes.txt", "report.html", "src/main.py")
+def test_a_build_replaces_no_report_of_others(tmp_path: Path) -> None:
+    made(tmp_path, "notes.txt", "report.html")
     (tmp_path / REPORT_FILE).write_text('{"tests": 3}')
     with pytest.raises(ForgeError) as caught:
         require_build_directory(tmp_path)
-    assert caught.value.message == f"{tmp_path} holds files of no build: notes.txt, report.html, report.json, src"
-    assert caught.value.hint == "Choose a new or an empty directory with --out."
-
-
-def test_several_builds_go_beside_others(tmp_path: Path) -> None:
-    made(tmp_path, "fp8/.calibration.partial/x")
-    require_build_directory(tmp_path, "fp8", "int8_wo")
-    made(tmp_path, f"other/{REPORT_FILE}", "notes.txt")
-    require_build_directory(tmp_path, "fp8", "int8_wo")
-    with pytest.raises(ForgeError, match=r"holds files of no build: fp8, notes\.txt, other"):
-        require_build_directory(tmp_path)
+    assert caught.value.message == (
+        f"{tmp_path} holds files of the names of a build's report, and no build: report.json, report.html"
+    )
+    assert caught.value.hint == "Choose another directory with --out, or move them away."

@@ -162,7 +162,8 @@ def build_formats(asked: Mapping[str, Chosen], how: How) -> None:
         if given:
             raise UsageError(f"{option} with several formats", hint=f"Give one format with {option}.")
     out = next(iter(asked.values())).out.parent
-    require_build_directory(out, *asked)
+    for each in asked.values():
+        require_build_directory(each.out)
     build_each(
         asked, out, first=how.first, last=how.last,
         options=CompileOptions(workers=how.workers, container=how.container), force=how.force, quiet=how.quiet,

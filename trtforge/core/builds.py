@@ -12,7 +12,7 @@ RECIPE_FILE = "recipe.yaml"
 """Where a build directory keeps the recipe that was derived for it."""
 
 _NAMED = 6  # builds that a message names
-_FILE_SYSTEM = "lost+found"  # in the root of each ext4 file system
+_REPORTS = (REPORT_FILE, "report.html", "report.md")  # what a build replaces that is no artifact
 
 
 def builds_in(place: Path) -> tuple[Path, ...]:
@@ -46,22 +46,16 @@ def require_one_build(place: Path, *needed: str) -> None:
     raise holds_builds(place, builds, hint).repaired_by(repair)
 
 
-def require_build_directory(out: Path, *inner: str) -> None:
-    """Raise ForgeError unless a build can be written in `out`: it is new, empty, or a build already.
-
-    `inner`: the names of builds that `out` will hold instead of being one.
-    """
+def require_build_directory(out: Path) -> None:
+    """Raise ForgeError unless a build can be written in `out`, beside other files but over none of them."""
     from trtforge.core.output_place import require_writable
 
     require_writable(out)
-    if not out.is_dir() or _is_build(out) or (inner and any(map(_is_build, out.iterdir()))):
-        return
-    ignored = {_FILE_SYSTEM, *inner}
-    others = sorted(path.name for path in out.iterdir() if not path.name.startswith(".") and path.name not in ignored)
-    if others:
+    others = [name for name in _REPORTS if (out / name).exists()]
+    if others and not _is_build(out):
         raise ForgeError(
-            f"{out} holds files of no build: {listed(others, _NAMED)}",
-            hint="Choose a new or an empty directory with --out.",
+            f"{out} holds files of the names of a build's report, and no build: {listed(others)}",
+            hint="Choose another directory with --out, or move them away.",
         )
 
 
