@@ -98,7 +98,7 @@ def test_what_computes_the_inputs_of_fp8_layers_rounds_them_too(
         if not own_scale:
             monkeypatch.setattr(fp8_linear.ScaledMatmul, "input_scale", None)
         ranks = ThreadRanks(source, 12)
-        for count, position in ((40, 0), (1, 40), (1, 41)):
+        for count, position in ((40, 0), (1, 40)):
             tokens = np.array(LONG[position:][:count])
             before = rounded[0]
             made = ranks.execute(Step(np.array([position]), np.array([count]), ones, tables, tokens))
@@ -106,9 +106,9 @@ def test_what_computes_the_inputs_of_fp8_layers_rounds_them_too(
             found.append(made)
             counts.append(rounded[0] - before)
         ranks.close()
-    assert all(torch.equal(one, other) for one, other in zip(found[:3], found[3:], strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(found[:2], found[2:], strict=True))
     layers = source.config.num_hidden_layers
-    assert counts == [layers, 0, 0, 4 * layers, 4 * layers, 4 * layers]
+    assert counts == [layers, 0, 4 * layers, 4 * layers]
 
 
 @pytest.mark.usefixtures("by_triton")
