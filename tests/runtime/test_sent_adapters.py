@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from trtforge.engine_process.messages import Submission
 from trtforge.engine_process.requests import GenerationRequest, SentAdapter
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import Generation, generate_with
+from trtforge.runtime.native.compiler import compiled
 from trtforge.runtime.ranks.engine_adapters import EngineAdapters
 from trtforge.runtime.ranks.source import Source, open_engine
 
@@ -168,8 +170,12 @@ def test_what_a_killed_engine_left_goes_at_the_next_start(
     checkpoint: Path, adapters: list[Path], prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its adapters and its lock file; those of an engine that runs stay, and it answers with them."""
+    kernels = compiled()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))  # with the kernels, which take long to compile
+    (tmp_path / "cache" / "kernels").mkdir(mode=0o700, parents=True)
+    shutil.copy2(kernels, tmp_path / "cache" / "kernels")
 
     def places() -> set[Path]:
         return set((tmp_path / "tmp").glob("trtforge-adapters-*"))
