@@ -67,6 +67,17 @@ def is_held(path: Path) -> bool:
     return False
 
 
+def release_shared(descriptor: int) -> bool:
+    """Release a lock that was taken as shared; whether nobody else holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
 def _open(path: Path) -> int:
     """A descriptor of the lock file, which is created if it does not exist. Locking needs no right to write to it."""
     try:

@@ -18,7 +18,7 @@ from trtforge.machine.processes import boot_of_machine, identity_of
 from trtforge.serve.detached import stop as stopping
 from trtforge.serve.detached.registry import Registry
 from trtforge.serve.detached.status import status_of
-from trtforge.serve.detached.stop import Stopped, ask, chosen, wait
+from trtforge.serve.detached.stop import Stopped, _taken, ask, chosen, wait
 
 
 def stopped(registry: Registry, name: str | None = None) -> Stopped:
@@ -76,10 +76,24 @@ def test_a_server_is_signalled_once_however_often_it_is_stopped(
     ask(background.registry, found)
     assert sent == [(server.record.pid, signal.SIGTERM)]
     monkeypatch.undo()
+    waiting = take_lock(background.registry.directory("demo") / "waiting", shared=True)  # as a third one
     kill(server.record.pid, signal.SIGTERM)
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(wait, background.registry, found) for _ in range(2)]
         assert [each.result().reason for each in both] == ["stopped", "stopped"]
+    os.close(waiting)
+
+
+def test_the_last_who_waits_removes_the_record(background: Background) -> None:
+    ended = recorded(background.registry, "demo", os.getpid(), state="stopped", reason="stopped", exit_status=0)
+    place = background.registry.directory("demo") / "waiting"
+    waiting = [take_lock(place, shared=True) for _ in range(2)]
+    left = []
+    for descriptor in waiting:
+        assert _taken(background.registry, "demo", ended, descriptor) == ended
+        left.append(background.left())
+        os.close(descriptor)
+    assert left == [["demo"], []]
 
 
 def test_what_failed_stays_with_its_reason_until_it_is_stopped(background: Background, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.locks import release_shared, take_lock
 from trtforge.serve.detached.record import Record
 from trtforge.serve.detached.registry import Found, Registry, named
 from trtforge.serve.detached.status import status_of
@@ -17,6 +18,8 @@ MARGIN = 30.0
 _POLL = 0.1
 _KILLED = 5.0  # seconds until a killed process is gone
 _ASKED = "stopping"
+_WAITING = "waiting"
+_REMOVED = "its record was removed meanwhile"
 
 Outcome = Literal["stopped", "failed", "killed", "had ended"]
 
@@ -85,10 +88,25 @@ def ask(registry: Registry, server: Found) -> None:
 
 
 def wait(registry: Registry, server: Found) -> Stopped:
-    """Wait until a server that was asked has ended, and remove its record; kill it if that takes too long."""
+    """Wait until a server that was asked has ended; kill it if that takes too long.
+
+    Its record is removed by the last of those who wait for it, so that all of them can read how it ended.
+    """
     if not server.alive:
         registry.remove_ended(server.name)
         return Stopped(server.name, "had ended", status_of(server).reason, None)
+    try:
+        waiting = take_lock(registry.directory(server.name) / _WAITING, shared=True)
+    except OSError:
+        return Stopped(server.name, "had ended", _REMOVED, None)
+    try:
+        return _waited(registry, server, waiting)
+    finally:
+        os.close(waiting)
+
+
+def _waited(registry: Registry, server: Found, waiting: int) -> Stopped:
+    """`waiting`: the descriptor of the lock that all who wait for the server share."""
     assert server.record is not None, "it was asked"
     last = server.record
     longest = last.drain_timeout + MARGIN
@@ -109,21 +127,31 @@ def wait(registry: Registry, server: Found) -> Stopped:
                 os.kill(last.pid, signal.SIGKILL)
             killed, until = True, time.monotonic() + _KILLED
         time.sleep(_POLL)
-    last = _taken(registry, server.name, last)
+    found = _taken(registry, server.name, last, waiting)
     if killed:
         return Stopped(server.name, "killed", f"it did not end within {longest:g} s", None)
-    if last.state in ("stopped", "failed"):
-        return Stopped(server.name, "stopped" if last.state == "stopped" else "failed", last.reason, last.exit_status)
-    if not last.commands:
-        return Stopped(server.name, "stopped", "stopped before it was ready", 0)
-    return Stopped(server.name, "killed", f"its process {last.pid} was killed while it stopped", None)
+    return _outcome(server.name, last if found is None else found, is_last=found is not None)
 
 
-def _taken(registry: Registry, name: str, last: Record) -> Record:
-    """The last record of a server that has ended, which is removed, unless another one has got its name."""
+def _taken(registry: Registry, name: str, last: Record, waiting: int) -> Record | None:
+    """The last record of a server that has ended, which is removed if nobody else waits for it; None if it is gone."""
     with registry.locked():
         found = registry.record(name)
+        alone = release_shared(waiting)
         if found is None or found.process != last.process:
-            return last
-        registry.remove(name)
+            return None
+        if alone:
+            registry.remove(name)
         return found
+
+
+def _outcome(name: str, record: Record, *, is_last: bool) -> Stopped:
+    """What a record says of the end. `is_last`: no later one was written."""
+    if record.state in ("stopped", "failed"):
+        outcome: Outcome = "stopped" if record.state == "stopped" else "failed"
+        return Stopped(name, outcome, record.reason, record.exit_status)
+    if not record.commands:
+        return Stopped(name, "stopped", "stopped before it was ready", 0)
+    if not is_last:
+        return Stopped(name, "had ended", _REMOVED, None)
+    return Stopped(name, "killed", f"its process {record.pid} was killed while it stopped", None)
