@@ -35,10 +35,8 @@ from trtforge.formats.hf import (
 from trtforge.formats.hf_quant_config import HfQuantization
 from trtforge.formats.llmapi import MODEL_FILE
 from trtforge.formats.older_config import with_older_names
-from trtforge.formats.published_names import published_name
 from trtforge.formats.quantization_values import without_quantization
 from trtforge.formats.shards import read_header
-from trtforge.formats.stacked_experts import stacked_by_transformers
 from trtforge.formats.trtllm import CARRIED_FILE, LAYERS_FILE, CheckpointConfig, rank_file
 from trtforge.models.hf_export_plan import hf_plan
 from trtforge.models.hf_tensors import HfPlan, copied
@@ -209,17 +207,12 @@ def write_engine(
 
 def _require_published_names(checkpoint: HfCheckpoint) -> None:
     """Source: `filter_weights("language_model", ...)` in tensorrt_llm/_torch/models/modeling_gemma3vl.py."""
-    architectures = checkpoint.config.values.get("architectures")
-    if not isinstance(architectures, list):
-        return
-    architecture = checkpoint.config.architecture
-    for file in checkpoint.weight_files:
-        for name in (tensor.spec.name for tensor in read_header(file)):
-            if published_name(name, architecture) != name or stacked_by_transformers(name, architecture):
-                raise ForgeError(
-                    f"{file}: {name} is a name of transformers' modules, which TensorRT-LLM does not read",
-                    hint="Convert the model and compile the checkpoint: `trtforge convert HF_DIR CHECKPOINT`.",
-                )
+    if checkpoint.of_modules:
+        tensor = checkpoint.of_modules[0]
+        raise ForgeError(
+            f"{tensor.file}: {tensor.spec.name} is a name of transformers' modules, which TensorRT-LLM does not read",
+            hint="Convert the model and compile the checkpoint: `trtforge convert HF_DIR CHECKPOINT`.",
+        )
 
 
 def _files_of(checkpoint: HfCheckpoint) -> Iterator[Path]:

@@ -22,7 +22,7 @@ from trtforge.formats.chat_template import TEMPLATE_FILE, TOOL_TEMPLATE_FILE
 from trtforge.formats.published_names import published_name
 from trtforge.formats.shards import StoredTensor, read_header
 from trtforge.formats.source_digest import SourceDigests, stored_parts
-from trtforge.formats.stacked_experts import by_expert
+from trtforge.formats.stacked_experts import by_expert, stacked_by_transformers
 
 CONFIG = "config.json"
 _LARGEST = sys.float_info.max
@@ -168,13 +168,15 @@ class HfCheckpoint:
     """A checkpoint directory, with its config and safetensors headers; no weights are read.
 
     FP8 matrices with block scales and experts in MXFP4 are bfloat16 matrices in `tensors`, without their scales;
-    experts that are stacked in one tensor are one matrix each. Names are those that models are published with.
+    experts that are stacked in one tensor are one matrix each. Names are those that models are published with;
+    `of_modules`: the tensors that are stored as transformers' modules have them instead.
     """
 
     directory: Path
     config: HfConfig
     tensors: Mapping[str, StoredTensor]
     weight_files: tuple[Path, ...]
+    of_modules: tuple[StoredTensor, ...]
 
     @cached_property
     def contents(self) -> SourceDigests:
@@ -252,14 +254,19 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
         raise _no_weights(directory)
     architecture = config.architecture if isinstance(config.values.get("architectures"), list) else ""
     tensors: dict[str, StoredTensor] = {}
+    of_modules: list[StoredTensor] = []
     for file in files:
         for tensor in read_header(file):
             name = published_name(tensor.spec.name, architecture)
+            if name != tensor.spec.name or stacked_by_transformers(name, architecture):
+                of_modules.append(tensor)
             if name in tensors:
                 raise ForgeError(
                     f"{name} is in {tensors[name].file.name} and in {file.name}", hint="Download the checkpoint again."
                 )
-            tensors[name] = replace(tensor, spec=replace(tensor.spec, name=name))
+            tensors[name] = (
+                tensor if name == tensor.spec.name else replace(tensor, spec=replace(tensor.spec, name=name))
+            )
     for stored, file_name in (weight_map or {}).items():
         name = published_name(stored, architecture)
         if name not in tensors or tensors[name].file.name != file_name:
@@ -270,7 +277,7 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
     block = config.fp8_blocks
     tensors = tensors if block is None else as_bfloat16(tensors, block)
     tensors = mxfp4_experts.as_bfloat16(tensors) if config.mxfp4_experts else tensors
-    return HfCheckpoint(directory, config, by_expert(tensors, architecture), files)
+    return HfCheckpoint(directory, config, by_expert(tensors, architecture), files, tuple(of_modules))
 
 
 def is_path(source: str) -> bool:
