@@ -79,10 +79,13 @@ class Registry:
 
     def found(self) -> list[Found]:
         """All servers. Only under the lock. Removes first what nobody needs: see `_is_over`."""
-        servers = [self.find(name) for name in server_names(self.root)]
-        for over in filter(_is_over, servers):
-            self.remove(over.name)
-        return [server for server in servers if not _is_over(server)]
+        servers = []
+        for server in map(self.find, server_names(self.root)):
+            if _is_over(server):
+                self.remove(server.name)
+            else:
+                servers.append(server)
+        return servers
 
     def find(self, name: str) -> Found:
         """A server as it is now."""
