@@ -4,23 +4,26 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from trtforge.core.cache import cache_directory
+from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
+from trtforge.core.replace import replace_text
 
 Kind = Literal["verified", "samples"]
 """`verified`: files of an artifact with their digests checked; `samples`: what calibration data becomes in tokens."""
+Record = TypeVar("Record", bound=Config)
 
 
-def read_cached(kind: Kind, key: str) -> dict[str, Any] | None:
-    """The record, which counts as used now; None if it is missing or damaged."""
+def read_cached(kind: Kind, key: str, record: type[Record]) -> Record | None:
+    """The record, which counts as used now; None if it is missing or not valid."""
     path = _path(kind, key)
     if path is None:
         return None
     try:
-        found = read_json_object(path, hint="")
+        found = record.parse(read_json_object(path, hint=""), str(path))
     except ForgeError:
         return None
     with suppress(OSError):
@@ -28,20 +31,12 @@ def read_cached(kind: Kind, key: str) -> dict[str, Any] | None:
     return found
 
 
-def keep_cached(kind: Kind, key: str, text: str) -> None:
-    """Write a record, a JSON object, whole. Raises OSError."""
+def keep_cached(kind: Kind, key: str, record: Config) -> None:
+    """Write a record whole, as another process may do now. Raises OSError."""
     path = _path(kind, key)
-    if path is None:
-        return
-    new = path.with_suffix(f".{os.getpid()}")
-    try:
+    if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(text)
-        new.replace(path)
-    except OSError:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise
+        replace_text(path, record.model_dump_json(), draft=path.with_suffix(f".{os.getpid()}"))
 
 
 def prune_cached(root: Path, expired: Callable[[float], bool]) -> None:

@@ -97,11 +97,7 @@ def _key(directory: Path) -> str:
 
 def _remembered(directory: Path, manifest: Manifest) -> Mapping[str, _Stamp]:
     """The verified files with their stamps at that time."""
-    found = read_cached("verified", _key(directory))
-    try:
-        record = None if found is None else _Record.parse(found, str(directory))
-    except ForgeError:  # without a valid record, the files are verified again
-        record = None
+    record = read_cached("verified", _key(directory), _Record)
     if record is None or (record.path, record.manifest) != (str(directory.resolve()), manifest.digest):
         return {}
     return record.files
@@ -118,6 +114,6 @@ def _remember(
             files[name] = stamp
     record = _Record(path=str(directory.resolve()), manifest=manifest.digest, files=files)
     try:
-        keep_cached("verified", _key(directory), record.model_dump_json())
+        keep_cached("verified", _key(directory), record)
     except OSError as error:
         _LOG.warning("%s will be verified again: the cache cannot be written: %s", directory, error.strerror or error)

@@ -11,7 +11,6 @@ from trtforge import __version__
 from trtforge.core.cache_records import keep_cached, read_cached
 from trtforge.core.config_model import Config
 from trtforge.core.digest import file_digest, text_digest
-from trtforge.core.errors import ForgeError
 from trtforge.formats.corpus import TokenWindows, content_of, token_windows
 from trtforge.formats.hf import CONFIG, tokenizer_files
 
@@ -54,7 +53,7 @@ class Samples:
     def facts(self) -> SampleFacts:
         """What identifies the samples: as an earlier run found, if all that decides it is the same."""
         key = self._key()
-        known = self._remembered(key) if key is not None else None
+        known = read_cached("samples", key, SampleFacts) if key is not None else None
         if known is not None:
             return known
         found = self.windows
@@ -68,15 +67,8 @@ class Samples:
         )
         if key is not None and facts.tokens == self.count * self.length:  # fewer are warned of each time
             with suppress(OSError):  # the calibration says why the cache cannot be used
-                keep_cached("samples", key, facts.model_dump_json())
+                keep_cached("samples", key, facts)
         return facts
-
-    def _remembered(self, key: str) -> SampleFacts | None:
-        found = read_cached("samples", key)
-        try:
-            return None if found is None else SampleFacts.parse(found, key)
-        except ForgeError:
-            return None
 
     def _key(self) -> str | None:
         """Digest of all that decides the samples; None if it is not known what the data is now."""
