@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 class StopWords:
-    """Searches one sequence's text for the first stop word.
+    """Searches one sequence's text for the first stop word: the one that is complete first.
 
     `included`: the stop word is returned too, as with token-level matching. Otherwise text that may be the beginning
     of one is held back until more text, or `flush`, shows that it is not.
@@ -22,17 +22,16 @@ class StopWords:
         if self.found or not self._words:
             return "" if self.found else text
         seen = self._tail + text
-        found = [(seen.find(word), word) for word in self._words if word in seen]
+        found = [(start + len(word), start) for word in self._words if (start := seen.find(word)) >= 0]
         if self._included:
             if found:
                 self.found = True
-                end = min(start + len(word) for start, word in found)
-                return text[: max(0, end - len(self._tail))]
+                return text[: max(0, min(found)[0] - len(self._tail))]
             self._tail = seen[max(0, len(seen) - self._kept) :]
             return text
         if found:
             self.found = True
-            return seen[: min(start for start, _ in found)]
+            return seen[: min(found)[1]]
         held = max((size for word in self._words for size in _beginnings(word, seen)), default=0)
         self._tail = seen[len(seen) - held :]
         return seen[: len(seen) - held]

@@ -1,4 +1,4 @@
-"""Text as it comes, up to the first stop word."""
+"""Text as it comes, up to the first stop word: the one that is complete first."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,10 @@ class StopText:
         if self.found:
             return ""
         seen = self._held + text
-        starts = [start for word in self._words if (start := seen.find(word)) >= 0]
-        if starts:
+        found = [(start + len(word), start) for word in self._words if (start := seen.find(word)) >= 0]
+        if found:
             self.found, self._held = True, ""
-            return seen[: min(starts)]
+            return seen[: min(found)[1]]
         kept = max((overlap(seen, word) for word in self._words), default=0)
         self._held = seen[len(seen) - kept :]
         return seen[: len(seen) - kept]
