@@ -29,11 +29,14 @@ def require_tokenizer(directory: Path, vocab_size: int | None) -> None:
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
-    """The tokenizer in a tokenizer.json. Raises ForgeError naming the file and what is wrong with it."""
+    """The tokenizer in a tokenizer.json, which encodes whole texts: truncation and padding are switched off.
+
+    Raises ForgeError naming the file and what is wrong with it.
+    """
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(path))
+        tokenizer = Tokenizer.from_file(str(path))
     except BaseException as error:
         # The library raises plain Exception; a panic of its Rust code arrives as PanicException, a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
@@ -42,3 +45,6 @@ def load_tokenizer(path: Path) -> "Tokenizer":
             f"{path} cannot be loaded: {first_line(error)}",
             hint=f"Download it again, or upgrade tokenizers ({version('tokenizers')}) if a newer release wrote it.",
         ) from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

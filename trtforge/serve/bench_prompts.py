@@ -3,13 +3,9 @@
 from collections.abc import Callable, Iterator
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trtforge.formats.stdlib_text import stdlib_documents
 from trtforge.formats.tokenizer import load_tokenizer
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 Count = Callable[[str], int | None]
 """The tokens that the server counts in a text; None if it does not tell."""
@@ -29,7 +25,7 @@ class BenchPrompts:
 
     def __init__(self, tokens: int, tokenizer: Path | None, counted: Count) -> None:
         self._tokens = tokens
-        self._tokenizer = None if tokenizer is None else _whole_texts(load_tokenizer(tokenizer))
+        self._tokenizer = None if tokenizer is None else load_tokenizer(tokenizer)
         self._numbers, self._more, self._words = count(1), _endless_words(), list[str]()
         self._size = max(1, round(tokens * _FIRST_SHARE * _WORDS_OF_A_TOKEN))
         text = self._text()
@@ -78,9 +74,3 @@ def _endless_words() -> Iterator[str]:
     while True:
         for document in stdlib_documents("held_out"):
             yield from document.split()
-
-
-def _whole_texts(tokenizer: "Tokenizer") -> "Tokenizer":
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
