@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from trtforge.api.decoding import TextDecoder
 from trtforge.core.stop_text import StopText
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
 
@@ -78,15 +79,12 @@ class Assembly:
     def __init__(
         self, request: GenerationRequest, stop: "Sequence[str]", tokenizer: "Tokenizer", block_tokens: int
     ) -> None:
-        from tokenizers.decoders import DecodeStream
-
         self._request = request
         self._tokenizer = tokenizer
         self._block_tokens = block_tokens
-        self._stream = DecodeStream(ids=list(request.prompt), skip_special_tokens=True)
+        self._text = TextDecoder(tokenizer, request.prompt)
         self._stop = StopText(stop)
-        self._tokens: list[int] = []
-        self._decoded = ""
+        self._count = 0
         self.finished = False
 
     @property
@@ -98,35 +96,27 @@ class Assembly:
         """The piece of an output. Raises its error."""
         if output.error is not None:
             raise output.error
-        text = "".join(self._stream.step(self._tokenizer, token) or "" for token in output.tokens)
-        self._tokens += output.tokens
-        self._decoded += text
-        text = self._stop.push(text)
-        if output.finish_reason is not None and not self._stop.found:
-            text += self._stop.push(self._rest()) + self._stop.flush()
+        self._count += len(output.tokens)
+        text = self._stop.push(self._text.push(output.tokens))
+        if output.finish_reason is not None:
+            text += self._stop.push(self._text.flush()) + self._stop.flush()
         reason = "stop" if self._stop.found else _REASONS.get(output.finish_reason) if output.finish_reason else None
         self.finished = reason is not None
         return Piece(text, output.tokens, self._scores(output), reason, self._usage(output) if reason else None)
 
-    def _rest(self) -> str:
-        """What decoding everything at once adds: characters of which a part has not come."""
-        prompt = list(self._request.prompt)
-        whole = self._tokenizer.decode([*prompt, *self._tokens])[len(self._tokenizer.decode(prompt)) :]
-        return whole[len(self._decoded) :] if whole.startswith(self._decoded) else ""
-
     def _scores(self, output: Output) -> tuple[TokenScore, ...]:
         tops = output.top_log_probs or ((),) * len(output.log_probs)
         return tuple(
-            TokenScore(token, self._text(token), log_prob, tuple(TokenScore(t, self._text(t), p) for t, p in top))
+            TokenScore(token, self._named(token), log_prob, tuple(TokenScore(t, self._named(t), p) for t, p in top))
             for token, log_prob, top in zip(output.tokens, output.log_probs, tops, strict=False)
         )
 
-    def _text(self, token: int) -> str:
+    def _named(self, token: int) -> str:
         return self._tokenizer.decode([token], skip_special_tokens=False)
 
     def _usage(self, output: Output) -> Usage:
         reused = min(output.reused_blocks * self._block_tokens, len(self._request.prompt))
-        return Usage(len(self._request.prompt), len(self._tokens), reused)
+        return Usage(len(self._request.prompt), self._count, reused)
 
 
 def joined(pieces: "Sequence[Piece]") -> Answer:

@@ -1,0 +1,54 @@
+"""Token ids to text as they come: returned text never changes."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_KEPT = 8
+_INCOMPLETE = "\ufffd"
+
+
+class TextDecoder:
+    """The text of the tokens after a prompt; incomplete characters are held back, special tokens give no text.
+
+    As `Detokenizer` of the Triton models, which import no module of trtforge: each step decodes only the last tokens,
+    because decoders look back only a few. `DecodeStream` of tokenizers raises errors where bytes form no character.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer", prompt: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._window = list(prompt)
+        text = tokenizer.decode(self._window)
+        self._shown = len(text)
+        self._slide(text)
+
+    def push(self, ids: Iterable[int]) -> str:
+        """The text that `ids` complete; empty while a character is incomplete."""
+        self._window.extend(ids)
+        text = self._tokenizer.decode(self._window)
+        whole = text.rstrip(_INCOMPLETE)
+        new = whole[self._shown :]
+        self._shown = max(self._shown, len(whole))
+        if len(whole) == len(text):
+            self._slide(text)
+        return new
+
+    def flush(self) -> str:
+        """The text held back, at the end; bytes that form no character become U+FFFD."""
+        text = self._tokenizer.decode(self._window)
+        new, self._shown = text[self._shown :], len(text)
+        return new
+
+    def _slide(self, text: str) -> None:
+        """Drop the older tokens, cut where the rest alone decodes to the end of the same text."""
+        if len(self._window) <= 2 * _KEPT:
+            return
+        for kept in range(_KEPT, 2 * _KEPT):
+            tail = self._window[-kept:]
+            decoded = self._tokenizer.decode(tail)
+            if decoded and text.endswith(decoded):
+                self._shown = len(decoded) - (len(text) - self._shown)
+                self._window = tail
+                return
