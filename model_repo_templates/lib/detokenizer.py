@@ -26,16 +26,21 @@ class Detokenizer:
     the bytes of one character): the cost of a token does not grow with the text.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
         self._window: list[int] = list(context)
         self._shown = len(self._decode(self._window))
         self._slide(self._decode(self._window))
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that `ids` complete; empty while a character is incomplete."""
-        self._window.extend(ids)
+        """The text that `ids` complete; empty while a character is incomplete.
+
+        It does not depend on how many come at once: a later byte may make those before it invalid.
+        """
+        return "".join(map(self._pushed, ids))
+
+    def _pushed(self, token: int) -> str:
+        self._window.append(token)
         text = self._decode(self._window)
         whole = text.rstrip(_INCOMPLETE)
         new = whole[self._shown :]
@@ -64,4 +69,4 @@ class Detokenizer:
                 return
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip) if ids else ""
+        return self._tokenizer.decode(ids) if ids else ""

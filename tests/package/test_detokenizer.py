@@ -96,6 +96,14 @@ def test_any_byte_level_ids_make_the_text_of_all_tokens(ids: list[int], sizes: l
     assert "".join(stream(tokenizer, cut(ids, list(sizes)))) == tokenizer.decode(ids)
 
 
+@given(ids=st.lists(st.integers(0, 290), max_size=40), sizes=st.lists(st.integers(1, 4), min_size=1, max_size=9))
+@example(ids=[3 + 0x41, 3 + 0xC3, 260], sizes=[2])
+def test_bytes_make_the_same_text_however_they_come(ids: list[int], sizes: list[int]) -> None:
+    """A byte that fits no character makes those before it invalid, of which some were returned."""
+    tokenizer = TOKENIZERS["metaspace"]
+    assert "".join(stream(tokenizer, cut(ids, list(sizes)))) == "".join(stream(tokenizer, [[i] for i in ids]))
+
+
 @pytest.mark.parametrize("name", ["byte_level", "metaspace"])
 def test_no_piece_holds_half_a_character(name: str) -> None:
     tokenizer = TOKENIZERS[name]

@@ -25,8 +25,14 @@ class TextDecoder:
         self._slide(text)
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that `ids` complete; empty while a character is incomplete."""
-        self._window.extend(ids)
+        """The text that `ids` complete; empty while a character is incomplete.
+
+        It does not depend on how many come at once: a later byte may make those before it invalid.
+        """
+        return "".join(map(self._pushed, ids))
+
+    def _pushed(self, token: int) -> str:
+        self._window.append(token)
         text = self._tokenizer.decode(self._window)
         whole = text.rstrip(_INCOMPLETE)
         new = whole[self._shown :]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import model_process
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from detokenizer import Detokenizer, load_tokenizer
+from detokenizer import load_tokenizer
 from model_config import ModelConfig
 from numpy.typing import NDArray
 from responder import RequestFailed, triton_error
@@ -59,5 +59,5 @@ class TritonPythonModel:
         wrong = [token for token in ids if not 0 <= token < self._vocab_size]
         if wrong:
             raise RequestFailed(f"TOKENS_BATCH holds the id {wrong[0]}; ids are from 0 to {self._vocab_size - 1}")
-        whole = Detokenizer(self._tokenizer, skip_special_tokens=self._skip_special_tokens)
-        return (whole.push(ids) + whole.flush()).encode()
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=self._skip_special_tokens)
+        return text.encode()
