@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessageToolCall
 
 from tests.gateway.fake import FakeBackend
@@ -14,7 +17,8 @@ from tests.gateway.support import running
 from trtforge.engine_process.requests import Guide
 from trtforge.gateway.chat import read_chat
 from trtforge.gateway.limits import GatewayLimits
-from trtforge.gateway.tool_calls import split
+from trtforge.gateway.sequence import Delta
+from trtforge.gateway.tool_calls import HeldCalls, split
 from trtforge.gateway.tools import ToolUse
 
 USER = {"role": "user", "content": "What is the weather?"}
@@ -143,6 +147,24 @@ def test_calls_are_found_in_the_text(
     assert [(call.name, json.loads(call.arguments)) for call in found[1]] == calls
 
 
+@given(
+    parts=st.lists(
+        st.sampled_from(["So:", "\n", " ", "<tool_call>", "</tool_call>", "<tool", LLAMA, ARRAY]), max_size=6
+    ),
+    sizes=st.lists(st.sampled_from([1, 3, 200]), min_size=1, max_size=9),
+)
+@example(parts=["So:", LLAMA], sizes=[3, 200])
+def test_a_stream_has_the_text_and_the_calls_of_the_whole_answer(parts: list[str], sizes: list[int]) -> None:
+    text, held = "".join(parts), HeldCalls(AUTO)
+    ends = [end for end in accumulate(sizes) if end < len(text)] + [len(text)]
+    pieces = [text[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+    reasons = [None] * (len(pieces) - 1) + ["stop"]
+    taken = [held.take(Delta(0, *each)) for each in zip(pieces, reasons, strict=True)]
+    rest, calls = split(AUTO, text)
+    assert "".join(delta.text for delta, _ in taken) == rest
+    assert [(each.name, each.arguments) for each in taken[-1][1]] == [(each.name, each.arguments) for each in calls]
+
+
 @pytest.mark.parametrize(
     ("words", "choice", "reason", "names", "content"),
     [
@@ -168,7 +190,7 @@ def test_calls_come_in_openais_form_whole_and_streamed(
     assert all(isinstance(call, ChatCompletionMessageToolCall) for call in calls)
     assert [call.function.name for call in calls if call.type == "function"] == names
     deltas = [chunk.choices[0].delta for chunk in chunks]
-    assert "".join(delta.content or "" for delta in deltas).rstrip() == (content or "")
+    assert "".join(delta.content or "" for delta in deltas) == (content or "")
     streamed = [call for delta in deltas for call in delta.tool_calls or []]
     assert [call.index for call in streamed] == list(range(len(names)))
     functions = [call.function for call in streamed if call.function is not None]

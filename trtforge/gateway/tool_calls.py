@@ -65,26 +65,27 @@ class HeldCalls:
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
-        self._text = ""
+        self._sent = ""
         self._held = ""
 
     def take(self, delta: Delta) -> tuple[Delta, Sequence[ToolCall]]:
         """A delta with the text that can be sent, and the calls with the last delta."""
         self._held += delta.text
         if delta.finish_reason is not None:
-            text, calls = split(self._use, self._held)
-            return replace(delta, text=text, finish_reason=reason_of(self._use, delta.finish_reason, calls)), calls
+            text, calls = split(self._use, self._sent + self._held)
+            reason = reason_of(self._use, delta.finish_reason, calls)
+            return replace(delta, text=text[len(self._sent) :], finish_reason=reason), calls
         free = self._free()
         text, self._held = self._held[:free], self._held[free:]
-        self._text += text
+        self._sent += text
         return replace(delta, text=text), ()
 
     def _free(self) -> int:
-        """How many of the held characters can be no part of a call."""
-        if self._use.mode != "auto" or (not self._text and self._held.lstrip()[:1] in ("", "{", "[")):
+        """How many of the held characters can be no part of a call, nor white space before one, which is left out."""
+        if self._use.mode != "auto" or (not self._sent and self._held.lstrip()[:1] in ("", "{", "[")):
             return 0
         start = self._held.find(_OPEN)
-        return start if start >= 0 else len(self._held) - overlap(self._held, _OPEN)
+        return len(self._held[: start if start >= 0 else len(self._held) - overlap(self._held, _OPEN)].rstrip())
 
 
 def _calls(use: ToolUse, text: str) -> list[ToolCall]:
