@@ -18,30 +18,44 @@ class _Sequence:
     generated: int = 0
     reason: str = ""
     pending: list[object] = field(default_factory=list)
-    prompt: list[object] | None = None
+    prompt: Sequence[object] | None = None
+    begins: bool = True
 
 
 class AnswerReport:
-    """The report of one request. `prompt`: its token ids; `most_tokens`: how many its output may have."""
+    """The report of one request. `prompt`: its token ids; `most_tokens`: how many its output may have.
 
-    def __init__(self, options: TextOptions, prompt: Sequence[int], most_tokens: int, texts: TokenTexts) -> None:
+    `after_prompt`: the text of the output follows that of the prompt.
+    """
+
+    def __init__(
+        self,
+        options: TextOptions,
+        prompt: Sequence[int],
+        most_tokens: int,
+        texts: TokenTexts,
+        *,
+        after_prompt: bool = False,
+    ) -> None:
         self._options = options
         self._prompt = prompt
         self._most_tokens = most_tokens
         self._texts = texts
+        self._after_prompt = after_prompt
         self._sequences: dict[int, _Sequence] = {}
 
     def take(self, piece: Piece, *, stopped: bool) -> None:
         """Add a piece. `stopped`: a stop word in the text ended the sequence."""
-        state = self._sequences.setdefault(piece.sequence, _Sequence())
+        state = self._sequences.setdefault(piece.sequence, _Sequence(begins=not self._after_prompt))
         tokens = piece.beams[0] if piece.beams else []
         state.generated += len(tokens)
         if self._options.logprobs and tokens:
             values = piece.log_probs or [None] * len(tokens)
-            state.pending += self._texts.scored(tokens, values, piece.top_log_probs)
+            state.pending += self._texts.scored(tokens, values, piece.top_log_probs, begins=state.begins)
+            state.begins = state.begins and self._texts.begin(tokens)
         if piece.prompt_log_probs is not None and self._options.prompt_logprobs:
             values, top = piece.prompt_log_probs
-            state.prompt = self._texts.scored(self._prompt, [None, *values], [(), *top] if top else ())
+            state.prompt = self._texts.prompt(self._prompt, [None, *values], [(), *top] if top else ())
         if stopped:
             state.reason = "stop"
         elif piece.finished:

@@ -14,9 +14,14 @@ class SequenceText:
         self._detokenizer = detokenizer
         self._stop = stop
 
-    def push(self, ids: Sequence[int]) -> str:
-        """The new text."""
-        return self._stop.push(self._detokenizer.push(ids))
+    def push(self, ids: Sequence[int]) -> tuple[str, int]:
+        """The new text, and how many tokens it took: none after a stop word."""
+        texts: list[str] = []
+        for token in ids:
+            if self._stop.found:
+                break
+            texts.append(self._stop.push(self._detokenizer.push((token,))))
+        return "".join(texts), len(texts)
 
     def flush(self) -> str:
         """The text held back, at the end of the sequence."""
@@ -48,8 +53,8 @@ class SequenceTexts:
         self.sequences = sequences
         self._texts: dict[int, list[SequenceText]] = {}
 
-    def push(self, sequence: int, beams: Sequence[Sequence[int]]) -> list[str]:
-        """The new text of every beam of a sequence."""
+    def push(self, sequence: int, beams: Sequence[Sequence[int]]) -> list[tuple[str, int]]:
+        """The new text of every beam of a sequence, and how many of its tokens come up to a stop word's end."""
         if sequence not in self._texts:
             self._texts[sequence] = [self._begin() for _ in beams]
         return [text.push(ids) for text, ids in zip(self._texts[sequence], beams, strict=True)]

@@ -4,6 +4,7 @@ One object per request keeps the state of streaming: incomplete characters, spac
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,7 +62,10 @@ class TextAnswer:
                 self._take(piece)
 
     def _take(self, piece: Piece) -> None:
-        new = self._texts.push(piece.sequence, piece.beams)
+        pushed = self._texts.push(piece.sequence, piece.beams)
+        new = [text for text, _ in pushed]
+        if len(pushed) == 1:
+            piece = _first(piece, pushed[0][1])
         stopped = not piece.finished and self._texts.stopped(piece.sequence)
         finished = piece.finished or stopped
         if finished:
@@ -99,6 +103,24 @@ class TextAnswer:
     def _send_whole(self, sequence: int, *, final: bool) -> None:
         tensors = {**self._passed[sequence], **self._report.tensors(sequence)}
         self._call.send({"text_output": _strings(self._whole[sequence]), **tensors}, final=final)
+
+
+def _first(piece: Piece, count: int) -> Piece:
+    """A piece of one beam without the tokens after its first ones: how many came together shall make no difference."""
+    (ids,) = piece.beams
+    if count == len(ids):
+        return piece
+    outputs = dict(piece.outputs)
+    for name, axis in _ADDED.items():
+        if name in outputs:
+            outputs[name] = np.take(outputs[name], range(count), axis)
+    return replace(
+        piece,
+        beams=[ids[:count]],
+        outputs=outputs,
+        log_probs=piece.log_probs[:count],
+        top_log_probs=piece.top_log_probs[:count],
+    )
 
 
 def _strings(texts: list[str]) -> NDArray[np.object_]:

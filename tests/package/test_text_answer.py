@@ -1,9 +1,13 @@
 """The answer to one text request: what its client gets as pieces of several sequences arrive."""
 
+import json
 from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
+
+from tests.package.test_detokenizer import TOKENIZERS
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -13,11 +17,13 @@ class Call:
 
     def __init__(self) -> None:
         self.texts: list[str] = []
+        self.outputs: dict[str, Any] = {}
         self.error: tuple[str, str] | None = None
         self.done = False
 
     def send(self, outputs: dict[str, Any], *, final: bool) -> None:
         self.texts.append(outputs["text_output"][0, 0].decode())
+        self.outputs = outputs
         self.done = final
 
     def finish(self) -> None:
@@ -51,3 +57,51 @@ def test_a_failure_ends_a_request_of_which_a_sequence_has_ended(tokenizer: Token
     failed = Piece(0, [], True, failure=("the request's timeout has passed", "DEADLINE_EXCEEDED"))
     answer.take([failed, failed])
     assert (call.error, call.done, stopped) == (failed.failure, True, [True])
+
+
+def test_tokens_after_a_stop_word_do_not_count_however_they_come(tokenizer: Tokenizer) -> None:
+    """The engine goes on until it learns of a stop word in the text, and may send several tokens together."""
+    from answer_report import AnswerReport
+    from sequence_texts import SequenceTexts
+    from text_answer import TextAnswer
+    from text_engine import Piece
+    from text_options import TextOptions
+    from token_texts import TokenTexts  # type: ignore[import-not-found]
+
+    ids = tokenizer.encode("one, two, three", add_special_tokens=False).ids
+    counted = len(tokenizer.encode("one,", add_special_tokens=False).ids)
+    values = np.arange(len(ids), dtype=np.float32)
+    asked = {name: np.array([[True]]) for name in ("return_num_output_tokens", "return_logprobs")}
+    for size in (1, 3, len(ids)):
+        call = Call()
+        report = AnswerReport(TextOptions.of(asked), [], 99, TokenTexts(tokenizer))
+        outputs = {"output_log_probs": "output_log_probs"}
+        texts = SequenceTexts(tokenizer, [], [","], 1)
+        answer = TextAnswer(call, texts, outputs, report, streaming=False, prompt="", on_stopped=lambda: None)
+        for start in range(0, len(ids), size):
+            own = values[start : start + size]
+            passed = {"output_log_probs": own.reshape(1, 1, -1)}
+            answer.take([Piece(0, [ids[start : start + size]], False, passed, log_probs=own.tolist())])
+        assert (call.texts, call.done) == (["one,"], True)
+        assert call.outputs["num_output_tokens"].tolist() == [[counted]]
+        assert call.outputs["output_log_probs"].tolist() == [[values[:counted].tolist()]]
+        assert [each["id"] for each in json.loads(call.outputs["logprobs"][0, 0])] == ids[:counted]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_bytes_of_scored_tokens_make_the_text(name: str) -> None:
+    """Without special tokens, and without the space that some tokenizers leave out at a text's beginning."""
+    from token_texts import TokenTexts
+
+    tokenizer, texts = TOKENIZERS[name], TokenTexts(TOKENIZERS[name])
+    special = [token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special]
+    ids = tokenizer.encode("Hello world, 日本 🙂", add_special_tokens=False).ids
+    for answer in (ids, [*special, *ids[:3], *special, *ids[3:]]):
+        scored = texts.scored(answer, [0.0] * len(answer), (), begins=True)
+        assert b"".join(bytes(each["bytes"]) for each in scored).decode() == tokenizer.decode(answer)
+        shown = texts.prompt(answer, [0.0] * len(answer), ())
+        assert b"".join(bytes(each["bytes"]) for each in shown).decode() == tokenizer.decode(
+            answer, skip_special_tokens=False
+        )
+    assert texts.begin(special)
+    assert not texts.begin([*special, *ids])
