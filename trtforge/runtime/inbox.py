@@ -1,5 +1,6 @@
 """Requests, cancellations and other messages from any thread to the engine's thread, which sleeps until one comes."""
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
+        self._process = os.getpid()
         self._news = News()
         self._closed: ForgeError | None = None
         self.closing = False
@@ -44,8 +46,16 @@ class Inbox:
         """Number of requests that were not taken yet."""
         return len(self._news.submitted)
 
+    @property
+    def _forked(self) -> bool:
+        """Whether this is a copy in another process, without the taking thread and with a lock that may be held."""
+        return os.getpid() != self._process
+
     def submit(self, request: GenerationRequest, on_output: OnOutput) -> ForgeError | None:
-        """Queue a request; the error if the engine has ended."""
+        """Queue a request; the error if the engine has ended, or runs in the process that this one was forked from."""
+        if self._forked:
+            hint = "Load one here, or start processes by multiprocessing's spawn."
+            return ForgeError("the engine was loaded by another process, which this one was forked from", hint=hint)
         with self._changed:
             if self.closing or self._closed is not None:
                 return self._closed or ForgeError("the engine is closed", hint="Load it again.")
@@ -55,6 +65,8 @@ class Inbox:
 
     def cancel(self, request_id: str, *, only_waiting: bool) -> None:
         """Cancel a request."""
+        if self._forked:
+            return
         with self._changed:
             (self._news.cancelled_if_waiting if only_waiting else self._news.cancelled).add(request_id)
             self._changed.notify()
@@ -73,6 +85,8 @@ class Inbox:
 
     def close(self) -> None:
         """Wake the taking thread for the last time; nothing is submitted any more."""
+        if self._forked:
+            return
         with self._changed:
             self.closing = True
             self._changed.notify()
