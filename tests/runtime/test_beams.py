@@ -1,4 +1,5 @@
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,32 @@ def test_beams_that_are_paused_go_on_as_they_were(
         assert [tuple(beam.tokens) for beam in generation.beams] == [
             tokens for tokens, _ in searched(llama, prompt, 40, beams, [])
         ]
+
+
+@pytest.mark.parametrize(
+    ("left", "changes", "found"),
+    [
+        ((7,), {}, [(7, 7, 7)]),
+        ((7, 9), {"end_ids": frozenset((9,))}, [(), (7,), (7, 7)]),
+        ((9,), {"end_ids": frozenset((9,))}, [()]),
+        ((7,), {"bad_words": ((7, 7),)}, None),
+    ],
+)
+def test_no_beam_holds_a_token_that_is_ruled_out(
+    beam_engine: Path, left: Tokens, changes: dict[str, Any], found: list[Tokens] | None
+) -> None:
+    """There are fewer beams then, and an error if there is none."""
+    bias = [0.0 if token in left else -inf for token in range(131)]
+    sampling = SamplingParams(embedding_bias=bias)
+    beams = BeamParams(3, 3, early_stopping=False)
+    ruled = GenerationRequest("a", (5, 6), 3, sampling, beams=beams)
+    with Engine.load(beam_engine) as engine:
+        (answer, free) = generate_with(engine, [replace(ruled, **changes), GenerationRequest("b", (5, 6), 3)])
+        assert engine.statistics().kv_blocks_used == 0
+    assert len(free.tokens) == 3
+    if found is None:
+        assert answer.finish_reason == "error"
+        assert answer.error is not None
+        assert answer.error.message == "no token is left that the options allow"
+    else:
+        assert sorted(beam.tokens for beam in answer.beams) == sorted(found)

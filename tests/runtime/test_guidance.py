@@ -213,6 +213,16 @@ def test_without_an_end_id_a_guide_is_refused(engine: Engine, tokenizer: Tokeniz
     assert answer.error.message.startswith("guided decoding needs an end id")
 
 
+def test_end_ids_that_are_no_tokens_end_nothing(engine: Engine, tokenizer: Tokenizer) -> None:
+    """Also of a guide that is known, which is prepared on the engine's own thread."""
+    for _ in range(2):
+        none, some = (request(tokenizer, NAME, end_ids=frozenset(ids)) for ids in ((-1, 99999), (1, 99999)))
+        refused, answer = generate_with(engine, [none, some])
+        assert refused.error is not None
+        assert refused.error.message.startswith("guided decoding needs an end id")
+        assert answer.finish_reason == "end_id"
+
+
 @pytest.mark.parametrize("changes", [{"bad_words": "yes"}, {"sampling": SamplingParams(min_tokens=50)}])
 def test_a_guide_without_a_way_on_ends_its_request(
     engine: Engine, tokenizer: Tokenizer, changes: dict[str, Any]

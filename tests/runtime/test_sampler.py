@@ -136,6 +136,23 @@ def test_bias_is_added_before_the_temperature() -> None:
     assert made.log_probs == pytest.approx([float(logits[0].log_softmax(0)[13])])
 
 
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0.5, top_p=0.9),
+        SamplingParams(temperature=0.5, top_p=1.0),
+        SamplingParams(temperature=0.5, top_k=9),
+        SamplingParams(temperature=0.5, return_log_probs=True),
+    ],
+)
+def test_a_bias_beyond_float32_wins(params: SamplingParams) -> None:
+    bias = torch.zeros(VOCAB)
+    bias[7] = torch.finfo(torch.float32).max
+    row = sequence(replace(params, seed=1, embedding_bias=bias.tolist(), return_log_probs=True))
+    sampled = Sampler(VOCAB, torch.device("cpu")).sample([row], torch.randn(1, VOCAB))
+    assert (sampled.tokens, sampled.log_probs) == ([7], [0.0])
+
+
 def test_bad_words_ban_only_the_token_that_would_complete_them() -> None:
     logits = torch.arange(VOCAB).float().unsqueeze(0)
     row = sequence(SamplingParams(), (3, 48), bad_words=((48, 49), (3, 47), (45,)))

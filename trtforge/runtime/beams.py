@@ -6,10 +6,12 @@ probability, of the best `width` those that end are finished, the best others go
 """
 
 from dataclasses import dataclass, field, replace
+from math import inf
 
 from torch import Tensor
 
 from trtforge.engine_process.requests import Beam, BeamParams, FinishReason, Output
+from trtforge.runtime.guidance.guides import no_token_left
 from trtforge.runtime.sampler import Sampler
 from trtforge.runtime.scheduling.block_table import BlockTable
 from trtforge.runtime.scheduling.scheduler import Scheduler
@@ -75,7 +77,9 @@ class BeamSearch(Group):
         return [each.parent for each in going_on]
 
     def output(self) -> Output:
-        """The request's only output."""
+        """The request's only output: an error if biases, bad words and min_tokens left no token to any beam."""
+        if not self.finished:
+            return Output(self.members[0].request.request_id, finish_reason="error", error=no_token_left())
         beams = tuple(beam for _, beam in self.finished[: self.params.returned])
         request = self.members[0].request
         if not request.sampling.return_log_probs:
@@ -104,7 +108,9 @@ class BeamSearch(Group):
         return found
 
     def _finish(self, ended: _Continuation) -> None:
-        """Keep a finished beam, if it is among the best."""
+        """Keep a finished beam, if it is among the best, unless a token of it is ruled out."""
+        if ended.score == -inf:
+            return
         parent = self.members[ended.parent]
         with_token = ended.ends != "end_id"
         made = parent.tokens[len(parent.request.prompt) :]
@@ -115,7 +121,7 @@ class BeamSearch(Group):
         del self.finished[self.width :]
 
     def _is_over(self, going_on: list[_Continuation]) -> bool:
-        if len(going_on) < self.width:
+        if len(going_on) < self.width or going_on[0].score == -inf:
             return True
         if len(self.finished) < self.width:
             return False

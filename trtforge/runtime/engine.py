@@ -348,7 +348,7 @@ class Engine:
         if not searching:
             return pending
         for search in advance_searches(searching, logits, self._sampler, self._scheduler):
-            self._end(search.members[0], search.finished[0][1].finish_reason, output=search.output())
+            self._end(search.members[0], (output := search.output()).finish_reason or "error", output=output)
         self._counts.generated_tokens += len(searching)
         return [(row, index) for row, index in pending if row.sequence not in searching]
 

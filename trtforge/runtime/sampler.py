@@ -21,6 +21,7 @@ from trtforge.runtime.prompt_scores import top_log_probs
 from trtforge.runtime.scheduling.sequence import Sequence
 
 _MINUS_INFINITY = float("-inf")
+_LARGEST = torch.finfo(torch.float32).max
 _SORTED = 16  # rows at once, for which 128,000 tokens take 50 MB
 _STREAM = 0xD1342543DE82EF95  # between the seeds of streams: odd, and far from differences of users' seeds
 
@@ -118,6 +119,8 @@ class Sampler:
                 logits[index, ends] = _MINUS_INFINITY
             if row.request.bad_words:
                 logits[index, _banned(row)] = _MINUS_INFINITY
+        if penalised or any(len(p.embedding_bias) for p in params):
+            logits.clamp_(max=_LARGEST)  # of infinities a softmax makes no probabilities
 
     def _penalise(self, rows: list[Sequence], logits: Tensor, indices: Tensor) -> None:
         params = [row.request.sampling for row in rows]
@@ -132,9 +135,13 @@ class Sampler:
         logits[indices] = changed
 
     def log_probs(self, rows: list[Sequence], logits: Tensor) -> Tensor:
-        """Log probabilities (rows, vocabulary) after bias, temperature, penalties and bans; changes `logits`."""
+        """Log probabilities (rows, vocabulary) after bias, temperature, penalties and bans; changes `logits`.
+
+        Minus infinity for all tokens of a row that has none left.
+        """
         self._change(rows, logits)
-        return logits.log_softmax(dim=1)
+        scores = logits.log_softmax(dim=1)
+        return scores.masked_fill_(scores.isnan(), _MINUS_INFINITY)
 
     def distribution(self, row: Sequence, logits: Tensor) -> Tensor:
         """Probabilities (vocabulary,) that the next token is drawn from, of logits (vocabulary,), which are changed."""

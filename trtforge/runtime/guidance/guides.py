@@ -91,9 +91,7 @@ class Guides:
         """The error for a sequence whose next token would have no probability."""
         place = self._places.get(sequence)
         if place is None:
-            return RequestError(
-                "no token is left that the options allow", hint="Leave out bad words, min_tokens or the bias."
-            )
+            return no_token_left()
         if place.slow:
             return RequestError(
                 "the guide takes too long for each token", hint="Ask for a simpler one, with fewer ways to read a text."
@@ -134,7 +132,8 @@ class Guides:
     def _begin(self, sequence: Sequence, grammar: Any) -> None:
         import xgrammar
 
-        matcher = xgrammar.GrammarMatcher(grammar, override_stop_tokens=sorted(sequence.request.end_ids))
+        ends = sorted(token for token in sequence.request.end_ids if 0 <= token < self._vocab_size)
+        matcher = xgrammar.GrammarMatcher(grammar, override_stop_tokens=ends)
         self._places[sequence] = _Place(matcher)
 
     def _follow(self, rows: list[Sequence], places: list[_Place]) -> None:
@@ -169,6 +168,11 @@ class Guides:
 
             self._masks = allocate_token_bitmask(max(rows, 2 * len(self._masks)), self._vocab_size)
         return self._masks[:rows]
+
+
+def no_token_left() -> RequestError:
+    """The error for an unguided sequence whose next token would have no probability."""
+    return RequestError("no token is left that the options allow", hint="Leave out bad words, min_tokens or the bias.")
 
 
 def _refuse(logits: Tensor, masks: Tensor, vocab_size: int, rows: list[int]) -> None:

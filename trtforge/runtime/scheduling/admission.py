@@ -48,7 +48,7 @@ def why_refused(
             _wrong_lengths(request, limits, vocab_size, blocks, chunked_context=chunked_context)
             or _wrong_priority(request)
             or _wrong_beams(request)
-            or _wrong_guide(request)
+            or _wrong_guide(request, vocab_size)
             or _wrong_lookahead(request, speculation)
             or _wrong_sampling(request.sampling, vocab_size)
             or adapters.why_refused(request)
@@ -181,7 +181,7 @@ def _wrong_beams(request: GenerationRequest) -> RequestError | None:
     return None
 
 
-def _wrong_guide(request: GenerationRequest) -> RequestError | None:
+def _wrong_guide(request: GenerationRequest, vocab_size: int) -> RequestError | None:
     if request.guide is None:
         return None
     if request.guide.kind not in GUIDE_KINDS:
@@ -190,7 +190,7 @@ def _wrong_guide(request: GenerationRequest) -> RequestError | None:
         )
     if request.guide.kind == "json" and request.guide.text:
         return RequestError("the guide of type json takes no text", hint="Its type for a schema is json_schema.")
-    if not request.end_ids:
+    if not any(0 <= token < vocab_size for token in request.end_ids):
         return RequestError(
             "guided decoding needs an end id, which ends an output where its guide does",
             hint="Give the model's end id, and do not ignore it.",
