@@ -17,6 +17,7 @@ from text_engine import Piece
 SEQUENCE = "sequence_index"
 _ADDED = {"output_log_probs": -1, "generation_logits": 2}
 """Outputs that hold only the new tokens' values, and the dimension of the tokens."""
+_SUM = "cum_log_probs"
 
 
 class TextAnswer:
@@ -114,6 +115,8 @@ def _first(piece: Piece, count: int) -> Piece:
     for name, axis in _ADDED.items():
         if name in outputs:
             outputs[name] = np.take(outputs[name], range(count), axis)
+    if _SUM in outputs:
+        outputs[_SUM] = outputs[_SUM] - np.float32(sum(value or 0.0 for value in piece.log_probs[count:]))
     return replace(
         piece,
         beams=[ids[:count]],

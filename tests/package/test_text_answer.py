@@ -75,16 +75,18 @@ def test_tokens_after_a_stop_word_do_not_count_however_they_come(tokenizer: Toke
     for size in (1, 3, len(ids)):
         call = Call()
         report = AnswerReport(TextOptions.of(asked), [], 99, TokenTexts(tokenizer))
-        outputs = {"output_log_probs": "output_log_probs"}
+        outputs = {name: name for name in ("output_log_probs", "cum_log_probs")}
         texts = SequenceTexts(tokenizer, [], [","], 1)
         answer = TextAnswer(call, texts, outputs, report, streaming=False, prompt="", on_stopped=lambda: None)
         for start in range(0, len(ids), size):
             own = values[start : start + size]
-            passed = {"output_log_probs": own.reshape(1, 1, -1)}
+            total = values[: start + size].sum(keepdims=True)
+            passed = {"output_log_probs": own.reshape(1, 1, -1), "cum_log_probs": total.reshape(1, 1)}
             answer.take([Piece(0, [ids[start : start + size]], False, passed, log_probs=own.tolist())])
         assert (call.texts, call.done) == (["one,"], True)
         assert call.outputs["num_output_tokens"].tolist() == [[counted]]
         assert call.outputs["output_log_probs"].tolist() == [[values[:counted].tolist()]]
+        assert call.outputs["cum_log_probs"].tolist() == [[values[:counted].sum()]]
         assert [each["id"] for each in json.loads(call.outputs["logprobs"][0, 0])] == ids[:counted]
 
 
