@@ -29,13 +29,13 @@ def test_the_nucleus_is_the_fewest_most_likely_tokens(logits: Tensor, top_p: flo
     candidates, weights = nucleus(logits, top_p)
     exact = logits.double().softmax(dim=0)
     torch.testing.assert_close(weights.double(), exact[candidates], rtol=1e-4, atol=1e-9)
-    assert len(set(candidates.tolist())) == len(candidates) >= 1
-    assert (weights.diff() <= 0).all()
+    assert len(candidates) >= 1
+    assert (candidates.diff() > 0).all()
     left_out = exact.clone()
     left_out[candidates] = 0.0
-    assert float(left_out.max()) <= float(weights[-1]) * (1 + ROUNDING)
+    assert float(left_out.max()) <= float(weights.min()) * (1 + ROUNDING)
     assert float(weights.double().sum()) >= top_p - ROUNDING
-    assert float(weights[:-1].double().sum()) <= top_p + ROUNDING
+    assert float(weights.double().sum() - weights.min()) <= top_p + ROUNDING
 
 
 def test_without_top_p_all_tokens_are_candidates_in_their_order() -> None:
@@ -89,5 +89,24 @@ def test_draws_have_the_distribution_of_the_weights() -> None:
 def test_top_p_counts_within_the_top_k_tokens() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4]]).log()
     candidates, weights = most_likely_kept(logits, torch.tensor([[2], [3]]), torch.tensor([[0.5], [1.0]]), 3)
-    assert candidates.tolist() == [[0, 1, 2], [3, 2, 1]]
-    torch.testing.assert_close(weights, torch.tensor([[4 / 7, 0, 0], [4 / 9, 3 / 9, 2 / 9]]))
+    assert candidates.tolist() == [[0, 1, 2], [1, 2, 3]]
+    torch.testing.assert_close(weights, torch.tensor([[4 / 7, 0, 0], [2 / 9, 3 / 9, 4 / 9]]))
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.9), (40, 0.9), (40, 1.0), (2000, 0.9)])
+def test_the_last_bits_of_logits_change_few_draws(top_k: int | None, top_p: float) -> None:
+    """Tokens that are nearly as likely as others may not change places."""
+    generator = torch.Generator().manual_seed(0)
+    changed = 0
+    for share in torch.rand(400, generator=generator, dtype=torch.float64):
+        exact = torch.randn(2000, generator=generator)
+        drawn = []
+        for logits in (exact, exact * (1 + 1e-3 * torch.randn(2000, generator=generator))):
+            if top_k is None:
+                candidates, weights = nucleus(logits, top_p)
+            else:
+                both = most_likely_kept(logits[None], torch.tensor([[top_k]]), torch.tensor([[top_p]]), top_k)
+                candidates, weights = both[0][0], both[1][0]
+            drawn.append(int(candidates[chosen_places(weights[None], share[None])]))
+        changed += drawn[0] != drawn[1]
+    assert changed < 36

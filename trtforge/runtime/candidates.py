@@ -1,5 +1,7 @@
-"""The tokens that top_k and top_p leave of a distribution, and draws from them.
+"""The tokens that top_k and top_p leave of a distribution, in the vocabulary's order, and draws from them.
 
+In the order of their probabilities, two nearly equal ones would change places with the last bits of the logits, which
+depend on what else a step computes, and draws of the same random number would be others.
 A vocabulary of 128,000 tokens takes milliseconds to sort for each row, so that it is not sorted where it need not be.
 """
 
@@ -12,7 +14,7 @@ _SUM_ROUNDING = 1e-6  # of sums of probabilities in float32
 
 
 def most_likely_kept(logits: Tensor, top_k: Tensor, top_p: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Of logits (rows, vocabulary) the tokens (rows, most), most likely first, and their weights.
+    """Of logits (rows, vocabulary) the most likely tokens (rows, most) and their weights.
 
     top_k, top_p: (rows, 1). top_p counts within the top_k tokens. `most`: the largest top_k.
     """
@@ -21,13 +23,17 @@ def most_likely_kept(logits: Tensor, top_k: Tensor, top_p: Tensor, most: int) ->
     ranks = torch.arange(values.shape[1], device=logits.device)
     probabilities = values.masked_fill(ranks >= top_k, float("-inf")).softmax(dim=1)
     before = probabilities.cumsum(dim=1) - probabilities
-    return candidates, probabilities.masked_fill_((before >= top_p) & (ranks > 0), 0.0)
+    weights = probabilities.masked_fill_((before >= top_p) & (ranks > 0), 0.0)
+    if whole:
+        return ranks.expand_as(candidates), torch.zeros_like(weights).scatter_(1, candidates, weights)
+    candidates, order = candidates.sort(dim=1)
+    return candidates, weights.gather(1, order)
 
 
 def nucleus(logits: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     """Of logits (vocabulary,) the most likely tokens that together have the probability `top_p`, and their weights.
 
-    All tokens in the vocabulary's order for 1, else the most likely first. (Holtzman et al. 2020, arXiv:1904.09751)
+    All tokens for 1. (Holtzman et al. 2020, arXiv:1904.09751)
     """
     probabilities = logits.softmax(dim=0)
     if top_p >= 1.0:
@@ -48,7 +54,9 @@ def nucleus(logits: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
         return candidates.new_zeros(1), probabilities.new_ones(1)
     weights, order = probabilities[candidates].sort(descending=True, stable=True)
     count = max(1, int((weights.cumsum(dim=0) - weights < top_p).sum()))
-    return candidates[order[:count]], weights[:count]
+    kept = torch.zeros_like(kept).index_fill_(0, candidates[order[:count]], True)  # sooner than sorting them
+    found = kept.nonzero().squeeze(1)
+    return found, probabilities[found]
 
 
 def chosen_places(weights: Tensor, shares: Tensor) -> Tensor:

@@ -176,8 +176,8 @@ class Sampler:
     def _kept(self, rows: list[Sequence], logits: Tensor) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         """Indices of some rows, their tokens (rows, candidates) and the tokens' weights: 0 for what is excluded.
 
-        Rows with top_k come together, most likely tokens first; on a GPU so do those with top_p, as it sorts all tokens
-        sooner than the host finds the likely ones. How a row is treated does not depend on the others.
+        Rows with top_k come together; on a GPU so do those with top_p, as it sorts all tokens sooner than the host
+        finds the likely ones. How a row is treated does not depend on the others.
         """
         bounds = [min(row.request.sampling.top_k or self._vocab_size, self._vocab_size) for row in rows]
         bounded = [index for index, bound in enumerate(bounds) if bound < self._vocab_size]
