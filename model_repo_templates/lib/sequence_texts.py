@@ -6,6 +6,9 @@ from detokenizer import Detokenizer
 from stop_words import StopWords
 from tokenizers import Tokenizer
 
+_CONTEXT = 32
+"""Tokens of a prompt that the text of the next one depends on, and more."""
+
 
 class SequenceText:
     """The text of one returned sequence (or beam) so far."""
@@ -36,8 +39,8 @@ class SequenceText:
 class SequenceTexts:
     """The texts of one request's `sequences`.
 
-    `context`: ids of the prompt if it is returned too; `words`: stop words that are compared as text, and returned
-    if `include_words`.
+    `context`: ids of the prompt if its text goes on in the answer, with the space that a tokenizer puts between them;
+    `words`: stop words that are compared as text, and returned if `include_words`.
     """
 
     def __init__(
@@ -49,7 +52,8 @@ class SequenceTexts:
         *,
         include_words: bool = True,
     ) -> None:
-        self._tokenizer, self._context, self._words, self._include_words = tokenizer, context, words, include_words
+        self._tokenizer, self._context = tokenizer, context[-_CONTEXT:]
+        self._words, self._include_words = words, include_words
         self.sequences = sequences
         self._texts: dict[int, list[SequenceText]] = {}
 

@@ -117,6 +117,7 @@ class TextModel(ABC):
         prepared = self._prepare(call.inputs)
         prompt: list[int] = prepared["INPUT_ID"][0].tolist()
         with_input = not streaming and not inputs.flag("exclude_input_in_output", self._exclude_input)
+        continues = with_input or "messages" not in inputs  # which have an answer of their own
         by_text = self._stops_by_text or not options.include_stop_words
         words = inputs.texts("stop_words", MOST_WORDS) if by_text else []
         own_end_ids = self._engine_end_ids and "end_id" not in inputs
@@ -124,7 +125,7 @@ class TextModel(ABC):
             call,
             SequenceTexts(
                 self._preprocessor.tokenizer,
-                prompt if with_input else [],
+                prompt if continues else [],
                 words,
                 sequences,
                 include_words=options.include_stop_words,
@@ -135,7 +136,7 @@ class TextModel(ABC):
                 prompt,
                 int(prepared["REQUEST_OUTPUT_LEN"][0, 0]),
                 self._token_texts,
-                after_prompt=with_input,
+                after_prompt=continues,
             ),
             streaming=streaming,
             prompt=self._prompt_text(inputs, prompt) if with_input else "",

@@ -107,3 +107,15 @@ def test_the_bytes_of_scored_tokens_make_the_text(name: str) -> None:
         )
     assert texts.begin(special)
     assert not texts.begin([*special, *ids])
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_a_text_goes_on_with_the_space_that_the_tokenizer_puts_there(name: str) -> None:
+    from sequence_texts import SequenceTexts
+
+    tokenizer = TOKENIZERS[name]
+    before, whole = "Hello world, " * 30 + "Hello", "Hello world, " * 30 + "Hello world"
+    prompt, ids = tokenizer.encode(before).ids, tokenizer.encode(whole).ids
+    texts = SequenceTexts(tokenizer, prompt, [" world"], 1)
+    assert texts.push(0, [ids[len(prompt) :]]) == [(" world", len(ids) - len(prompt))]
+    assert texts.stopped(0)
