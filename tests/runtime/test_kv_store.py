@@ -185,6 +185,33 @@ def test_a_block_that_was_not_filled_yet_is_not_stored(opened: Opened, tmp_path:
     later.close()
 
 
+def test_two_engines_of_a_process_write_the_same_block(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One finishes while the other writes."""
+    first, second = opened(), opened()
+    openings, own = [0], os.open
+
+    def in_between(path: Path, *arguments: int) -> int:
+        openings[0] += 1
+        file = own(path, *arguments)
+        if openings[0] == 1:
+            second.keep(KEY, 3)
+            second.close()
+        return file
+
+    monkeypatch.setattr("trtforge.runtime.kv_store.os.open", in_between)
+    first.keep(KEY, 3)
+    first.close()
+    monkeypatch.undo()
+    assert (openings, caplog.messages) == ([2], [])
+    assert [path.name for path in stored_files(tmp_path)] == [KEY.hex()]
+    later = opened()
+    assert later.fetch(KEY, 5)
+    assert block_of(later.take_fills()[5]) == ({3.5}, {3})
+    later.close()
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "renamed"])
 def test_a_damaged_file_is_deleted_and_not_used(opened: Opened, tmp_path: Path, damage: str) -> None:
     first = opened()

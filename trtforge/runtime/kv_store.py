@@ -10,6 +10,7 @@ import logging
 import os
 import queue
 import re
+import secrets
 import threading
 import time
 from collections import OrderedDict
@@ -70,10 +71,11 @@ class KvStore:
         self._waiting: dict[str, bytes] = {}
         self._names: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._broken = False
+        self._number = secrets.randbits(63)  # process ids recur: of engines in one process, and in several containers
         try:
             (self._root / self._own).mkdir(mode=0o700, parents=True, exist_ok=True)
             self._scan()
-            draft = self._root / self._own / f".{os.getpid()}.new"
+            draft = self._root / self._own / f".{self._number}.new"
             draft.write_bytes(b"")
             draft.unlink()
         except OSError as error:
@@ -173,7 +175,7 @@ class KvStore:
     def _write(self, name: str, content: bytes) -> None:
         path = self._root / name
         self._make_room(len(content))
-        draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+        draft = path.with_name(f".{path.name}.{self._number}.new")
         try:
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(content)
