@@ -110,7 +110,9 @@ class EngineProcessModel(ABC):
     def _take(self, call: EngineCall, parameters: str) -> None:
         with call.failing():
             if parameters:
-                self._names.check(json.loads(parameters))
+                given = json.loads(parameters)
+                self._names.check(given)
+                call.take_timeout(given)
             if InputValues(call.inputs).flag("stop", False):
                 self._stop(call)
             else:

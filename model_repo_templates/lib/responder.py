@@ -49,6 +49,14 @@ class Responder:
         """Whether the last response was sent."""
         return self._done
 
+    def take_timeout(self, parameters: Mapping[str, object]) -> None:
+        """Triton's generate endpoint makes an ordinary parameter of a timeout. Raises RequestFailed for a wrong one."""
+        value = parameters.get("timeout", 0)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise RequestFailed(f"timeout is {value!r}; it must be a whole number of microseconds")
+        if value:
+            self.timeout = value / 1e6
+
     def cancelled(self) -> bool:
         """Whether the client cancelled the request or disconnected."""
         with self._lock:

@@ -100,6 +100,7 @@ class TextModel(ABC):
     def _serve(self, call: TextCall, parameters: Mapping[str, object]) -> None:
         with call.failing():
             self._names.check(parameters)
+            call.take_timeout(parameters)
             self._start(call)
 
     def _start(self, call: TextCall) -> None:

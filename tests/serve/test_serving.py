@@ -309,3 +309,17 @@ def test_a_request_ends_at_its_timeout(server: Running, model: str) -> None:
     said = error_of(server, model, 100000, timeout=200_000)
     assert "DEADLINE_EXCEEDED: the request's timeout has passed" in said
     assert eventually(lambda: active_requests(server) == 0)
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm"])
+def test_a_timeout_of_the_generate_endpoint_holds_too(server: Running, model: str) -> None:
+    """There Triton makes an ordinary parameter of it."""
+    engine = {"input_ids": [5, 6], "input_lengths": 2, "request_output_len": 100000}
+    asked = engine if model == "tensorrt_llm" else {"text_input": PROMPT, "max_tokens": 100000}
+    ended = post(server, model, **asked, timeout=100_000)
+    assert (ended.status_code, ended.json()["error"]) == (504, "DEADLINE_EXCEEDED: the request's timeout has passed")
+    assert eventually(lambda: active_requests(server) == 0)
+    for value, shown in (("soon", "'soon'"), (-1, "-1"), (True, "True")):
+        wrong = post(server, model, **asked, timeout=value)
+        assert wrong.status_code == 400
+        assert f"timeout is {shown}; it must be a whole number of microseconds" in wrong.json()["error"]
