@@ -13,8 +13,9 @@ _INCOMPLETE = "\ufffd"
 class TextDecoder:
     """The text of the tokens after a prompt; incomplete characters are held back, special tokens give no text.
 
-    As `Detokenizer` of the Triton models, which import no module of trtforge: each step decodes only the last tokens,
-    because decoders look back only a few. `DecodeStream` of tokenizers raises errors where bytes form no character.
+    As `Detokenizer` of the Triton models, which also run where trtforge is not installed: each step decodes only the
+    last tokens, because decoders look back only a few. `DecodeStream` of tokenizers raises errors where bytes form no
+    character.
     """
 
     def __init__(self, tokenizer: "Tokenizer", prompt: Sequence[int]) -> None:
