@@ -9,6 +9,8 @@ from tokenizers import Tokenizer
 
 _KEPT = 8
 _INCOMPLETE = "\ufffd"
+_MOST_HELD, _LAST_HELD = 32, 4
+"""Characters that may be held back, and what of more than these still is: the bytes of one character."""
 
 
 def load_tokenizer(path: str) -> Tokenizer:
@@ -17,6 +19,11 @@ def load_tokenizer(path: str) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """The ids of special tokens, which give no text."""
+    return frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
 
 class Detokenizer:
@@ -28,6 +35,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._special = special_ids(tokenizer)
         self._window: list[int] = list(context)
         self._shown = len(self._decode(self._window))
         self._slide(self._decode(self._window))
@@ -40,12 +48,17 @@ class Detokenizer:
         return "".join(map(self._pushed, ids))
 
     def _pushed(self, token: int) -> str:
+        if token in self._special:  # however many come, decoding them costs nothing
+            return ""
         self._window.append(token)
         text = self._decode(self._window)
         whole = text.rstrip(_INCOMPLETE)
+        stray = len(text) - max(self._shown, len(whole)) > _MOST_HELD  # these bytes form no character
+        if stray:
+            whole = text[:-_LAST_HELD]
         new = whole[self._shown :]
         self._shown = max(self._shown, len(whole))
-        if len(whole) == len(text):
+        if stray or len(whole) == len(text):
             self._slide(text)
         return new
 
@@ -60,11 +73,12 @@ class Detokenizer:
         """Drop the older half of the window, cut where the rest alone decodes to the end of the same text."""
         if len(self._window) <= 2 * _KEPT:
             return
+        held = len(text) - self._shown
         for kept in range(_KEPT, 2 * _KEPT):
             tail = self._window[-kept:]
             decoded = self._decode(tail)
-            if decoded and text.endswith(decoded):
-                self._shown = len(decoded) - (len(text) - self._shown)
+            if len(decoded) > held and text.endswith(decoded):
+                self._shown = len(decoded) - held
                 self._window = tail
                 return
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from detokenizer import special_ids
 from tokenizers import Tokenizer
 
 TopTokens = Sequence[Sequence[Any]]
@@ -26,7 +27,7 @@ class TokenTexts:
         self._before = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._shown = self._decode(self._before)
         self._known: dict[tuple[int, bool], tuple[str, list[int]]] = {}
-        self._special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+        self._special = special_ids(tokenizer)
         # Byte-level tokenizers write each byte of a token as one character.
         self._byte_of = {character: byte for byte, character in _byte_characters().items()}
 

@@ -120,6 +120,46 @@ def test_bytes_that_never_become_a_character_come_at_the_end() -> None:
     assert stream(tokenizer, [[i] for i in half]) == ["", "", "\ufffd\ufffd"]
 
 
+class Counting:
+    """A tokenizer that keeps the length of the longest ids that it decoded."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer, self.longest = tokenizer, 0
+
+    def decode(self, ids: list[int]) -> str:
+        self.longest = max(self.longest, len(ids))
+        return str(self._tokenizer.decode(ids))
+
+    def get_added_tokens_decoder(self) -> Any:
+        return self._tokenizer.get_added_tokens_decoder()
+
+
+STRAY = {
+    "the first byte of a character": ("byte_level", TOKENIZERS["byte_level"].encode("🙂").ids[:1]),
+    "all bytes of a character but the last": ("byte_level", TOKENIZERS["byte_level"].encode("🙂").ids[:-1]),
+    "a byte": ("metaspace", [3 + 0x80]),
+    "bytes among characters": ("metaspace", [3 + byte for byte in b"\xe4\xbd\xa0\x80\xf0\x9f"]),
+    "special tokens": ("metaspace", [1]),
+}
+
+
+@pytest.mark.parametrize("what", STRAY)
+def test_tokens_that_form_no_character_take_no_longer_the_more_there_are(what: str) -> None:
+    """Each step decodes a window, which must not grow with them."""
+    from trtforge.api.decoding import TextDecoder
+
+    name, some = STRAY[what]
+    ids = some * 300
+    counting, other = Counting(TOKENIZERS[name]), Counting(TOKENIZERS[name])
+    pieces = stream(counting, [[i] for i in ids])  # type: ignore[arg-type]
+    of_python: Any = TextDecoder(other, ())  # type: ignore[arg-type]
+    assert [*(of_python.push([i]) for i in ids), of_python.flush()] == pieces
+    assert max(counting.longest, other.longest) <= 100
+    if what != "bytes among characters":  # the first of these were returned before they became invalid
+        assert "".join(pieces) == TOKENIZERS[name].decode(ids)
+    assert len("".join(pieces[:-1])) >= len("".join(pieces)) - 40
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_context_gives_the_space_between_prompt_and_answer(name: str) -> None:
     tokenizer = TOKENIZERS[name]

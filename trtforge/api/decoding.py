@@ -8,6 +8,8 @@ if TYPE_CHECKING:
 
 _KEPT = 8
 _INCOMPLETE = "\ufffd"
+_MOST_HELD, _LAST_HELD = 32, 4
+"""Characters that may be held back, and what of more than these still is: the bytes of one character."""
 
 
 class TextDecoder:
@@ -20,6 +22,7 @@ class TextDecoder:
 
     def __init__(self, tokenizer: "Tokenizer", prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
+        self._special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
         self._window = list(prompt)
         text = tokenizer.decode(self._window)
         self._shown = len(text)
@@ -33,12 +36,17 @@ class TextDecoder:
         return "".join(map(self._pushed, ids))
 
     def _pushed(self, token: int) -> str:
+        if token in self._special:  # however many come, decoding them costs nothing
+            return ""
         self._window.append(token)
         text = self._tokenizer.decode(self._window)
         whole = text.rstrip(_INCOMPLETE)
+        stray = len(text) - max(self._shown, len(whole)) > _MOST_HELD  # these bytes form no character
+        if stray:
+            whole = text[:-_LAST_HELD]
         new = whole[self._shown :]
         self._shown = max(self._shown, len(whole))
-        if len(whole) == len(text):
+        if stray or len(whole) == len(text):
             self._slide(text)
         return new
 
@@ -52,10 +60,11 @@ class TextDecoder:
         """Drop the older tokens, cut where the rest alone decodes to the end of the same text."""
         if len(self._window) <= 2 * _KEPT:
             return
+        held = len(text) - self._shown
         for kept in range(_KEPT, 2 * _KEPT):
             tail = self._window[-kept:]
             decoded = self._tokenizer.decode(tail)
-            if decoded and text.endswith(decoded):
-                self._shown = len(decoded) - (len(text) - self._shown)
+            if len(decoded) > held and text.endswith(decoded):
+                self._shown = len(decoded) - held
                 self._window = tail
                 return
