@@ -15,6 +15,7 @@ FLOORS = {
     "engine_process": 2,
     "models": 2,
     "plan": 3,
+    "launch": 3,
     "reference": 3,
     "runtime": 3,
     "calibrate": 4,

@@ -13,7 +13,7 @@ from trtforge.formats.triton_holes import (
     release_of_server,
     release_of_wheel,
 )
-from trtforge.serve.doors import DOORS
+from trtforge.launch.doors import DOORS
 
 DATA = json.loads(triton_holes._FILE.read_text())
 

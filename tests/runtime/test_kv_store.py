@@ -14,6 +14,7 @@ from tests.runtime.checkpoints import write_engine
 from tests.runtime.test_engine import requests_for
 from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import RepositoryFacts
+from trtforge.launch.server_arguments import model_environment
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.hosted import HostJob
@@ -22,7 +23,6 @@ from trtforge.runtime.scheduling.block_table import BlockTable
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_kv_cache_dir
-from trtforge.serve.server_arguments import model_environment
 
 TOKENS = 4  # of a block
 KEY = bytes(range(16))

@@ -13,13 +13,13 @@ from tests.runtime.checkpoints import write_engine
 from tests.runtime.test_engine import requests_for
 from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import RepositoryFacts
+from trtforge.launch.server_arguments import model_environment
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.hosted import HostJob
 from trtforge.runtime.trace import PHASES
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_trace, remove_trace
-from trtforge.serve.server_arguments import model_environment
 
 
 def events_of(path: Path, phase: str) -> list[dict[str, Any]]:

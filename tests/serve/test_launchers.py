@@ -15,6 +15,7 @@ from trtforge.core.manifest import open_artifact
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.triton import RepositoryFacts, read_facts
+from trtforge.launch import containers
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.serve import launchers
@@ -159,7 +160,7 @@ def test_view_points_the_engine_to_where_it_is_now(tmp_path: Path) -> None:
 
 
 def test_engine_of_a_release_without_container_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launchers, "containers_of", lambda wanted: ())
+    monkeypatch.setattr(containers, "containers_of", lambda wanted: ())
     with pytest.raises(ForgeError, match=r"no known container has TensorRT-LLM 1\.2\.1"):
         plan(tensorrt_repository(tmp_path), launcher="docker")
 

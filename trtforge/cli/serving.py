@@ -164,8 +164,8 @@ def serve(
     """
     from trtforge.cli.detached import serve_detached
     from trtforge.cli.places import artifact_at
+    from trtforge.launch.doors import parse_doors
     from trtforge.serve.config import ServeConfig
-    from trtforge.serve.doors import parse_doors
     from trtforge.serve.stage import serve as run
 
     config = from_options(

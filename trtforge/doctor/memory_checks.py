@@ -5,6 +5,7 @@ from pathlib import Path
 
 from trtforge.doctor.finding import Finding, Status, gib
 from trtforge.doctor.needs import Needs
+from trtforge.launch.containers import SHARED_MEMORY_GIB
 from trtforge.machine.cgroups import read_cpu_quota
 from trtforge.machine.compiler import find_compiler
 from trtforge.machine.host import Host, Space
@@ -55,7 +56,7 @@ def _memory(host: Host, needs: Needs) -> Finding:
 def _shared_memory(host: Host, needs: Needs, *, in_container: bool) -> Finding:
     name = "/dev/shm"
     if in_container:
-        return Finding(name, "ok", "not used: `trtforge serve` gives the container 2 GiB of its own")
+        return Finding(name, "ok", f"not used: `trtforge serve` gives the container {SHARED_MEMORY_GIB} GiB of its own")
     space = _space(host, host.root / "dev/shm")
     if space is None:
         return Finding(name, "unknown", "cannot be measured")

@@ -5,6 +5,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtforge.launch.config import ServerConfig
+from trtforge.launch.doors import new_secret
+from trtforge.launch.server_arguments import Listening
+
 _LONGEST_SOCKET_PATH = 100
 
 
@@ -27,6 +31,14 @@ class FrontCommand:
             *(f"--open={door}" for door in self.opened),
             *((f"--api-key-file={self.api_key_file}",) if self.api_key_file is not None else ()),
         )
+
+
+def behind_front(config: ServerConfig, runtime: Path) -> tuple[Listening, FrontCommand]:
+    """Where Triton itself listens, and the front that clients reach."""
+    upstream = private_http(runtime)
+    keys = None if config.api_key_file is None else config.api_key_file.absolute()
+    front = FrontCommand(config.host, config.http_port, upstream, config.open, keys)
+    return Listening(http_arguments(upstream, config.http_port), new_secret(), direct=False), front
 
 
 def private_http(runtime: Path) -> str:

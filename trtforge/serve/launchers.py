@@ -9,16 +9,18 @@ from pathlib import Path
 from trtforge.core.errors import ForgeError
 from trtforge.core.packages import installed_version, same_minor
 from trtforge.engine_process.rendezvous import RUNTIME_VARIABLE
-from trtforge.formats.releases import Container, containers_of, containers_with, release
+from trtforge.formats.releases import Container
 from trtforge.formats.triton import RepositoryFacts
+from trtforge.launch.containers import SHARED_MEMORY_GIB, STACK_BYTES, containers_for, is_one_server, no_container
+from trtforge.launch.rank_commands import hostfile, mpi_command, packaged_root, rank_environment
+from trtforge.launch.server_arguments import model_environment, server_arguments, without_front
 from trtforge.machine.nvml import VISIBLE_DEVICES
+from trtforge.serve.cluster import require_cluster
 from trtforge.serve.config import ResolvedLauncher, ServeConfig
 from trtforge.serve.environment import server_environment
-from trtforge.serve.front_process import FrontCommand
+from trtforge.serve.front_process import FrontCommand, behind_front
 from trtforge.serve.gateway_process import GatewayCommand, gateway_command
 from trtforge.serve.installation import Installation, find_installation
-from trtforge.serve.rank_commands import hostfile, mpi_command, packaged_root, rank_environment, require_cluster
-from trtforge.serve.server_arguments import behind_front, model_environment, server_arguments, without_front
 from trtforge.serve.slurm import slurm_script
 from trtforge.serve.trtllm_serve import batch_script, docker_command, require_llm_api_repository
 
@@ -95,7 +97,7 @@ def _planned(config: ServeConfig, repository: Path, facts: RepositoryFacts, runt
             hint="Use --launcher mpi (or docker).",
         )
     installation = find_installation(runtime)
-    listening = behind_front(config, runtime)
+    listening, front = behind_front(config, runtime)
     server = server_arguments(config, facts, runtime / "repository", runtime.name, listening)
     return Launch(
         launcher="local",
@@ -103,7 +105,7 @@ def _planned(config: ServeConfig, repository: Path, facts: RepositoryFacts, runt
         environment=installation.environment | model_environment(config) | {RUNTIME_VARIABLE: str(runtime)},
         installation=installation,
         view=runtime / "repository",
-        front=listening.front,
+        front=front,
         secret=listening.secret,
     )
 
@@ -169,7 +171,7 @@ def _chosen(config: ServeConfig, facts: RepositoryFacts) -> ResolvedLauncher:
 
 def _mpi(config: ServeConfig, facts: RepositoryFacts, runtime: Path, launcher: ResolvedLauncher) -> Launch:
     """Over several hosts the repository is read where it was packaged for, on a file system that all of them have."""
-    listening = behind_front(config, runtime)
+    listening, front = behind_front(config, runtime)
     view = None if config.hosts else runtime / "repository"
     repository = view or packaged_root(facts)
     orchestrated = launcher == "orchestrator"
@@ -178,14 +180,14 @@ def _mpi(config: ServeConfig, facts: RepositoryFacts, runtime: Path, launcher: R
         argv=mpi_command(config, facts, repository, runtime.name, listening, orchestrated=orchestrated),
         environment=model_environment(config) | rank_environment(facts, config, orchestrated=orchestrated),
         view=view,
-        front=listening.front,
+        front=front,
         secret=listening.secret,
         hostfile=hostfile(config, facts),
     )
 
 
 def _slurm(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:
-    containers = _containers(facts)
+    containers = containers_for(facts)
     container = containers[0] if containers else None
     listening = without_front(config, container.triton if container else "")
     script = slurm_script(config, repository, facts, listening, runtime.name, container)
@@ -200,10 +202,10 @@ def _trtllm_serve(config: ServeConfig, repository: Path, facts: RepositoryFacts,
 
 
 def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:
-    containers = _containers(facts)
+    containers = containers_for(facts)
     if not containers:
-        raise ForgeError(
-            f"no known container has TensorRT-LLM {facts.tensorrt_llm}",
+        raise no_container(
+            facts,
             hint="Build the engine for a release that a container carries, 1.2.1 for example, serve it with "
             "--launcher local inside an image that has Triton and that release, or without Triton: "
             "--launcher trtllm-serve --dry-run prints the command.",
@@ -215,10 +217,9 @@ def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runti
         )
     root = packaged_root(facts)
     listening = without_front(config, containers[0].triton)
-    alone = facts.backend == "llmapi" or (facts.world_size == 1 and not facts.orchestrated)
     server = (
         ("tritonserver", *server_arguments(config, facts, root, runtime.name, listening))
-        if alone
+        if is_one_server(facts)
         else mpi_command(config, facts, root, runtime.name, listening, orchestrated=facts.orchestrated)
     )
     variables = model_environment(config) | rank_environment(facts, config, orchestrated=facts.orchestrated)
@@ -226,19 +227,13 @@ def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runti
         *("docker", "run", "--rm", "--name", runtime.name),
         *(word for name, value in variables.items() for word in ("--env", f"{name}={value}")),
         *("--gpus", "all", "--network", "host"),
-        *("--shm-size", "2g", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
+        *("--shm-size", f"{SHARED_MEMORY_GIB}g", "--ulimit", "memlock=-1", "--ulimit", f"stack={STACK_BYTES}"),
         *("--volume", f"{repository.resolve()}:{root}:ro"),
         containers[0].image,
         *server,
     )
     cleanup = ("docker", "rm", "--force", runtime.name)
     return Launch(launcher="docker", argv=argv, cleanup=cleanup, container=containers[0], secret=listening.secret)
-
-
-def _containers(facts: RepositoryFacts) -> tuple[Container, ...]:
-    if facts.backend == "llmapi":
-        return containers_with(facts.tensorrt_llm)
-    return containers_of(release(facts.tensorrt_llm))
 
 
 def _gpu_count() -> int:

@@ -11,13 +11,12 @@ from pathlib import Path
 from trtforge.core.errors import ForgeError
 from trtforge.formats.releases import Container
 from trtforge.formats.triton import RepositoryFacts
+from trtforge.launch.rank_commands import nodes_of, packaged_root
+from trtforge.launch.scripts import NEW_DOOR, joined, with_door
+from trtforge.launch.server_arguments import Listening, model_environment, server_arguments, worker_arguments
 from trtforge.serve.config import ServeConfig
-from trtforge.serve.rank_commands import nodes_of, packaged_root
-from trtforge.serve.server_arguments import Listening, model_environment, server_arguments, worker_arguments
 
 _RANK = "REPLACED_BY_THE_RANK"
-_DOOR = "TRTFORGE_DOOR"
-"""The variable of the random value that opens closed endpoints, made anew by each run of the script."""
 
 
 def slurm_script(
@@ -42,22 +41,22 @@ def slurm_script(
         *batch_header(facts.world_size, nodes),
         "",
         *(f"export {name}={shlex.quote(value)}" for name, value in sorted(_environment(config).items())),
-        f"export {_DOOR}=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')",
+        NEW_DOOR,
         "",
         *(f"{'' if word == 'srun' else '  '}{word} \\" for word in srun),
     ]
     if facts.backend == "llmapi":
-        lines += [f"  trtllm-llmapi-launch {_joined(listener, '    ')}", ""]
-        return "\n".join(lines).replace(listening.secret, f"${{{_DOOR}}}")
+        lines += [f"  trtllm-llmapi-launch {joined(listener, '    ')}", ""]
+        return with_door("\n".join(lines), listening.secret)
     worker = ("tritonserver", *worker_arguments(facts, root, f"{prefix}_{_RANK}"))
     ranks = [
         'if [ "$SLURM_PROCID" -eq 0 ]; then',
-        f"  exec {_joined(listener, '    ')}",
+        f"  exec {joined(listener, '    ')}",
         "else",
-        f"  exec {_joined(worker, '    ')}".replace(_RANK, "${SLURM_PROCID}"),
+        f"  exec {joined(worker, '    ')}".replace(_RANK, "${SLURM_PROCID}"),
         "fi",
     ]
-    return "\n".join([*lines, "  bash -c '", *ranks, "'", ""]).replace(listening.secret, f"${{{_DOOR}}}")
+    return with_door("\n".join([*lines, "  bash -c '", *ranks, "'", ""]), listening.secret)
 
 
 def batch_header(tasks: int, nodes: int) -> list[str]:
@@ -78,17 +77,3 @@ def _container_options(container: Container | None, repository: Path, root: Path
     registry, _, image = container.image.partition("/")
     yield f"--container-image={shlex.quote(f'{registry}#{image}')}"
     yield f"--container-mounts={shlex.quote(f'{repository.resolve()}:{root}:ro')}"
-
-
-def _joined(command: Iterable[str], indent: str) -> str:
-    """A command, one word a line. Words with a meaning for a shell get double quotes: single ones hold the script."""
-    return f" \\\n{indent}".join(_quoted(word) for word in command)
-
-
-def _quoted(word: str) -> str:
-    if "'" in word:
-        raise ForgeError(f"{word}: a batch script cannot have a quote in an argument", hint="Use a path without it.")
-    if shlex.quote(word) == word:
-        return word
-    escaped = "".join(f"\\{character}" if character in '"\\$`' else character for character in word)
-    return f'"{escaped}"'

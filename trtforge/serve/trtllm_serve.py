@@ -12,8 +12,9 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.llmapi import SERVE_FILE
 from trtforge.formats.releases import release_image
 from trtforge.formats.triton import RepositoryFacts
+from trtforge.launch.containers import STACK_BYTES
+from trtforge.launch.rank_commands import nodes_of, packaged_root
 from trtforge.serve.config import ServeConfig
-from trtforge.serve.rank_commands import nodes_of, packaged_root
 from trtforge.serve.slurm import batch_header
 
 
@@ -36,7 +37,7 @@ def docker_command(config: ServeConfig, repository: Path, facts: RepositoryFacts
     return (
         *("docker", "run", "--rm", "--name", name),
         *("--gpus", "all", "--network", "host", "--ipc", "host"),
-        *("--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
+        *("--ulimit", "memlock=-1", "--ulimit", f"stack={STACK_BYTES}"),
         *("--volume", f"{repository.resolve()}:{packaged_root(facts)}:ro"),
         release_image(facts.tensorrt_llm),
         *serve_command(config, facts),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtforge.serve.doors import DOORS
+from trtforge.launch.doors import DOORS
 from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal
 from trtforge.serve.front.routes import find_route

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
+from trtforge.launch.doors import DOORS
 from trtforge.machine.processes import end_with_parent
 from trtforge.serve.address import Address
-from trtforge.serve.doors import DOORS
 from trtforge.serve.front.handler import Policy
 from trtforge.serve.front.keys import read_keys
 from trtforge.serve.front.server import Front

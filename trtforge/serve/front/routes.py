@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Literal
 
-from trtforge.serve.doors import Door
+from trtforge.launch.doors import Door
 from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal
 

@@ -7,10 +7,9 @@ Source: triton_backend/scripts/launch_triton_server.py.
 
 from pathlib import Path
 
-from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import RepositoryFacts
-from trtforge.serve.config import Launcher, ServeConfig
-from trtforge.serve.server_arguments import Listening, server_arguments, worker_arguments
+from trtforge.launch.config import ServerConfig
+from trtforge.launch.server_arguments import Listening, server_arguments, worker_arguments
 
 _ORCHESTRATOR = "TRTLLM_ORCHESTRATOR"
 _SPAWN = "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"
@@ -31,48 +30,24 @@ def processes(facts: RepositoryFacts, *, orchestrated: bool) -> int:
     return 1 + max(ranks) if ranks else 1
 
 
-def nodes_of(config: ServeConfig) -> int:
+def nodes_of(config: ServerConfig) -> int:
     """Nodes that the ranks are divided over."""
     return len(config.hosts) or config.nodes
 
 
-def require_cluster(config: ServeConfig, facts: RepositoryFacts, launcher: Launcher) -> None:
-    """Raises ForgeError for hosts or nodes that this launcher does not take, or that do not divide the ranks."""
-    if config.hosts and launcher != "mpi":
-        raise ForgeError("--hosts applies only to --launcher mpi", hint="Add --launcher mpi, or leave --hosts out.")
-    if config.nodes > 1 and launcher not in ("slurm", "trtllm-serve"):
-        raise ForgeError(
-            "--nodes applies only to --launcher slurm and trtllm-serve",
-            hint="Name the hosts with --hosts A,B, or use --launcher slurm.",
-        )
-    nodes = nodes_of(config)
-    if facts.world_size % nodes:
-        raise ForgeError(
-            f"{facts.world_size} ranks cannot be divided over {nodes} nodes",
-            hint="Use a number of nodes that divides the ranks.",
-        )
-    if launcher in ("slurm", "orchestrator") and facts.backend == "torch":
-        return  # the launcher itself is refused
-    if launcher == "slurm" and facts.orchestrated:
-        raise ForgeError(
-            "--launcher slurm starts a server a rank, and this repository's server leads several instances",
-            hint="Use --launcher orchestrator, or package it without gpu_device_ids and participant_ids.",
-        )
-
-
-def hostfile(config: ServeConfig, facts: RepositoryFacts) -> tuple[str, ...]:
+def hostfile(config: ServerConfig, facts: RepositoryFacts) -> tuple[str, ...]:
     """The lines of a hostfile for the hosts; empty for this machine."""
     return tuple(f"{host} slots={facts.world_size // len(config.hosts)}" for host in config.hosts)
 
 
-def rank_environment(facts: RepositoryFacts, config: ServeConfig, *, orchestrated: bool) -> dict[str, str]:
+def rank_environment(facts: RepositoryFacts, config: ServerConfig, *, orchestrated: bool) -> dict[str, str]:
     """Variables that the ranks need."""
     spawning = {_SPAWN: "0"} if facts.participants else {}
     return (_NO_BYTECODE if config.hosts else {}) | ({_ORCHESTRATOR: "1"} | spawning if orchestrated else {})
 
 
 def mpi_command(
-    config: ServeConfig,
+    config: ServerConfig,
     facts: RepositoryFacts,
     repository: Path,
     prefix: str,

@@ -7,9 +7,8 @@ from pathlib import Path
 from trtforge.engine_process.start import KV_STORE_BYTES_VARIABLE, KV_STORE_VARIABLE, TRACE_VARIABLE
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.formats.triton_holes import has_option
-from trtforge.serve.config import ServeConfig
-from trtforge.serve.doors import door_arguments, new_secret
-from trtforge.serve.front_process import FrontCommand, http_arguments, private_http
+from trtforge.launch.config import ServerConfig
+from trtforge.launch.doors import door_arguments, new_secret
 
 _SPARE_THREADS = 32
 _BODY_LIMIT = "http-max-input-size"
@@ -21,22 +20,15 @@ _EXIT_MARGIN = 10  # seconds
 
 @dataclass(frozen=True)
 class Listening:
-    """Triton's HTTP options and the secret that closes its doors. `front` None: clients reach Triton directly."""
+    """Triton's HTTP options and the secret that closes its doors. `direct`: clients reach Triton's own HTTP."""
 
     http: tuple[str, ...]
     secret: str
-    front: FrontCommand | None = None
-
-
-def behind_front(config: ServeConfig, runtime: Path) -> Listening:
-    upstream = private_http(runtime)
-    keys = None if config.api_key_file is None else config.api_key_file.absolute()
-    front = FrontCommand(config.host, config.http_port, upstream, config.open, keys)
-    return Listening(http_arguments(upstream, config.http_port), new_secret(), front)
+    direct: bool = True
 
 
 def server_arguments(
-    config: ServeConfig, facts: RepositoryFacts, repository: Path, prefix: str, listening: Listening
+    config: ServerConfig, facts: RepositoryFacts, repository: Path, prefix: str, listening: Listening
 ) -> tuple[str, ...]:
     """Options of the Triton server that listens. `prefix`: of its shared memory names."""
     return (
@@ -47,7 +39,7 @@ def server_arguments(
         *_KEEPALIVE,
         f"--metrics-address={config.host}",
         f"--metrics-port={config.metrics_port}",
-        *door_arguments(config.open, listening.secret, http=listening.front is None),
+        *door_arguments(config.open, listening.secret, http=listening.direct),
         *(("--allow-gpu-metrics=false",) if facts.device == "cpu" else ()),
         *_common_arguments(facts, prefix),
         # Later than `trtforge serve` ends a slow server, so that Triton does not exit in the middle of unloading.
@@ -55,7 +47,7 @@ def server_arguments(
     )
 
 
-def model_environment(config: ServeConfig) -> dict[str, str]:
+def model_environment(config: ServerConfig) -> dict[str, str]:
     """Variables for the models: text models call an engine model that Triton itself runs at this address."""
     traced = {} if config.trace is None else {TRACE_VARIABLE: str(config.trace.absolute())}
     stored = {}
@@ -91,7 +83,7 @@ def worker_arguments(facts: RepositoryFacts, repository: Path, prefix: str) -> t
     )
 
 
-def without_front(config: ServeConfig, triton: str) -> Listening:
+def without_front(config: ServerConfig, triton: str) -> Listening:
     """Triton's own HTTP, with a limit on body size if the image's release has that option."""
     limit = (f"--{_BODY_LIMIT}={_BODY_BYTES}",) if has_option(triton, _BODY_LIMIT) else ()
     http = (f"--http-address={config.host}", f"--http-port={config.http_port}", *limit)

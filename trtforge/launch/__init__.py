@@ -1,0 +1,1 @@
+"""The command lines of Triton servers: what `serve` starts and `deploy` writes down."""

@@ -1,0 +1,57 @@
+"""Where the Triton server of a repository listens, over which hosts its ranks run and how long it drains."""
+
+import re
+from pathlib import Path
+
+from pydantic import Field, field_validator
+
+from trtforge.core import defaults
+from trtforge.core.config_model import Config
+from trtforge.core.sizes import Bytes
+from trtforge.launch.doors import Door
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+class ServerConfig(Config):
+    """What the command line of a server needs."""
+
+    http_port: int = Field(defaults.HTTP_PORT, ge=1, le=65535, description="HTTP port.")
+    grpc_port: int = Field(defaults.GRPC_PORT, ge=1, le=65535, description="gRPC port.")
+    metrics_port: int = Field(defaults.METRICS_PORT, ge=1, le=65535, description="Port of the Prometheus metrics.")
+    host: str = Field(defaults.LOOPBACK, description="Address to listen on.")
+    hosts: tuple[str, ...] = Field((), description="mpi: hosts that the ranks are divided over, this machine first.")
+    nodes: int = Field(1, ge=1, description="slurm, trtllm-serve: nodes that the ranks are divided over.")
+    open: tuple[Door, ...] = Field((), description="Endpoint groups to open; all are closed by default.")
+    api_key_file: Path | None = Field(
+        None, description="API keys, one per line, each of at least 16 characters; HTTP clients must send one."
+    )
+    drain_timeout: float = Field(
+        defaults.DRAIN_TIMEOUT, ge=0, description="Seconds that running requests may take after SIGTERM."
+    )
+    trace: Path | None = Field(None, description="File for a trace of the embedded engine's iterations.")
+    kv_cache_dir: Path | None = Field(None, description="Directory for KV blocks of the embedded engine.")
+    kv_cache_dir_bytes: Bytes = Field(defaults.KV_CACHE_DIR_BYTES, description="Most bytes of these blocks.")
+
+    @field_validator("hosts")
+    @classmethod
+    def _are_names(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", host):
+                raise ValueError(f"{host!r} is not a host name")
+        if len(set(hosts)) < len(hosts):
+            raise ValueError("a host stands twice")
+        return hosts
+
+    @property
+    def grpc_host(self) -> str:
+        """The address for gRPC: loopback if API keys are required, because Triton cannot check them."""
+        if self.api_key_file is None or self.host in _LOOPBACK:
+            return self.host
+        return "127.0.0.1"
+
+    @property
+    def grpc_address(self) -> str:
+        """HOST:PORT of gRPC for clients on this machine."""
+        host = "127.0.0.1" if self.grpc_host in ("0.0.0.0", "::") else self.grpc_host
+        return f"{host}:{self.grpc_port}"
