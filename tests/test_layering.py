@@ -25,6 +25,7 @@ FLOORS = {
     "gateway": 4,
     "api": 4,
     "compile": 4,
+    "deploy": 4,
     "package": 4,
     "serve": 4,
     "verify": 4,

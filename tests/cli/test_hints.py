@@ -25,7 +25,15 @@ FOREIGN = {
     *("--gpus", "--shm-size", "--runtime", "--ulimit"),  # docker
     *("--tag-output", "--timestamp-output", "--version"),  # mpirun
     *("--backend-config", "--log-format", "--http-restricted-api", "--grpc-restricted-protocol"),  # tritonserver
-    *("--timestamps",),  # kubectl
+    *("--timestamps", "--type", "--from-file"),  # kubectl
+    *(
+        "--build-context",
+        "--mount",
+        "--yes",
+        "--no-install-recommends",
+        "--no-cache-dir",
+    ),  # Dockerfiles: docker, apt, pip
+    *("--uid", "--create-home"),  # useradd
     *("--port", "--upstream", "--host", "--open", "--api-key-file"),  # trtforge.serve.front and serve
 }
 

@@ -199,6 +199,13 @@ def test_the_llm_api_is_started_by_its_own_launcher(tmp_path: Path) -> None:
     assert "--model-repository=/models" in started[0]["argv"]
 
 
+def test_a_release_without_a_known_image_has_a_batch_script_too(tmp_path: Path) -> None:
+    script = plan(llmapi_repository(tmp_path, "1.3.0", tp=2), launcher="slurm").script
+    assert "--container-image" not in script
+    assert "http-max-input-size" not in script
+    assert "trtllm-llmapi-launch tritonserver" in script
+
+
 def test_a_script_is_printed_and_not_started(tmp_path: Path) -> None:
     launch = plan(repository(tmp_path), launcher="slurm")
     with pytest.raises(ForgeError, match="--launcher slurm prints a batch script and starts nothing itself") as caught:

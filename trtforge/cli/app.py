@@ -24,6 +24,7 @@ from trtforge.cli.chat import chat
 from trtforge.cli.compare import compare
 from trtforge.cli.compile import compile_
 from trtforge.cli.convert import convert
+from trtforge.cli.deploy import deploy
 from trtforge.cli.detached import status, stop
 from trtforge.cli.doctor import doctor
 from trtforge.cli.exit_status import DONE, FAILED, INTERRUPTED, TERMINATED, WRONG_USAGE, status_of
@@ -105,6 +106,7 @@ for _group, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
         app.command(_name, cls=Command, rich_help_panel=_group)(_command)
 app.add_typer(recipes, name="recipes", rich_help_panel="Build")
+app.add_typer(deploy, name="deploy", rich_help_panel="Serving")
 app.add_typer(cache, name="cache", rich_help_panel="Inspection")
 
 _RESUMABLE = ("build", "calibrate", "convert", "compile", "package", "migrate")

@@ -11,8 +11,15 @@ REPORT_FILE = "report.json"
 RECIPE_FILE = "recipe.yaml"
 """Where a build directory keeps the recipe that was derived for it."""
 
+REPOSITORY = "repository"
 _NAMED = 6  # builds that a message names
 _REPORTS = (REPORT_FILE, "report.html", "report.md")  # what a build replaces that is no artifact
+
+
+def base_name(repository: Path) -> str:
+    """The name of a repository's directory, or of its build if it is in one."""
+    place = repository.resolve()
+    return place.parent.name if place.name == REPOSITORY else place.name
 
 
 def builds_in(place: Path) -> tuple[Path, ...]:

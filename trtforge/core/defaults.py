@@ -16,6 +16,8 @@ MAX_BATCH_SIZE = 64
 LOOPBACK = "127.0.0.1"
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
 GATEWAY_PORT = 8080
+NAMESPACE, MONITORING = "trtforge", "monitoring"
+"""Namespaces of Kubernetes: of a deployment, and of Prometheus."""
 HTTP_URL, GRPC_URL = f"{LOOPBACK}:{HTTP_PORT}", f"{LOOPBACK}:{GRPC_PORT}"
 READY_TIMEOUT = 600.0  # seconds: large engines load slowly
 DRAIN_TIMEOUT = 30.0  # seconds

@@ -22,7 +22,7 @@ FOREIGN = "foreign"
 """Marks the identity of an artifact that others made."""
 SCHEMA_VERSION = 1
 
-Stage = Literal["calibration", "checkpoint", "verification", "engine", "repository", "migration"]
+Stage = Literal["calibration", "checkpoint", "verification", "engine", "repository", "migration", "deployment"]
 
 
 class FileRecord(Config):
@@ -164,6 +164,7 @@ _MADE_BY: dict[Stage, str] = {
     "engine": "`trtforge compile CHECKPOINT OUT`",
     "migration": "`trtforge migrate ENGINE_OR_REPO OUT`",
     "repository": "`trtforge package ENGINE OUT`",
+    "deployment": "`trtforge deploy kubernetes REPO OUT`",
 }
 """The command that writes an artifact."""
 

@@ -83,8 +83,9 @@ def worker_arguments(facts: RepositoryFacts, repository: Path, prefix: str) -> t
     )
 
 
-def without_front(config: ServerConfig, triton: str) -> Listening:
-    """Triton's own HTTP, with a limit on body size if the image's release has that option."""
-    limit = (f"--{_BODY_LIMIT}={_BODY_BYTES}",) if has_option(triton, _BODY_LIMIT) else ()
+def without_front(config: ServerConfig, triton: str | None) -> Listening:
+    """Triton's own HTTP, with a limit on body size if its release is known to have that option."""
+    limited = triton is not None and has_option(triton, _BODY_LIMIT)
+    limit = (f"--{_BODY_LIMIT}={_BODY_BYTES}",) if limited else ()
     http = (f"--http-address={config.host}", f"--http-port={config.http_port}", *limit)
     return Listening(http, new_secret())

@@ -189,7 +189,7 @@ def _mpi(config: ServeConfig, facts: RepositoryFacts, runtime: Path, launcher: R
 def _slurm(config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path) -> Launch:
     containers = containers_for(facts)
     container = containers[0] if containers else None
-    listening = without_front(config, container.triton if container else "")
+    listening = without_front(config, container.triton if container is not None else None)
     script = slurm_script(config, repository, facts, listening, runtime.name, container)
     return Launch(launcher="slurm", argv=("sbatch",), container=container, secret=listening.secret, script=script)
 

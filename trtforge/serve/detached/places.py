@@ -7,13 +7,13 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
+from trtforge.core.builds import REPOSITORY, base_name
 from trtforge.core.errors import ForgeError
 from trtforge.core.xdg import xdg_directory
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _OTHER = re.compile(r"[^A-Za-z0-9._-]+")
 _LONGEST = 100  # characters; file systems take 255 bytes
-_REPOSITORY = "repository"
 
 
 def servers_directory() -> Path:
@@ -37,9 +37,7 @@ def server_names(directory: Path) -> list[str]:
 
 def new_name(repository: Path, taken: Collection[str]) -> str:
     """A name that is not taken, from a repository's path: of its build if it is in one, else its own; with a number."""
-    place = repository.resolve()
-    base = place.parent.name if place.name == _REPOSITORY else place.name
-    name = _OTHER.sub("-", base).strip("-._")[:_LONGEST] or _REPOSITORY
+    name = _OTHER.sub("-", base_name(repository)).strip("-._")[:_LONGEST] or REPOSITORY
     number = 1
     while (found := name if number == 1 else f"{name}-{number}") in taken:
         number += 1

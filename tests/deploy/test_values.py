@@ -1,0 +1,42 @@
+"""YAML and templates of the same tree."""
+
+import yaml
+
+from trtforge.deploy.values import Value, When, as_template, as_yaml, plain, settings, text
+
+COUNT = Value("replicas", 3)
+NAME = Value("Release.Name", "llama", builtin=True)
+LABELS = Value("labels", {})
+OFF = Value("feature.enabled", False)
+TREE = {
+    "name": text(NAME, "-100%"),
+    "count": COUNT,
+    "words": ["yes", "'", "a: b", "- x", "# no", "", "1", "null", "µs", "$(x)"],
+    "script": "one\n\n  two {{ $labels.pod }}\n",
+    "open": "a\nb",
+    "empty": [{}, []],
+    "nested": [[1, 2], {"a": {"b": [True, None, 1.5]}}],
+    "never": When(OFF, {"value": 1}),
+    "always": When(OFF, [1], otherwise=True),
+    "labels": When(LABELS, LABELS),
+}
+
+
+def test_yaml_is_read_back_as_it_was() -> None:
+    assert yaml.safe_load(as_yaml(TREE)) == plain(TREE)
+    assert plain(TREE)["name"] == "llama-100%"
+    assert [key for key in plain(TREE) if key in ("never", "always", "labels")] == ["always"]
+
+
+def test_templates_read_settings_and_escape_what_is_not_theirs() -> None:
+    lines = as_template(TREE).splitlines()
+    assert lines[0] == 'name: {{ printf "%v-100%%" .Release.Name | toJson }}'
+    assert lines[1] == "count: {{ (int64 .Values.replicas) | toJson }}"
+    assert '    two {{ "{{" }} $labels.pod }}' in lines
+    first = lines.index("{{- if .Values.feature.enabled }}")
+    assert lines[first + 1 : first + 4] == ["never:", "  value: 1", "{{- end }}"]
+    assert "{{- if not .Values.feature.enabled }}" in lines
+
+
+def test_settings_are_found_everywhere() -> None:
+    assert {each.path for each in settings(TREE)} == {"Release.Name", "replicas", "feature.enabled", "labels"}

@@ -1,0 +1,1 @@
+"""Stage: the files that run a repository with Docker Compose, Kubernetes or Helm."""

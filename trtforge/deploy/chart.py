@@ -1,0 +1,93 @@
+"""The Helm chart: the objects of the plain manifests as templates, and the settings that they read."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from trtforge import __version__
+from trtforge.core.manifest import FILE_NAME
+from trtforge.deploy.cluster import Cluster
+from trtforge.deploy.images import dockerfiles
+from trtforge.deploy.values import Value, as_template, as_yaml, settings
+
+_TYPES: Mapping[type, str] = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
+_NOTES = """\
+{{ .Release.Name }} serves in namespace {{ .Release.Namespace }} once its engine is loaded:
+
+  kubectl --namespace {{ .Release.Namespace }} rollout status WORKLOAD
+  kubectl --namespace {{ .Release.Namespace }} port-forward service/{{ .Release.Name }} HTTP:HTTP
+  curl http://127.0.0.1:HTTP/v2/models/MODEL/generate -d '{"text_input": "Hello", "max_tokens": 32}'
+"""
+
+
+def chart(cluster: Cluster) -> dict[str, str]:
+    """The files of the chart."""
+    templates = {
+        f"templates/{name}": "---\n".join(map(as_template, objects)) for name, objects in cluster.objects.items()
+    }
+    used = chart_values(cluster)
+    about = {
+        "apiVersion": "v2",
+        "name": cluster.config.name,
+        "description": "A Triton model repository that trtforge packaged.",
+        "type": "application",
+        "version": __version__,
+        "appVersion": cluster.workload.facts.tensorrt_llm,
+        "kubeVersion": ">=1.29.0-0",
+    }
+    images = dockerfiles(cluster.workload, nodes=cluster.config.nodes, repository_image=cluster.config.repository_image)
+    return {
+        "Chart.yaml": as_yaml(about),
+        "values.yaml": _values_yaml(used),
+        "values.schema.json": json.dumps(values_schema(used), indent=2) + "\n",
+        ".helmignore": "\n".join([FILE_NAME, *images, ""]),
+        **templates,
+        "templates/NOTES.txt": _notes(cluster),
+        **images,
+    }
+
+
+def chart_values(cluster: Cluster) -> tuple[Value, ...]:
+    """The settings that the templates read, each once, without Helm's own."""
+    found = {each.path: each for objects in cluster.objects.values() for each in settings(objects) if not each.builtin}
+    return tuple(found[path] for path in sorted(found))
+
+
+def values_schema(values: Iterable[Value]) -> dict[str, Any]:
+    """The JSON schema of values.yaml: what Helm checks before it renders."""
+    root = _object()
+    for value in values:
+        *above, last = value.path.split(".")
+        place = root
+        for name in above:
+            place = place["properties"].setdefault(name, _object())
+        place["properties"][last] = {"description": value.about, "type": _TYPES[type(value.value)], **value.schema}
+    # `global` is what a chart above this one may pass on.
+    root["properties"]["global"] = {"type": "object"}
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **root}
+
+
+def _object() -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "properties": {}}
+
+
+def _values_yaml(values: Iterable[Value]) -> str:
+    """values.yaml, with what each setting means."""
+    lines: list[str] = []
+    group = ""
+    for value in values:
+        above, _, last = value.path.rpartition(".")
+        if above and above != group:
+            lines.append(f"{above}:")
+        group, indent = above, "  " if above else ""
+        lines.append(f"{indent}# {value.about}")
+        lines += [f"{indent}{line}" for line in as_yaml({last: value.value}).splitlines()]
+    return "\n".join([*lines, ""])
+
+
+def _notes(cluster: Cluster) -> str:
+    workload = (
+        "deployment/{{ .Release.Name }}" if cluster.config.nodes == 1 else "leaderworkerset/{{ .Release.Name }}-ranks"
+    )
+    port, model = str(cluster.workload.ports["http"]), cluster.workload.facts.model("ensemble")
+    return _NOTES.replace("WORKLOAD", workload).replace("HTTP", port).replace("MODEL", model)

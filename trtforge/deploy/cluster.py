@@ -1,0 +1,109 @@
+"""All objects of a deployment on Kubernetes, by the file of their kind: of the plain manifests and of the chart."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.manifest import Manifest
+from trtforge.deploy.cluster_settings import ClusterSettings, cluster_settings
+from trtforge.deploy.config import ClusterConfig
+from trtforge.deploy.leader_worker import RANKS, headless_service, leader_worker_set, placeholders
+from trtforge.deploy.monitoring import dashboard_map, pod_monitor, prometheus_rule
+from trtforge.deploy.network import namespace, network_policy, service, service_account
+from trtforge.deploy.pods import deployment
+from trtforge.deploy.scaling import disruption_budget, scaled_object
+from trtforge.deploy.values import Node, text
+from trtforge.deploy.workload import Workload, plan_workload
+from trtforge.formats.triton import RepositoryFacts, read_facts
+
+_GROUP = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
+_PODS = {"apiVersion": "apps/v1", "kind": "Deployment"}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A deployment on Kubernetes. `objects`: by file name; `namespace`: the Namespace, which a chart does not hold."""
+
+    config: ClusterConfig
+    workload: Workload
+    settings: ClusterSettings
+    objects: Mapping[str, tuple[Node, ...]]
+    namespace: Node
+
+
+def plan_cluster(manifest: Manifest, config: ClusterConfig) -> Cluster:
+    """The objects of a repository's deployment. Raises ForgeError for what cannot be deployed as it is asked."""
+    facts = read_facts(manifest)
+    _require_repository(config)
+    _require_nodes(config, facts)
+    if config.max_replicas is not None and config.max_replicas < config.replicas:
+        raise UsageError(
+            f"--max-replicas {config.max_replicas} is less than --replicas {config.replicas}",
+            hint="Give the most that autoscaling may add up to, or leave it out.",
+        )
+    workload = plan_workload(
+        manifest,
+        image=config.image,
+        drain_timeout=config.drain_timeout,
+        keys=config.api_key_secret is not None,
+        hosts=placeholders(config.nodes),
+    )
+    settings = cluster_settings(config, workload)
+    several = config.nodes > 1
+    pods = leader_worker_set if several else deployment
+    owner = _GROUP | {"name": text(settings.name, RANKS)} if several else _PODS | {"name": settings.name}
+    services = [service(workload, settings, config.nodes), *([headless_service(settings)] if several else ())]
+    objects: dict[str, tuple[Node, ...]] = {
+        "serviceaccount.yaml": (service_account(settings),),
+        f"{'leaderworkerset' if several else 'deployment'}.yaml": (pods(config, workload, settings),),
+        "service.yaml": tuple(services),
+        "poddisruptionbudget.yaml": (disruption_budget(settings, config.nodes),),
+        "networkpolicy.yaml": (network_policy(workload, settings, config.nodes),),
+        "podmonitor.yaml": (pod_monitor(settings),),
+        "prometheusrule.yaml": (prometheus_rule(settings),),
+        "configmap.yaml": (dashboard_map(settings, gpus=workload.gpus > 0),),
+        "scaledobject.yaml": (scaled_object(settings, owner, facts.max_batch_size),),
+    }
+    return Cluster(config, workload, settings, objects, namespace(settings))
+
+
+def _require_repository(config: ClusterConfig) -> None:
+    if (config.pvc is None) == (config.repository_image is None):
+        raise UsageError(
+            "the pods need the repository from one place: --pvc or --repository-image",
+            hint="--pvc NAME/DIRECTORY mounts a claim that holds it; --repository-image IMAGE an OCI image, whose "
+            "Dockerfile is written too.",
+        )
+
+
+def _require_nodes(config: ClusterConfig, facts: RepositoryFacts) -> None:
+    """Raises an error for ranks that are not MPI's or cannot be divided, and for nodes without a key."""
+    if config.nodes == 1:
+        if config.ssh_secret is not None:
+            raise UsageError("--ssh-secret applies only to several nodes", hint="Add --nodes, or leave it out.")
+        return
+    if facts.backend != "tensorrt_llm" or facts.orchestrated:
+        what = f"an engine of backend {facts.backend}" if facts.backend != "tensorrt_llm" else "orchestrator mode"
+        raise ForgeError(
+            f"--nodes {config.nodes}: {what} runs on one node",
+            hint="Leave --nodes out; TensorRT-LLM engines without instances of their own run over several."
+            if facts.backend != "llmapi"
+            else "Leave --nodes out, or use `trtforge serve --launcher slurm --nodes N --dry-run`.",
+        )
+    if facts.world_size % config.nodes or facts.world_size == 1:
+        raise ForgeError(
+            f"{facts.world_size} ranks cannot be divided over {config.nodes} nodes",
+            hint="Use a number of nodes that divides the ranks.",
+        )
+    if config.ssh_secret is None:
+        raise UsageError(
+            f"--nodes {config.nodes} needs --ssh-secret: mpirun starts the ranks of other nodes over ssh",
+            hint="Make a key with `ssh-keygen -t ed25519 -N '' -f key`, and the Secret with `kubectl create secret "
+            "generic NAME --type kubernetes.io/ssh-auth --from-file=ssh-privatekey=key "
+            "--from-file=ssh-publickey=key.pub`.",
+        )
+    if config.image is None:
+        raise UsageError(
+            f"--nodes {config.nodes} needs --image: NVIDIA's image has no sshd, which mpirun needs on other nodes",
+            hint="Name the image that you build from the Dockerfile that is written.",
+        )

@@ -1,0 +1,34 @@
+"""Metrics of a server by name, and the PromQL expressions of alerts, autoscaling and dashboard.
+
+Requests and KV blocks are gauges that the engine's executor sets: it takes requests from Triton at once, so that
+Triton's own queue stays empty however many wait.
+"""
+
+from trtforge.deploy.values import Text, Value, text
+
+REQUESTS, KV_BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
+BATCHER, GENERAL = "nv_trt_llm_inflight_batcher_metrics", "nv_trt_llm_general_metrics"
+SUCCESS, FAILURE = "nv_inference_request_success", "nv_inference_request_failure"
+DURATION, QUEUED = "nv_inference_request_duration_us", "nv_inference_queue_duration_us"
+PENDING = "nv_inference_pending_request_count"
+GPU_USE, GPU_MEMORY = "nv_gpu_utilization", "nv_gpu_memory_used_bytes"
+"""Triton's own; the last two only where there are GPUs."""
+
+WAITING = f'{REQUESTS}{{request_type="waiting",PODS}}'
+ACTIVE = f'{REQUESTS}{{request_type="active",PODS}}'
+MOST_ACTIVE = f'{REQUESTS}{{request_type="max",PODS}}'
+KV_FRACTION = f'{KV_BLOCKS}{{kv_cache_block_type="fraction",PODS}}'
+PAUSED = f'{BATCHER}{{inflight_batcher_specific_metric="paused_requests",PODS}}'
+ITERATIONS = f'{GENERAL}{{general_type="iteration_counter",PODS}}'
+FULL = f"{ACTIVE} / ignoring (request_type) {MOST_ACTIVE}"
+"""Requests that run, of those that the engine runs at once."""
+
+
+def of_pods(expression: str, name: Value, namespace: Value) -> Text:
+    """A PromQL expression in which PODS is the labels of a deployment's pods."""
+    selector = text('namespace="', namespace, '",pod=~"', name, '-.*"')
+    first, *others = expression.split("PODS")
+    whole = text(first)
+    for other in others:
+        whole = text(whole, selector, other)
+    return whole

@@ -1,0 +1,131 @@
+"""What Prometheus and Grafana read: the PodMonitor, alerts, and the dashboard."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from trtforge.deploy import metrics
+from trtforge.deploy.cluster_settings import ClusterSettings
+from trtforge.deploy.dashboard import DASHBOARD_FILE, dashboard
+from trtforge.deploy.metrics import of_pods
+from trtforge.deploy.pods import labels, metadata
+from trtforge.deploy.values import Node, When, text
+
+_FAILED = f"sum by (pod) (rate({metrics.FAILURE}{{PODS}}[5m]))"
+_OPERATOR = "monitoring.coreos.com/v1"
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alert; `after`: how long the expression must hold. `says` begins with the pod's name."""
+
+    name: str
+    expression: str
+    after: str
+    severity: str
+    says: str
+    do: str
+
+
+ALERTS = (
+    Alert(
+        "TrtforgeNoServer",
+        "absent(metrics)",
+        "5m",
+        "critical",
+        "No server reports its metrics.",
+        "Look at the pods: `kubectl get pods` and the log of the one that does not become ready.",
+    ),
+    Alert(
+        "TrtforgeEngineStalled",
+        f"{metrics.ACTIVE} > 0 and ignoring (request_type, general_type) changes({metrics.ITERATIONS}[5m]) == 0",
+        "5m",
+        "critical",
+        "{{ $labels.pod }} has running requests, and its engine has ended no iteration for 5 minutes.",
+        "Delete the pod: the engine hangs, and Triton's liveness does not tell.",
+    ),
+    Alert(
+        "TrtforgeRequestsFail",
+        f"{_FAILED} / (sum by (pod) (rate({metrics.SUCCESS}{{PODS}}[5m])) + {_FAILED}) > 0.05",
+        "10m",
+        "warning",
+        "{{ $labels.pod }} answers {{ $value | humanizePercentage }} of its requests with an error.",
+        "Look at the server's log, and at what clients send.",
+    ),
+    Alert(
+        "TrtforgeRequestsWait",
+        f"{metrics.WAITING} > ignoring (request_type) {metrics.MOST_ACTIVE}",
+        "5m",
+        "warning",
+        "{{ $labels.pod }} has more requests waiting than it runs at once.",
+        "Add replicas, or raise max_batch_size if the KV cache has room.",
+    ),
+    Alert(
+        "TrtforgeKvCacheFull",
+        f"{metrics.KV_FRACTION} > 0.95",
+        "10m",
+        "warning",
+        "{{ $labels.pod }} uses {{ $value | humanizePercentage }} of its KV cache.",
+        "Add replicas, raise kv_cache_fraction, or quantise the KV cache.",
+    ),
+    Alert(
+        "TrtforgeRequestsPaused",
+        f"{metrics.PAUSED} > 0",
+        "10m",
+        "warning",
+        "{{ $labels.pod }} pauses running requests, which it computes again later.",
+        "The KV cache is too small for this load: add replicas, or use the scheduler guaranteed_no_evict.",
+    ),
+)
+"""`absent(metrics)` stands for what says that no server is scraped."""
+
+
+def pod_monitor(settings: ClusterSettings) -> Node:
+    """Scrapes the pods that have a port for metrics: a server's, not those that only run ranks."""
+    endpoint = {"port": "metrics", "path": "/metrics", "interval": "15s", "scrapeTimeout": "10s"}
+    return When(
+        settings.monitoring,
+        {
+            "apiVersion": _OPERATOR,
+            "kind": "PodMonitor",
+            "metadata": _labelled(settings),
+            "spec": {"selector": {"matchLabels": labels(settings)}, "podMetricsEndpoints": [endpoint]},
+        },
+    )
+
+
+def prometheus_rule(settings: ClusterSettings) -> Node:
+    """The alerts."""
+    rules = [_rule(alert, settings) for alert in ALERTS]
+    return When(
+        settings.monitoring,
+        {
+            "apiVersion": _OPERATOR,
+            "kind": "PrometheusRule",
+            "metadata": _labelled(settings),
+            "spec": {"groups": [{"name": "trtforge", "rules": rules}]},
+        },
+    )
+
+
+def dashboard_map(settings: ClusterSettings, *, gpus: bool) -> Node:
+    """The dashboard, in a ConfigMap that Grafana's sidecar finds by its label."""
+    found = metadata(settings, text(settings.name, "-dashboard"), {"grafana_dashboard": "1"})
+    data = {DASHBOARD_FILE: json.dumps(dashboard(gpus=gpus), indent=1) + "\n"}
+    return When(settings.monitoring, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": found, "data": data})
+
+
+def _labelled(settings: ClusterSettings) -> Mapping[str, Node]:
+    """Metadata with the label by which kube-prometheus-stack selects monitors and rules."""
+    return metadata(settings, more={"release": When(settings.monitoring_release, settings.monitoring_release)})
+
+
+def _rule(alert: Alert, settings: ClusterSettings) -> Node:
+    expression = alert.expression.replace("absent(metrics)", f"absent({metrics.MOST_ACTIVE})")
+    return {
+        "alert": alert.name,
+        "expr": of_pods(expression, settings.name, settings.namespace),
+        "for": alert.after,
+        "labels": {"severity": alert.severity, "deployment": settings.name},
+        "annotations": {"summary": alert.says, "description": alert.do},
+    }

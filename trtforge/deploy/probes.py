@@ -1,0 +1,77 @@
+"""Probes of a container: loaded, alive, answering; and the command that waits until no request runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtforge.core.api_keys import KEY_VARIABLE
+from trtforge.core.defaults import LOOPBACK
+from trtforge.deploy.values import Node
+
+STARTUP_PERIOD, LIVE_PERIOD, READY_PERIOD = 10, 10, 20  # seconds
+FAILURES = 3
+READY_TIMEOUT = READY_PERIOD  # seconds; a full queue answers late
+PRE_STOP = 5  # seconds until no load balancer sends requests to a pod that ends
+EXIT_MARGIN = 15  # seconds after draining
+
+_GENERATE = """\
+import json, urllib.request
+body = json.dumps({{"text_input": "Hello", "max_tokens": 1}}).encode()
+headers = {{"Content-Type": "application/json"}}
+request = urllib.request.Request("http://{url}/v2/models/{model}/generate", body, headers)
+urllib.request.urlopen(request, timeout={timeout}).read()
+"""
+_DRAIN = """\
+import re, time, urllib.request
+until = time.monotonic() + {seconds}
+time.sleep({before})
+while time.monotonic() < until:
+    text = urllib.request.urlopen("http://{url}/metrics", timeout=5).read().decode()
+    if not any(map(float, re.findall(r'nv_trt_llm_request_metrics{{.*"(?:active|waiting)".*}} (\\S+)', text))):
+        break
+    time.sleep(1)
+"""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """HTTP paths of `startup` and `live`; `ready` is a command that generates a token."""
+
+    startup: str
+    live: str
+    ready: tuple[str, ...]
+
+
+def embedded_probes(model: str, port: int, keys: Path | None) -> Probes:
+    """Probes of `trtforge serve`. With `keys` the probe sends the first key of the file."""
+    probe = ("trtforge", "probe", "ready", "--url", f"{LOOPBACK}:{port}", "--model", model)
+    command: tuple[str, ...] = (*probe, "--timeout", str(READY_TIMEOUT - 1))
+    if keys is not None:
+        command = ("sh", "-c", f"export {KEY_VARIABLE}=$(grep -m1 '^[^#]' {keys}); exec {' '.join(command)}")
+    return _probes(command)
+
+
+def triton_probes(model: str, port: int) -> Probes:
+    """Probes of Triton itself, whose image has Python and not trtforge."""
+    program = _GENERATE.format(url=f"{LOOPBACK}:{port}", model=model, timeout=READY_TIMEOUT - 1)
+    return _probes(("python3", "-c", program))
+
+
+def drain_command(port: int, seconds: int) -> tuple[str, ...]:
+    """Waits up to `seconds` until no request runs: mpirun ends its ranks a second after the signal."""
+    return ("python3", "-c", _DRAIN.format(url=f"{LOOPBACK}:{port}", seconds=PRE_STOP + seconds, before=PRE_STOP))
+
+
+def _probes(ready: tuple[str, ...]) -> Probes:
+    return Probes("/v2/health/ready", "/v2/health/live", ready)
+
+
+def startup_failures(seconds: int) -> int:
+    """Failures of the startup probe that this time allows."""
+    return -(-seconds // STARTUP_PERIOD)
+
+
+def http_probe(path: str, period: int, failures: Node) -> Mapping[str, Node]:
+    """A probe of the HTTP port, as Kubernetes has it."""
+    get = {"path": path, "port": "http"}
+    return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}

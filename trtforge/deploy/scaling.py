@@ -1,0 +1,69 @@
+"""Autoscaling by KEDA, and the PodDisruptionBudget."""
+
+from trtforge.deploy import metrics
+from trtforge.deploy.cluster_settings import ClusterSettings
+from trtforge.deploy.metrics import of_pods
+from trtforge.deploy.network import LEADER
+from trtforge.deploy.pods import labels, metadata
+from trtforge.deploy.values import Node, When
+
+FULLEST, FULLEST_CACHE = "0.8", "0.85"
+"""Parts of the requests at once and of the KV cache that a replica should use, on average."""
+_CALM_SECONDS = 600  # before a replica is removed: its successor would load its engine again
+
+
+def scaled_object(settings: ClusterSettings, owner: Node, most_requests: int) -> Node:
+    """Adds replicas if they are full, if requests wait, or if KV caches are full; whichever asks for the most.
+
+    Each query is a sum over the replicas, which KEDA divides by the threshold. `most_requests`: that a replica runs at
+    once.
+    """
+    sums = (
+        (f"sum({metrics.FULL})", FULLEST),
+        (f"sum({metrics.WAITING})", str(max(1, most_requests // 4))),
+        (f"sum({metrics.KV_FRACTION})", FULLEST_CACHE),
+    )
+    triggers = [
+        {
+            "type": "prometheus",
+            "metricType": "AverageValue",
+            "metadata": {
+                "serverAddress": settings.prometheus,
+                "query": of_pods(query, settings.name, settings.namespace),
+                "threshold": threshold,
+            },
+        }
+        for query, threshold in sums
+    ]
+    behavior = {"scaleDown": {"stabilizationWindowSeconds": _CALM_SECONDS, "policies": [_one_at_a_time()]}}
+    return When(
+        settings.scaling,
+        {
+            "apiVersion": "keda.sh/v1alpha1",
+            "kind": "ScaledObject",
+            "metadata": metadata(settings),
+            "spec": {
+                "scaleTargetRef": owner,
+                "minReplicaCount": settings.replicas,
+                "maxReplicaCount": settings.most_replicas,
+                "fallback": {"failureThreshold": 5, "replicas": settings.replicas},
+                "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior}},
+                "triggers": triggers,
+            },
+        },
+    )
+
+
+def disruption_budget(settings: ClusterSettings, nodes: int) -> Node:
+    """Nodes that are drained take one replica at a time."""
+    selector = {**labels(settings), **(LEADER if nodes > 1 else {})}
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(settings),
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector}},
+    }
+
+
+def _one_at_a_time() -> Node:
+    return {"type": "Pods", "value": 1, "periodSeconds": _CALM_SECONDS}

@@ -1,0 +1,98 @@
+"""The deploy stage: the files that run a repository, from its manifest alone."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from shlex import join
+
+from trtforge import __version__
+from trtforge.core.artifact import Produced, produce
+from trtforge.core.digest import text_digest
+from trtforge.core.manifest import FileRecord, Identity, require_manifest
+from trtforge.deploy.chart import chart
+from trtforge.deploy.cluster import plan_cluster
+from trtforge.deploy.compose import COMPOSE_FILE, compose_files, plan_compose
+from trtforge.deploy.config import ClusterConfig, ComposeConfig, DeployConfig, Target
+from trtforge.deploy.images import DOCKERFILE, REPOSITORY_DOCKERFILE, WHEEL_CONTEXT
+from trtforge.deploy.kubernetes import KUSTOMIZATION, manifests
+from trtforge.deploy.workload import Workload
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """The files of a deployment by name. `next`: the command that starts it."""
+
+    target: Target
+    config: DeployConfig
+    repository: str
+    files: Mapping[str, str]
+    workload: Workload
+    next: str
+
+    def as_text(self) -> str:
+        """All files: manifests as one stream of YAML for `kubectl apply --filename -`, others after their names."""
+        if self.target == "kubernetes":
+            shown = [text for name, text in self.files.items() if name.endswith(".yaml") and name != KUSTOMIZATION]
+            return "---\n".join(shown)
+        return "\n".join(f"# {name}\n{text}" for name, text in self.files.items())
+
+
+def plan_deployment(target: Target, config: DeployConfig, repository: Path, out: Path) -> Deployment:
+    """The files for a repository; nothing is written. Raises ForgeError for what cannot be deployed as it is asked."""
+    manifest = require_manifest(repository, "repository")
+    if isinstance(config, ComposeConfig):
+        workload = plan_compose(manifest, config)
+        files = compose_files(workload, config, repository, out)
+        start = ["docker", "compose", "--file", str(out / COMPOSE_FILE), "up", "--detach"]
+    else:
+        assert isinstance(config, ClusterConfig)
+        cluster = plan_cluster(manifest, config)
+        workload = cluster.workload
+        files = chart(cluster) if target == "helm" else manifests(cluster)
+        place = ["--namespace", config.namespace, "--create-namespace"]
+        kubectl = ["kubectl", "apply", "--kustomize", str(out)]
+        start = ["helm", "install", config.name, str(out), *place] if target == "helm" else kubectl
+    commands = [*_image_commands(target, config, workload, files, repository, out), start]
+    for warning in workload.warnings:
+        _LOG.warning(warning)
+    return Deployment(target, config, manifest.digest, files, workload, " && ".join(map(join, commands)))
+
+
+def _image_commands(
+    target: Target, config: DeployConfig, workload: Workload, files: Mapping[str, str], repository: Path, out: Path
+) -> Iterator[list[str]]:
+    """Commands that make the images of the Dockerfiles, and for a cluster push them."""
+    images = []
+    if DOCKERFILE in files:
+        context = ["--build-context", f"{WHEEL_CONTEXT}=DIRECTORY"] if workload.embedded else []
+        images.append((workload.image, [*context, str(out)]))
+    if isinstance(config, ClusterConfig) and config.repository_image is not None:
+        images.append((config.repository_image, ["--file", str(out / REPOSITORY_DOCKERFILE), str(repository)]))
+    for image, words in images:
+        yield ["docker", "build", "--tag", image, *words]
+        if target != "compose":
+            yield ["docker", "push", image]
+
+
+def write_deployment(deployment: Deployment, out: Path, *, force: bool = False) -> Produced:
+    """Write the files to `out`, unless they are already there. Raises ForgeError if others' files are there."""
+
+    def write(directory: Path) -> Mapping[str, FileRecord]:
+        for name, text in deployment.files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text(text, encoding="utf-8")
+        return {}
+
+    identity = Identity(
+        stage="deployment",
+        config={"target": deployment.target, **deployment.config.model_dump(mode="json")},
+        inputs={
+            "repository": deployment.repository,
+            "files": text_digest("\0".join(f"{name}\0{text}" for name, text in deployment.files.items())),
+        },
+        versions={"trtforge": __version__},
+    )
+    return produce(out, identity, write, force=force)

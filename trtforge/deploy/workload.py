@@ -1,0 +1,197 @@
+"""The container that serves a repository: its image, command, environment, probes, GPUs and times.
+
+What the targets share. NVIDIA's images run `tritonserver` as `trtforge serve --launcher docker` starts it; the embedded
+engine needs trtforge, so that its image is built from the Dockerfile that is written too.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trtforge import __version__
+from trtforge.core import defaults
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import Manifest
+from trtforge.deploy.probes import EXIT_MARGIN, Probes, drain_command, embedded_probes, triton_probes
+from trtforge.formats.engine_target import TargetEnvironment, require_fit
+from trtforge.formats.releases import Container, known_containers
+from trtforge.formats.triton import RepositoryFacts, read_facts
+from trtforge.launch.config import ServerConfig
+from trtforge.launch.containers import containers_for, is_one_server, no_container
+from trtforge.launch.rank_commands import mpi_command, packaged_root, rank_environment
+from trtforge.launch.scripts import NEW_DOOR, joined, with_door
+from trtforge.launch.server_arguments import Listening, model_environment, server_arguments, without_front
+
+ANYWHERE = "0.0.0.0"
+"""Inside of a container: its network decides who reaches it."""
+HTTP, GRPC, METRICS, OPENAI = defaults.HTTP_PORT, defaults.GRPC_PORT, defaults.METRICS_PORT, 8003
+KEY_FILE = Path("/run/secrets/api-keys")
+REPOSITORY = "/models"
+SCRATCH, CACHE = "/tmp", "/var/cache/trtforge"
+EMBEDDED_IMAGE = f"trtforge-serve:{__version__}"
+USER = 1000
+"""Of `triton-server` in NVIDIA's images, and of the image for the embedded engine."""
+
+_READ_BYTES_PER_SECOND = 100_000_000  # a network volume
+_START_SECONDS = 300  # Python models, CUDA, the CPU kernels of the embedded engine
+_GIB = 1 << 30
+_MOST_GPUS = 16
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A container. `root`: where the repository must be mounted; `gpus`: of the whole server, 0 for the CPU.
+
+    `embedded`: its image has trtforge. `drains`: a command that waits for running requests, where a signal would cut
+    them. `memory`, `start_seconds`: to reserve, and to allow for loading. `base`: NVIDIA's image, if it is known.
+    """
+
+    facts: RepositoryFacts
+    image: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    root: str
+    ports: Mapping[str, int]
+    probes: Probes
+    memory: int
+    start_seconds: int
+    drain_seconds: int
+    embedded: bool
+    drains: tuple[str, ...] = ()
+    base: str = ""
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one server, of all its nodes together."""
+        return self.facts.gpu_count if self.facts.device == "cuda" else 0
+
+    @property
+    def gpu_product(self) -> str | None:
+        """The GPU as GPU feature discovery labels nodes with it; None if the engine records none."""
+        return None if self.facts.target.gpu is None else self.facts.target.gpu.replace(" ", "-")
+
+    @property
+    def stop_seconds(self) -> int:
+        """Seconds from the signal to the end."""
+        return self.drain_seconds + EXIT_MARGIN
+
+
+def plan_workload(
+    manifest: Manifest,
+    *,
+    image: str | None,
+    drain_timeout: float,
+    keys: bool,
+    openai: bool | None = None,
+    hosts: tuple[str, ...] = (),
+) -> Workload:
+    """The container of a repository. `keys`: clients must send one of the keys in KEY_FILE; `hosts`: of MPI's ranks.
+
+    Raises ForgeError for a release without image, and for keys that Triton itself would have to check.
+    """
+    facts = read_facts(manifest)
+    config = ServerConfig(
+        host=ANYWHERE,
+        http_port=HTTP,
+        grpc_port=GRPC,
+        metrics_port=METRICS,
+        drain_timeout=drain_timeout,
+        hosts=hosts,
+        api_key_file=KEY_FILE if keys else None,
+    )
+    if facts.device == "cuda" and facts.gpu_count > _MOST_GPUS and not hosts:
+        raise ForgeError(
+            f"the engine needs {facts.gpu_count} GPUs, more than one machine has",
+            hint="Divide its ranks over nodes: `trtforge deploy kubernetes REPO OUT --nodes N`.",
+        )
+    bytes_ = sum(file.bytes for name, file in manifest.files.items() if "/engine/" in name)
+    if facts.backend == "torch":
+        return _embedded(facts, config, image, bytes_, openai=openai is not False)
+    if keys:
+        raise ForgeError(
+            "API keys are checked by trtforge's HTTP server, and NVIDIA's image runs Triton's own, which checks none",
+            hint="Put a gateway that checks keys in front of it, or serve an engine of backend torch.",
+        )
+    if openai:
+        raise ForgeError(
+            "OpenAI's API is a part of trtforge, which NVIDIA's image does not have",
+            hint="Leave --openai-port out, and run `trtforge gateway --backend HOST:PORT` with the server's gRPC port.",
+        )
+    return _triton(facts, config, image, bytes_)
+
+
+def _embedded(
+    facts: RepositoryFacts, config: ServerConfig, image: str | None, bytes_: int, *, openai: bool
+) -> Workload:
+    start = _START_SECONDS + math.ceil(2 * bytes_ / _READ_BYTES_PER_SECOND)  # digests are checked first
+    keys = config.api_key_file is not None
+    command = (
+        *("trtforge", "serve", REPOSITORY, "--host", config.host),
+        *("--http-port", str(HTTP), "--grpc-port", str(GRPC), "--metrics-port", str(METRICS)),
+        *(("--openai-port", str(OPENAI)) if openai else ("--no-openai",)),
+        *("--drain-timeout", f"{config.drain_timeout:g}", "--ready-timeout", str(start)),
+        *(("--api-key-file", str(KEY_FILE)) if keys else ()),
+    )
+    ports = {"http": HTTP, "grpc": GRPC, "metrics": METRICS, "openai": OPENAI}
+    closed = ({"grpc"} if keys else set()) | (set() if openai else {"openai"})  # gRPC without keys is loopback's
+    memory = 4 * _GIB + (bytes_ * 3 // 2 if facts.device == "cpu" else 4 * _GIB)
+    return Workload(
+        facts=facts,
+        image=image or EMBEDDED_IMAGE,
+        command=command,
+        environment={"HOME": CACHE, "TRTFORGE_CACHE": CACHE},
+        root=REPOSITORY,
+        ports={name: port for name, port in ports.items() if name not in closed},
+        probes=embedded_probes(facts.model("ensemble"), HTTP, KEY_FILE if keys else None),
+        memory=memory,
+        start_seconds=start,
+        drain_seconds=math.ceil(config.drain_timeout),
+        embedded=True,
+    )
+
+
+def _triton(facts: RepositoryFacts, config: ServerConfig, image: str | None, bytes_: int) -> Workload:
+    container = _container(facts, None if config.hosts else image)  # of several nodes, the image is made from it
+    listening = without_front(config, container.triton if container is not None else None)
+    root = packaged_root(facts)
+    several = not is_one_server(facts)
+    variables = rank_environment(facts, config, orchestrated=facts.orchestrated)
+    fit = () if container is None else require_fit(facts.target, TargetEnvironment.of_container(container))
+    return Workload(
+        facts=facts,
+        image=image or (container.image if container is not None else ""),
+        base=container.image if container is not None else "",
+        command=("bash", "-c", _script(facts, config, root, listening)),
+        environment=model_environment(config) | variables | {"HOME": SCRATCH, "PYTHONDONTWRITEBYTECODE": "1"},
+        root=str(root),
+        ports={"http": HTTP, "grpc": GRPC, "metrics": METRICS},
+        probes=triton_probes(facts.model("ensemble"), HTTP),
+        memory=8 * _GIB,
+        start_seconds=_START_SECONDS + math.ceil(bytes_ / _READ_BYTES_PER_SECOND),
+        drain_seconds=math.ceil(config.drain_timeout),
+        embedded=False,
+        drains=drain_command(METRICS, math.ceil(config.drain_timeout)) if several else (),
+        warnings=tuple(fit) if facts.backend == "tensorrt_llm" else (),
+    )
+
+
+def _container(facts: RepositoryFacts, image: str | None) -> Container | None:
+    """The image's entry in the release data; None for an image that is not NVIDIA's."""
+    if image is not None:
+        return next((each for each in known_containers() if each.image == image), None)
+    containers = containers_for(facts)
+    if not containers:
+        raise no_container(facts, hint="Name an image that has Triton and that release with --image.")
+    return containers[0]
+
+
+def _script(facts: RepositoryFacts, config: ServerConfig, root: Path, listening: Listening) -> str:
+    """What the container runs: the secret of closed endpoints, then the server in the shell's place."""
+    command = (
+        ("tritonserver", *server_arguments(config, facts, root, "trtforge", listening))
+        if is_one_server(facts)
+        else mpi_command(config, facts, root, "trtforge", listening, orchestrated=facts.orchestrated)
+    )
+    return with_door(f"{NEW_DOOR}\nexec {joined(command, '  ')}\n", listening.secret)
