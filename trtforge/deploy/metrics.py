@@ -4,6 +4,8 @@ Requests and KV blocks are gauges that the engine's executor sets: it takes requ
 Triton's own queue stays empty however many wait.
 """
 
+import re
+
 from trtforge.deploy.values import Text, Value, text
 
 REQUESTS, KV_BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
@@ -13,6 +15,10 @@ DURATION, QUEUED = "nv_inference_request_duration_us", "nv_inference_queue_durat
 PENDING = "nv_inference_pending_request_count"
 GPU_USE, GPU_MEMORY = "nv_gpu_utilization", "nv_gpu_memory_used_bytes"
 """Triton's own; the last two only where there are GPUs."""
+
+INSTANCE_LABEL = "app.kubernetes.io/instance"
+"""The label of pods that metrics have too: PodMonitors copy it, and Prometheus has no dots and slashes in names."""
+_INSTANCE = re.sub(r"[^a-zA-Z0-9]", "_", INSTANCE_LABEL)
 
 WAITING = f'{REQUESTS}{{request_type="waiting",PODS}}'
 ACTIVE = f'{REQUESTS}{{request_type="active",PODS}}'
@@ -26,7 +32,7 @@ FULL = f"{ACTIVE} / ignoring (request_type) {MOST_ACTIVE}"
 
 def of_pods(expression: str, name: Value, namespace: Value) -> Text:
     """A PromQL expression in which PODS is the labels of a deployment's pods."""
-    selector = text('namespace="', namespace, '",pod=~"', name, '-.*"')
+    selector = text('namespace="', namespace, f'",{_INSTANCE}="', name, '"')
     first, *others = expression.split("PODS")
     whole = text(first)
     for other in others:

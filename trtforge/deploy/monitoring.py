@@ -11,7 +11,7 @@ from trtforge.deploy.metrics import of_pods
 from trtforge.deploy.pods import labels, metadata
 from trtforge.deploy.values import Node, When, text
 
-_FAILED = f"sum by (pod) (rate({metrics.FAILURE}{{PODS}}[5m]))"
+_FAILED = f'sum by (pod) (rate({metrics.FAILURE}{{reason!="CANCELED",PODS}}[5m]))'
 _OPERATOR = "monitoring.coreos.com/v1"
 
 
@@ -89,7 +89,11 @@ def pod_monitor(settings: ClusterSettings) -> Node:
             "apiVersion": _OPERATOR,
             "kind": "PodMonitor",
             "metadata": _labelled(settings),
-            "spec": {"selector": {"matchLabels": labels(settings)}, "podMetricsEndpoints": [endpoint]},
+            "spec": {
+                "selector": {"matchLabels": labels(settings)},
+                "podTargetLabels": [metrics.INSTANCE_LABEL],
+                "podMetricsEndpoints": [endpoint],
+            },
         },
     )
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from trtforge.deploy.cluster_settings import ClusterSettings
 from trtforge.deploy.config import ClusterConfig
+from trtforge.deploy.metrics import INSTANCE_LABEL
 from trtforge.deploy.probes import (
     FAILURES,
     LIVE_PERIOD,
@@ -23,7 +24,7 @@ _ROLLOUT_MARGIN = 1800  # seconds: an image of 20 GB is pulled
 
 def labels(settings: ClusterSettings) -> dict[str, Node]:
     """Labels of every object, by which pods are selected too."""
-    return {"app.kubernetes.io/name": "triton", "app.kubernetes.io/instance": settings.name}
+    return {"app.kubernetes.io/name": "triton", INSTANCE_LABEL: settings.name}
 
 
 def metadata(settings: ClusterSettings, name: Node = None, more: Mapping[str, Node] | None = None) -> dict[str, Node]:

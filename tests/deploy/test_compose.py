@@ -1,0 +1,101 @@
+"""compose.yaml: what Compose accepts, and what a server needs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.conftest import tensorrt_repository
+from tests.deploy.objects import compose_faults, server_command
+from tests.serve.test_launchers import RUNTIME, plan
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import open_artifact
+from trtforge.deploy.compose import compose_files, plan_compose
+from trtforge.deploy.config import ComposeConfig
+
+
+def files(repository: Path, out: Path, **config: object) -> dict[str, str]:
+    parsed = ComposeConfig.parse({"name": "llama", **config}, "test")
+    workload = plan_compose(open_artifact(repository, "repository"), parsed)
+    return compose_files(workload, parsed, repository, out)
+
+
+def service(found: dict[str, str]) -> dict[str, Any]:
+    """The one service, after the schema was asked."""
+    value = yaml.safe_load(found["compose.yaml"])
+    assert compose_faults(value) == []
+    (only,) = value["services"].values()
+    assert isinstance(only, dict)
+    return only
+
+
+def test_the_server_has_the_command_of_serve_and_no_rights(one_rank: Path, tmp_path: Path) -> None:
+    found = service(files(one_rank, tmp_path / "out"))
+    launch = plan(one_rank, launcher="docker", host="0.0.0.0")
+    server = " ".join(launch.argv[launch.argv.index("tritonserver") :])
+    server = server.replace(launch.secret, "${TRTFORGE_DOOR}").replace(f"{RUNTIME.name}_", "trtforge_")
+    assert server_command(found["command"][2]) == server.split()
+    assert (found["read_only"], found["cap_drop"], found["user"]) == (True, ["ALL"], "1000:1000")
+    assert found["security_opt"] == ["no-new-privileges:true"]
+    assert {port["host_ip"] for port in found["ports"]} == {"127.0.0.1"}
+    assert found["ulimits"]["memlock"] == -1
+    assert found["shm_size"] == "2gb"
+    assert found["environment"]["TRTFORGE_GRPC_URL"] == "127.0.0.1:8001"
+
+
+def test_the_schema_refuses_what_is_wrong(one_rank: Path, tmp_path: Path) -> None:
+    value = yaml.safe_load(files(one_rank, tmp_path)["compose.yaml"])
+    value["services"]["server"]["helthcheck"] = {}
+    value["services"]["server"]["ports"][0]["target"] = {}
+    assert len(compose_faults(value)) == 2
+
+
+def test_gpus_are_the_engines_ranks_and_mpirun_waits_for_requests(four_ranks: Path, tmp_path: Path) -> None:
+    found = service(files(four_ranks, tmp_path, drain_timeout=60))
+    (device,) = found["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 4, "capabilities": ["gpu"]}
+    assert server_command(found["command"][2])[0] == "mpirun"
+    assert "nv_trt_llm_request_metrics" in found["pre_stop"][0]["command"][2]
+    assert int(found["stop_grace_period"].removesuffix("s")) > 60
+    assert "--exit-timeout-secs=70" in found["command"][2]
+
+
+def test_the_repository_is_mounted_from_where_it_is(one_rank: Path, tmp_path: Path) -> None:
+    out = one_rank.parent / "out"
+    (mount,) = service(files(one_rank, out))["volumes"]
+    assert mount["source"] == "${TRTFORGE_REPOSITORY:-../repository}"
+    assert (mount["target"], mount["read_only"]) == ("/models", True)
+    assert files(one_rank, out) == files(one_rank, out)
+
+
+def test_the_embedded_engine_gets_an_image_of_its_own(embedded: Path, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    found = files(embedded, tmp_path, openai_port=9003, api_key_file=keys, host="0.0.0.0", http_port=9000)
+    server = service(found)
+    assert server["command"][:3] == ["trtforge", "serve", "/models"]
+    assert server["build"]["additional_contexts"] == {"wheel": "${TRTFORGE_WHEEL:-.}"}
+    assert "trtforge-0.1.0-py3-none-any.whl[serve,openai,guided]" in found["Dockerfile"]
+    assert {port["name"]: port["published"] for port in server["ports"]} == {
+        "http": "9000",
+        "metrics": "8002",
+        "openai": "9003",
+    }
+    assert {port["host_ip"] for port in server["ports"]} == {"0.0.0.0"}
+    assert server["secrets"] == ["api-keys"]
+    assert yaml.safe_load(found["compose.yaml"])["secrets"] == {"api-keys": {"file": "./keys"}}
+    assert "--api-key-file" in server["command"]
+    assert "deploy" not in server
+    assert "TRTFORGE_API_KEY=$$(grep" in server["healthcheck"]["test"][3]
+
+
+def test_what_one_host_cannot_serve_is_said(one_rank: Path, tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="OpenAI's API is a part of trtforge") as caught:
+        files(one_rank, tmp_path, openai_port=8003)
+    assert "trtforge gateway --backend HOST:PORT" in caught.value.hint
+    with pytest.raises(ForgeError, match="NVIDIA's image runs Triton's own, which checks none"):
+        files(one_rank, tmp_path, api_key_file=tmp_path / "keys")
+    large = tensorrt_repository(tmp_path, 32)
+    with pytest.raises(ForgeError, match="the engine needs 32 GPUs, more than one machine has") as caught:
+        files(large, tmp_path)
+    assert "trtforge deploy kubernetes REPO OUT --nodes N" in caught.value.hint
