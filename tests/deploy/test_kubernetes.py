@@ -73,6 +73,7 @@ def test_the_leader_starts_the_ranks_that_serve_would_start(four_ranks: Path) ->
     for mine, other in zip(ours[1:], theirs[1:], strict=True):
         assert re.sub(r"prefix-name=\S+_(\d)_", r"\1", mine) == re.sub(r"prefix-name=\S+_(\d)_", r"\1", other)
     assert "--load-model=tensorrt_llm" in ours[1]
+    assert [context.count("-x TRTFORGE_GRPC_URL") for context in ours] == [1, 1, 1, 1]
 
 
 def test_the_server_has_the_command_and_environment_of_serve(one_rank: Path) -> None:

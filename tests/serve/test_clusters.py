@@ -75,6 +75,9 @@ def test_hosts_share_the_ranks_and_the_packaged_path(tmp_path: Path, in_containe
     assert launch.hostfile == ("here slots=2", "there slots=2")
     assert launch.view is None
     assert launch.environment == {"TRTFORGE_GRPC_URL": "127.0.0.1:8001", "PYTHONDONTWRITEBYTECODE": "1"}
+    exported = "-x PYTHONDONTWRITEBYTECODE -x TRTFORGE_GRPC_URL -n 1"
+    contexts = " ".join(launch.argv).split(" : ")
+    assert [context.count(exported) for context in contexts] == [1, 1, 1, 1], "of a context alone"
     found = servers(launch.argv)
     assert len(found) == 4
     assert all(options[0] == "--model-repository=/srv/llm" for options in found)

@@ -44,6 +44,7 @@ while True:
 AGENT = """#!/bin/bash
 while [[ "$1" == -* ]]; do shift; done
 host=$1; shift
+unset TRTFORGE_GRPC_URL PYTHONDONTWRITEBYTECODE  # ssh passes none of them on
 exec ip netns exec {second} unshare --uts sh -c "hostname $host && exec sh -c '$*'"
 """
 PROGRAM = """

@@ -57,13 +57,14 @@ def mpi_command(
 ) -> tuple[str, ...]:
     """The command that starts all servers. mpirun ends all of them when one ends."""
     command = ["mpirun", "--allow-run-as-root"]
+    exported: list[str] = []
     if config.hosts:
         slots = facts.world_size // len(config.hosts)
         command += ["--host", ",".join(f"{host}:{slots}" for host in config.hosts), "--map-by", "slot"]
         names = {"TRTFORGE_GRPC_URL", *rank_environment(facts, config, orchestrated=orchestrated)}
-        command += [word for name in sorted(names) for word in ("-x", name)]
+        exported = [word for name in sorted(names) for word in ("-x", name)]
     for rank in range(processes(facts, orchestrated=orchestrated)):
-        command += ["-n", "1", "tritonserver"]
+        command += [*exported, "-n", "1", "tritonserver"]  # exports apply to the ranks before the next colon
         if rank == 0:
             command += server_arguments(config, facts, repository, f"{prefix}_{rank}", listening)
             command += _several_models(facts) if orchestrated else ()
