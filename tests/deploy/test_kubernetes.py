@@ -10,6 +10,7 @@ import yaml
 from tests.deploy.conftest import tensorrt_repository
 from tests.deploy.objects import cluster, faults, objects, pod_of, server_command
 from tests.serve.test_launchers import RUNTIME, llmapi_repository, plan
+from tests.serve.test_launchers import tensorrt_repository as serve_repository
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import open_artifact
 from trtforge.deploy.kubernetes import KUSTOMIZATION, manifests
@@ -55,6 +56,8 @@ def test_several_nodes_are_a_leader_worker_set(four_ranks: Path) -> None:
     for template in ("leaderTemplate", "workerTemplate"):
         (container,) = group[template]["spec"]["containers"]
         assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    startup = group["leaderTemplate"]["spec"]["containers"][0]["startupProbe"]
+    assert startup["failureThreshold"] * startup["periodSeconds"] > 1800, "images of other nodes are pulled meanwhile"
     headless = found["Service llama-ranks"]["spec"]
     assert (headless["clusterIP"], headless["publishNotReadyAddresses"]) == ("None", True)
     assert found["Service"]["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
@@ -224,6 +227,14 @@ def test_what_cannot_be_deployed_is_said(embedded: Path, one_rank: Path, four_ra
         assert caught.value.hint, said
     made = cluster(tmp_path / "new" / "repository", image="registry.example/triton-trtllm:1.3.0")
     assert "exec tritonserver" in made.workload.command[2]
+
+
+def test_what_serve_warns_of_is_said(tmp_path: Path) -> None:
+    old = serve_repository(tmp_path, version="0.17.0.post1")
+    unknown, holes = cluster(old).workload.warnings
+    assert unknown.startswith("the engine does not record its TensorRT and SM")
+    assert holes.startswith("Triton 25.02 has known vulnerabilities that clients can reach (")
+    assert cluster(old, image="registry.example/triton:1").workload.warnings == ()
 
 
 def test_an_image_of_another_release_is_refused(one_rank: Path) -> None:

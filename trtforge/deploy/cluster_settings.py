@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trtforge.deploy.config import ClusterConfig
-from trtforge.deploy.probes import startup_failures
+from trtforge.deploy.probes import PULL_SECONDS, startup_failures
 from trtforge.deploy.values import Value
 from trtforge.deploy.workload import Workload
 
@@ -48,6 +48,7 @@ def cluster_settings(config: ClusterConfig, workload: Workload) -> ClusterSettin
     claim, _, below = (config.pvc or "").partition("/")
     where = "OCI image" if config.repository_image else "PersistentVolumeClaim"
     monitored = config.monitoring != "none"
+    waiting = PULL_SECONDS if config.nodes > 1 else 0  # a leader waits for the pods of other nodes
     namespace = config.monitoring if monitored else "monitoring"
     return ClusterSettings(
         name=Value("Release.Name", config.name, builtin=True),
@@ -71,7 +72,7 @@ def cluster_settings(config: ClusterConfig, workload: Workload) -> ClusterSettin
         tolerations=Value("tolerations", _tolerations(workload), "Taints of nodes that are accepted."),
         startup_failures=Value(
             "startupFailureThreshold",
-            startup_failures(workload.start_seconds),
+            startup_failures(workload.start_seconds + waiting),
             "Failures of the startup probe, every 10 s, before a pod that loads its engine is restarted.",
             _COUNT,
         ),

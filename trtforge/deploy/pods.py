@@ -10,6 +10,7 @@ from trtforge.deploy.probes import (
     FAILURES,
     LIVE_PERIOD,
     PRE_STOP,
+    PULL_SECONDS,
     READY_PERIOD,
     READY_TIMEOUT,
     STARTUP_PERIOD,
@@ -18,8 +19,6 @@ from trtforge.deploy.probes import (
 from trtforge.deploy.values import Node, Value, When
 from trtforge.deploy.workload import CACHE, KEY_FILE, SCRATCH, USER, Workload
 from trtforge.launch.containers import SHARED_MEMORY_GIB
-
-_ROLLOUT_MARGIN = 1800  # seconds: an image of 20 GB is pulled
 
 
 def labels(settings: ClusterSettings) -> dict[str, Node]:
@@ -46,7 +45,7 @@ def deployment(config: ClusterConfig, workload: Workload, settings: ClusterSetti
         "metadata": metadata(settings),
         "spec": {
             "replicas": When(settings.scaling, settings.replicas, otherwise=True),
-            "progressDeadlineSeconds": workload.start_seconds + _ROLLOUT_MARGIN,
+            "progressDeadlineSeconds": workload.start_seconds + PULL_SECONDS,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": surge},
             "selector": {"matchLabels": labels(settings)},
             "template": {

@@ -12,6 +12,7 @@ STARTUP_PERIOD, LIVE_PERIOD, READY_PERIOD = 10, 10, 20  # seconds
 FAILURES = 3
 READY_TIMEOUT = READY_PERIOD  # seconds; a full queue answers late
 PRE_STOP = 5  # seconds until no load balancer sends requests to a pod that ends
+PULL_SECONDS = 1800  # until an image of 20 GB is there
 EXIT_MARGIN = 15  # seconds after draining
 
 _GENERATE = """\

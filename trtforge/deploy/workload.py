@@ -6,7 +6,7 @@ engine needs trtforge, so that its image is built from the Dockerfile that is wr
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from trtforge import __version__
@@ -14,9 +14,10 @@ from trtforge.core import defaults
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest
 from trtforge.deploy.probes import EXIT_MARGIN, Probes, drain_command, embedded_probes, triton_probes
-from trtforge.formats.engine_target import TargetEnvironment, require_fit
+from trtforge.formats.engine_target import TargetEnvironment, require_fit, unknown_origin
 from trtforge.formats.releases import Container, known_containers
 from trtforge.formats.triton import RepositoryFacts, read_facts
+from trtforge.formats.triton_holes import hole_warning
 from trtforge.launch.config import ServerConfig
 from trtforge.launch.containers import containers_for, is_one_server, no_container
 from trtforge.launch.rank_commands import mpi_command, packaged_root, rank_environment
@@ -60,7 +61,7 @@ class Workload:
     embedded: bool
     drains: tuple[str, ...] = ()
     base: str = ""
-    warnings: tuple[str, ...] = field(default=())
+    warnings: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int:
@@ -158,7 +159,6 @@ def _triton(facts: RepositoryFacts, config: ServerConfig, image: str | None, byt
     root = packaged_root(facts)
     several = not is_one_server(facts)
     variables = rank_environment(facts, config, orchestrated=facts.orchestrated)
-    fit = () if container is None else require_fit(facts.target, TargetEnvironment.of_container(container))
     return Workload(
         facts=facts,
         image=image or (container.image if container is not None else ""),
@@ -173,8 +173,18 @@ def _triton(facts: RepositoryFacts, config: ServerConfig, image: str | None, byt
         drain_seconds=math.ceil(config.drain_timeout),
         embedded=False,
         drains=drain_command(METRICS, math.ceil(config.drain_timeout)) if several else (),
-        warnings=tuple(fit) if facts.backend == "tensorrt_llm" else (),
+        warnings=_warnings(facts, container),
     )
+
+
+def _warnings(facts: RepositoryFacts, container: Container | None) -> tuple[str, ...]:
+    """What `trtforge serve` would warn of. Raises ForgeError if the engine cannot run in the image."""
+    if container is None:
+        return ()
+    fit: tuple[str | None, ...] = ()
+    if facts.backend == "tensorrt_llm":
+        fit = (unknown_origin(facts.target), *require_fit(facts.target, TargetEnvironment.of_container(container)))
+    return tuple(filter(None, (*fit, hole_warning(container.triton, front=False, opened=()))))
 
 
 def _container(facts: RepositoryFacts, image: str | None) -> Container | None:

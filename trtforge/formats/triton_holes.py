@@ -68,6 +68,15 @@ def open_holes(release: str, *, front: bool, opened: Collection[str]) -> tuple[H
     return tuple(hole for hole in holes_of(release) if not hole.covered(front=front, opened=opened))
 
 
+def hole_warning(release: str, *, front: bool, opened: Collection[str]) -> str | None:
+    """A warning about the vulnerabilities of a server that clients can reach; None if there are none."""
+    holes = open_holes(release, front=front, opened=opened)
+    if not holes:
+        return None
+    names = ", ".join(hole.name for hole in holes)
+    return f"Triton {release} has known vulnerabilities that clients can reach ({names}): keep it on a trusted network"
+
+
 def has_option(release: str, option: str) -> bool:
     """Whether a release's `tritonserver` has an option that older ones lack."""
     return any(one.option == option and Version(one.since) <= Version(release) for one in _data().options)

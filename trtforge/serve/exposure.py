@@ -3,7 +3,7 @@
 import logging
 
 from trtforge.core.api_keys import read_key_file, readable_by_others
-from trtforge.formats.triton_holes import open_holes
+from trtforge.formats import triton_holes
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.launchers import Launch
 
@@ -28,8 +28,4 @@ def hole_warning(config: ServeConfig, launch: Launch) -> str | None:
         release = launch.installation.release
     if release is None:
         return None
-    holes = open_holes(release, front=launch.front is not None, opened=config.open)
-    if not holes:
-        return None
-    names = ", ".join(hole.name for hole in holes)
-    return f"Triton {release} has known vulnerabilities that clients can reach ({names}): keep it on a trusted network"
+    return triton_holes.hole_warning(release, front=launch.front is not None, opened=config.open)
