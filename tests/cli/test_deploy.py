@@ -8,8 +8,9 @@ import pytest
 import yaml
 
 from tests.conftest import DEMO_MODEL
+from tests.deploy.conftest import tensorrt_repository
 from tests.package.engines import torch_engine
-from tests.serve.test_launchers import llmapi_repository, tensorrt_repository
+from tests.serve.test_launchers import llmapi_repository
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 
@@ -78,6 +79,7 @@ def test_each_option_changes_the_files(run: Any, four_ranks: Path, tmp_path: Pat
     options = (
         ("--name", "other"),
         ("--image", "registry.example/triton:1"),
+        ("--pull-secret", "registry"),
         ("--drain-timeout", "120"),
         ("--namespace", "serving"),
         ("--pvc", "others/llama"),
@@ -144,6 +146,8 @@ def test_images_that_nobody_publishes_are_built_first(
         (("kubernetes", *CLUSTER, "--name", "Llama"), 2, "--name"),
         (("kubernetes", *CLUSTER, "--replicas", "0"), 2, "--replicas"),
         (("helm", *CLUSTER, "--replicas", "3", "--max-replicas", "2"), 2, "--max-replicas 2 is less than --replicas 3"),
+        (("helm", *CLUSTER, "--max-replicas", "2", "--monitoring", "none"), 2, "--max-replicas needs --monitoring"),
+        (("helm", "--pvc", "models/../other"), 2, "a directory of a claim has no . and .."),
         (("helm", *CLUSTER, "--api-key-secret", "keys"), 1, "which checks none"),
         (("compose", "--openai-port", "8003"), 1, "OpenAI's API is a part of trtforge"),
         (("compose", "--nodes", "2"), 2, "No such option: --nodes"),

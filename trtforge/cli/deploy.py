@@ -1,7 +1,8 @@
 """`trtforge deploy`: the files that run a repository with Docker Compose, Kubernetes or Helm."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -42,6 +43,12 @@ _Image = Annotated[
         rich_help_panel=_SERVER,
         help="Container image of the server.",
         show_default="NVIDIA's of the engine's release; for the embedded engine one that the Dockerfile makes",
+    ),
+]
+_PullSecret = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", rich_help_panel=_SERVER, help="Secret for the registry of the image.", show_default=False
     ),
 ]
 _DrainTimeout = Annotated[
@@ -195,107 +202,83 @@ def compose(
     _run("compose", config, repo, out, dry_run=dry_run, force=force, json=json)
 
 
-@deploy.command("kubernetes", cls=Command)
-def kubernetes(
-    repo: _Repo,
-    out: Out,
-    name: _Name = None,
-    image: _Image = None,
-    drain_timeout: _DrainTimeout = defaults.DRAIN_TIMEOUT,
-    namespace: _Namespace = defaults.NAMESPACE,
-    pvc: _Pvc = None,
-    repository_image: _RepositoryImage = None,
-    api_key_secret: _ApiKeySecret = None,
-    monitoring: _Monitoring = defaults.MONITORING,
-    replicas: _Replicas = 1,
-    max_replicas: _MaxReplicas = None,
-    nodes: _Nodes = 1,
-    ssh_secret: _SshSecret = None,
-    dry_run: _DryRun = False,
-    force: Force = False,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Write manifests, a file for each kind of object, and kustomization.yaml.
+def _cluster_command(target: "Target", about: str) -> Callable[..., None]:
+    """The command of a target that is a cluster; `about`: its help."""
+
+    def command(
+        repo: _Repo,
+        out: Out,
+        name: _Name = None,
+        image: _Image = None,
+        pull_secret: _PullSecret = None,
+        drain_timeout: _DrainTimeout = defaults.DRAIN_TIMEOUT,
+        namespace: _Namespace = defaults.NAMESPACE,
+        pvc: _Pvc = None,
+        repository_image: _RepositoryImage = None,
+        api_key_secret: _ApiKeySecret = None,
+        monitoring: _Monitoring = defaults.MONITORING,
+        replicas: _Replicas = 1,
+        max_replicas: _MaxReplicas = None,
+        nodes: _Nodes = 1,
+        ssh_secret: _SshSecret = None,
+        dry_run: _DryRun = False,
+        force: Force = False,
+        json: Json = False,
+        verbose: Verbose = False,
+    ) -> None:
+        from trtforge.deploy.config import ClusterConfig
+
+        values = {
+            "image": image,
+            "pull_secret": pull_secret,
+            "drain_timeout": drain_timeout,
+            "namespace": namespace,
+            "pvc": pvc,
+            "repository_image": repository_image,
+            "api_key_secret": api_key_secret,
+            "monitoring": monitoring,
+            "replicas": replicas,
+            "max_replicas": max_replicas,
+            "nodes": nodes,
+            "ssh_secret": ssh_secret,
+        }
+        config = from_options(ClusterConfig, values | _named(name, repo), f"deploy {target}")
+        _run(target, config, repo, out, dry_run=dry_run, force=force, json=json)
+
+    command.__doc__ = about
+    return command
+
+
+deploy.command("kubernetes", cls=Command)(
+    _cluster_command(
+        "kubernetes",
+        """Write manifests, a file for each kind of object, and kustomization.yaml.
 
     A Deployment, or over several nodes a LeaderWorkerSet, with Service, NetworkPolicy, PodDisruptionBudget, PodMonitor,
     alerts, a Grafana dashboard, and with --max-replicas a ScaledObject of KEDA.
 
     Example: trtforge deploy kubernetes build/llama/repository ./manifests --pvc models/llama --max-replicas 4
-    """
-    values = {
-        "image": image,
-        "drain_timeout": drain_timeout,
-        "namespace": namespace,
-        "pvc": pvc,
-        "repository_image": repository_image,
-        "api_key_secret": api_key_secret,
-        "monitoring": monitoring,
-        "replicas": replicas,
-        "max_replicas": max_replicas,
-        "nodes": nodes,
-        "ssh_secret": ssh_secret,
-    }
-    _run_cluster("kubernetes", values | _named(name, repo), repo, out, dry_run=dry_run, force=force, json=json)
-
-
-@deploy.command("helm", cls=Command)
-def helm(
-    repo: _Repo,
-    out: Out,
-    name: _Name = None,
-    image: _Image = None,
-    drain_timeout: _DrainTimeout = defaults.DRAIN_TIMEOUT,
-    namespace: _Namespace = defaults.NAMESPACE,
-    pvc: _Pvc = None,
-    repository_image: _RepositoryImage = None,
-    api_key_secret: _ApiKeySecret = None,
-    monitoring: _Monitoring = defaults.MONITORING,
-    replicas: _Replicas = 1,
-    max_replicas: _MaxReplicas = None,
-    nodes: _Nodes = 1,
-    ssh_secret: _SshSecret = None,
-    dry_run: _DryRun = False,
-    force: Force = False,
-    json: Json = False,
-    verbose: Verbose = False,
-) -> None:
-    """Write a chart with the objects of `trtforge deploy kubernetes`.
+    """,
+    )
+)
+deploy.command("helm", cls=Command)(
+    _cluster_command(
+        "helm",
+        """Write a chart with the objects of `trtforge deploy kubernetes`.
 
     The options become the chart's values.yaml, which `helm install --set` overrides: image, replicas, volumes,
     resources, labels and taints of nodes, autoscaling, monitoring. GPUs and nodes of a replica follow from the engine.
 
     Example: trtforge deploy helm build/llama/repository ./chart --pvc models/llama --replicas 2
-    """
-    values = {
-        "image": image,
-        "drain_timeout": drain_timeout,
-        "namespace": namespace,
-        "pvc": pvc,
-        "repository_image": repository_image,
-        "api_key_secret": api_key_secret,
-        "monitoring": monitoring,
-        "replicas": replicas,
-        "max_replicas": max_replicas,
-        "nodes": nodes,
-        "ssh_secret": ssh_secret,
-    }
-    _run_cluster("helm", values | _named(name, repo), repo, out, dry_run=dry_run, force=force, json=json)
+    """,
+    )
+)
 
 
 def _named(name: str | None, repo: Path) -> dict[str, str]:
     from trtforge.deploy.config import name_of
 
     return {"name": name if name is not None else name_of(repo)}
-
-
-def _run_cluster(
-    target: "Target", values: dict[str, Any], repo: Path, out: Path, *, dry_run: bool, force: bool, json: bool
-) -> None:
-    from trtforge.deploy.config import ClusterConfig
-
-    config = from_options(ClusterConfig, values, f"deploy {target}")
-    _run(target, config, repo, out, dry_run=dry_run, force=force, json=json)
 
 
 def _run(

@@ -11,6 +11,7 @@ from trtforge.deploy.images import dockerfiles
 from trtforge.deploy.values import Value, as_template, as_yaml, settings
 
 _TYPES: Mapping[type, str] = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
+_OLDEST, _IMAGE_VOLUMES = ">=1.29.0-0", ">=1.33.0-0"
 _NOTES = """\
 {{ .Release.Name }} serves in namespace {{ .Release.Namespace }} once its engine is loaded:
 
@@ -33,7 +34,7 @@ def chart(cluster: Cluster) -> dict[str, str]:
         "type": "application",
         "version": __version__,
         "appVersion": cluster.workload.facts.tensorrt_llm,
-        "kubeVersion": ">=1.29.0-0",
+        "kubeVersion": _IMAGE_VOLUMES if cluster.config.repository_image is not None else _OLDEST,
     }
     images = dockerfiles(cluster.workload, nodes=cluster.config.nodes, repository_image=cluster.config.repository_image)
     return {

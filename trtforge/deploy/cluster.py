@@ -41,6 +41,11 @@ def plan_cluster(manifest: Manifest, config: ClusterConfig) -> Cluster:
             f"--max-replicas {config.max_replicas} is less than --replicas {config.replicas}",
             hint="Give the most that autoscaling may add up to, or leave it out.",
         )
+    if config.scales and config.monitoring == "none":
+        raise UsageError(
+            "--max-replicas needs --monitoring: replicas are added by what Prometheus knows of the pods",
+            hint="Name Prometheus's namespace with --monitoring, or leave --max-replicas out.",
+        )
     workload = plan_workload(
         manifest,
         image=config.image,

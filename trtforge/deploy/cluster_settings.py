@@ -54,7 +54,11 @@ def cluster_settings(config: ClusterConfig, workload: Workload) -> ClusterSettin
         name=Value("Release.Name", config.name, builtin=True),
         namespace=Value("Release.Namespace", config.namespace, builtin=True),
         image=Value("image", workload.image, "Image of the server.", _NAME),
-        pull_secrets=Value("imagePullSecrets", [], "Secrets for the image's registry: [{name: ...}]."),
+        pull_secrets=Value(
+            "imagePullSecrets",
+            [{"name": config.pull_secret}] if config.pull_secret is not None else [],
+            "Secrets for the image's registry: [{name: ...}].",
+        ),
         replicas=Value("replicas", config.replicas, "Replicas, or the fewest with autoscaling.", _COUNT),
         repository=Value("repository.source", config.repository_image or claim, f"{where} with the repository.", _NAME),
         sub_path=Value("repository.subPath", below, "Directory of the claim that holds the repository."),

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from trtforge.core import defaults
 from trtforge.core.builds import base_name
@@ -51,6 +51,7 @@ class ClusterConfig(DeployConfig):
     namespace: str = Field(
         defaults.NAMESPACE, pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", description="Namespace."
     )
+    pull_secret: str | None = Field(None, pattern=_OBJECT, description="Secret for the image's registry.")
     replicas: int = Field(1, ge=1, description="Replicas, each with the engine's ranks.")
     max_replicas: int | None = Field(None, ge=1, description="Replicas that autoscaling may add up to.")
     nodes: int = Field(1, ge=1, description="Nodes that the ranks of a replica are divided over.")
@@ -61,6 +62,13 @@ class ClusterConfig(DeployConfig):
     api_key_secret: str | None = Field(None, pattern=_OBJECT, description="Secret with API keys.")
     ssh_secret: str | None = Field(None, pattern=_OBJECT, description="Secret with the key that nodes use among them.")
     monitoring: str = Field(defaults.MONITORING, description="Namespace of Prometheus; none: no monitoring.")
+
+    @field_validator("pvc")
+    @classmethod
+    def _stays_below(cls, pvc: str | None) -> str | None:
+        if pvc is not None and {".", ".."} & set(pvc.split("/")):
+            raise ValueError("a directory of a claim has no . and ..")
+        return pvc
 
     @property
     def scales(self) -> bool:
