@@ -135,6 +135,11 @@ def test_images_that_nobody_publishes_are_built_first(
     expected = f"docker build --tag {image} {out} && docker push {image} && kubectl apply --kustomize {out}"
     assert several["next"] == expected
     assert "openssh-server" in several["files"]["Dockerfile"]
+    printed = run("deploy", "kubernetes", four_ranks, out, *CLUSTER, *NODES, "--dry-run")[1]
+    assert "\n# FROM nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3\n" in printed
+    assert all(yaml.safe_load_all(printed)), "comments to YAML"
+    written = run("deploy", "compose", embedded, out)[1]
+    assert "wheel: DIRECTORY holds trtforge-0.1.0-py3-none-any.whl, from `pip wheel" in written
     volume = planned(run, "helm", four_ranks, out, "--repository-image", "registry.example/models:1")
     assert f"docker build --tag registry.example/models:1 --file {out}/repository.Dockerfile" in volume["next"]
 

@@ -33,7 +33,7 @@ FOREIGN = {
         "--no-install-recommends",
         "--no-cache-dir",
     ),  # Dockerfiles: docker, apt, pip
-    *("--uid", "--create-home"),  # useradd
+    *("--uid", "--create-home", "--no-deps", "--wheel-dir"),  # useradd; pip wheel
     *("--port", "--upstream", "--host", "--open", "--api-key-file"),  # trtforge.serve.front and serve
 }
 

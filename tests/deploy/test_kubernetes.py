@@ -1,6 +1,9 @@
 """Manifests: what Kubernetes and the operators accept, and what a server needs."""
 
 import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +92,32 @@ def test_the_server_has_the_command_and_environment_of_serve(one_rank: Path) -> 
     assert server_command(container["args"][2]) == server.split()
     environment = {each["name"]: each["value"] for each in container["env"]}
     assert environment == {"HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1", "TRTFORGE_GRPC_URL": "127.0.0.1:8001"}
+
+
+def test_scripts_and_programs_parse(embedded: Path, one_rank: Path, four_ranks: Path) -> None:
+    found = [
+        objects(embedded, api_key_secret="keys")["Deployment"],
+        objects(one_rank)["Deployment"],
+        objects(four_ranks)["Deployment"],
+        objects(four_ranks, **SEVERAL)["LeaderWorkerSet"],
+    ]
+    commands = [words for each in found for words in words_of(each) if words[1:2] == ["-c"]]
+    programs = {"bash": 4, "sh": 1, "python3": 5}
+    assert Counter(words[0] for words in commands) == programs
+    for program, _, script in commands:
+        if program == "python3":
+            compile(script, program, "exec")
+        else:
+            subprocess.run([program, "-n"], input=script.replace("$$", "$"), text=True, check=True)
+
+
+def words_of(found: Any) -> Iterator[list[str]]:
+    """Every command and its arguments in an object."""
+    for key, value in found.items() if isinstance(found, dict) else enumerate(found):
+        if key in ("args", "command"):
+            yield value
+        elif isinstance(value, dict | list):
+            yield from words_of(value)
 
 
 def test_no_secret_is_written(embedded: Path, one_rank: Path, four_ranks: Path) -> None:

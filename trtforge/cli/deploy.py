@@ -287,6 +287,7 @@ def _run(
     """Plan the files, and write or print them."""
     from trtforge.cli.places import artifact_at
     from trtforge.core.output_place import require_output
+    from trtforge.deploy.images import WHEEL
     from trtforge.deploy.stage import plan_deployment, write_deployment
 
     require_output(out, "deployment")
@@ -302,4 +303,6 @@ def _run(
     if not json:
         print(f"image: {planned.workload.image}")
         show.line(f"files: {', '.join(sorted(planned.files))}")
+        if planned.workload.embedded:
+            show.line(f"wheel: DIRECTORY holds {WHEEL}, from `pip wheel --no-deps --wheel-dir DIRECTORY SOURCE`")
     show.produced(result, json_output=json, next_command=planned.next, more=about | {"names": sorted(planned.files)})

@@ -71,7 +71,7 @@ def leader_worker_set(config: ClusterConfig, workload: Workload, settings: Clust
 def leader_script(script: str, nodes: int) -> str:
     """The script that starts all ranks, with the names that pods of a group have in place of the placeholders.
 
-    mpirun waits for the workers' sshd: the name of a pod is not known before the pod exists.
+    It waits for the SSH servers of the workers, whose pods start at the same time.
     """
     names = {_LEADER: "${LWS_LEADER_ADDRESS}"}
     names |= {host: _worker(number) for number, host in enumerate(placeholders(nodes)) if number}

@@ -17,7 +17,7 @@ _OPERATOR = "monitoring.coreos.com/v1"
 
 @dataclass(frozen=True)
 class Alert:
-    """An alert; `after`: how long the expression must hold. `says` begins with the pod's name."""
+    """An alert. `after`: how long the expression must hold; `says`: what is wrong; `do`: what helps."""
 
     name: str
     expression: str
@@ -30,7 +30,7 @@ class Alert:
 ALERTS = (
     Alert(
         "TrtforgeNoServer",
-        "absent(metrics)",
+        f"absent({metrics.MOST_ACTIVE})",
         "5m",
         "critical",
         "No server reports its metrics.",
@@ -77,7 +77,6 @@ ALERTS = (
         "The KV cache is too small for this load: add replicas, or use the scheduler guaranteed_no_evict.",
     ),
 )
-"""`absent(metrics)` stands for what says that no server is scraped."""
 
 
 def pod_monitor(settings: ClusterSettings) -> Node:
@@ -125,10 +124,9 @@ def _labelled(settings: ClusterSettings) -> Mapping[str, Node]:
 
 
 def _rule(alert: Alert, settings: ClusterSettings) -> Node:
-    expression = alert.expression.replace("absent(metrics)", f"absent({metrics.MOST_ACTIVE})")
     return {
         "alert": alert.name,
-        "expr": of_pods(expression, settings.name, settings.namespace),
+        "expr": of_pods(alert.expression, settings.name, settings.namespace),
         "for": alert.after,
         "labels": {"severity": alert.severity, "deployment": settings.name},
         "annotations": {"summary": alert.says, "description": alert.do},

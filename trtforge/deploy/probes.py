@@ -15,6 +15,7 @@ PRE_STOP = 5  # seconds until no load balancer sends requests to a pod that ends
 PULL_SECONDS = 1800  # until an image of 20 GB is there
 EXIT_MARGIN = 15  # seconds after draining
 
+_KEY = "^[[:space:]]*[^#[:space:]]"  # the first line that is neither empty nor a comment
 _GENERATE = """\
 import json, urllib.request
 body = json.dumps({{"text_input": "Hello", "max_tokens": 1}}).encode()
@@ -48,7 +49,7 @@ def embedded_probes(model: str, port: int, keys: Path | None) -> Probes:
     probe = ("trtforge", "probe", "ready", "--url", f"{LOOPBACK}:{port}", "--model", model)
     command: tuple[str, ...] = (*probe, "--timeout", str(READY_TIMEOUT - 1))
     if keys is not None:
-        command = ("sh", "-c", f"export {KEY_VARIABLE}=$(grep -m1 '^[^#]' {keys}); exec {' '.join(command)}")
+        command = ("sh", "-c", f"export {KEY_VARIABLE}=$(grep -m1 '{_KEY}' {keys}); exec {' '.join(command)}")
     return _probes(command)
 
 

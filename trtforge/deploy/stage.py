@@ -33,10 +33,13 @@ class Deployment:
     next: str
 
     def as_text(self) -> str:
-        """All files: manifests as one stream of YAML for `kubectl apply --filename -`, others after their names."""
+        """All files after their names; manifests as one stream for `kubectl apply --filename -`, others as comments."""
         if self.target == "kubernetes":
-            shown = [text for name, text in self.files.items() if name.endswith(".yaml") and name != KUSTOMIZATION]
-            return "---\n".join(shown)
+            files = {name: text for name, text in self.files.items() if name != KUSTOMIZATION}
+            objects = [text for name, text in files.items() if name.endswith(".yaml")]
+            others = [f"# {name}\n{text}" for name, text in files.items() if not name.endswith(".yaml")]
+            comments = [f"# {line}".rstrip() + "\n" for text in others for line in text.splitlines()]
+            return "---\n".join(objects) + "".join(comments)
         return "\n".join(f"# {name}\n{text}" for name, text in self.files.items())
 
 
@@ -88,7 +91,7 @@ def write_deployment(deployment: Deployment, out: Path, *, force: bool = False) 
 
     identity = Identity(
         stage="deployment",
-        config={"target": deployment.target, **deployment.config.model_dump(mode="json")},
+        config={"target": deployment.target, **deployment.config.model_dump(mode="json", exclude={"api_key_file"})},
         inputs={
             "repository": deployment.repository,
             "files": text_digest("\0".join(f"{name}\0{text}" for name, text in deployment.files.items())),

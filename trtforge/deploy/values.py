@@ -43,9 +43,6 @@ class Text:
 
     parts: tuple["str | Value", ...]
 
-    def __add__(self, more: "str | Text") -> "Text":
-        return Text((*self.parts, *(more.parts if isinstance(more, Text) else (more,))))
-
 
 @dataclass(frozen=True)
 class When:
@@ -106,7 +103,7 @@ def as_yaml(node: Node) -> str:
 def as_template(node: Node) -> str:
     """The Helm template of `node`."""
     lines = list(_lines(node.node if isinstance(node, When) else node, _template_scalar))
-    return "\n".join([*_guarded(node, lines)]) + "\n"
+    return "\n".join(_guarded(node, lines)) + "\n"
 
 
 def _is_there(node: Node) -> bool:
@@ -133,6 +130,7 @@ def _lines(node: Node, scalar: Scalar) -> Iterator[str]:
 
 
 def _entry(key: str | None, node: Node, scalar: Scalar) -> Iterator[str]:
+    """The lines of one entry: of a mapping with its key, of a list without."""
     start = "-" if key is None else f"{_scalar(key)}:"
     if isinstance(node, Mapping | list | tuple) and node:
         below = _lines(node, scalar)

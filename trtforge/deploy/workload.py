@@ -37,6 +37,7 @@ USER = 1000
 _READ_BYTES_PER_SECOND = 100_000_000  # a network volume
 _START_SECONDS = 300  # Python models, CUDA, the CPU kernels of the embedded engine
 _GIB = 1 << 30
+_SERVER_MEMORY, _GPU_MEMORY = 4 * _GIB, 4 * _GIB  # Python processes and shared memory; what CUDA and loading take
 _MOST_GPUS = 16
 
 
@@ -137,7 +138,7 @@ def _embedded(
     )
     ports = {"http": HTTP, "grpc": GRPC, "metrics": METRICS, "openai": OPENAI}
     closed = ({"grpc"} if keys else set()) | (set() if openai else {"openai"})  # gRPC without keys is loopback's
-    memory = 4 * _GIB + (bytes_ * 3 // 2 if facts.device == "cpu" else 4 * _GIB)
+    memory = _SERVER_MEMORY + (bytes_ * 3 // 2 if facts.device == "cpu" else _GPU_MEMORY)  # weights and KV cache
     return Workload(
         facts=facts,
         image=image or EMBEDDED_IMAGE,
@@ -168,7 +169,7 @@ def _triton(facts: RepositoryFacts, config: ServerConfig, image: str | None, byt
         root=str(root),
         ports={"http": HTTP, "grpc": GRPC, "metrics": METRICS},
         probes=triton_probes(facts.model("ensemble"), HTTP),
-        memory=8 * _GIB,
+        memory=_SERVER_MEMORY + _GPU_MEMORY,
         start_seconds=_START_SECONDS + math.ceil(bytes_ / _READ_BYTES_PER_SECOND),
         drain_seconds=math.ceil(config.drain_timeout),
         embedded=False,
