@@ -20,6 +20,8 @@ _LEADER = "LEADER"
 _SSH = (
     f"-p {_PORT} -i {_OWN}/key -o BatchMode=yes -o StrictHostKeyChecking=yes -o UserKnownHostsFile={_OWN}/known_hosts"
 )
+_SSH_VARIABLES = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")
+"""Where mpirun of Open MPI 4 and 5 finds the options of ssh."""
 _COPY_KEY = f"""\
 umask 077
 mkdir -p {_OWN}
@@ -43,7 +45,7 @@ def leader_worker_set(config: ClusterConfig, workload: Workload, settings: Clust
     """The LeaderWorkerSet. A group whose pod ends is started anew as a whole: no rank goes on without the others."""
     leader = server_container(config, workload, settings)
     leader["args"] = ["bash", "-c", escaped(leader_script(workload.command[-1], config.nodes))]
-    leader["env"] = environment({**workload.environment, "OMPI_MCA_plm_rsh_args": _SSH})
+    leader["env"] = environment({**workload.environment, **dict.fromkeys(_SSH_VARIABLES, _SSH)})
     worker = {
         **base_container("ranks", config, workload, settings),
         "args": ["bash", "-c", escaped(_SERVE_RANKS)],
@@ -78,7 +80,7 @@ def leader_script(script: str, nodes: int) -> str:
     hosts = " ".join(_worker(number) for number in range(1, nodes))
     waiting = f"""\
 for host in {hosts}; do
-  until ssh ${{OMPI_MCA_plm_rsh_args}} "$host" true; do sleep 5; done
+  until ssh ${{{_SSH_VARIABLES[0]}}} "$host" true; do sleep 5; done
 done
 """
     for placeholder, name in names.items():
