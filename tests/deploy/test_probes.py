@@ -1,0 +1,67 @@
+"""The programs that run in NVIDIA's image: they wait for requests, and tell a server that does not generate."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from trtforge.deploy.probes import drain_command, triton_probes
+
+LINES = 'nv_trt_llm_request_metrics{{model="m",request_type="{}",version="1"}} {}\n'
+
+
+@contextmanager
+def answering(*bodies: str, status: int = 200) -> Iterator[tuple[int, list[str]]]:
+    """A server that gives these answers in turn, the last one again and again; its port, and what was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            asked.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(bodies[min(len(asked), len(bodies)) - 1].encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_port, asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def run(program: str) -> int:
+    quick = program.replace("time.sleep(5)", "pass").replace("time.sleep(1)", "time.sleep(0.01)")
+    return subprocess.run([sys.executable, "-c", quick], stderr=subprocess.DEVNULL, check=False).returncode
+
+
+@pytest.mark.parametrize("busy", ["active", "waiting"])
+def test_a_drain_waits_until_no_request_runs_or_waits(busy: str) -> None:
+    idle = LINES.format("active", 0) + LINES.format("waiting", 0) + LINES.format("max", 64)
+    one = idle.replace(LINES.format(busy, 0), LINES.format(busy, 1))
+    with answering(one, one, idle) as (port, asked):
+        assert run(drain_command(port, 30)[2]) == 0
+        assert asked == ["/metrics"] * 3
+
+
+def test_a_drain_ends_with_its_time() -> None:
+    with answering(LINES.format("active", 1)) as (port, asked):
+        assert run(drain_command(port, -4)[2]) == 0  # a second in all: 5 before requests end, and 4 less
+        assert len(asked) > 1
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (400, 1), (503, 1)])
+def test_a_server_that_generates_nothing_is_not_ready(status: int, code: int) -> None:
+    with answering('{"text_output": "a"}', status=status) as (port, asked):
+        assert run(triton_probes("ensemble", port).ready[2]) == code
+        assert asked == ["/v2/models/ensemble/generate"]
