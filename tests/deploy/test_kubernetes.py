@@ -215,11 +215,17 @@ def test_keys_come_from_a_secret_and_close_grpc(embedded: Path) -> None:
 
 
 def test_clients_and_prometheus_alone_reach_the_pods(one_rank: Path) -> None:
-    spec = objects(one_rank, monitoring="observability")["NetworkPolicy"]["spec"]
+    found = objects(one_rank, monitoring="observability", client_namespaces=["ingress", "apps"])["NetworkPolicy"]
+    assert faults(found) == []
+    spec = found["spec"]
     assert spec["policyTypes"] == ["Ingress", "Egress"]
     assert spec["egress"] == []
     apis, metrics = spec["ingress"]
     assert [port["port"] for port in apis["ports"]] == ["http", "grpc"]
+    own, *others = apis["from"]
+    assert own == {"podSelector": {}}
+    named = [each["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for each in others]
+    assert named == ["ingress", "apps"]
     assert metrics["from"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "observability"}
 
 

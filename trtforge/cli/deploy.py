@@ -121,6 +121,15 @@ _ApiKeySecret = Annotated[
         show_default=False,
     ),
 ]
+_ClientNamespace = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--client-namespace",
+        metavar="NAME",
+        rich_help_panel=_CLUSTER,
+        help="Namespace whose pods may send requests too, such as that of an ingress controller; repeatable.",
+    ),
+]
 _Monitoring = Annotated[
     str,
     typer.Option(
@@ -216,6 +225,7 @@ def _cluster_command(target: "Target", about: str) -> Callable[..., None]:
         pvc: _Pvc = None,
         repository_image: _RepositoryImage = None,
         api_key_secret: _ApiKeySecret = None,
+        client_namespace: _ClientNamespace = None,
         monitoring: _Monitoring = defaults.MONITORING,
         replicas: _Replicas = 1,
         max_replicas: _MaxReplicas = None,
@@ -236,6 +246,7 @@ def _cluster_command(target: "Target", about: str) -> Callable[..., None]:
             "pvc": pvc,
             "repository_image": repository_image,
             "api_key_secret": api_key_secret,
+            "client_namespaces": client_namespace or (),
             "monitoring": monitoring,
             "replicas": replicas,
             "max_replicas": max_replicas,

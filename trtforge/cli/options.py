@@ -1,5 +1,6 @@
 """Options that several commands share, each declared once."""
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -196,6 +197,7 @@ _OPTIONS_OF = {
     "data.sequence_length": "--seq-len",
     "features": "--feature",
     "exclude_modules": "--exclude-module",
+    "client_namespaces": "--client-namespace",
     "name_prefix": "--name",
     "target.tensorrt_llm": "--target-version",
 }
@@ -216,6 +218,8 @@ def from_options(
 
 
 def _option_of(key: str) -> str:
+    """The option that gives a configuration key, or one of the values of a repeatable one."""
+    key = re.sub(r"\.\d+$", "", key)
     if key.startswith("features."):
         return f"--feature {key.removeprefix('features.')}"
     return _OPTIONS_OF.get(key) or f"--{key.rpartition('.')[2].replace('_', '-')}"

@@ -13,6 +13,8 @@ _PROMETHEUS = "http://prometheus-operated.{namespace}.svc:9090"
 _NAME = {"minLength": 1}
 _COUNT = {"minimum": 1}
 _MIB = 1 << 20
+OF_NAMESPACE = "kubernetes.io/metadata.name"
+"""The label that Kubernetes gives every namespace."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def cluster_settings(config: ClusterConfig, workload: Workload) -> ClusterSettin
         ),
         monitoring_release=Value("monitoring.release", "", "Label `release` by which Prometheus selects them, if any."),
         network_policy=Value("networkPolicy.enabled", True, "Only clients and Prometheus reach the pods."),
-        clients=Value("networkPolicy.clients", [{"podSelector": {}}], "Peers that may send requests: this namespace."),
+        clients=Value("networkPolicy.clients", _clients(config), "Peers that may send requests."),
     )
 
 
@@ -98,6 +100,12 @@ def _resources(config: ClusterConfig, workload: Workload) -> Mapping[str, Any]:
     if not workload.gpus:
         return {"requests": requests}
     return {"requests": requests, "limits": {"nvidia.com/gpu": workload.gpus // config.nodes}}
+
+
+def _clients(config: ClusterConfig) -> list[Mapping[str, Any]]:
+    """The pods of the deployment's own namespace, and of the others that were named."""
+    others = ({"matchLabels": {OF_NAMESPACE: name}} for name in config.client_namespaces)
+    return [{"podSelector": {}}, *({"namespaceSelector": selector} for selector in others)]
 
 
 def _tolerations(workload: Workload) -> list[Mapping[str, str]]:

@@ -2,9 +2,9 @@
 
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from trtforge.core import defaults
 from trtforge.core.builds import base_name
@@ -13,6 +13,7 @@ from trtforge.core.config_model import Config
 Target = Literal["compose", "kubernetes", "helm"]
 NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 """A DNS label, short enough for the suffixes of pods."""
+Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
 _LONGEST = 40
 _PREFIX = "model"  # of a name that begins with a digit
 _OBJECT = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
@@ -48,9 +49,7 @@ class ComposeConfig(DeployConfig):
 class ClusterConfig(DeployConfig):
     """Of Kubernetes, as plain manifests or as a chart."""
 
-    namespace: str = Field(
-        defaults.NAMESPACE, pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$", description="Namespace."
-    )
+    namespace: Namespace = Field(defaults.NAMESPACE, description="Namespace of all objects.")
     pull_secret: str | None = Field(None, pattern=_OBJECT, description="Secret for the image's registry.")
     replicas: int = Field(1, ge=1, description="Replicas, each with the engine's ranks.")
     max_replicas: int | None = Field(None, ge=1, description="Replicas that autoscaling may add up to.")
@@ -61,6 +60,7 @@ class ClusterConfig(DeployConfig):
     repository_image: str | None = Field(None, pattern=r"^\S+$", description="OCI image that holds the repository.")
     api_key_secret: str | None = Field(None, pattern=_OBJECT, description="Secret with API keys.")
     ssh_secret: str | None = Field(None, pattern=_OBJECT, description="Secret with the key that nodes use among them.")
+    client_namespaces: tuple[Namespace, ...] = Field((), description="Other namespaces whose pods may send requests.")
     monitoring: str = Field(defaults.MONITORING, description="Namespace of Prometheus; none: no monitoring.")
 
     @field_validator("pvc")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from trtforge.deploy.cluster_settings import ClusterSettings
+from trtforge.deploy.cluster_settings import OF_NAMESPACE, ClusterSettings
 from trtforge.deploy.pods import labels, metadata
 from trtforge.deploy.values import Node, When
 from trtforge.deploy.workload import Workload
@@ -52,7 +52,7 @@ def service(workload: Workload, settings: ClusterSettings, nodes: int) -> Node:
 def network_policy(workload: Workload, settings: ClusterSettings, nodes: int) -> Node:
     """Clients reach the APIs, Prometheus the metrics; pods reach nothing, or each other where ranks are on several."""
     apis = [{"port": name} for name in workload.ports if name != "metrics"]
-    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": settings.monitoring_namespace}}}
+    prometheus = {"namespaceSelector": {"matchLabels": {OF_NAMESPACE: settings.monitoring_namespace}}}
     own: Mapping[str, Node] = {"podSelector": {"matchLabels": labels(settings)}}
     ingress: list[Node] = [
         {"from": settings.clients, "ports": apis},
