@@ -149,12 +149,16 @@ def test_images_that_nobody_publishes_are_built_first(
     ("words", "status", "said"),
     [
         (("kubernetes",), 2, "--pvc or --repository-image"),
-        (("kubernetes", *CLUSTER, "--name", "Llama"), 2, "--name"),
+        (
+            ("kubernetes", *CLUSTER, "--name", "Llama"),
+            2,
+            "--name: 'Llama' is not a name of at most 40 lower-case letters",
+        ),
         (("kubernetes", *CLUSTER, "--replicas", "0"), 2, "--replicas"),
         (("helm", *CLUSTER, "--replicas", "3", "--max-replicas", "2"), 2, "--max-replicas 2 is less than --replicas 3"),
         (("helm", *CLUSTER, "--max-replicas", "2", "--monitoring", "none"), 2, "--max-replicas needs --monitoring"),
         (("helm", *CLUSTER, "--client-namespace", "a", "--client-namespace", "B"), 2, "--client-namespace"),
-        (("helm", "--pvc", "models/../other"), 2, "a directory of a claim has no . and .."),
+        (("helm", "--pvc", "models/../other"), 2, "'models/../other' is not NAME or NAME/DIRECTORY"),
         (("helm", *CLUSTER, "--api-key-secret", "keys"), 1, "which checks none"),
         (("compose", "--openai-port", "8003"), 1, "OpenAI's API is a part of trtforge"),
         (("compose", "--nodes", "2"), 2, "No such option: --nodes"),

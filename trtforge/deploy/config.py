@@ -4,19 +4,48 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints, field_validator
+from pydantic import AfterValidator, Field
 
 from trtforge.core import defaults
 from trtforge.core.builds import base_name
 from trtforge.core.config_model import Config
 
 Target = Literal["compose", "kubernetes", "helm"]
-NAME = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
-"""A DNS label, short enough for the suffixes of pods."""
-Namespace = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
-_LONGEST = 40
+_LONGEST = 40  # characters: pods get suffixes, and names of DNS have 63
 _PREFIX = "model"  # of a name that begins with a digit
-_OBJECT = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
+
+
+def _form(pattern: str, form: str) -> AfterValidator:
+    """The form of a string, as a regular expression and in words."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise ValueError(f"{value!r} is not {form}")
+        return value
+
+    return AfterValidator(check)
+
+
+Name = Annotated[
+    str,
+    _form(
+        rf"[a-z](?:[-a-z0-9]{{0,{_LONGEST - 2}}}[a-z0-9])?",
+        f"a name of at most {_LONGEST} lower-case letters, digits and hyphens, a letter first",
+    ),
+]
+Namespace = Annotated[
+    str, _form(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", "a namespace: lower-case letters, digits and hyphens")
+]
+ObjectName = Annotated[
+    str, _form(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", "a name of lower-case letters, digits, hyphens and dots")
+]
+Image = Annotated[str, _form(r"[^\s-]\S*", "an image")]
+Claim = Annotated[
+    str,
+    _form(
+        r"[a-z0-9][-a-z0-9.]*(?:/(?!\.{1,2}(?:/|$))[^/\s]+)*", "NAME or NAME/DIRECTORY, a directory inside of the claim"
+    ),
+]
 
 
 def name_of(repository: Path) -> str:
@@ -28,8 +57,8 @@ def name_of(repository: Path) -> str:
 class DeployConfig(Config):
     """What every target takes."""
 
-    name: str = Field("trtforge", pattern=NAME, description="Name of the deployment.")
-    image: str | None = Field(None, pattern=r"^\S+$", description="Container image; None: the release's.")
+    name: Name = Field("trtforge", description="Name of the deployment.")
+    image: Image | None = Field(None, description="Container image; None: the release's.")
     drain_timeout: float = Field(
         defaults.DRAIN_TIMEOUT, ge=0, description="Seconds that running requests may take when a server is stopped."
     )
@@ -50,25 +79,16 @@ class ClusterConfig(DeployConfig):
     """Of Kubernetes, as plain manifests or as a chart."""
 
     namespace: Namespace = Field(defaults.NAMESPACE, description="Namespace of all objects.")
-    pull_secret: str | None = Field(None, pattern=_OBJECT, description="Secret for the image's registry.")
+    pull_secret: ObjectName | None = Field(None, description="Secret for the image's registry.")
     replicas: int = Field(1, ge=1, description="Replicas, each with the engine's ranks.")
     max_replicas: int | None = Field(None, ge=1, description="Replicas that autoscaling may add up to.")
     nodes: int = Field(1, ge=1, description="Nodes that the ranks of a replica are divided over.")
-    pvc: str | None = Field(
-        None, pattern=r"^[a-z0-9][-a-z0-9.]*(/[^/\s]+)*$", description="Claim that holds the repository."
-    )
-    repository_image: str | None = Field(None, pattern=r"^\S+$", description="OCI image that holds the repository.")
-    api_key_secret: str | None = Field(None, pattern=_OBJECT, description="Secret with API keys.")
-    ssh_secret: str | None = Field(None, pattern=_OBJECT, description="Secret with the key that nodes use among them.")
+    pvc: Claim | None = Field(None, description="Claim that holds the repository.")
+    repository_image: Image | None = Field(None, description="OCI image that holds the repository.")
+    api_key_secret: ObjectName | None = Field(None, description="Secret with API keys.")
+    ssh_secret: ObjectName | None = Field(None, description="Secret with the key that nodes use among them.")
     client_namespaces: tuple[Namespace, ...] = Field((), description="Other namespaces whose pods may send requests.")
-    monitoring: str = Field(defaults.MONITORING, description="Namespace of Prometheus; none: no monitoring.")
-
-    @field_validator("pvc")
-    @classmethod
-    def _stays_below(cls, pvc: str | None) -> str | None:
-        if pvc is not None and {".", ".."} & set(pvc.split("/")):
-            raise ValueError("a directory of a claim has no . and ..")
-        return pvc
+    monitoring: Namespace = Field(defaults.MONITORING, description="Namespace of Prometheus; none: no monitoring.")
 
     @property
     def scales(self) -> bool:
