@@ -152,7 +152,7 @@ def test_images_that_nobody_publishes_are_built_first(
         (
             ("kubernetes", *CLUSTER, "--name", "Llama"),
             2,
-            "--name: 'Llama' is not a name of at most 40 lower-case letters",
+            "'Llama' is not a name of at most 40 lower-case letters",
         ),
         (("kubernetes", *CLUSTER, "--replicas", "0"), 2, "--replicas"),
         (("helm", *CLUSTER, "--replicas", "3", "--max-replicas", "2"), 2, "--max-replicas 2 is less than --replicas 3"),

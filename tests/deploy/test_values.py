@@ -1,6 +1,8 @@
 """YAML and templates of the same tree."""
 
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trtforge.deploy.values import Value, When, as_template, as_yaml, plain, settings, text
 
@@ -26,6 +28,20 @@ def test_yaml_is_read_back_as_it_was() -> None:
     assert yaml.safe_load(as_yaml(TREE)) == plain(TREE)
     assert plain(TREE)["name"] == "llama-100%"
     assert [key for key in plain(TREE) if key in ("never", "always", "labels")] == ["always"]
+
+
+WORDS = st.text(st.characters(exclude_categories=("Cs",)), max_size=8) | st.text(
+    " \n\r\t-:#{}[]a\"'%\x85\u2028", max_size=8
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | WORDS
+TREES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3), max_leaves=8
+)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), TREES, min_size=1))
+def test_any_tree_is_read_back_as_it_was(tree: dict[str, object]) -> None:
+    assert yaml.safe_load(as_yaml(tree)) == tree
 
 
 def test_templates_read_settings_and_escape_what_is_not_theirs() -> None:

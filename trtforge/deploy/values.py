@@ -4,6 +4,7 @@ One tree of objects serves both: plain manifests hold what a chart renders with 
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,6 @@ import yaml
 Node = Any
 """JSON's types, and in place of any of them a Value, Text, Sum or When."""
 
-_UNBROKEN = 100_000
 _ESCAPED = '{{ "{{" }}'
 
 
@@ -159,8 +159,12 @@ class _Raw:
 
 
 def _block(node: Node) -> str | None:
-    """The text of a node that is written as a block of lines; None for any other."""
-    return node if isinstance(node, str) and "\n" in node else None
+    """The text of a node that is written as a block of lines; None for any other, and for text that needs quotes."""
+    if not isinstance(node, str) or "\n" not in node:
+        return None
+    lines = node.removesuffix("\n").split("\n")
+    readable = all(line.isprintable() and line == line.rstrip() for line in lines)
+    return node if readable and lines[-1] and lines[0] == lines[0].lstrip() != "" else None
 
 
 def _scalar(node: Node) -> str:
@@ -169,8 +173,9 @@ def _scalar(node: Node) -> str:
         return node.line
     if isinstance(node, Mapping | list | tuple):
         return json.dumps(node)
-    written = yaml.safe_dump(node, default_flow_style=True, width=_UNBROKEN, allow_unicode=True)
-    return written.removesuffix("...\n").rstrip("\n")
+    style = '"' if isinstance(node, str) and not node.isprintable() else None
+    written = yaml.safe_dump(node, default_style=style, width=math.inf, allow_unicode=style is None)
+    return written.removesuffix("...\n").removesuffix("\n")
 
 
 def _template_scalar(node: Node) -> str:
