@@ -188,7 +188,7 @@ def compose(
     json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write compose.yaml for one server on this kind of host.
+    """Write compose.yaml for one server on one host.
 
     The server's root file system is read-only, it has no capabilities, and its ports are those of the host's loopback
     interface unless --host is given. For the embedded engine a Dockerfile is written too.

@@ -82,15 +82,25 @@ def cluster_settings(config: ClusterConfig, workload: Workload) -> ClusterSettin
             "Failures of the startup probe, every 10 s, before a pod that loads its engine is restarted.",
             _COUNT,
         ),
-        scaling=Value("autoscaling.enabled", config.scales, "Add replicas by load; needs KEDA."),
-        most_replicas=Value("autoscaling.maxReplicas", config.max_replicas or config.replicas, "The most.", _COUNT),
-        prometheus=Value("autoscaling.prometheus", _PROMETHEUS.format(namespace=namespace), "Prometheus for KEDA."),
-        monitoring=Value("monitoring.enabled", monitored, "PodMonitor, alerts, dashboard; needs the operator."),
+        scaling=Value("autoscaling.enabled", config.scales, "Add and remove replicas by load; needs KEDA."),
+        most_replicas=Value(
+            "autoscaling.maxReplicas", config.max_replicas or config.replicas, "Most replicas.", _COUNT
+        ),
+        prometheus=Value(
+            "autoscaling.prometheus", _PROMETHEUS.format(namespace=namespace), "Address of Prometheus, which KEDA asks."
+        ),
+        monitoring=Value(
+            "monitoring.enabled", monitored, "PodMonitor, alerts and dashboard; needs the Prometheus operator."
+        ),
         monitoring_namespace=Value(
             "monitoring.namespace", namespace, "Namespace of Prometheus, which may scrape.", _NAME
         ),
-        monitoring_release=Value("monitoring.release", "", "Label `release` by which Prometheus selects them, if any."),
-        network_policy=Value("networkPolicy.enabled", True, "Only clients and Prometheus reach the pods."),
+        monitoring_release=Value(
+            "monitoring.release",
+            "",
+            "Value of the label release by which Prometheus selects monitors and rules; empty: none.",
+        ),
+        network_policy=Value("networkPolicy.enabled", True, "Let only clients and Prometheus reach the pods."),
         clients=Value("networkPolicy.clients", _clients(config), "Peers that may send requests."),
     )
 
