@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.quantized import LINEARS, tiny_llama
 
-FORMATS = ("fp8", "fp8_pc_pt", "int4_awq", "nvfp4")
+FORMATS = ("fp8", "fp8_pc_pt", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4")
 SIZES = {"hidden_size": 256, "intermediate_size": 512}
 
 
@@ -25,6 +25,8 @@ def quantized_by_modelopt(format_: str, *, fp8_kv_cache: bool = False) -> Any:
             "fp8": mtq.FP8_DEFAULT_CFG,
             "fp8_pc_pt": mtq.FP8_PER_CHANNEL_PER_TOKEN_CFG,
             "int4_awq": mtq.INT4_AWQ_CFG,
+            "w4a8_awq": mtq.W4A8_AWQ_BETA_CFG,
+            "int8_sq": mtq.INT8_SMOOTHQUANT_CFG,
             "nvfp4": mtq.NVFP4_DEFAULT_CFG,
         }[format_]
     )
@@ -68,7 +70,7 @@ def nvfp4_values(stored: dict[str, Tensor], module: str) -> Tensor:
 
 def dense(format_: str, stored: dict[str, Tensor]) -> torch.nn.Module:
     """The float32 model that a checkpoint for Hugging Face stands for."""
-    read = {"fp8": _fp8, "int4_awq": _int4, "nvfp4": _nvfp4}[format_]
+    read = {"fp8": _fp8, "int4_awq": _int4, "w4a8_awq": _w4a8, "int8_sq": _int8, "nvfp4": _nvfp4}[format_]
     model = tiny_llama(torch.float16, **SIZES)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -82,12 +84,33 @@ def _fp8(stored: dict[str, Tensor], module: str) -> Tensor:
 
 
 def _int4(stored: dict[str, Tensor], module: str) -> Tensor:
-    """Even outputs are in low nibbles; inputs are scaled before."""
+    """Inputs are scaled before."""
+    scales = stored[f"{module}.weight_scale"].repeat_interleave(128, dim=1)
+    return _codes(stored, module) * scales * _pre(stored, module)
+
+
+def _w4a8(stored: dict[str, Tensor], module: str) -> Tensor:
+    """As TensorRT-LLM multiplies: scales of groups are of float16 once the tensor's is divided out."""
+    second = stored[f"{module}.weight_scale_2"]
+    scales = (stored[f"{module}.weight_scale"] / second).half().float() * second
+    return _codes(stored, module) * scales.repeat_interleave(128, dim=1) * _pre(stored, module)
+
+
+def _codes(stored: dict[str, Tensor], module: str) -> Tensor:
+    """Even outputs are in low nibbles."""
     packed = stored[f"{module}.weight"]
     nibbles = torch.stack((packed & 15, packed >> 4), dim=1).flatten(0, 1).float()
-    codes = torch.where(nibbles > 7, nibbles - 16, nibbles)
-    values = codes * stored[f"{module}.weight_scale"].repeat_interleave(128, dim=1)
-    return values * stored.get(f"{module}.pre_quant_scale", torch.ones(1))
+    return torch.where(nibbles > 7, nibbles - 16, nibbles)
+
+
+def _int8(stored: dict[str, Tensor], module: str) -> Tensor:
+    scales = stored[f"{module}.weight_scale"].unsqueeze(1)
+    return stored[f"{module}.weight"].float() * scales * _pre(stored, module)
+
+
+def _pre(stored: dict[str, Tensor], module: str) -> Tensor:
+    """What inputs are multiplied by."""
+    return stored.get(f"{module}.pre_quant_scale", torch.ones(1))
 
 
 def _nvfp4(stored: dict[str, Tensor], module: str) -> Tensor:

@@ -247,6 +247,15 @@ def test_a_quantisation_that_only_the_llm_api_reads_is_not_refused(tmp_path: Pat
     assert hugging_face_plan(tmp_path)["warnings"] == []
 
 
+def test_integers_that_the_llm_api_does_not_multiply_are_refused(tmp_path: Path) -> None:
+    shutil.copy(DEMO_MODEL / "config.json", tmp_path)
+    quantization = {"quant_algo": "W8A8_SQ_PER_CHANNEL", "kv_cache_quant_algo": None}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    with pytest.raises(ForgeError, match="PyTorch backend has no layers for W8A8_SQ_PER_CHANNEL") as caught:
+        hugging_face_plan(tmp_path)
+    assert caught.value.hint == "Convert the checkpoint and use engine.backend tensorrt_llm or torch."
+
+
 def test_mxfp4_is_held_against_the_gpu(tmp_path: Path) -> None:
     values = json.loads((DEMO_MODEL / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "mxfp4"}}))

@@ -129,6 +129,26 @@ def int4_logits(stored: dict[str, Tensor]) -> Tensor:
     return logits(dense("int4_awq", stored))
 
 
+def smoothed_logits(format_: str, stored: dict[str, Tensor], rounded: Callable[[Tensor], Tensor]) -> Tensor:
+    """With inputs that are multiplied by the pre-quantisation scale, divided by their own and then rounded."""
+    vectors = {name: tensor for name, tensor in stored.items() if name.endswith("pre_quant_scale")}
+    others = {name: tensor for name, tensor in stored.items() if name not in vectors}
+
+    def inputs(module: str, values: Tensor) -> Tensor:
+        step = stored[f"{module}.input_scale"]
+        return rounded(values * (vectors.get(f"{module}.pre_quant_scale", torch.ones(1)) / step)) * step
+
+    return logits(dense(format_, others), inputs)
+
+
+def w4a8_logits(stored: dict[str, Tensor]) -> Tensor:
+    return smoothed_logits("w4a8_awq", stored, lambda values: to_e4m3(values, torch.ones(1)))
+
+
+def int8_logits(stored: dict[str, Tensor]) -> Tensor:
+    return smoothed_logits("int8_sq", stored, lambda values: values.round().clamp(-128, 127))
+
+
 def nvfp4_logits(stored: dict[str, Tensor]) -> Tensor:
     """Inputs are rounded by ModelOpt's own class of such tensors."""
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
@@ -144,8 +164,14 @@ def nvfp4_logits(stored: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize(
     ("format_", "expected"),
-    [("fp8", fp8_logits), ("int4_awq", int4_logits), ("nvfp4", nvfp4_logits)],
-    ids=["fp8", "int4_awq", "nvfp4"],
+    [
+        ("fp8", fp8_logits),
+        ("int4_awq", int4_logits),
+        ("w4a8_awq", w4a8_logits),
+        ("int8_sq", int8_logits),
+        ("nvfp4", nvfp4_logits),
+    ],
+    ids=["fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"],
 )
 def test_modelopts_checkpoints(format_: str, expected: Callable[[dict[str, Tensor]], Tensor], tmp_path: Path) -> None:
     export_for_hugging_face(quantized_by_modelopt(format_), tmp_path / "hf")
@@ -153,7 +179,8 @@ def test_modelopts_checkpoints(format_: str, expected: Callable[[dict[str, Tenso
     for tp in (1, 2):
         out = convert(ConvertConfig(dtype="float32", tp=tp), tmp_path / "hf", tmp_path / f"tp{tp}").path
         (made,) = computed(out, TOKENS)
-        assert relative(made, reference) < 5e-3
+        assert float(((made - reference).norm(dim=-1) / reference.norm(dim=-1)).median()) < 1e-5
+        assert relative(made, reference) < 2e-2  # sums in another order round a few inputs otherwise
 
 
 @pytest.mark.parametrize(("format_", "close"), [("fp8_pc_pt", 5e-3), ("nvfp4", 1e-6)])

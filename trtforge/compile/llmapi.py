@@ -24,6 +24,7 @@ from trtforge.formats.llmapi import (
     has_argument,
     require_llm_api,
     require_mixed_precision,
+    require_served,
 )
 from trtforge.formats.quantization_config import quantization_method, read_quantized_source
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
@@ -139,7 +140,7 @@ def plan_for_hf_config(
 ) -> LlmapiPlan:
     """As `plan_for_hugging_face`, for the config.json of a checkpoint that need not be on this machine."""
     _require_split(found, parallel)
-    warnings = _require_stored_formats(found, gpu_named(config.target.gpu)) if config.target.gpu is not None else ()
+    warnings = _require_stored_formats(found, None if config.target.gpu is None else gpu_named(config.target.gpu))
     text = _text_config(found)
     windows, facts = Windows.of_hugging_face(found, text), _facts(found, text, parallel)
     plan = _plan(_HfPositions.of(found), parallel, config, "hugging_face", windows, facts, fp8_cache=fp8_cache)
@@ -191,8 +192,8 @@ def _require_split(config: HfConfig, parallel: Parallel) -> None:
         raise ForgeError(f"{layers} layers are fewer than pp {parallel.pp}", hint=f"Choose a --pp up to {layers}.")
 
 
-def _require_stored_formats(config: HfConfig, gpu: Gpu) -> tuple[str, ...]:
-    """Check the checkpoint's quantisation against the GPU; a format that trtforge cannot read is a warning.
+def _require_stored_formats(config: HfConfig, gpu: Gpu | None) -> tuple[str, ...]:
+    """Check the checkpoint's quantisation, also against the GPU; a format that trtforge cannot read is a warning.
 
     The LLM API supports more formats than trtforge, so this is not an error.
     """
@@ -202,11 +203,15 @@ def _require_stored_formats(config: HfConfig, gpu: Gpu) -> tuple[str, ...]:
     try:
         stored = read_quantized_source(config)
     except ForgeError as error:
+        if gpu is None:
+            return ()
         return (f"not checked that {gpu.name} supports the checkpoint's quantisation: {error.message}",)
     if stored is not None:
         cache = "FP8" if stored.fp8_kv_cache else None
         algorithm = FORMATS[stored.format].algorithm
-        require_formats(gpu, Quantization(quant_algo=algorithm, kv_cache_quant_algo=cache))
+        require_served(algorithm)
+        if gpu is not None:
+            require_formats(gpu, Quantization(quant_algo=algorithm, kv_cache_quant_algo=cache))
     return ()
 
 

@@ -258,6 +258,20 @@ def _line(version: str) -> str:
     return line
 
 
+_UNSERVED = ("W8A8_SQ_PER_CHANNEL",)
+"""Algorithms of ModelOpt's exports without a linear layer in TensorRT-LLM's PyTorch backend (`get_quant_method` in
+tensorrt_llm/_torch/modules/linear.py, 1.2)."""
+
+
+def require_served(algorithm: str | None) -> None:
+    """Raises ForgeError for an algorithm of a Hugging Face checkpoint that no release's PyTorch backend computes."""
+    if algorithm in _UNSERVED:
+        raise ForgeError(
+            f"TensorRT-LLM's PyTorch backend has no layers for {algorithm}",
+            hint="Convert the checkpoint and use engine.backend tensorrt_llm or torch.",
+        )
+
+
 def require_mixed_precision(version: str, algorithms: Collection[str]) -> None:
     """Raises ForgeError for an algorithm that a release's PyTorch backend does not take for single layers."""
     data, line = read_release_data("llmapi"), ".".join(version.split(".")[:2])

@@ -1,30 +1,26 @@
 """How a Hugging Face checkpoint was quantised, from its JSON files; what cannot be stored exactly is an error.
 
-Sources: AutoAWQ, GPTQModel and AutoFP8 in config.json's `quantization_config`; ModelOpt's `hf_quant_config.json`
-(export/convert_hf_config.py, 0.47).
+Sources: AutoAWQ, GPTQModel and AutoFP8 in config.json's `quantization_config`; ModelOpt's `hf_quant_config.json`.
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from fnmatch import translate
 from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
-from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.formats.compressed_tensors import compressed_tensors
 from trtforge.formats.hf import QUANTIZATION_FILES, HfConfig
+from trtforge.formats.modelopt import modelopt
 from trtforge.formats.quantization_values import (
     DAMAGED,
     ORIGINAL,
     Values,
     quantization_of,
     shown,
-    static_fp8_kv_cache,
 )
-from trtforge.formats.quantized_source import Packing, QuantizedSource
+from trtforge.formats.quantized_source import QuantizedSource
 
 MODELOPT_FILE, *_OLDER = QUANTIZATION_FILES
 _OLD_FILES = dict(zip(_OLDER, ("gptq", "awq"), strict=True))
@@ -44,7 +40,7 @@ def read_quantized_source(config: HfConfig) -> QuantizedSource | None:
     files = {path.name: path for path in quantization_files(config.path.parent)}
     if MODELOPT_FILE in files:
         path = files[MODELOPT_FILE]
-        return _modelopt(Values(_read(path).get("quantization"), f"{path}: quantization"))
+        return modelopt(Values(_read(path).get("quantization"), f"{path}: quantization"))
     if config.fp8_blocks is not None or config.mxfp4_experts:
         return None
     if values is not None:
@@ -83,7 +79,7 @@ def _by_method(values: Values) -> QuantizedSource:
         case "fp8":
             return _fp8(values)
         case _ if method.startswith("modelopt"):
-            return _modelopt(values)
+            return modelopt(values)
         case _:
             reason, hint = _REFUSED.get(method, ("its packing is not known to trtforge", ORIGINAL))
             raise values.refusal(f"quant_method {method} is not converted: {reason}", hint)
@@ -179,52 +175,6 @@ def _blocks(values: Values) -> tuple[str, ...] | None:
     if not all(isinstance(name, str) for name in names):
         raise values.refusal(f"modules_in_block_to_quantize is {shown(blocks)}, names are expected", DAMAGED)
     return tuple(rf"(?:^|\.){re.escape(name)}$" for name in names)
-
-
-_MODELOPT: Mapping[str, Packing] = {
-    "FP8": "fp8",
-    "FP8_PER_CHANNEL_PER_TOKEN": "fp8_rows",
-    "W4A16_AWQ": "modelopt_int4",
-    "NVFP4": "nvfp4",
-}
-
-
-def _modelopt(values: Values) -> QuantizedSource:
-    if values.get("quantization"):  # config.json may have what is in hf_quant_config.json, as vLLM reads it
-        values = values.part("quantization")
-    algorithm = values.get("quant_algo")
-    if algorithm is None:
-        raise values.refusal(
-            "quant_algo is null: no weight is quantised",
-            "Convert the original checkpoint, with --kv-cache fp8 for an FP8 KV cache.",
-        )
-    packing = _MODELOPT.get(str(algorithm))
-    if packing is None:
-        raise values.refusal(
-            f"ModelOpt's {algorithm} is not converted, {', '.join(_MODELOPT)} are",
-            "Export one of those with ModelOpt, or convert the original checkpoint.",
-        )
-    if values.get("has_zero_point"):
-        raise values.refusal("has_zero_point is true: TensorRT-LLM's W4A16_AWQ is written without zero points")
-    group = values.group_size("group_size") if packing == "modelopt_int4" else 128
-    if packing == "nvfp4":
-        group = values.get("group_size") or NVFP4_BLOCK
-        values.require("group_size", group, (NVFP4_BLOCK,), f"NVFP4 blocks are of {NVFP4_BLOCK} inputs")
-    scheme = values.get("kv_cache_scheme")
-    cache = values.get("kv_cache_quant_algo") or (scheme if isinstance(scheme, str) else None)
-    values.require("kv_cache_quant_algo", cache, ("FP8", None), "only an FP8 KV cache is converted")
-    return QuantizedSource(
-        tool="ModelOpt",
-        packing=packing,
-        never=("^lm_head$", *(_wildcard(name) for name in values.names("exclude_modules", "ignore"))),
-        group_size=group,
-        fp8_kv_cache=cache == "FP8" or static_fp8_kv_cache(values),
-    )
-
-
-def _wildcard(name: str) -> str:
-    """A pattern for module names with wildcards; submodules of an excluded module are excluded too."""
-    return rf"^(?:{translate(name)}|{re.escape(name)}\.)"
 
 
 def _fp8(values: Values) -> QuantizedSource:

@@ -68,11 +68,11 @@ class Values:
         """Raises ForgeError unless codes have 4 bits."""
         self.require(keys[0], self.get(*keys), (4,), "only 4-bit codes have a TensorRT-LLM layout for every GPU")
 
-    def group_size(self, *keys: str) -> int:
+    def group_size(self, *keys: str, algorithm: str = "W4A16_AWQ") -> int:
         """The group size, 128 if absent. Raises ForgeError for one that TensorRT-LLM does not support."""
         size = self.get(*keys)
         size = 128 if size is None else size
-        self.require(keys[0], size, _GROUPS, "TensorRT-LLM's W4A16_AWQ has groups of 64 or 128 inputs")
+        self.require(keys[0], size, _GROUPS, f"TensorRT-LLM's {algorithm} has groups of 64 or 128 inputs")
         assert isinstance(size, int)
         return size
 

@@ -10,15 +10,19 @@ from typing import Literal
 
 from trtforge.formats.published_names import module_names
 
-Packing = Literal["awq", "gptq", "pack_quantized", "modelopt_int4", "fp8", "fp8_rows", "fp8_one_scale", "nvfp4"]
+Packing = Literal[
+    "awq", "gptq", "pack_quantized", "modelopt_int4", "modelopt_w4a8",
+    "fp8", "fp8_rows", "fp8_one_scale", "int8_rows", "nvfp4",
+]  # fmt: skip
 """How a weight (out, in) is stored.
 
-`awq`: int32 (in, out / 8), `gptq`: int32 (in / 8, out), `pack_quantized`: int32 (out, in / 8), `modelopt_int4`: uint8
-(out / 2, in), `nvfp4`: uint8 (out, in / 2), the others E4M3 (out, in). `fp8`: one weight scale and a static activation
-scale; with dynamic per-token activation scales, `fp8_rows`: a weight scale per output, `fp8_one_scale`: one for all.
+`awq`: int32 (in, out / 8), `gptq`: int32 (in / 8, out), `pack_quantized`: int32 (out, in / 8), `modelopt_int4` and
+`modelopt_w4a8`: uint8 (out / 2, in), `nvfp4`: uint8 (out, in / 2), `int8_rows`: int8 (out, in), the others E4M3 (out,
+in). `fp8`: one weight scale and a static activation scale; with dynamic per-token activation scales, `fp8_rows`: a
+weight scale per output, `fp8_one_scale`: one for all. `modelopt_w4a8` and `int8_rows` have a static activation scale.
 """
 
-StoredFormat = Literal["int4_awq", "fp8", "fp8_rowwise", "nvfp4"]
+StoredFormat = Literal["int4_awq", "w4a8_awq", "fp8", "fp8_rowwise", "int8_sq", "nvfp4"]
 """The formats that trtforge converts to, as in `--quant`."""
 
 _FORMAT_OF: Mapping[Packing, StoredFormat] = {
@@ -26,9 +30,11 @@ _FORMAT_OF: Mapping[Packing, StoredFormat] = {
     "gptq": "int4_awq",
     "pack_quantized": "int4_awq",
     "modelopt_int4": "int4_awq",
+    "modelopt_w4a8": "w4a8_awq",
     "fp8": "fp8",
     "fp8_rows": "fp8_rowwise",
     "fp8_one_scale": "fp8_rowwise",
+    "int8_rows": "int8_sq",
     "nvfp4": "nvfp4",
 }
 
@@ -50,7 +56,7 @@ class QuantizedSource:
     """One quantisation for all modules that match `only` (None: every module) but not `never`.
 
     Both hold regular expressions, searched in a module's full name. `stored_zero`: the stored code of zero point 8.
-    `weight_scale` and `input_scale`: the names inside a module of FP8's scales.
+    `weight_scale` and `input_scale`: the names inside a module of scales of FP8 and INT8.
     """
 
     tool: str

@@ -97,8 +97,10 @@ class QuantizedRows:
             for part in parts:  # AutoGPTQ writes a bias for every layer, zeros if the model has none
                 self._expect(f"{part.module}.bias", (part.out,), FLOATS, holds="zeros", optional=True)
         match self.source.packing:
-            case "awq" | "gptq" | "pack_quantized" | "modelopt_int4":
+            case "awq" | "gptq" | "pack_quantized" | "modelopt_int4" | "modelopt_w4a8":
                 contents = self._int4(parts)
+            case "int8_rows":
+                contents = self._int8(parts)
             case "fp8":
                 contents = self._fp8(parts, shared)
             case "fp8_rows" | "fp8_one_scale":
@@ -124,13 +126,35 @@ class QuantizedRows:
         yield "weight", dtype_named("int8"), (out // 2, inputs), self._codes(parts)
         scales = tuple(self._int4_scales(part) for part in parts)
         yield "weights_scaling_factor", FLOAT32, (out, inputs // group), _cast(scales)
+        if self.source.packing == "modelopt_w4a8":
+            yield "weights_scaling_factor_2", FLOAT32, (1,), self._largest(parts, "weight_scale_2")
+            yield "activation_scaling_factor", FLOAT32, (1,), self._largest(parts, self.source.input_scale)
+        yield self._pre_quant(parts)
+
+    def _int8(self, parts: "tuple[_Part, ...]") -> "Iterator[_Tensor]":
+        """SmoothQuant, or INT8 without it: then its scales of inputs are ones."""
+        weights = tuple(self._piece(part, "weight", ("int8",)) for part in parts)
+        out, inputs = _shape(parts)
+        yield "weight", dtype_named("int8"), (out, inputs), Repacked(weights)
+        scales = _cast(tuple(self._column(part, self.source.weight_scale, FLOATS) for part in parts))
+        yield "weights_scaling_factor", FLOAT32, (out,), scales
+        yield "activation_scaling_factor", FLOAT32, (1,), self._largest(parts, self.source.input_scale)
+        yield self._pre_quant(parts)
+
+    def _pre_quant(self, parts: "tuple[_Part, ...]") -> "_Tensor":
+        """The scale of the inputs, which the parts must share; ones where the source has none."""
         names: tuple[str, ...] = ()
-        if self.source.packing == "modelopt_int4":
+        if self.source.packing in ("modelopt_int4", "modelopt_w4a8", "int8_rows"):
             names = tuple(dict.fromkeys(f"{part.module}.pre_quant_scale" for part in parts))
             for name in names:
                 self._expect(name, (parts[0].inputs,), FLOATS, optional=True)
             self._alike.append(names)
-        yield "prequant_scaling_factor", self._dtype, (inputs,), StoredPreQuant(names, parts[0].weight.cuts)
+        cuts = parts[0].weight.cuts
+        return "prequant_scaling_factor", self._dtype, (len(cuts[0].cols),), StoredPreQuant(names, cuts)
+
+    def _largest(self, parts: "tuple[_Part, ...]", suffix: str) -> StoredScalar:
+        """The largest of the parts' scalars, which has room for the numbers of each."""
+        return StoredScalar(tuple(dict.fromkeys(self._scalar(part.module, suffix) for part in parts)))
 
     def _codes(self, parts: "tuple[_Part, ...]") -> Repacked:
         words, byte = ("int32",), ("uint8", "int8")
@@ -194,12 +218,11 @@ class QuantizedRows:
         weights = tuple(self._piece(part, "weight", ("uint8",), columns=2) for part in parts)
         blocks = tuple(self._piece(part, "weight_scale", ("float8_e4m3fn",), columns=NVFP4_BLOCK) for part in parts)
         tensor_scales = tuple(dict.fromkeys(self._scalar(part.module, "weight_scale_2") for part in parts))
-        inputs_scales = tuple(dict.fromkeys(self._scalar(part.module, "input_scale") for part in parts))
         self._alike.append(tensor_scales)
         yield "weight", dtype_named("uint8"), (out, inputs // 2), Repacked(weights)
         yield "weights_scaling_factor", dtype_named("float8_e4m3fn"), (out, inputs // NVFP4_BLOCK), Repacked(blocks)
         yield "weights_scaling_factor_2", FLOAT32, (1,), StoredScalar(tensor_scales)
-        yield "activation_scaling_factor", FLOAT32, (1,), StoredScalar(inputs_scales)
+        yield "activation_scaling_factor", FLOAT32, (1,), self._largest(parts, "input_scale")
 
     def _piece(
         self,

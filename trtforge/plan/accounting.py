@@ -10,6 +10,16 @@ from trtforge.models.prequantized_targets import FLOATS, Expected
 
 _SHOWN = 5
 _OF_ADAPTERS = "base_model."
+_EXPORT = "Export it again without {}, or convert the original float16 or bfloat16 checkpoint."
+_WITHOUT_COUNTERPART = {
+    ("k_proj.k_bias", "v_proj.v_bias"): ("the offsets of an affine KV cache", "them (ModelOpt's FP8_KV_CFG)"),
+    ("zero_point", "qzeros"): ("zero points", "them (symmetric quantisation)"),
+    ("g_idx",): ("an order of the inputs (act-order)", "it"),
+    ("pre_quant_scale",): ("a pre-quantisation scale of a layer that has none in this format", "it"),
+    ("svdquant_lora_a", "svdquant_lora_b"): ("the low-rank part of SVDQuant", "it"),
+    ("compressed", "bitmask"): ("sparse weights", "sparsity"),
+}
+"""What tools store beside quantised weights, by how the names end: what it is, and what to export without."""
 
 
 def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: CheckpointPlan) -> None:
@@ -33,6 +43,8 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: 
         for name in set(checkpoint.tensors) - set(plan.sources) - set(plan.ties) - set(stored)
         if not name.endswith(family.dropped) and not family.carries(name, facts.sizes.num_layers)
     )
+    if unexpected and stored:
+        _require_counterparts(checkpoint, unexpected)
     if unexpected:
         raise ForgeError(
             f"{checkpoint.directory} holds unexpected tensors for a {family.name} model: {listed(unexpected, _SHOWN)}",
@@ -42,6 +54,17 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: 
     for name, expected in sorted(wanted.items()):
         if name in checkpoint.tensors:
             _check(checkpoint.tensors[name], expected, exactly=name not in stored)
+
+
+def _require_counterparts(checkpoint: HfCheckpoint, unexpected: list[str]) -> None:
+    """Raises ForgeError, with the reason, for tensors that describe what TensorRT-LLM's layers do not compute."""
+    for endings, (what, without) in _WITHOUT_COUNTERPART.items():
+        found = [name for name in unexpected if name.endswith(endings)]
+        if found:
+            raise ForgeError(
+                f"{checkpoint.directory} holds {what}, which TensorRT-LLM's checkpoints lack: {listed(found, _SHOWN)}",
+                hint=_EXPORT.format(without),
+            )
 
 
 def _way_out(checkpoint: HfCheckpoint, family: Family, plan: CheckpointPlan, missing: list[str]) -> str:

@@ -55,11 +55,17 @@ class DequantizedWeights(LayerWeights):
                 return dequantize_int4(unpack_int4(repack_gptq(take("qweight").T)), take("scales").T.float())
             case "pack_quantized":
                 return dequantize_int4(unpack_int4(repack_gptq(take("weight_packed"))), take("weight_scale").float())
-            case "modelopt_int4":
-                values = dequantize_int4(unpack_int4(take("weight").view(torch.int8)), take("weight_scale").float())
-                return values * take("pre_quant_scale").float() if super().has(f"{module}.pre_quant_scale") else values
+            case "modelopt_int4" | "modelopt_w4a8":
+                codes = unpack_int4(take("weight").view(torch.int8))
+                return self._unscaled(module, dequantize_int4(codes, take("weight_scale").float()))
             case "nvfp4":
                 scales = take("weight_scale").float() * take("weight_scale_2").float()
                 return from_e2m1(take("weight")) * scales.repeat_interleave(NVFP4_BLOCK, dim=1)
-            case "fp8" | "fp8_rows" | "fp8_one_scale":
-                return take("weight").float() * take(self._source.weight_scale).float().reshape(-1, 1)
+            case "fp8" | "fp8_rows" | "fp8_one_scale" | "int8_rows":
+                values = take("weight").float() * take(self._source.weight_scale).float().reshape(-1, 1)
+                return self._unscaled(module, values)
+
+    def _unscaled(self, module: str, values: Tensor) -> Tensor:
+        """The weight for inputs that are not multiplied by the module's pre-quantisation scale, if it has one."""
+        name = "pre_quant_scale"
+        return values * self._as_stored(f"{module}.{name}").float() if super().has(f"{module}.{name}") else values
