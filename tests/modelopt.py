@@ -7,16 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.quantized import LINEARS, tiny_llama
+from tests.quantized import tiny_llama
 
 FORMATS = ("fp8", "fp8_pc_pt", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4")
 SIZES = {"hidden_size": 256, "intermediate_size": 512}
 
 
-def quantized_by_modelopt(format_: str, *, fp8_kv_cache: bool = False) -> Any:
+def quantized_by_modelopt(format_: str, *, fp8_kv_cache: bool = False, fp8_attention: bool = False) -> Any:
     """A float32 model with values of float16: in bfloat16 the exporters divide by a scale in different precision.
 
     FP8 layers that TensorRT-LLM joins have one scale: the exporter for Hugging Face leaves them apart otherwise.
+    `fp8_attention`: a model of mixed precision, in whose first layer down_proj is not quantised.
     """
     import modelopt.torch.quantization as mtq
 
@@ -32,6 +33,12 @@ def quantized_by_modelopt(format_: str, *, fp8_kv_cache: bool = False) -> Any:
     )
     if fp8_kv_cache:
         preset = mtq.utils.update_quant_cfg_with_kv_cache_quant(preset, mtq.FP8_KV_CFG["quant_cfg"])
+    if fp8_attention:
+        preset["algorithm"] = "max"  # AWQ's search would scale the inputs of FP8 layers too
+        fp8 = {"num_bits": (4, 3), "axis": None}
+        kinds = ("weight_quantizer", "input_quantizer")
+        preset["quant_cfg"] += [{"quantizer_name": f"*self_attn.?_proj.{kind}", "cfg": fp8} for kind in kinds]
+        preset["quant_cfg"] += [{"quantizer_name": "*layers.0.mlp.down_proj*", "enable": False}]
     ids = torch.randint(0, 97, (4, 32), generator=torch.Generator().manual_seed(0))
     model = mtq.quantize(tiny_llama(torch.float16, **SIZES), preset, lambda model: model(ids))
     for layer in model.model.layers:
@@ -68,15 +75,28 @@ def nvfp4_values(stored: dict[str, Tensor], module: str) -> Tensor:
     return _nvfp4(stored, module)
 
 
-def dense(format_: str, stored: dict[str, Tensor]) -> torch.nn.Module:
+def dense(stored: dict[str, Tensor]) -> torch.nn.Module:
     """The float32 model that a checkpoint for Hugging Face stands for."""
-    read = {"fp8": _fp8, "int4_awq": _int4, "w4a8_awq": _w4a8, "int8_sq": _int8, "nvfp4": _nvfp4}[format_]
+    read = {"fp8": _fp8, "int4_awq": _int4, "w4a8_awq": _w4a8, "int8_sq": _int8, "nvfp4": _nvfp4}
     model = tiny_llama(torch.float16, **SIZES)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             module = name.removesuffix(".weight")
-            parameter.copy_(read(stored, module) if module.endswith(LINEARS) else stored[name])
+            found = format_of(stored, module)
+            parameter.copy_(stored[name] if found is None else read[found](stored, module))
     return model
+
+
+def format_of(stored: dict[str, Tensor], module: str) -> str | None:
+    """The format of a module, by the tensors that it has; None if it is not quantised."""
+    if f"{module}.weight_scale" not in stored:
+        return None
+    weight, scale = stored[f"{module}.weight"].dtype, stored[f"{module}.weight_scale"].dtype
+    if weight != torch.uint8:
+        return "int8_sq" if weight == torch.int8 else "fp8"
+    if scale == torch.float8_e4m3fn:
+        return "nvfp4"
+    return "w4a8_awq" if f"{module}.weight_scale_2" in stored else "int4_awq"
 
 
 def _fp8(stored: dict[str, Tensor], module: str) -> Tensor:

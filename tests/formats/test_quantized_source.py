@@ -205,6 +205,29 @@ def test_autofp8(tmp_path: Path) -> None:
     assert not source.quantizes("model.layers.1.mlp.up_proj")
 
 
+FP8, NVFP4 = {"quant_algo": "FP8"}, {"quant_algo": "NVFP4", "group_size": 16}
+INT4_AWQ = {"quant_algo": "W4A16_AWQ", "group_size": 128, "has_zero_point": False, "pre_quant_scale": True}
+
+
+def mixed(layers: Mapping[str, object]) -> dict[str, Any]:
+    """ModelOpt's mixed precision."""
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+
+
+def test_layers_of_mixed_precision_have_their_formats(tmp_path: Path) -> None:
+    """FP8 comes last: what has groups of inputs decides the group size of the checkpoint."""
+    source = found(mixed({Q_PROJ: FP8, "model.layers.0.mlp.up_proj": INT4_AWQ}), tmp_path)
+    assert (source.formats, source.described, source.group_size) == (("int4_awq", "fp8"), "int4_awq and fp8", 128)
+    names = (Q_PROJ, "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj", "lm_head")
+    formats = [each and each.format for each in map(source.of, names)]
+    assert formats == ["fp8", "int4_awq", None, None]
+
+
+def test_mixed_precision_of_one_format_is_that_format(tmp_path: Path) -> None:
+    source = found(mixed({Q_PROJ: FP8, "model.layers.0.mlp.up_proj": FP8}), tmp_path)
+    assert (source.format, source.mixed, source.quantizes("model.layers.1.mlp.up_proj")) == ("fp8", False, False)
+
+
 SPARSE = {"format": "sparse-24-bitmask"}
 OUTPUTS = compressed(FP8_WEIGHTS, FP8_INPUTS)
 OUTPUTS["config_groups"]["group_0"]["output_activations"] = FP8_INPUTS | {"dynamic": True}
@@ -241,7 +264,10 @@ GROUP_INPUTS = FP8_INPUTS | {"strategy": "group", "dynamic": True}
         (GPTQ | {"dynamic": {"+:.*up_proj": {"bits": 8}}}, "dynamic gives .* a different format"),
         (GPTQ | {"dynamic": {"-:(": {}}}, "is not a regular expression"),
         (GPTQ | {"modules_in_block_to_quantize": [[3]]}, "modules_in_block_to_quantize is .* names are expected"),
-        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "ModelOpt's MIXED_PRECISION is not converted"),
+        (mixed({}), "no layer is quantised"),
+        (mixed({"a": {"quant_algo": "W8A16"}}), r"quantized_layers\.a: ModelOpt's W8A16 is not converted"),
+        (mixed({"a": NVFP4, "b": INT4_AWQ, "c": FP8}), "layers in nvfp4, int4_awq, fp8: a checkpoint has one format"),
+        (mixed({"a": INT4_AWQ, "b": INT4_AWQ | {"group_size": 64}}), "int4_awq layers have groups of 64 and 128"),
         ({"quant_method": "modelopt", "quant_algo": "W8A16"}, "W8A16 is not converted: .* build rounds INT8"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "NVFP4_AWQ is not .* pre-quantisation scale"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"}, "NVFP4_SVD is not .* no low-rank part"),

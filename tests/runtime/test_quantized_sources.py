@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.modelopt import dense, export_for_hugging_face, quantized_by_modelopt
+from tests.modelopt import dense, export_for_hugging_face, format_of, quantized_by_modelopt
 from tests.quantized import (
     AWQ,
     GPTQ,
@@ -121,66 +121,45 @@ def test_compressed_tensors_own_reading(pack: Pack, values: dict[str, Any], tmp_
     assert relative(made, logits(model)) < 5e-3
 
 
-def fp8_logits(stored: dict[str, Tensor]) -> Tensor:
-    return logits(dense("fp8", stored), lambda module, values: to_e4m3(values, stored[f"{module}.input_scale"]))
-
-
-def int4_logits(stored: dict[str, Tensor]) -> Tensor:
-    return logits(dense("int4_awq", stored))
-
-
-def smoothed_logits(format_: str, stored: dict[str, Tensor], rounded: Callable[[Tensor], Tensor]) -> Tensor:
-    """With inputs that are multiplied by the pre-quantisation scale, divided by their own and then rounded."""
-    vectors = {name: tensor for name, tensor in stored.items() if name.endswith("pre_quant_scale")}
-    others = {name: tensor for name, tensor in stored.items() if name not in vectors}
-
-    def inputs(module: str, values: Tensor) -> Tensor:
-        step = stored[f"{module}.input_scale"]
-        return rounded(values * (vectors.get(f"{module}.pre_quant_scale", torch.ones(1)) / step)) * step
-
-    return logits(dense(format_, others), inputs)
-
-
-def w4a8_logits(stored: dict[str, Tensor]) -> Tensor:
-    return smoothed_logits("w4a8_awq", stored, lambda values: to_e4m3(values, torch.ones(1)))
-
-
-def int8_logits(stored: dict[str, Tensor]) -> Tensor:
-    return smoothed_logits("int8_sq", stored, lambda values: values.round().clamp(-128, 127))
-
-
-def nvfp4_logits(stored: dict[str, Tensor]) -> Tensor:
-    """Inputs are rounded by ModelOpt's own class of such tensors."""
+def rounded_as_stored(stored: dict[str, Tensor]) -> Round:
+    """What each module of ModelOpt's checkpoint does to its inputs, those of NVFP4 with ModelOpt's own class."""
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
 
     def rounded(module: str, values: Tensor) -> Tensor:
-        scale = stored[f"{module}.input_scale"]
-        packed, blocks, _ = NVFP4QTensor.quantize(values.flatten(0, -2), 16, None, scale)
-        restored = packed.dequantize(torch.float32, scale=blocks, double_scale=scale, block_sizes={-1: 16})
-        return restored.reshape(values.shape)
+        found, step = format_of(stored, module), stored.get(f"{module}.input_scale", torch.ones(1))
+        values = values * (stored.get(f"{module}.pre_quant_scale", torch.ones(1)) / step)
+        match found:
+            case "fp8" | "w4a8_awq":
+                return to_e4m3(values, torch.ones(1)) * step
+            case "int8_sq":
+                return values.round().clamp(-128, 127) * step
+            case "nvfp4":
+                packed, blocks, _ = NVFP4QTensor.quantize(values.flatten(0, -2) * step, 16, None, step)
+                restored = packed.dequantize(torch.float32, scale=blocks, double_scale=step, block_sizes={-1: 16})
+                return restored.reshape(values.shape)
+            case _:
+                return values
 
-    return logits(dense("nvfp4", stored), rounded)
+    return rounded
 
 
-@pytest.mark.parametrize(
-    ("format_", "expected"),
-    [
-        ("fp8", fp8_logits),
-        ("int4_awq", int4_logits),
-        ("w4a8_awq", w4a8_logits),
-        ("int8_sq", int8_logits),
-        ("nvfp4", nvfp4_logits),
-    ],
-    ids=["fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"],
-)
-def test_modelopts_checkpoints(format_: str, expected: Callable[[dict[str, Tensor]], Tensor], tmp_path: Path) -> None:
+def assert_computes(directory: Path, out: Path, tp: int) -> Path:
+    """The converted checkpoint computes what the export means."""
+    stored = load_file(directory / "model.safetensors")
+    unscaled = {name: tensor for name, tensor in stored.items() if not name.endswith("pre_quant_scale")}
+    reference = logits(dense(unscaled), rounded_as_stored(stored))
+    path = convert(ConvertConfig(dtype="float32", tp=tp), directory, out).path
+    (made,) = computed(path, TOKENS)
+    assert float(((made - reference).norm(dim=-1) / reference.norm(dim=-1)).median()) < 1e-5
+    assert relative(made, reference) < 2e-2  # sums in another order round a few inputs otherwise
+    return path
+
+
+@pytest.mark.parametrize("format_", ["fp8", "int4_awq", "w4a8_awq", "int8_sq", "nvfp4"])
+def test_modelopts_checkpoints(format_: str, tmp_path: Path) -> None:
     export_for_hugging_face(quantized_by_modelopt(format_), tmp_path / "hf")
-    reference = expected(load_file(tmp_path / "hf" / "model.safetensors"))
     for tp in (1, 2):
-        out = convert(ConvertConfig(dtype="float32", tp=tp), tmp_path / "hf", tmp_path / f"tp{tp}").path
-        (made,) = computed(out, TOKENS)
-        assert float(((made - reference).norm(dim=-1) / reference.norm(dim=-1)).median()) < 1e-5
-        assert relative(made, reference) < 2e-2  # sums in another order round a few inputs otherwise
+        assert_computes(tmp_path / "hf", tmp_path / f"tp{tp}", tp)
 
 
 @pytest.mark.parametrize(("format_", "close"), [("fp8_pc_pt", 5e-3), ("nvfp4", 1e-6)])

@@ -255,8 +255,8 @@ def layout_for(config: ConvertConfig, source: HfConfig) -> Layout:
         return layout
     if config.quant not in ("none", stored.format):
         raise ForgeError(
-            f"{source.path.parent} is already quantised: {stored.tool} made it {stored.format}, not {config.quant}",
-            hint=f"Leave --quant out to keep {stored.format}, or convert the original checkpoint.",
+            f"{source.path.parent} is already quantised: {stored.tool} made it {stored.described}, not {config.quant}",
+            hint=f"Leave --quant out to keep {stored.described}, or convert the original checkpoint.",
         )
     if config.exclude_modules:
         raise ForgeError(

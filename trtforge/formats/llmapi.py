@@ -280,7 +280,8 @@ def require_mixed_precision(version: str, algorithms: Collection[str]) -> None:
         if algorithm not in known or line not in data["lines"] or not _within(data["lines"], line, known[algorithm]):
             raise ForgeError(
                 f"TensorRT-LLM {version} is not known to run single layers in {algorithm}",
-                hint="Leave quantization.budget out, or use another engine.target.tensorrt_llm.",
+                hint="Leave quantization.budget out, compile an already quantised Hugging Face checkpoint itself, or "
+                "use another engine.target.tensorrt_llm.",
             )
 
 

@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from fnmatch import translate
 
 from trtforge.core.number_limits import NVFP4_BLOCK
+from trtforge.formats.mixed_source import mixed_source
 from trtforge.formats.quantization_values import ORIGINAL, Values, static_fp8_kv_cache
 from trtforge.formats.quantized_source import Packing, QuantizedSource
+from trtforge.formats.trtllm import MIXED_PRECISION
 
+_TOOL = "ModelOpt"
 _PACKINGS: Mapping[str, Packing] = {
     "W4A16_AWQ": "modelopt_int4",
     "W4A8_AWQ": "modelopt_w4a8",
@@ -59,9 +62,11 @@ def modelopt(values: Values) -> QuantizedSource:
             "quant_algo is null: no weight is quantised",
             "Convert the original checkpoint, with --kv-cache fp8 for an FP8 KV cache.",
         )
-    packing, group = _layers(values)
+    if algorithm == MIXED_PRECISION:
+        return _mixed(values)
+    packing, group = _packing(values)
     return QuantizedSource(
-        tool="ModelOpt",
+        tool=_TOOL,
         packing=packing,
         never=("^lm_head$", *(_wildcard(name) for name in values.names("exclude_modules", "ignore"))),
         group_size=group,
@@ -69,7 +74,23 @@ def modelopt(values: Values) -> QuantizedSource:
     )
 
 
-def _layers(values: Values) -> tuple[Packing, int]:
+def _mixed(values: Values) -> QuantizedSource:
+    """As ModelOpt's `auto_quantize` exports it: the layers by their names; those that have none are not quantised."""
+    named: dict[tuple[Packing, int], set[str]] = {}
+    layers = values.part("quantized_layers")
+    for name in layers.values:
+        named.setdefault(_packing(layers.part(name)), set()).add(name)
+    cache = _fp8_kv_cache(values)
+    return mixed_source(
+        values,
+        tuple(
+            QuantizedSource(_TOOL, packing, (), group_size=group, fp8_kv_cache=cache, named=frozenset(names))
+            for (packing, group), names in named.items()
+        ),
+    )
+
+
+def _packing(values: Values) -> tuple[Packing, int]:
     """The packing of an algorithm, and its group size. Raises ForgeError for what is not converted."""
     algorithm = str(values.get("quant_algo"))
     packing = _PACKINGS.get(algorithm)

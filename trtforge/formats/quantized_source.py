@@ -55,8 +55,10 @@ FP8 caches (vllm/model_executor/model_loader/weight_utils.py, `maybe_remap_kv_sc
 class QuantizedSource:
     """One quantisation for all modules that match `only` (None: every module) but not `never`.
 
-    Both hold regular expressions, searched in a module's full name. `stored_zero`: the stored code of zero point 8.
-    `weight_scale` and `input_scale`: the names inside a module of scales of FP8 and INT8.
+    Both hold regular expressions, searched in a module's full name. `named`: the full names of its modules, None if
+    the patterns tell. `others`: of mixed precision, the quantisations of further modules; no module is in two.
+    `stored_zero`: the stored code of zero point 8. `weight_scale` and `input_scale`: the names inside a module of the
+    scales of FP8 and INT8.
     """
 
     tool: str
@@ -68,18 +70,42 @@ class QuantizedSource:
     fp8_kv_cache: bool = False
     weight_scale: str = "weight_scale"
     input_scale: str = "input_scale"
+    named: frozenset[str] | None = None
+    others: tuple["QuantizedSource", ...] = ()
 
     @property
     def format(self) -> StoredFormat:
-        """The format that it is converted to."""
+        """The format that it is converted to; of mixed precision the first one's."""
         return _FORMAT_OF[self.packing]
+
+    @property
+    def formats(self) -> tuple[StoredFormat, ...]:
+        """The formats of all its modules, each once."""
+        return tuple(dict.fromkeys(each.format for each in (self, *self.others)))
+
+    @property
+    def mixed(self) -> bool:
+        """Whether its modules have different formats."""
+        return len(self.formats) > 1
+
+    @property
+    def described(self) -> str:
+        """Its formats, for messages."""
+        return " and ".join(self.formats)
+
+    def of(self, module: str) -> "QuantizedSource | None":
+        """The quantisation of a linear layer, by its full Hugging Face name; None if it is not quantised."""
+        names = module_names(module)
+        return next((each for each in (self, *self.others) if each._covers(names)), None)
 
     def quantizes(self, module: str) -> bool:
         """Whether a linear layer, by its full Hugging Face name, is quantised."""
-        names = module_names(module)
-        if _matches(self.never, names):
+        return self.of(module) is not None
+
+    def _covers(self, names: tuple[str, ...]) -> bool:
+        if self.named is not None and self.named.isdisjoint(names):
             return False
-        return self.only is None or _matches(self.only, names)
+        return not _matches(self.never, names) and (self.only is None or _matches(self.only, names))
 
 
 def _matches(patterns: tuple[str, ...], names: tuple[str, ...]) -> bool:

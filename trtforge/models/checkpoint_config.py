@@ -52,7 +52,7 @@ def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: L
             **facts.config,
             "mapping": layout.parallel.mapping(),
             "quantization": Quantization(
-                quant_algo=MIXED_PRECISION if layout.formats else FORMATS[layout.quant].algorithm,
+                quant_algo=MIXED_PRECISION if layout.mixed else FORMATS[layout.quant].algorithm,
                 kv_cache_quant_algo=CACHE_ALGORITHMS[layout.kv_cache],
                 group_size=layout.group_size,
                 pre_quant_scale=FORMATS[layout.quant].smoothing == "awq",
@@ -88,12 +88,20 @@ def _exclude_modules(family: Family, facts: Facts, layout: Layout) -> list[str] 
 
 def _quantized_layers(family: Family, facts: Facts, layout: Layout) -> dict[str, LayerQuantization] | None:
     """The formats of the quantised linear layers of mixed precision, by TensorRT-LLM's names."""
-    if not layout.formats:
+    if not layout.mixed:
         return None
-    assert layout.parallel.pp == 1, "layer numbers start at 0 in each pipeline stage (plan.legality)"
+    if layout.parallel.pp > 1:
+        raise ForgeError(
+            f"mixed precision in {layout.parallel.pp} pipeline stages: TensorRT-LLM numbers layers from 0 in each "
+            "stage and has one list of formats for all",
+            hint="Use --pp 1.",
+        )
     chosen, found = dict(layout.formats), {}
     for name, modules in linear_names(family, facts):
         quant = chosen.get(modules[0], layout.quant)
+        if layout.source is not None:
+            own = layout.source.of(modules[0])
+            quant = "none" if own is None else own.format
         algorithm = FORMATS[quant].algorithm
         if algorithm is not None:
             grouped = FORMATS[quant].rounding == "int4"

@@ -63,6 +63,11 @@ class Layout:
     formats: tuple[tuple[str, QuantFormat], ...] = ()
     compensated: bool = False
 
+    @property
+    def mixed(self) -> bool:
+        """Whether linear layers have different formats, the unquantised ones apart."""
+        return bool(self.formats) or (self.source is not None and self.source.mixed)
+
 
 @dataclass(frozen=True)
 class CheckpointPlan:

@@ -10,6 +10,7 @@ from functools import partial
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
+from trtforge.core.recipe import QuantFormat
 from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.family import Facts, Family, Linear
@@ -103,13 +104,14 @@ def unquantized_rows(family: Family, facts: Facts, excluded: Callable[[str], boo
 def rows_left(
     family: Family, facts: Facts, patterns: tuple[str, ...], source: QuantizedSource | None
 ) -> frozenset[str]:
-    """TensorRT-LLM's names of the linear layers that are quantised in no decoder layer.
+    """TensorRT-LLM's names of the linear layers that are quantised in no decoder layer; of a source of mixed precision
+    those that have its first format in none.
 
     Raises ForgeError as `excluded_modules` does.
     """
     excluded: Callable[[str], bool] = excluded_modules(family, facts, patterns).__contains__
     if source is not None:
-        excluded = partial(_is_unquantized, source)
+        excluded = partial(_has_another_format, source)
     elif not patterns:
         return frozenset()
     left = unquantized_rows(family, facts, excluded)
@@ -120,8 +122,16 @@ def rows_left(
     )
 
 
-def _is_unquantized(source: QuantizedSource, module: str) -> bool:
-    return not source.quantizes(module)
+def _has_another_format(source: QuantizedSource, module: str) -> bool:
+    found = source.of(module)
+    return found is None or found.format != source.format
+
+
+def formats_in_source(source: QuantizedSource, family: Family, facts: Facts) -> Iterator[tuple[int, str, QuantFormat]]:
+    """The format of every linear layer of a quantised source, after its decoder layer's number and its name there."""
+    for layer, _, row in linear_rows(family, facts, Parallel(), 0):
+        found = source.of(_modules(family, row, layer)[0])
+        yield layer, row.target, "none" if found is None else found.format
 
 
 def _names_in_stage(

@@ -55,6 +55,7 @@ FORMATS: dict[QuantFormat, NumberFormat] = {
 MIXED_FORMATS: tuple[QuantFormat, ...] = ("int4_awq", "fp8", "none")
 """What mixed precision chooses from, the fewest bits first. One calibration, of the first, serves all."""
 BUDGETED = FORMATS[MIXED_FORMATS[0]].algorithm
+_EVERYWHERE = FORMATS["fp8"].algorithm
 CACHE_ALGORITHMS: dict[KvCacheFormat, str | None] = {"none": None, "fp8": "FP8", "int8": "INT8"}
 CACHE_BOUNDS: dict[KvCacheFormat, float] = {"fp8": FP8_MAX, "int8": INT8_MAX}
 """Largest magnitude that a KV cache element can hold."""
@@ -73,10 +74,11 @@ def measured(quant: QuantFormat, rounding: RoundingMethod) -> bool:
 
 
 def algorithm_of(quantization: Quantization) -> str | None:
-    """The algorithm of a checkpoint's linear layers; of mixed precision the one with the fewest bits."""
+    """The algorithm of a checkpoint's linear layers; of mixed precision that of the layers that are not in FP8."""
     if quantization.quant_algo != MIXED_PRECISION:
         return quantization.quant_algo
-    return BUDGETED
+    layers = (quantization.quantized_layers or {}).values()
+    return next((layer.quant_algo for layer in layers if layer.quant_algo != _EVERYWHERE), BUDGETED)
 
 
 def rounding_method(quant: QuantFormat, choice: RoundingChoice, *, data: bool = False) -> RoundingMethod:

@@ -75,14 +75,26 @@ class QuantizedRows:
 
     def takes(self, modules: tuple[str, ...]) -> bool:
         """Whether these modules, fused in TensorRT-LLM, are quantised. Raises ForgeError if only some are."""
-        quantized = [self.source.quantizes(module) for module in modules]
-        if any(quantized) and not all(quantized):
+        found = [self.source.of(module) for module in modules]
+        if any(found) and not all(found):
+            quantized = [each is not None for each in found]
             raise ForgeError(
                 f"{modules[quantized.index(True)]} is quantised and {modules[quantized.index(False)]} is not: "
                 "TensorRT-LLM has one matrix for both",
                 hint="Quantise both or neither, or convert the original checkpoint.",
             )
-        return all(quantized)
+        self._require_one_format(modules)
+        return all(found)
+
+    def _require_one_format(self, modules: tuple[str, ...]) -> None:
+        """Raises ForgeError if quantised modules that TensorRT-LLM joins have different formats."""
+        found = {module: each for module in modules if (each := self.source.of(module)) is not None}
+        if any(each is not found[modules[0]] for each in found.values()):
+            raise ForgeError(
+                f"{', '.join(f'{module} is {each.format}' for module, each in found.items())}: TensorRT-LLM has one "
+                "format for them",
+                hint="Quantise them alike, or convert the original checkpoint.",
+            )
 
     def linear(
         self, name: str, weights: tuple[Piece, ...], shared: tuple[str, ...], stage: int, *, biased: bool
@@ -92,11 +104,13 @@ class QuantizedRows:
         `weights`: the pieces of the matrices as an unquantised source would hold them; `shared`: the modules that
         share FP8 scales with this layer, its own included.
         """
-        parts = tuple(_Part.of(piece) for piece in weights)
-        if not biased and self.source.packing == "gptq":
+        self._require_one_format(shared)
+        parts = tuple(self._part(piece) for piece in weights)
+        packing = parts[0].source.packing
+        if not biased and packing == "gptq":
             for part in parts:  # AutoGPTQ writes a bias for every layer, zeros if the model has none
                 self._expect(f"{part.module}.bias", (part.out,), FLOATS, holds="zeros", optional=True)
-        match self.source.packing:
+        match packing:
             case "awq" | "gptq" | "pack_quantized" | "modelopt_int4" | "modelopt_w4a8":
                 contents = self._int4(parts)
             case "int8_rows":
@@ -119,16 +133,16 @@ class QuantizedRows:
 
     def _int4(self, parts: "tuple[_Part, ...]") -> "Iterator[_Tensor]":
         out, inputs = _shape(parts)
-        group = self.source.group_size
+        source, group = parts[0].source, parts[0].source.group_size
         for part in parts:
             for cut in part.weight.cuts:
                 self._packed(part, cut, 2, group)
         yield "weight", dtype_named("int8"), (out // 2, inputs), self._codes(parts)
         scales = tuple(self._int4_scales(part) for part in parts)
         yield "weights_scaling_factor", FLOAT32, (out, inputs // group), _cast(scales)
-        if self.source.packing == "modelopt_w4a8":
+        if source.packing == "modelopt_w4a8":
             yield "weights_scaling_factor_2", FLOAT32, (1,), self._largest(parts, "weight_scale_2")
-            yield "activation_scaling_factor", FLOAT32, (1,), self._largest(parts, self.source.input_scale)
+            yield "activation_scaling_factor", FLOAT32, (1,), self._largest(parts, source.input_scale)
         yield self._pre_quant(parts)
 
     def _int8(self, parts: "tuple[_Part, ...]") -> "Iterator[_Tensor]":
@@ -136,15 +150,15 @@ class QuantizedRows:
         weights = tuple(self._piece(part, "weight", ("int8",)) for part in parts)
         out, inputs = _shape(parts)
         yield "weight", dtype_named("int8"), (out, inputs), Repacked(weights)
-        scales = _cast(tuple(self._column(part, self.source.weight_scale, FLOATS) for part in parts))
+        scales = _cast(tuple(self._column(part, part.source.weight_scale, FLOATS) for part in parts))
         yield "weights_scaling_factor", FLOAT32, (out,), scales
-        yield "activation_scaling_factor", FLOAT32, (1,), self._largest(parts, self.source.input_scale)
+        yield "activation_scaling_factor", FLOAT32, (1,), self._largest(parts, parts[0].source.input_scale)
         yield self._pre_quant(parts)
 
     def _pre_quant(self, parts: "tuple[_Part, ...]") -> "_Tensor":
         """The scale of the inputs, which the parts must share; ones where the source has none."""
         names: tuple[str, ...] = ()
-        if self.source.packing in ("modelopt_int4", "modelopt_w4a8", "int8_rows"):
+        if parts[0].source.packing in ("modelopt_int4", "modelopt_w4a8", "int8_rows"):
             names = tuple(dict.fromkeys(f"{part.module}.pre_quant_scale" for part in parts))
             for name in names:
                 self._expect(name, (parts[0].inputs,), FLOATS, optional=True)
@@ -158,7 +172,7 @@ class QuantizedRows:
 
     def _codes(self, parts: "tuple[_Part, ...]") -> Repacked:
         words, byte = ("int32",), ("uint8", "int8")
-        match self.source.packing:
+        match parts[0].source.packing:
             case "awq":
                 pieces = [self._piece(p, "qweight", words, rows=_CODES_PER_WORD, transposed=True) for p in parts]
                 return Repacked(tuple(pieces), "awq")
@@ -174,13 +188,13 @@ class QuantizedRows:
                 return Repacked(tuple(self._piece(p, "weight", byte, rows=2) for p in parts))
 
     def _int4_scales(self, part: "_Part") -> Piece:
-        group = self.source.group_size
-        match self.source.packing:
+        source, group = part.source, part.source.group_size
+        match source.packing:
             case "awq" | "gptq":
-                code = self.source.stored_zero
+                code = source.stored_zero
                 zeros = (part.inputs // group, part.out // _CODES_PER_WORD)
                 self._expect(f"{part.module}.qzeros", zeros, ("int32",), holds="zero_points", code=code)
-                if self.source.packing == "gptq":
+                if source.packing == "gptq":
                     indices = ("int32", "int64")
                     self._expect(
                         f"{part.module}.g_idx", (part.inputs,), indices, holds="groups_in_order", code=group,
@@ -192,10 +206,11 @@ class QuantizedRows:
 
     def _fp8(self, parts: "tuple[_Part, ...]", shared: tuple[str, ...]) -> "Iterator[_Tensor]":
         weights = tuple(self._piece(part, "weight", ("float8_e4m3fn",)) for part in parts)
-        scales = tuple(self._scalar(part.module, self.source.weight_scale) for part in parts)
+        source = parts[0].source
+        scales = tuple(self._scalar(part.module, source.weight_scale) for part in parts)
         quantized = [module for module in shared if self.source.quantizes(module)]
-        largest = tuple(dict.fromkeys(f"{module}.{self.source.weight_scale}" for module in quantized))
-        inputs = tuple(dict.fromkeys(self._scalar(module, self.source.input_scale) for module in quantized))
+        largest = tuple(dict.fromkeys(f"{module}.{source.weight_scale}" for module in quantized))
+        inputs = tuple(dict.fromkeys(self._scalar(module, source.input_scale) for module in quantized))
         yield "weight", dtype_named("float8_e4m3fn"), _shape(parts), Rescaled(weights, scales, largest)
         yield "weights_scaling_factor", FLOAT32, (1,), StoredScalar(largest)
         yield "activation_scaling_factor", FLOAT32, (1,), StoredScalar(inputs)
@@ -205,7 +220,7 @@ class QuantizedRows:
         out, inputs = _shape(parts)
         yield "weight", dtype_named("float8_e4m3fn"), (out, inputs), Repacked(weights)
         scales: Content
-        if self.source.packing == "fp8_one_scale":
+        if parts[0].source.packing == "fp8_one_scale":
             names = tuple(self._scalar(part.module, "weight_scale") for part in parts)
             scales = StoredScalarRows(names, tuple(part.weight.cuts for part in parts))
         else:
@@ -223,6 +238,13 @@ class QuantizedRows:
         yield "weights_scaling_factor", dtype_named("float8_e4m3fn"), (out, inputs // NVFP4_BLOCK), Repacked(blocks)
         yield "weights_scaling_factor_2", FLOAT32, (1,), StoredScalar(tensor_scales)
         yield "activation_scaling_factor", FLOAT32, (1,), self._largest(parts, "input_scale")
+
+    def _part(self, weight: Piece) -> "_Part":
+        out, inputs = weight.shape[::-1] if weight.transposed else weight.shape
+        module = weight.source.removesuffix(".weight")
+        source = self.source.of(module)
+        assert source is not None, f"{module} is not quantised"
+        return _Part(module, out, inputs, weight, source)
 
     def _piece(
         self,
@@ -296,11 +318,7 @@ class _Part:
     out: int
     inputs: int
     weight: Piece
-
-    @classmethod
-    def of(cls, weight: Piece) -> "_Part":
-        out, inputs = weight.shape[::-1] if weight.transposed else weight.shape
-        return cls(weight.source.removesuffix(".weight"), out, inputs, weight)
+    source: QuantizedSource
 
 
 def _shape(parts: tuple[_Part, ...]) -> tuple[int, int]:

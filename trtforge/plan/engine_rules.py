@@ -57,7 +57,7 @@ def mixed_problems(checkpoint: CheckpointConfig) -> Iterator[Problem]:
         yield Problem(
             "mixed_precision",
             "TensorRT engines of mixed precision are not supported: no release is known to build them",
-            "Use engine.backend llmapi or torch, or leave quantization.budget out.",
+            "Use engine.backend llmapi or torch, or one format for all layers (no quantization.budget).",
         )
 
 

@@ -10,7 +10,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.attention_windows import attention_windows, partial_window, pools_of, widest_window
-from trtforge.formats.llmapi import LlmArgs, applies_windows, require_llm_api
+from trtforge.formats.llmapi import LlmArgs, applies_windows, require_llm_api, require_mixed_precision
 from trtforge.formats.releases import Release, release
 from trtforge.formats.triton import newest_release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
@@ -136,6 +136,11 @@ def _llm_api_problems(checkpoint: CheckpointConfig, request: Request, parallel: 
         require_llm_api(request.engine.target.tensorrt_llm, LlmArgs())
     except ForgeError as error:
         yield Problem("release", error.message, error.hint)
+    layers = checkpoint.quantization.quantized_layers or {}
+    try:
+        require_mixed_precision(request.engine.target.tensorrt_llm, {layer.quant_algo for layer in layers.values()})
+    except ForgeError as error:
+        yield Problem("mixed_precision", error.message, error.hint)
     if request.engine.max_beam_width > 1:
         message = f"max_beam_width {request.engine.max_beam_width}: the llmapi backend has no beam search"
         yield Problem("limits", message, "Use max_beam_width 1, or backend tensorrt_llm.")
@@ -174,8 +179,12 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
     stored = model.stored
     if stored is not None:
         if request.quant != stored.format:
-            message = f"{model.name} is already quantised: {stored.tool} made it {stored.format}, not {request.quant}"
+            said = f"{stored.tool} made it {stored.described}, not {request.quant}"
+            message = f"{model.name} is already quantised: {said}"
             yield Problem("format", message, "Keep its format, or plan the original checkpoint.")
+        for name in stored.formats[1:]:
+            if request.gpu is not None:
+                yield from gpu_problems(request.gpu, WEIGHTS[name], None, request.dtype)
     elif request.quant not in get_args(QuantFormat):
         message = f"trtforge does not convert to {request.quant} yet"
         yield Problem("format", message, f"Formats: {', '.join(get_args(QuantFormat))}.")

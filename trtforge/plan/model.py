@@ -1,19 +1,20 @@
 """The model to plan for: its config.json, and its safetensors headers where they are present."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
+from trtforge.core.recipe import QuantFormat
 from trtforge.formats.hf import INDEX, SINGLE, HfConfig, open_checkpoint, read_config, resolve_source
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.checkpoint_config import formats_by_row
 from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
-from trtforge.models.exclusions import excluded_modules, unquantized_rows
+from trtforge.models.exclusions import excluded_modules, formats_in_source, unquantized_rows
 from trtforge.models.family import Facts, Family
 from trtforge.models.registry import family_of_checkpoint, family_of_config
 from trtforge.models.vision import vision_weights
@@ -88,9 +89,13 @@ class Model:
         if not mixed and excludes is None:
             return None
         layers: list[dict[str, WeightFormat]] = [{} for _ in range(self.facts.sizes.num_layers)]
+        found: Iterator[tuple[int, str, QuantFormat]] = iter(())
         if self.checkpoint is not None:
-            for layer, row, quant in formats_by_row(self.checkpoint, self.family, self.facts):
-                layers[layer][row] = WEIGHTS[quant]
+            found = formats_by_row(self.checkpoint, self.family, self.facts)
+        elif self.stored is not None and self.stored.mixed:
+            found = formats_in_source(self.stored, self.family, self.facts)
+        for layer, row, quant in found:
+            layers[layer][row] = WEIGHTS[quant]
         if excludes is not None:
             for layer, names in enumerate(unquantized_rows(self.family, self.facts, excludes)):
                 layers[layer] |= dict.fromkeys(names, WEIGHTS["none"])

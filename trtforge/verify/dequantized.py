@@ -39,16 +39,21 @@ class DequantizedWeights(LayerWeights):
         return weight.T.contiguous() if module.endswith(self._transposed) else weight
 
     def _is_quantized(self, name: str) -> bool:
-        marker = _MARKERS.get(self._source.packing, self._source.weight_scale)
-        return name.endswith(".weight") and super().has(f"{name.removesuffix('weight')}{marker}")
+        module = name.removesuffix(".weight")
+        source = self._source.of(module) if module != name else None
+        if source is None:
+            return False
+        return super().has(f"{module}.{_MARKERS.get(source.packing, source.weight_scale)}")
 
     def _weight(self, module: str) -> Tensor:
         """The dequantised weight, (out, in) float32."""
+        source = self._source.of(module)
+        assert source is not None, f"{module} is not quantised"
 
         def take(suffix: str) -> Tensor:
             return self._as_stored(f"{module}.{suffix}")
 
-        match self._source.packing:
+        match source.packing:
             case "awq":
                 return dequantize_int4(unpack_int4(repack_awq(take("qweight").T)), take("scales").T.float())
             case "gptq":
@@ -62,7 +67,7 @@ class DequantizedWeights(LayerWeights):
                 scales = take("weight_scale").float() * take("weight_scale_2").float()
                 return from_e2m1(take("weight")) * scales.repeat_interleave(NVFP4_BLOCK, dim=1)
             case "fp8" | "fp8_rows" | "fp8_one_scale" | "int8_rows":
-                values = take("weight").float() * take(self._source.weight_scale).float().reshape(-1, 1)
+                values = take("weight").float() * take(source.weight_scale).float().reshape(-1, 1)
                 return self._unscaled(module, values)
 
     def _unscaled(self, module: str, values: Tensor) -> Tensor:

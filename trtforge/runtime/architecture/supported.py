@@ -42,7 +42,10 @@ def supported_network(config: CheckpointConfig) -> Network:
             "quantization.quant_algo",
             quantization.quant_algo,
             algorithm_of(quantization) in ALGORITHMS
-            and all(layer.quant_algo in ALGORITHMS for layer in (quantization.quantized_layers or {}).values()),
+            and all(
+                layer.quant_algo in (algorithm_of(quantization), FORMATS["fp8"].algorithm)
+                for layer in (quantization.quantized_layers or {}).values()
+            ),
             ", ".join(name for name in ALGORITHMS if name),
         ),
         (

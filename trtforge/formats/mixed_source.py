@@ -1,0 +1,31 @@
+"""Sources whose linear layers have different formats, as one description of a checkpoint in mixed precision."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from trtforge.formats.quantization_values import ORIGINAL, Values
+from trtforge.formats.quantized_source import QuantizedSource, StoredFormat
+
+_EVERYWHERE: StoredFormat = "fp8"
+"""The format that may stand beside one other in a checkpoint; the embedded engine has kernels for such a pair."""
+
+
+def mixed_source(values: Values, groups: Sequence[QuantizedSource]) -> QuantizedSource:
+    """The description of all groups of modules, FP8 last. `values`: the place of their description, for errors.
+
+    Raises ForgeError for no group, for two formats beside FP8, and for groups of inputs of different sizes.
+    """
+    if not groups:
+        raise values.refusal("no layer is quantised")
+    first, *others = sorted(groups, key=lambda group: group.format == _EVERYWHERE)
+    found = replace(first, others=tuple(others))
+    beside = [name for name in found.formats if name != _EVERYWHERE]
+    if len(beside) > 1:
+        raise values.refusal(
+            f"layers in {', '.join(found.formats)}: a checkpoint has one format, or one beside {_EVERYWHERE}",
+            f"Quantise with {beside[0]} and {_EVERYWHERE} alone, or c{ORIGINAL[1:]}",
+        )
+    sizes = sorted({group.group_size for group in groups if group.format == found.format})
+    if len(sizes) > 1:
+        raise values.refusal(f"{found.format} layers have groups of {sizes[0]} and {sizes[1]} inputs: of one size are")
+    return found
