@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 GROUP = 64
@@ -84,6 +84,8 @@ def write_quantized(
                 stored, meant = pack(module, parameter.detach().T if turned else parameter.detach())
                 tensors |= {f"{module}.{suffix}": tensor for suffix, tensor in stored.items()}
                 parameter.copy_(meant.T if turned else meant)
+            elif kind in ("gate_up_proj", "down_proj") and module.endswith(".experts"):
+                tensors |= _packed_experts(pack, module, kind, parameter)
             elif not (tied and module == "lm_head"):
                 tensors[name] = parameter.detach().to(dtype)
     if "gpt_neox.embed_in.weight" in tensors:  # transformers renames it when it saves
@@ -98,6 +100,45 @@ def write_quantized(
     }
     (directory / "config.json").write_text(json.dumps(config))
     return Quantized(directory, model)
+
+
+def tiny_moe(**changes: Any) -> Qwen3MoeForCausalLM:
+    """Four experts of a Qwen3, two a token; every parameter random."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "moe_intermediate_size": 128,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "vocab_size": 97,
+        "max_position_embeddings": 128,
+        "tie_word_embeddings": False,
+    }
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**(sizes | changes))).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape)
+            parameter.copy_((1 + noise * 0.1 if "norm" in name else noise * 0.1).half().float())
+    return model
+
+
+def _packed_experts(pack: Pack, module: str, kind: str, parameter: nn.Parameter) -> Stored:
+    """Experts are published one by one; `transformers` has them in one tensor, gate and up joined."""
+    stored: Stored = {}
+    names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
+    for number, expert in enumerate(parameter.detach().clone()):
+        meant = []
+        for name, weight in zip(names, expert.chunk(len(names)), strict=True):
+            packed, values = pack(f"{module}.{number}.{name}", weight)
+            stored |= {f"{module}.{number}.{name}.{suffix}": tensor for suffix, tensor in packed.items()}
+            meant.append(values)
+        parameter[number] = torch.cat(meant)
+    return stored
 
 
 def codes_and_scales(weight: Tensor, group: int = GROUP) -> tuple[Tensor, Tensor]:

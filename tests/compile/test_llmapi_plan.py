@@ -247,6 +247,17 @@ def test_a_quantisation_that_only_the_llm_api_reads_is_not_refused(tmp_path: Pat
     assert hugging_face_plan(tmp_path)["warnings"] == []
 
 
+def test_every_format_of_a_directory_is_held_against_the_gpu(tmp_path: Path) -> None:
+    shutil.copy(DEMO_MODEL / "config.json", tmp_path)
+    algorithms = {"model.layers.0.mlp.up_proj": "W4A16_AWQ", "model.layers.0.mlp.down_proj": "FP8"}
+    layers = {name: {"quant_algo": algorithm} for name, algorithm in algorithms.items()}
+    quantization = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    with pytest.raises(ForgeError, match=r"a100-80gb has compute capability 8\.0: fp8 needs 8\.9"):
+        hugging_face_plan(tmp_path, gpu="a100-80gb")
+    assert hugging_face_plan(tmp_path, gpu="h100-80gb")["warnings"] == []
+
+
 def test_integers_that_the_llm_api_does_not_multiply_are_refused(tmp_path: Path) -> None:
     shutil.copy(DEMO_MODEL / "config.json", tmp_path)
     quantization = {"quant_algo": "W8A8_SQ_PER_CHANNEL", "kv_cache_quant_algo": None}

@@ -382,13 +382,6 @@ def test_words_that_a_rank_would_cut_are_refused(tmp_path: Path) -> None:
     refuse(source.directory, tmp_path, "k_proj: a rank's outputs are not a multiple of 8, the AutoAWQ packing", tp=2)
 
 
-def test_quantised_experts_are_refused(tmp_path: Path, edit_config: Callable[..., None]) -> None:
-    source = write_quantized(tmp_path / "hf", awq(), AWQ)
-    mixtral = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
-    edit_config(source.directory, **mixtral, num_local_experts=4, num_experts_per_tok=2)
-    refuse(source.directory, tmp_path, r"an already quantised \(AutoAWQ\) mixtral model with a mixture of experts")
-
-
 def test_the_whole_file_says_no_more_than_it_can(tmp_path: Path) -> None:
     """An unknown method names itself whatever its tensors are."""
     source = write_quantized(tmp_path / "hf", awq(), {"quant_method": "exl2", "bits": 4.0})

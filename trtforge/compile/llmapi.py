@@ -208,10 +208,10 @@ def _require_stored_formats(config: HfConfig, gpu: Gpu | None) -> tuple[str, ...
         return (f"not checked that {gpu.name} supports the checkpoint's quantisation: {error.message}",)
     if stored is not None:
         cache = "FP8" if stored.fp8_kv_cache else None
-        algorithm = FORMATS[stored.format].algorithm
-        require_served(algorithm)
-        if gpu is not None:
-            require_formats(gpu, Quantization(quant_algo=algorithm, kv_cache_quant_algo=cache))
+        for algorithm in (FORMATS[name].algorithm for name in stored.formats):
+            require_served(algorithm)
+            if gpu is not None:
+                require_formats(gpu, Quantization(quant_algo=algorithm, kv_cache_quant_algo=cache))
     return ()
 
 

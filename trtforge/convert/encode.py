@@ -62,7 +62,7 @@ def computed(content: Content, calibration: Calibration | None, tp_rank: int, mo
         case ActivationScale():
             return as_bytes(activation_scale(needed(calibration), content))
         case PreQuantScale(modules=modules, smoothing=smoothing, cuts=cuts, experts=experts):
-            columns = next(cut.cols for cut in (cuts[tp_rank], *cuts) if cut.rows)
+            columns = cuts[tp_rank].cols
             vector = stored_vector(needed(calibration), modules, smoothing, model_dtype)[columns.start : columns.stop]
             return as_bytes(vector if experts is None else vector.repeat(experts, 1))
         case KvScale(layer=layer, format=format):

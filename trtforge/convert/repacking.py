@@ -12,10 +12,10 @@ from trtforge.core.dtypes import Dtype
 from trtforge.core.errors import ForgeError
 from trtforge.formats.quantization_values import ORIGINAL
 from trtforge.formats.shards import RowReader, StoredTensor
-from trtforge.models.content import Repacked, Rescaled, StoredPreQuant, StoredScalar, StoredScalarRows
-from trtforge.models.prequantized_targets import Expected, StoredSources
+from trtforge.models.content import Repacked, Rescaled, StoredPreQuant, StoredScalar, StoredScalarRows, StoredScalars
 from trtforge.models.repack import repack_awq, repack_gptq, rescale_fp8
 from trtforge.models.split import Cut
+from trtforge.models.stored_parts import Expected, StoredSources
 from trtforge.models.torch_tensors import all_finite
 from trtforge.models.transforms import TORCH
 
@@ -130,8 +130,10 @@ def piece_encoders(content: Repacked | Rescaled, small: SmallTensors) -> tuple[E
             repack = repack_awq if words == "awq" else repack_gptq
             return (partial(_repacked, repack=repack),) * len(content.pieces)
         case Rescaled(scales=scales, shared=shared):
-            largest = small.largest(shared)
-            return tuple(partial(_rescaled, scale=small.scalar(name), new_scale=largest) for name in scales)
+            return tuple(
+                partial(_rescaled, scale=small.scalar(name), new_scale=small.largest(group))
+                for name, group in zip(scales, shared, strict=True)
+            )
 
 
 def _unchanged(part: Part, dtype: Dtype, cut: Cut) -> Part:
@@ -147,22 +149,28 @@ def _rescaled(part: Part, dtype: Dtype, cut: Cut, *, scale: Tensor, new_scale: T
 
 
 def stored_vector(
-    content: StoredScalar | StoredScalarRows | StoredPreQuant, small: SmallTensors, tp_rank: int, model_dtype: Dtype
+    content: StoredScalar | StoredScalars | StoredScalarRows | StoredPreQuant,
+    small: SmallTensors,
+    tp_rank: int,
+    model_dtype: Dtype,
 ) -> Bytes:
     """A rank's tensor that is made of scalars or one vector of the source."""
     match content:
         case StoredScalar(names=names, least=least):
             return as_bytes(small.largest(names, least))
+        case StoredScalars(groups=groups):
+            return as_bytes(torch.cat([small.largest(names) for names in groups[tp_rank]]))
         case StoredScalarRows(names=names, cuts=cuts):
             rows = [own[tp_rank].height for own in cuts]
             return as_bytes(
                 torch.cat([small.scalar(name).expand(count) for name, count in zip(names, rows, strict=True)])
             )
-        case StoredPreQuant(names=names, cuts=cuts):
+        case StoredPreQuant(names=names, cuts=cuts, experts=experts):
             columns, dtype = cuts[tp_rank].cols, TORCH[model_dtype.name]
             if not names or not small.has(names[0]):
-                return as_bytes(torch.ones(len(columns), dtype=dtype))
+                return as_bytes(torch.ones(len(columns) * (experts or 1), dtype=dtype))
             vector = small.take(names[0])
             if not all_finite(vector):
                 raise ForgeError(f"{names[0]} holds NaN or infinity, scaling factors must be finite", hint=_DAMAGED)
-            return as_bytes(vector[columns.start : columns.stop].to(dtype))
+            part = vector[columns.start : columns.stop].to(dtype)
+            return as_bytes(part if experts is None else part.repeat(experts, 1))

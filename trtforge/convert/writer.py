@@ -38,6 +38,7 @@ from trtforge.models.content import (
     StoredPreQuant,
     StoredScalar,
     StoredScalarRows,
+    StoredScalars,
     Target,
     WeightOnly,
     sources_of,
@@ -176,7 +177,7 @@ class _Execution:
                     self._emit(scales, rank)
             case Repacked() | Rescaled() as content:
                 self._repacked(content)
-            case StoredScalar() | StoredScalarRows() | StoredPreQuant() as content:
+            case StoredScalar() | StoredScalars() | StoredScalarRows() | StoredPreQuant() as content:
                 self._small(content)
             case _:
                 self._computed(target.content)
@@ -207,7 +208,7 @@ class _Execution:
         for piece, encode in zip(content.pieces, encoders, strict=True):
             self._piece(piece, encode)
 
-    def _small(self, content: StoredScalar | StoredScalarRows | StoredPreQuant) -> None:
+    def _small(self, content: StoredScalar | StoredScalars | StoredScalarRows | StoredPreQuant) -> None:
         from trtforge.convert.repacking import SmallTensors, stored_vector
 
         small = SmallTensors(self.sources)

@@ -33,9 +33,11 @@ from trtforge.models.family import (
     Vector,
 )
 from trtforge.models.formats import FORMATS
-from trtforge.models.prequantized_targets import QuantizedRows, StoredSources, attention_module, require_dense
+from trtforge.models.prequantized_experts import QuantizedLayers
+from trtforge.models.prequantized_targets import attention_module, require_separate
 from trtforge.models.quantized_targets import Matrix, quantized_targets
 from trtforge.models.split import Cut, column_cuts, head_cuts, row_cuts, whole_cuts
+from trtforge.models.stored_parts import StoredSources
 
 FLOAT32 = dtype_named("float32")
 
@@ -101,7 +103,7 @@ def checkpoint_plan(family: Family, facts: Facts, layout: Layout) -> CheckpointP
     that cannot be excluded (models.exclusions).
     """
     if layout.source:
-        require_dense(family, facts, layout.source)
+        require_separate(family, facts, layout.source)
     planner = _Planner(family, facts, layout)
     targets = tuple(planner.targets())
     sources: dict[str, tuple[int, ...]] = {}
@@ -117,7 +119,7 @@ class _Planner:
     def __init__(self, family: Family, facts: Facts, layout: Layout) -> None:
         self.family, self.facts, self.layout = family, facts, layout
         self.sizes, self.tp, self.dtype = facts.sizes, layout.parallel.tp, dtype_named(layout.dtype)
-        self.stored = QuantizedRows(layout.source, self.dtype) if layout.source else None
+        self.stored = QuantizedLayers(layout.source, self.dtype) if layout.source else None
         self.format = FORMATS[layout.quant]
         self.rounds = self.format.rounding is not None and not self.stored
         self.excluded = excluded_modules(family, facts, layout.exclude_modules)
@@ -234,6 +236,15 @@ class _Planner:
                 pieces.append(Piece(f"{module}.weight", shape[::-1] if row.stacked else shape, cuts, row.stacked))
         height = sum(piece.cuts[0].height for piece in pieces[: len(row.parts)])
         name, each, width = prefix + row.target, experts // ep, len(pieces[0].cuts[0].cols)
+        readers = tuple(dict.fromkeys(module for modules in groups for module in modules))
+        if row.stacked:
+            groups = [readers] * experts
+        of_rank = [tuple(groups[rank % ep * each : (rank % ep + 1) * each]) for rank in range(self.tp)]
+        shared = tuple(modules for modules in groups for _ in row.parts)
+        matrix = Matrix(name, tuple(pieces), (height, width), shared, readers, tuple(of_rank), each)
+        if self.stored:
+            yield from self.stored.experts(matrix, stage)
+            return
         if not self.rounds:
             stack = (each, height, width)
             if self._weight_only(tuple(module for modules in groups for module in modules)):
@@ -241,12 +252,6 @@ class _Planner:
             else:
                 yield self._cast(f"{name}.weight", tuple(pieces), stack, stage)
             return
-        readers = tuple(dict.fromkeys(module for modules in groups for module in modules))
-        if row.stacked:
-            groups = [readers] * experts
-        of_rank = [tuple(groups[rank % ep * each : (rank % ep + 1) * each]) for rank in range(self.tp)]
-        shared = tuple(modules for modules in groups for _ in row.parts)
-        matrix = Matrix(name, tuple(pieces), (height, width), shared, readers, tuple(of_rank), each)
         yield from quantized_targets(matrix, self.format, self.layout.group_size, self.dtype, stage)
 
     def _expert_bias(self, row: ExpertBias, prefix: str, source: str, stage: int) -> Target:

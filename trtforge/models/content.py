@@ -138,11 +138,14 @@ class Repacked:
 
 @dataclass(frozen=True)
 class Rescaled:
-    """E4M3 pieces, rescaled to the largest of the scales in `shared`. `scales`: the name of each piece's own scale."""
+    """E4M3 pieces, rescaled to the largest of the scales that are `shared` with each piece.
+
+    `scales`: the name of each piece's own scale.
+    """
 
     pieces: tuple[Piece, ...]
     scales: tuple[str, ...]
-    shared: tuple[str, ...]
+    shared: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,13 @@ class StoredScalar:
 
     names: tuple[str, ...]
     least: float = 0.0
+
+
+@dataclass(frozen=True)
+class StoredScalars:
+    """(groups,) float32: the largest of each group of the source's scalars. `groups`: for each rank, its groups."""
+
+    groups: tuple[tuple[tuple[str, ...], ...], ...]
 
 
 @dataclass(frozen=True)
@@ -163,13 +173,15 @@ class StoredScalarRows:
 
 @dataclass(frozen=True)
 class StoredPreQuant:
-    """(in,) in the model's dtype: the source's pre-quantisation scale, equal under all `names`; ones if absent."""
+    """(in,), or (experts, in), in the model's dtype: the source's pre-quantisation scale, equal under all `names`; ones
+    if absent."""
 
     names: tuple[str, ...]
     cuts: tuple[Cut, ...]
+    experts: int | None = None
 
 
-StoredContent = Repacked | Rescaled | StoredScalar | StoredScalarRows | StoredPreQuant
+StoredContent = Repacked | Rescaled | StoredScalar | StoredScalars | StoredScalarRows | StoredPreQuant
 """Contents from a quantised source, computed by `convert.repacking`."""
 
 Content = (
@@ -204,7 +216,9 @@ def sources_of(content: Content) -> tuple[str, ...]:
     names: tuple[str, ...] = ()
     match content:
         case Rescaled(shared=shared):
-            names = shared
+            names = tuple(name for group in shared for name in group)
+        case StoredScalars(groups=groups):
+            names = tuple(name for of_rank in groups for group in of_rank for name in group)
         case StoredScalar(names=names) | StoredScalarRows(names=names) | StoredPreQuant(names=names):
             pass
     return (*(piece.source for piece in pieces_of(content)), *names)

@@ -20,6 +20,7 @@ from trtforge.models.content import (
     WeightScale,
 )
 from trtforge.models.formats import NumberFormat
+from trtforge.models.split import Cut
 
 _FLOAT32, _FP8 = dtype_named("float32"), dtype_named("float8_e4m3fn")
 
@@ -40,6 +41,12 @@ class Matrix:
     readers: tuple[str, ...]
     rank_groups: tuple[tuple[tuple[str, ...], ...], ...]
     experts: int | None = None
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """For each rank the cut of a piece that it has, which tells its columns."""
+        ranks = range(len(self.pieces[0].cuts))
+        return tuple(next(piece.cuts[rank] for piece in self.pieces if piece.cuts[rank].rows) for rank in ranks)
 
     def stacked(self, *shape: int) -> tuple[int, ...]:
         """The shape, with the experts as first dimension if there are any."""
@@ -106,5 +113,5 @@ def quantized_targets(
             yield tensor_scale("weights_scaling_factor_2", E2M1_MAX * FP8_MAX)
             yield activation_scale(E2M1_MAX * FP8_MAX)
     if wanted.smoothing:
-        content = PreQuantScale(matrix.readers, wanted.smoothing, matrix.pieces[0].cuts, matrix.experts)
+        content = PreQuantScale(matrix.readers, wanted.smoothing, matrix.cuts, matrix.experts)
         yield target("prequant_scaling_factor", model_dtype, matrix.stacked(inputs), content)

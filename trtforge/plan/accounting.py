@@ -6,7 +6,7 @@ from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.shards import StoredTensor
 from trtforge.models.checkpoint_plan import CheckpointPlan
 from trtforge.models.family import Embedding, Facts, Family
-from trtforge.models.prequantized_targets import FLOATS, Expected
+from trtforge.models.stored_parts import FLOATS, Expected
 
 _SHOWN = 5
 _OF_ADAPTERS = "base_model."

@@ -103,9 +103,12 @@ def _problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]
 def _format_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
     """Formats that no network of the family has, in any release and on any backend."""
     traits: frozenset[Trait] = frozenset({"experts"} if facts.sparse_layers else ())
-    for limit in networks().limits_of(family.name, layout.quant, traits=traits) if not layout.source else ():
+    if layout.source and not facts.sparse_layers:
+        return
+    for limit in networks().limits_of(family.name, layout.quant, traits=traits):
         if limit.every_backend:
-            yield Problem(limit.rule, limit.says(family.name, layout.quant), limit.fix)
+            original = "It is already quantised: convert the original checkpoint. " if layout.source else ""
+            yield Problem(limit.rule, limit.says(family.name, layout.quant), original + limit.fix)
 
 
 def _latent_problems(family: Family, layout: Layout) -> Iterator[Problem]:

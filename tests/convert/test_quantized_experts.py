@@ -1,0 +1,178 @@
+"""Mixtures of experts that other tools quantised: the stacks of every layout mean the source's weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from tests.convert.test_errors import refuse
+from tests.plan.models import asked
+from tests.quantized import (
+    AWQ,
+    FP8,
+    GPTQ,
+    Pack,
+    Quantized,
+    awq,
+    compressed,
+    fp8_rows,
+    gptq,
+    pack_quantized,
+    tiny_moe,
+    write_quantized,
+)
+from tests.reference.streamed import assert_streams
+from tests.runtime.converted import computed
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.parallel import Parallel
+from trtforge.formats.hf import HfConfig
+from trtforge.formats.shards import read_header
+from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
+from trtforge.models.content import PreQuantScale
+from trtforge.models.registry import family_of_config
+from trtforge.plan.evaluate import evaluate
+from trtforge.plan.model import find_model
+
+TOKENS = torch.randint(0, 97, (40,), generator=torch.Generator().manual_seed(3)).tolist()
+STATIC = compressed("float-quantized", "tensor", "tensor") | {"ignore": ["lm_head", r"re:.*mlp\.gate$"]}
+INT4 = compressed("pack-quantized", "group", None) | {"ignore": ["lm_head", r"re:.*mlp\.gate$"]}
+LEFT = {"modules_to_not_convert": ["mlp.gate"]}
+LAYOUTS = [{}, {"tp": 2}, {"tp": 2, "ep": 2}, {"tp": 2, "pp": 2}]
+INPUT_SCALE = 0.03125
+
+
+def is_router(module: str) -> bool:
+    return module.endswith("mlp.gate")
+
+
+def moe(directory: Path, pack: Pack, values: dict[str, Any], **options: Any) -> Quantized:
+    return write_quantized(directory, pack, values, model=tiny_moe(), left=is_router, **options)
+
+
+def fp8(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Of every matrix the same scales, so that none is rounded again."""
+    scale = torch.tensor(2.0**-9)
+    codes = (weight / scale).clamp(-448, 448).to(FP8)
+    stored = {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(INPUT_SCALE)}
+    return stored, codes.float() * scale
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(torch.tensor([TOKENS])).logits[0]
+        return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "".join(f"{k}{v}" for k, v in layout.items()) or "one")
+@pytest.mark.parametrize(
+    ("pack", "values"),
+    [(awq(), AWQ | LEFT), (gptq(), GPTQ | {"dynamic": {r"-:.*mlp\.gate$": {}}}), (pack_quantized, INT4)],
+    ids=["awq", "gptq", "pack_quantized"],
+)
+def test_int4(pack: Pack, values: dict[str, Any], layout: dict[str, int], tmp_path: Path) -> None:
+    source = moe(tmp_path / "hf", pack, values)
+    out = convert(ConvertConfig(**layout), source.directory, tmp_path / "out").path
+    (made,) = computed(out, TOKENS)
+    expected = logits(source.model)
+    assert float((made - expected).norm() / expected.norm()) < 1e-5
+    rank = load_file(out / "rank0.safetensors")
+    prefix, experts = "transformer.layers.0.mlp.fc", 4 // layout.get("ep", 1)
+    assert torch.equal(rank[f"{prefix}.prequant_scaling_factor"], torch.ones(experts, 128).half())
+    assert rank[f"{prefix}.weight"].shape[0] == rank[f"{prefix}.weights_scaling_factor"].shape[0] == experts
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "".join(f"{k}{v}" for k, v in layout.items()) or "one")
+def test_fp8(layout: dict[str, int], tmp_path: Path) -> None:
+    """Weights are the source's bytes; an expert's scales are its largest, and all share the largest of inputs."""
+    source = moe(tmp_path / "hf", fp8, STATIC, dtype=torch.bfloat16)
+    out = convert(ConvertConfig(**layout), source.directory, tmp_path / "out").path
+    stored, rank = load_file(source.directory / "model.safetensors"), load_file(out / "rank0.safetensors")
+    ep, tp = layout.get("ep", 1), layout.get("tp", 1)
+    for expert in range(4 // ep):
+        parts = [stored[f"model.layers.0.mlp.experts.{expert}.{name}.weight"] for name in ("up_proj", "gate_proj")]
+        expected = torch.cat([part[: len(part) * ep // tp].view(torch.uint8) for part in parts])
+        assert torch.equal(rank["transformer.layers.0.mlp.fc.weight"][expert].view(torch.uint8), expected)
+    assert rank["transformer.layers.0.mlp.fc.weights_scaling_factor"].tolist() == [[2.0**-9]] * (4 // ep)
+    assert rank["transformer.layers.0.mlp.proj.activation_scaling_factor"].tolist() == [INPUT_SCALE]
+
+
+def test_different_scales_of_an_expert_become_its_largest(tmp_path: Path, edit_tensors: Any) -> None:
+    source = moe(tmp_path / "hf", fp8, STATIC, dtype=torch.bfloat16)
+    name = "model.layers.0.mlp.experts.{}.{}.{}"
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[name.format(2, "gate_proj", "weight_scale")] *= 2
+        tensors[name.format(3, "down_proj", "input_scale")] *= 4
+
+    edit_tensors(source.directory, change)
+    rank = load_file(convert(ConvertConfig(), source.directory, tmp_path / "out").path / "rank0.safetensors")
+    fc = "transformer.layers.0.mlp.fc"
+    assert rank[f"{fc}.weights_scaling_factor"].flatten().tolist() == [2.0**-9, 2.0**-9, 2.0**-8, 2.0**-9]
+    assert rank[f"{fc}.activation_scaling_factor"].tolist() == [INPUT_SCALE]
+    assert rank["transformer.layers.0.mlp.proj.activation_scaling_factor"].tolist() == [4 * INPUT_SCALE]
+    up = load_file(source.directory / "model.safetensors")[name.format(2, "up_proj", "weight")]
+    expected = (up.float() / 2).to(FP8)
+    assert torch.equal(rank[f"{fc}.weight"][2][: len(up)].float(), expected.float())
+
+
+@pytest.mark.parametrize(("tp", "ep"), [(4, 2), (4, 1), (4, 4)])
+def test_input_scales_are_cut_as_the_experts_of_a_rank_are(tp: int, ep: int) -> None:
+    """Also on ranks that do not have the first expert."""
+    values = tiny_moe().config.to_dict() | {"architectures": ["Qwen3MoeForCausalLM"]}
+    config = HfConfig(values, Path("config.json"))
+    family = family_of_config(config)
+    layout = Layout(Parallel(tp=tp, ep=ep), "float16", quant="int4_awq", group_size=32)
+    name = "transformer.layers.0.mlp.proj.prequant_scaling_factor"
+    targets = checkpoint_plan(family, family.facts(config), layout).targets
+    (content,) = [target.content for target in targets if target.spec.name == name]
+    assert isinstance(content, PreQuantScale)
+    width = 128 * ep // tp
+    assert [cut.cols for cut in content.cuts] == [
+        range(rank // ep * width, (rank // ep + 1) * width) for rank in range(tp)
+    ]
+
+
+@pytest.mark.parametrize(("pack", "values"), [(awq(), AWQ | LEFT), (fp8, STATIC)], ids=["awq", "fp8"])
+def test_the_reference_and_the_plan_read_them(pack: Pack, values: dict[str, Any], tmp_path: Path) -> None:
+    source = moe(tmp_path / "hf", pack, values)
+    assert_streams(source.directory, source.model, torch.tensor([TOKENS]))
+    model = find_model(str(source.directory))
+    found = evaluate(model, asked(model, tp=2, ep=2))
+    assert found.problems == ()
+    out = convert(ConvertConfig(tp=2, ep=2), source.directory, tmp_path / "out").path
+    assert found.memory is not None
+    written = sum(tensor.spec.nbytes for tensor in read_header(out / "rank0.safetensors"))
+    assert [stage.weights for stage in found.memory.stages] == [written]
+
+
+def test_formats_that_mixtures_of_experts_lack_are_refused(tmp_path: Path) -> None:
+    values = compressed("float-quantized", "channel", "token") | {"ignore": ["lm_head", r"re:.*mlp\.gate$"]}
+    source = moe(tmp_path / "hf", fp8_rows, values, dtype=torch.bfloat16)
+    error = refuse(source.directory, tmp_path, r"mixture of experts \(qwen3_moe\) does not support fp8_rowwise")
+    assert error.hint.startswith("It is already quantised: convert the original checkpoint.")
+
+
+@pytest.mark.parametrize(
+    ("left", "message"),
+    [
+        (r"re:.*experts.*", r"experts\.0\.up_proj and the other experts are not quantised, and other layers are"),
+        (r"re:.*experts\.3\..*", r"experts\.0\.up_proj is quantised and .*experts\.3\.up_proj is not"),
+    ],
+)
+def test_experts_are_quantised_together(left: str, message: str, tmp_path: Path) -> None:
+    source = moe(tmp_path / "hf", fp8, STATIC | {"ignore": [*STATIC["ignore"], left]}, dtype=torch.bfloat16)
+    refuse(source.directory, tmp_path, message)
+
+
+def test_experts_in_mixed_precision_are_refused(tmp_path: Path) -> None:
+    source = moe(tmp_path / "hf", fp8, STATIC)
+    names = [f"model.layers.{layer}.self_attn.{name}_proj" for layer in (0, 1) for name in "qkvo"]
+    layers = {name: {"quant_algo": "FP8"} for name in names}
+    layers["model.layers.0.mlp.experts.0.up_proj"] = {"quant_algo": "W4A16_AWQ"}
+    described = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
+    (source.directory / "hf_quant_config.json").write_text(json.dumps(described))
+    refuse(source.directory, tmp_path, r"\(ModelOpt\) qwen3_moe model with experts in mixed precision is not converted")
