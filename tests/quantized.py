@@ -245,6 +245,36 @@ def fp8_one_scale(module: str, weight: Tensor) -> tuple[Stored, Tensor]:
     return {"weight": quantised, "weight_scale": scale}, quantised.float() * scale
 
 
+def int8_static(module: str, weight: Tensor) -> tuple[Stored, Tensor]:
+    """A scale for each output, and one for the inputs."""
+    scales = (weight.abs().amax(dim=1, keepdim=True) / 127).bfloat16()
+    codes = (weight / scales.float()).round().clamp(-128, 127)
+    stored = {"weight": codes.to(torch.int8), "weight_scale": scales, "input_scale": torch.tensor([INT8_INPUTS])}
+    return stored, codes * scales.float()
+
+
+INT8_INPUTS, NVFP4_INPUTS = 0.0625, 256.0
+"""The scale of INT8's inputs, and the divisor of NVFP4's."""
+_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+def nvfp4_divided(module: str, weight: Tensor) -> tuple[Stored, Tensor]:
+    """compressed-tensors' NVFP4: the scales of blocks are divided by that of the tensor; even inputs in low nibbles."""
+    divisor = torch.tensor([4096.0])
+    blocks = weight.unflatten(1, (-1, 16))
+    scales = (blocks.abs().amax(dim=2) / 6 * divisor).clamp(max=448).to(FP8)
+    steps = (scales.float() / divisor).unsqueeze(2)
+    codes = ((blocks / steps).abs().unsqueeze(3) - _E2M1).abs().argmin(dim=3)
+    values = (_E2M1[codes] * blocks.sign() * steps).flatten(1)
+    nibbles = (codes + 8 * (blocks < 0)).flatten(1).to(torch.uint8)
+    return {
+        "weight_packed": nibbles[:, ::2] | (nibbles[:, 1::2] << 4),
+        "weight_scale": scales,
+        "weight_global_scale": divisor,
+        "input_global_scale": torch.tensor([NVFP4_INPUTS]),
+    }, values
+
+
 def fp8_blocks(rows: int, columns: int) -> Pack:
     """DeepSeek's FP8: a float32 scale for each block; a block at an edge may be smaller. It means bfloat16 weights."""
 
@@ -265,6 +295,20 @@ def fp8_blocks(rows: int, columns: int) -> Pack:
 BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 
 
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
+NVFP4 = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+SCHEMES: dict[str, dict[str, Any]] = {
+    "int-quantized": {
+        "weights": INT8 | {"strategy": "channel", "dynamic": False},
+        "input_activations": INT8 | {"strategy": "tensor", "dynamic": False},
+    },
+    "nvfp4-pack-quantized": {
+        "weights": NVFP4 | {"dynamic": False},
+        "input_activations": NVFP4 | {"dynamic": "local"},
+    },
+}
+
+
 def compressed(format_: str, weights: str, inputs: str | None, **more: Any) -> dict[str, Any]:
     """compressed-tensors' `quantization_config`; `weights` and `inputs` are strategies."""
     float8 = {"num_bits": 8, "type": "float", "symmetric": True}
@@ -278,6 +322,7 @@ def compressed(format_: str, weights: str, inputs: str | None, **more: Any) -> d
             "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP},
             "input_activations": None,
         }
+    group |= SCHEMES.get(format_, {})
     return {
         "quant_method": "compressed-tensors",
         "format": format_,

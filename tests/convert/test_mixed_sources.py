@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from tests.modelopt import dense, export_for_hugging_face, quantized_by_modelopt
 from tests.plan.models import asked
+from tests.quantized import compressed, fp8_static, pack_quantized, write_quantized
 from tests.reference.streamed import assert_streams
 from tests.runtime.converted import computed
-from tests.runtime.test_quantized_sources import TOKENS, assert_computes, relative
+from tests.runtime.test_quantized_sources import TOKENS, assert_computes, by_tensor, logits, relative
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
@@ -123,6 +125,35 @@ def test_pipeline_stages_are_refused(exports: Exports, tmp_path: Path) -> None:
     model = find_model(str(tmp_path))
     found = [problem.message for problem in evaluate(model, asked(model, recipe=on("torch"), pp=2)).problems]
     assert any(message.startswith("mixed precision in 2 pipeline stages") for message in found)
+
+
+def test_groups_of_compressed_tensors(tmp_path: Path) -> None:
+    """INT4 in the FFN, FP8 elsewhere."""
+    int4, fp8 = compressed("pack-quantized", "group", None), compressed("float-quantized", "tensor", "tensor")
+    groups = {
+        "group_0": fp8["config_groups"]["group_0"] | {"format": "float-quantized"},
+        "group_1": int4["config_groups"]["group_0"] | {"format": "pack-quantized", "targets": ["re:.*mlp.*"]},
+    }
+
+    def pack(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        return (pack_quantized if "mlp" in module else fp8_static())(module, weight)
+
+    source = write_quantized(tmp_path / "hf", pack, fp8 | {"format": "mixed-precision", "config_groups": groups})
+    out = convert(ConvertConfig(tp=2), source.directory, tmp_path / "out").path
+    layers = json.loads((out / "quant_cfg.json").read_text())["quantized_layers"]
+    assert {name: layer["quant_algo"] for name, layer in layers.items() if ".layers.1." in name} == {
+        "transformer.layers.1.attention.qkv": "FP8",
+        "transformer.layers.1.attention.dense": "FP8",
+        "transformer.layers.1.mlp.fc": "W4A16_AWQ",
+        "transformer.layers.1.mlp.gate": "W4A16_AWQ",
+        "transformer.layers.1.mlp.proj": "W4A16_AWQ",
+    }
+
+    def rounded(name: str, values: Tensor) -> Tensor:
+        return values if "mlp" in name else by_tensor(name, values)
+
+    (made,) = computed(out, TOKENS)
+    assert relative(made, logits(source.model, rounded)) < 5e-3
 
 
 def test_layers_that_are_joined_must_have_one_format(exports: Exports, tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 from tests.convert.test_errors import refuse
+from tests.modelopt import export_for_hugging_face
 from tests.plan.models import asked
 from tests.quantized import (
     AWQ,
@@ -59,6 +61,18 @@ def fp8(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     codes = (weight / scale).clamp(-448, 448).to(FP8)
     stored = {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(INPUT_SCALE)}
     return stored, codes.float() * scale
+
+
+def tiny_glm() -> Glm4MoeForCausalLM:
+    """A layer with a dense FFN, then one with four experts and one that all tokens get."""
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 64, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 97,
+        "max_position_embeddings": 128, "tie_word_embeddings": False, "architectures": ["Glm4MoeForCausalLM"],
+    }  # fmt: skip
+    return Glm4MoeForCausalLM(Glm4MoeConfig(**sizes)).eval()
 
 
 def logits(model: nn.Module) -> Tensor:
@@ -176,3 +190,24 @@ def test_experts_in_mixed_precision_are_refused(tmp_path: Path) -> None:
     described = {"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}}
     (source.directory / "hf_quant_config.json").write_text(json.dumps(described))
     refuse(source.directory, tmp_path, r"\(ModelOpt\) qwen3_moe model with experts in mixed precision is not converted")
+
+
+def test_nvfp4_experts_of_modelopt_keep_their_bytes(tmp_path: Path) -> None:
+    """Of a family that the LLM API serves; TensorRT engines have no such experts."""
+    import modelopt.torch.quantization as mtq
+
+    ids = torch.tensor([TOKENS])
+    model = mtq.quantize(tiny_glm(), mtq.NVFP4_DEFAULT_CFG, lambda model: model(ids))
+    export_for_hugging_face(model, tmp_path / "hf")
+    out = convert(ConvertConfig(tp=2, ep=2), tmp_path / "hf", tmp_path / "out").path
+    stored, rank = load_file(tmp_path / "hf" / "model.safetensors"), load_file(out / "rank1.safetensors")
+    names = ("up_proj", "gate_proj")
+    for place, expert in enumerate((2, 3)):
+        prefix = f"model.layers.1.mlp.experts.{expert}"
+        for target, suffix in (("weight", "weight"), ("weights_scaling_factor", "weight_scale")):
+            expected = torch.cat([stored[f"{prefix}.{name}.{suffix}"].view(torch.uint8) for name in names])
+            assert torch.equal(rank[f"transformer.layers.1.mlp.fc.{target}"][place].view(torch.uint8), expected)
+        scale = rank["transformer.layers.1.mlp.fc.weights_scaling_factor_2"][place]
+        assert torch.equal(scale, stored[f"{prefix}.gate_proj.weight_scale_2"].reshape(1))
+    inputs = [stored[f"model.layers.1.mlp.experts.{expert}.down_proj.input_scale"] for expert in range(4)]
+    assert rank["transformer.layers.1.mlp.proj.activation_scaling_factor"].tolist() == [float(max(inputs))]

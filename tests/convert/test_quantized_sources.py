@@ -25,6 +25,7 @@ from tests.quantized import (
     fp8_rows,
     fp8_static,
     gptq,
+    nvfp4_divided,
     pack_quantized,
     write_quantized,
 )
@@ -319,6 +320,13 @@ def test_a_scale_that_is_none_is_refused(tmp_path: Path, edit_tensors: Edit) -> 
     source = write_quantized(tmp_path / "hf", fp8_static(), STATIC, dtype=torch.bfloat16)
     edit_tensors(source.directory, lambda tensors: tensors[f"{Q}.input_scale"].fill_(float("nan")))
     refuse(source.directory, tmp_path, rf"{Q}\.input_scale is nan: a scaling factor must be finite")
+
+
+def test_a_divisor_of_zero_is_refused(tmp_path: Path, edit_tensors: Edit) -> None:
+    values = compressed("nvfp4-pack-quantized", "tensor_group", "tensor_group")
+    source = write_quantized(tmp_path / "hf", nvfp4_divided, values, dtype=torch.bfloat16)
+    edit_tensors(source.directory, lambda tensors: tensors[f"{Q}.input_global_scale"].zero_())
+    refuse(source.directory, tmp_path, rf"{Q}\.input_global_scale is 0\.0: a divisor must be finite and above zero")
 
 
 def test_half_of_a_joined_matrix_is_refused(tmp_path: Path) -> None:

@@ -205,6 +205,58 @@ def test_autofp8(tmp_path: Path) -> None:
     assert not source.quantizes("model.layers.1.mlp.up_proj")
 
 
+INT8_WEIGHTS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
+INT8_INPUTS = {"num_bits": 8, "type": "int", "strategy": "tensor", "symmetric": True}
+NVFP4_BLOCKS = {"num_bits": 4, "type": "float", "group_size": 16}
+IN_FP8 = {"targets": ["Linear"], "weights": FP8_WEIGHTS, "input_activations": FP8_INPUTS, "format": "float-quantized"}
+IN_INT4 = {"targets": [r"re:.*up_proj"], "weights": INT4_WEIGHTS, "format": "pack-quantized"}
+IN_INT8 = {"targets": ["x"], "weights": INT8_WEIGHTS, "input_activations": INT8_INPUTS, "format": "int-quantized"}
+
+
+def groups(*found: Mapping[str, object]) -> dict[str, Any]:
+    """compressed-tensors' mixed precision."""
+    config_groups = {f"group_{number}": group for number, group in enumerate(found)}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "mixed-precision",
+        "ignore": ["lm_head", "model.layers.1.mlp.up_proj"],
+        "config_groups": config_groups,
+    }
+
+
+def test_groups_of_compressed_tensors_have_their_formats(tmp_path: Path) -> None:
+    """A pattern goes before the class of a module, and what is ignored before both."""
+    source = found(groups(IN_FP8, IN_INT4), tmp_path)
+    assert (source.formats, source.group_size) == (("int4_awq", "fp8"), 128)
+    names = [f"model.layers.{layer}.mlp.{name}_proj" for layer in (0, 1) for name in ("up", "down")]
+    formats = [each and each.format for each in map(source.of, (*names, "lm_head"))]
+    assert formats == ["int4_awq", "fp8", None, "fp8", None]
+
+
+def test_groups_of_one_scheme_are_one(tmp_path: Path) -> None:
+    attention, mlp = ({**IN_FP8, "targets": [rf"re:.*{name}.*"]} for name in ("self_attn", "mlp"))
+    source = found(groups(attention, mlp), tmp_path)
+    assert (source.format, source.mixed, source.others) == ("fp8", False, ())
+    assert source.quantizes(Q_PROJ)
+    assert source.quantizes("model.layers.0.mlp.up_proj")
+    assert not source.quantizes("model.layers.1.mlp.up_proj")
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs", "form", "packing", "format_"),
+    [
+        (INT8_WEIGHTS, INT8_INPUTS, "int-quantized", "int8_rows", "int8_sq"),
+        (INT8_WEIGHTS, INT8_INPUTS, "naive-quantized", "int8_rows", "int8_sq"),
+        (NVFP4_BLOCKS, NVFP4_BLOCKS | {"dynamic": "local"}, "nvfp4-pack-quantized", "nvfp4", "nvfp4"),
+    ],
+)
+def test_compressed_tensors_int8_and_nvfp4(
+    tmp_path: Path, weights: dict[str, Any], inputs: dict[str, Any], form: str, packing: str, format_: str
+) -> None:
+    source = found(compressed(weights, inputs, format=form), tmp_path)
+    assert (source.packing, source.format, source.divisors) == (packing, format_, format_ == "nvfp4")
+
+
 FP8, NVFP4 = {"quant_algo": "FP8"}, {"quant_algo": "NVFP4", "group_size": 16}
 INT4_AWQ = {"quant_algo": "W4A16_AWQ", "group_size": 128, "has_zero_point": False, "pre_quant_scale": True}
 
@@ -284,11 +336,23 @@ GROUP_INPUTS = FP8_INPUTS | {"strategy": "group", "dynamic": True}
         (compressed(FP8_WEIGHTS | {"strategy": "channel"}, FP8_INPUTS), "channel weight and static tensor activation"),
         (compressed(FP8_WEIGHTS | {"strategy": "block"}, GROUP_INPUTS), "no block-scaled FP8 layers"),
         (compressed(FP8_WEIGHTS | {"type": "int"}, FP8_INPUTS), "8-bit floats are expected"),
-        (compressed(FP8_WEIGHTS, FP8_INPUTS, format="int-quantized"), "format int-quantized is not converted"),
+        (compressed(FP8_WEIGHTS, FP8_INPUTS, format="marlin-24"), "format marlin-24 is not converted"),
+        (compressed(FP8_WEIGHTS, FP8_INPUTS, format="int-quantized"), "8-bit integers are expected"),
+        (compressed(INT8_WEIGHTS, None, format="int-quantized"), "build rounds INT8 weights itself"),
+        (compressed(INT8_WEIGHTS | {"strategy": "tensor"}, INT8_INPUTS, format="int-quantized"), "strategy is tensor"),
+        (compressed(INT8_WEIGHTS | {"symmetric": False}, INT8_INPUTS, format="int-quantized"), "no zero points"),
+        (compressed(INT8_WEIGHTS, INT8_INPUTS | {"dynamic": True}, format="int-quantized"), "scales by token"),
+        (compressed(NVFP4_BLOCKS, None, format="nvfp4-pack-quantized"), "FP4 layers quantise them"),
+        (
+            compressed(NVFP4_BLOCKS | {"group_size": 32}, NVFP4_BLOCKS, format="nvfp4-pack-quantized"),
+            "blocks are of 16",
+        ),
         (compressed(FP8_WEIGHTS, FP8_INPUTS, sparsity_config=SPARSE), "sparsity_config is not empty"),
         (compressed(FP8_WEIGHTS, None), "input_activations are not quantised: TensorRT-LLM's FP8 layers quantise them"),
         (OUTPUTS, "output_activations are quantised: TensorRT-LLM's layers quantise inputs alone"),
-        (compressed(FP8_WEIGHTS, FP8_INPUTS, config_groups={"a": {}, "b": {}}), "2 groups: .* has one format"),
+        (compressed(FP8_WEIGHTS, FP8_INPUTS, config_groups={}), "no layer is quantised"),
+        (groups(IN_FP8, IN_INT4 | {"targets": ["Linear"]}), "2 different groups have the target Linear"),
+        (groups(IN_FP8, IN_INT4, IN_INT8), "layers in int4_awq, int8_sq, fp8: a checkpoint has one format"),
         (compressed(FP8_WEIGHTS, FP8_INPUTS, kv_cache_scheme={"num_bits": 4, "type": "float"}), "8-bit float KV"),
         (compressed(INT4_WEIGHTS | {"symmetric": False}, None, format="pack-quantized"), "symmetric is false"),
         (compressed(INT4_WEIGHTS | {"actorder": "group"}, None, format="pack-quantized"), "actorder permutes"),

@@ -10,7 +10,7 @@ from tests.conftest import MakeHf
 from tests.convert.test_quantized_sources import FP8_SOURCES, INT4_SOURCES, STATIC
 from tests.modelopt import FORMATS, export_for_hugging_face, quantized_by_modelopt
 from tests.plan.models import asked
-from tests.quantized import Pack, fp8_static, write_quantized
+from tests.quantized import Pack, compressed, fp8_static, int8_static, nvfp4_divided, write_quantized
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import QuantFormat
@@ -21,6 +21,11 @@ from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.model import find_model
+
+OTHER_SOURCES: list[Any] = [
+    pytest.param(int8_static, compressed("int-quantized", "channel", "tensor"), id="int8"),
+    pytest.param(nvfp4_divided, compressed("nvfp4-pack-quantized", "tensor_group", "tensor_group"), id="nvfp4"),
+]
 
 
 def written(source: Path, out: Path, tp: int, pp: int = 1) -> list[int]:
@@ -42,7 +47,7 @@ def weights(found: Evaluation) -> list[int]:
 
 
 @pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 2)])
-@pytest.mark.parametrize(("pack", "values"), INT4_SOURCES + FP8_SOURCES)
+@pytest.mark.parametrize(("pack", "values"), INT4_SOURCES + FP8_SOURCES + OTHER_SOURCES)
 def test_every_tool(pack: Pack, values: dict[str, Any], tp: int, pp: int, tmp_path: Path) -> None:
     source = write_quantized(tmp_path / "hf", pack, values).directory
     assert weights(planned(source, tp=tp, pp=pp)) == written(source, tmp_path / "out", tp, pp)

@@ -13,7 +13,10 @@ from tests.modelopt import dense, export_for_hugging_face, format_of, quantized_
 from tests.quantized import (
     AWQ,
     GPTQ,
+    INT8_INPUTS,
     LINEARS,
+    NVFP4_INPUTS,
+    SCHEMES,
     Pack,
     awq,
     compressed,
@@ -21,6 +24,8 @@ from tests.quantized import (
     fp8_rows,
     fp8_static,
     gptq,
+    int8_static,
+    nvfp4_divided,
     pack_quantized,
     write_quantized,
 )
@@ -33,6 +38,8 @@ STATIC = compressed("float-quantized", "tensor", "tensor")
 ROWS = compressed("float-quantized", "channel", "token")
 ONE_SCALE = compressed("float-quantized", "tensor", "token")
 INT4 = compressed("pack-quantized", "group", None)
+INT8 = compressed("int-quantized", "channel", "tensor")
+NVFP4 = compressed("nvfp4-pack-quantized", "tensor_group", "tensor_group")
 LAYOUTS = pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"tp": 2, "pp": 2}], ids=["tp1", "tp2", "tp2pp2"])
 Round = Callable[[str, Tensor], Tensor]
 """What becomes of the inputs of a module before its matrix."""
@@ -107,8 +114,8 @@ def test_fp8_with_a_scale_for_each_token(
 
 @pytest.mark.parametrize(
     ("pack", "values"),
-    [(fp8_static(), STATIC), (fp8_rows, ROWS), (pack_quantized, INT4)],
-    ids=["tensor", "rows", "pack_quantized"],
+    [(fp8_static(), STATIC), (fp8_rows, ROWS), (pack_quantized, INT4), (int8_static, INT8)],
+    ids=["tensor", "rows", "pack_quantized", "int8"],
 )
 def test_compressed_tensors_own_reading(pack: Pack, values: dict[str, Any], tmp_path: Path) -> None:
     """The package that defines the format computes the same logits from the same files."""
@@ -121,9 +128,47 @@ def test_compressed_tensors_own_reading(pack: Pack, values: dict[str, Any], tmp_
     assert relative(made, logits(model)) < 5e-3
 
 
-def rounded_as_stored(stored: dict[str, Tensor]) -> Round:
-    """What each module of ModelOpt's checkpoint does to its inputs, those of NVFP4 with ModelOpt's own class."""
+@LAYOUTS
+def test_int8_with_static_scales(layout: dict[str, int], tmp_path: Path) -> None:
+    source = write_quantized(tmp_path / "hf", int8_static, INT8, dtype=torch.bfloat16)
+    out = convert(ConvertConfig(**layout), source.directory, tmp_path / "out").path
+    (made,) = computed(out, TOKENS)
+    expected = logits(source.model, lambda _, values: (values / INT8_INPUTS).round().clamp(-128, 127) * INT8_INPUTS)
+    assert relative(made, expected) < 5e-3  # sums in another order round a few inputs otherwise
+
+
+@LAYOUTS
+def test_nvfp4_with_scales_that_divide(layout: dict[str, int], tmp_path: Path) -> None:
+    source = write_quantized(tmp_path / "hf", nvfp4_divided, NVFP4, dtype=torch.bfloat16)
+    out = convert(ConvertConfig(**layout), source.directory, tmp_path / "out").path
+    (made,) = computed(out, TOKENS)
+    expected = logits(source.model, lambda _, values: rounded_to_nvfp4(values, torch.tensor(1 / NVFP4_INPUTS)))
+    assert float(((made - expected).norm(dim=-1) / expected.norm(dim=-1)).median()) < 1e-5
+    assert relative(made, expected) < 2e-2  # sums in another order round a few inputs otherwise
+
+
+def test_compressed_tensors_own_reading_of_nvfp4() -> None:
+    from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+
+    weight = torch.randn(32, 64, generator=torch.Generator().manual_seed(0)) * 0.1
+    stored, meant = nvfp4_divided("q_proj", weight)
+    scheme = QuantizationScheme(targets=["Linear"], **SCHEMES["nvfp4-pack-quantized"])
+    read = NVFP4PackedCompressor.decompress(stored, scheme)["weight"]
+    assert torch.allclose(read.float(), meant, rtol=2**-7, atol=0)
+
+
+def rounded_to_nvfp4(values: Tensor, step: Tensor) -> Tensor:
+    """By ModelOpt's own class of such tensors."""
     from modelopt.torch.quantization.qtensor import NVFP4QTensor
+
+    packed, blocks, _ = NVFP4QTensor.quantize(values.flatten(0, -2), 16, None, step)
+    restored = packed.dequantize(torch.float32, scale=blocks, double_scale=step, block_sizes={-1: 16})
+    return restored.reshape(values.shape)
+
+
+def rounded_as_stored(stored: dict[str, Tensor]) -> Round:
+    """What each module of ModelOpt's checkpoint does to its inputs."""
 
     def rounded(module: str, values: Tensor) -> Tensor:
         found, step = format_of(stored, module), stored.get(f"{module}.input_scale", torch.ones(1))
@@ -134,9 +179,7 @@ def rounded_as_stored(stored: dict[str, Tensor]) -> Round:
             case "int8_sq":
                 return values.round().clamp(-128, 127) * step
             case "nvfp4":
-                packed, blocks, _ = NVFP4QTensor.quantize(values.flatten(0, -2) * step, 16, None, step)
-                restored = packed.dequantize(torch.float32, scale=blocks, double_scale=step, block_sizes={-1: 16})
-                return restored.reshape(values.shape)
+                return rounded_to_nvfp4(values * step, step)
             case _:
                 return values
 

@@ -18,6 +18,8 @@ from tests.quantized import (
     fp8_rows,
     fp8_static,
     gptq,
+    int8_static,
+    nvfp4_divided,
     pack_quantized,
     write_quantized,
 )
@@ -38,6 +40,8 @@ SOURCES: list[Any] = [
     pytest.param(fp8_static(), compressed("float-quantized", "tensor", "tensor"), id="fp8"),
     pytest.param(fp8_rows, compressed("float-quantized", "channel", "token"), id="fp8_rows"),
     pytest.param(fp8_one_scale, compressed("float-quantized", "tensor", "token"), id="fp8_one_scale"),
+    pytest.param(int8_static, compressed("int-quantized", "channel", "tensor"), id="int8"),
+    pytest.param(nvfp4_divided, compressed("nvfp4-pack-quantized", "tensor_group", "tensor_group"), id="nvfp4"),
 ]
 
 

@@ -46,9 +46,10 @@ class SmallTensors:
         """(1,) float32."""
         return self.take(name).float()
 
-    def largest(self, names: tuple[str, ...], least: float = 0.0) -> Tensor:
-        """(1,) float32: the largest of the scalars that exist, at least `least`."""
+    def largest(self, names: tuple[str, ...], least: float = 0.0, *, divisors: bool = False) -> Tensor:
+        """(1,) float32: the largest of the scalars that exist, or of their inverses, at least `least`."""
         found = [self.scalar(name) for name in names if self.has(name)]
+        found = [scalar.reciprocal() for scalar in found] if divisors else found
         return torch.cat([*found, torch.tensor([least])]).amax(dim=0, keepdim=True)
 
 
@@ -86,6 +87,10 @@ def _check(name: str, expected: Expected, stored: StoredTensor, small: SmallTens
                 raise ForgeError(
                     f"{name} is {scale.item()}: a scaling factor must be finite and not negative", hint=_DAMAGED
                 )
+        case "a_divisor":
+            divisor = small.scalar(name)
+            if not bool(torch.isfinite(divisor) & (divisor > 0)):
+                raise ForgeError(f"{name} is {divisor.item()}: a divisor must be finite and above zero", hint=_DAMAGED)
         case "anything":
             pass
 
@@ -156,10 +161,10 @@ def stored_vector(
 ) -> Bytes:
     """A rank's tensor that is made of scalars or one vector of the source."""
     match content:
-        case StoredScalar(names=names, least=least):
-            return as_bytes(small.largest(names, least))
-        case StoredScalars(groups=groups):
-            return as_bytes(torch.cat([small.largest(names) for names in groups[tp_rank]]))
+        case StoredScalar(names=names, least=least, divisors=divisors):
+            return as_bytes(small.largest(names, least, divisors=divisors))
+        case StoredScalars(groups=groups, divisors=divisors):
+            return as_bytes(torch.cat([small.largest(names, divisors=divisors) for names in groups[tp_rank]]))
         case StoredScalarRows(names=names, cuts=cuts):
             rows = [own[tp_rank].height for own in cuts]
             return as_bytes(

@@ -1,9 +1,39 @@
-"""compressed-tensors' `quantization_config`: the FP8 and INT4 schemes that TensorRT-LLM's layers support."""
+"""compressed-tensors' `quantization_config`: the schemes that TensorRT-LLM's layers support.
+
+Which group a module belongs to: `match_targets` in compressed_tensors/utils/match.py (0.20).
+"""
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from trtforge.core.number_limits import NVFP4_BLOCK
+from trtforge.formats.mixed_source import mixed_source
 from trtforge.formats.quantization_values import Values, static_fp8_kv_cache
 from trtforge.formats.quantized_source import Packing, QuantizedSource
+
+_TOOL = "compressed-tensors"
+_EVERY_LINEAR = "Linear"
+_NVFP4_NAMES = {
+    "weight": "weight_packed",
+    "tensor_scale": "weight_global_scale",
+    "input_scale": "input_global_scale",
+    "divisors": True,
+}
+
+
+@dataclass(frozen=True)
+class _Scheme:
+    """What all modules of a group have."""
+
+    packing: Packing
+    group_size: int = 128
+
+    @property
+    def names(self) -> Mapping[str, Any]:
+        """The names of its tensors that are not those of other tools."""
+        return _NVFP4_NAMES if self.packing == "nvfp4" else {}
 
 
 def compressed_tensors(values: Values) -> QuantizedSource:
@@ -12,29 +42,86 @@ def compressed_tensors(values: Values) -> QuantizedSource:
         if values.get(key) and values.part(key).get("format") != "dense":  # its matrices are stored whole
             raise values.refusal(f"{key} is not empty: TensorRT-LLM's layers support neither sparsity nor transforms")
     groups = values.part("config_groups")
-    if len(groups.values) != 1:
-        raise groups.refusal(f"{len(groups.values)} groups: a TensorRT-LLM checkpoint has one format")
-    group = groups.part(next(iter(groups.values)))
+    targets: dict[_Scheme, list[str]] = {}
+    for name in groups.values:
+        group = groups.part(name)
+        targets.setdefault(_scheme(values, group), []).extend(group.names("targets"))
+    everywhere = [scheme for scheme, names in targets.items() if _EVERY_LINEAR in names]
+    if len(everywhere) > 1:
+        raise groups.refusal(f"{len(everywhere)} different groups have the target {_EVERY_LINEAR}")
+    left = tuple(_pattern(values, name) for name in values.names("ignore"))
+    patterns = {scheme: tuple(_pattern(groups, name) for name in names) for scheme, names in targets.items()}
+    cache = static_fp8_kv_cache(values)
+    found = []
+    for scheme, own in patterns.items():
+        others = tuple(each for other, names in patterns.items() if other != scheme for each in names)
+        everywhere_else = scheme in everywhere
+        found.append(
+            QuantizedSource(
+                tool=_TOOL,
+                packing=scheme.packing,
+                never=(*left, *others) if everywhere_else else left,
+                only=None if everywhere_else else own,
+                group_size=scheme.group_size,
+                fp8_kv_cache=cache,
+                **scheme.names,
+            )
+        )
+    return mixed_source(groups, found)
+
+
+def _scheme(values: Values, group: Values) -> _Scheme:
+    """How a group's modules are stored. Raises ForgeError for schemes without a counterpart."""
     form = str(group.get("format") or values.get("format"))
-    match form:
-        case "float-quantized" | "naive-quantized":
-            packing, size = _fp8(group), 128
-        case "pack-quantized":
-            packing, size = "pack_quantized", _int4(group)
-        case _:
-            known = "float-quantized (FP8) and pack-quantized (INT4) are"
-            raise values.refusal(f"compressed-tensors format {form} is not converted: {known}")
     if group.get("output_activations") is not None:
         raise group.refusal("output_activations are quantised: TensorRT-LLM's layers quantise inputs alone")
-    targets = group.names("targets")
-    return QuantizedSource(
-        tool="compressed-tensors",
-        packing=packing,
-        never=tuple(_pattern(values, name) for name in values.names("ignore")),
-        only=None if "Linear" in targets else tuple(_pattern(group, name) for name in targets),
-        group_size=size,
-        fp8_kv_cache=static_fp8_kv_cache(values),
-    )
+    match form:
+        case "int-quantized":
+            return _int8(group)
+        case "naive-quantized" if group.part("weights").get("type") == "int":
+            return _int8(group)
+        case "float-quantized" | "naive-quantized":
+            return _Scheme(_fp8(group))
+        case "pack-quantized":
+            return _Scheme("pack_quantized", _int4(group))
+        case "nvfp4-pack-quantized":
+            return _nvfp4(group)
+        case _:
+            known = "float-quantized (FP8), int-quantized, pack-quantized (INT4) and nvfp4-pack-quantized are"
+            raise values.refusal(f"compressed-tensors format {form} is not converted: {known}")
+
+
+def _int8(group: Values) -> _Scheme:
+    if group.get("input_activations") is None:
+        raise group.refusal(
+            "input_activations are not quantised: TensorRT-LLM's build rounds INT8 weights itself, with other scales",
+            "Convert the original checkpoint with --quant int8_wo.",
+        )
+    weights, inputs = group.part("weights"), group.part("input_activations")
+    for part in (weights, inputs):
+        if (part.get("num_bits"), part.get("type")) != (8, "int"):
+            raise part.refusal("8-bit integers are expected")
+        if part.get("symmetric") is False:
+            raise part.refusal("symmetric is false: TensorRT-LLM's INT8 layers have no zero points")
+    if weights.get("strategy") != "channel":
+        raise weights.refusal(f"strategy is {weights.get('strategy')}: TensorRT-LLM's INT8 has a scale for each output")
+    if inputs.get("dynamic") or (inputs.get("strategy") or "tensor") != "tensor":
+        raise inputs.refusal(
+            "activation scales by token: the INT8 layers of trtforge's checkpoints have a static one",
+            "Quantise with static activation scales, use FP8 with a scale a token, or convert the original checkpoint "
+            "with --quant int8_sq.",
+        )
+    return _Scheme("int8_rows")
+
+
+def _nvfp4(group: Values) -> _Scheme:
+    if group.get("input_activations") is None:
+        raise group.refusal("input_activations are not quantised: TensorRT-LLM's FP4 layers quantise them")
+    for part in (group.part("weights"), group.part("input_activations")):
+        if (part.get("num_bits"), part.get("type")) != (4, "float"):
+            raise part.refusal("4-bit floats are expected")
+        part.require("group_size", part.get("group_size"), (NVFP4_BLOCK,), f"NVFP4 blocks are of {NVFP4_BLOCK} inputs")
+    return _Scheme("nvfp4", NVFP4_BLOCK)
 
 
 def _fp8(group: Values) -> Packing:

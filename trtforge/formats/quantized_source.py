@@ -58,7 +58,8 @@ class QuantizedSource:
     Both hold regular expressions, searched in a module's full name. `named`: the full names of its modules, None if
     the patterns tell. `others`: of mixed precision, the quantisations of further modules; no module is in two.
     `stored_zero`: the stored code of zero point 8. `weight_scale` and `input_scale`: the names inside a module of the
-    scales of FP8 and INT8.
+    scales of FP8, INT8 and NVFP4's inputs; `weight` and `tensor_scale`: those of NVFP4's codes and of its scale of a
+    tensor, which with `divisors` divides, as that of inputs.
     """
 
     tool: str
@@ -70,6 +71,9 @@ class QuantizedSource:
     fp8_kv_cache: bool = False
     weight_scale: str = "weight_scale"
     input_scale: str = "input_scale"
+    weight: str = "weight"
+    tensor_scale: str = "weight_scale_2"
+    divisors: bool = False
     named: frozenset[str] | None = None
     others: tuple["QuantizedSource", ...] = ()
 

@@ -150,17 +150,23 @@ class Rescaled:
 
 @dataclass(frozen=True)
 class StoredScalar:
-    """(1,) float32: the largest of the source's scalars, at least `least`; absent ones count as `least`."""
+    """(1,) float32: the largest of the source's scalars, at least `least`; absent ones count as `least`.
+
+    `divisors`: of their inverses.
+    """
 
     names: tuple[str, ...]
     least: float = 0.0
+    divisors: bool = False
 
 
 @dataclass(frozen=True)
 class StoredScalars:
-    """(groups,) float32: the largest of each group of the source's scalars. `groups`: for each rank, its groups."""
+    """(groups,) float32: the largest of each group of the source's scalars. `groups`: for each rank; `divisors`: of
+    their inverses."""
 
     groups: tuple[tuple[tuple[str, ...], ...], ...]
+    divisors: bool = False
 
 
 @dataclass(frozen=True)

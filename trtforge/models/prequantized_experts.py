@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.number_limits import NVFP4_BLOCK
+from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.shards import TensorSpec
 from trtforge.models.content import Repacked, Rescaled, StoredPreQuant, StoredScalars, Target
 from trtforge.models.prequantized_targets import FLOAT32, NamedContent, QuantizedRows, cast_of
@@ -64,28 +65,28 @@ class QuantizedLayers(QuantizedRows):
         scales = tuple(self.scalar(part.module, source.weight_scale) for part in parts)
         shared = tuple(tuple(f"{module}.{source.weight_scale}" for module in modules) for modules in matrix.shared)
         yield "weight", dtype_named("float8_e4m3fn"), matrix.stacked(*matrix.shape), Rescaled(weights, scales, shared)
-        yield "weights_scaling_factor", FLOAT32, matrix.stacked(1), _of_experts(matrix, source.weight_scale)
+        yield "weights_scaling_factor", FLOAT32, matrix.stacked(1), _of_experts(matrix, source.weight_scale, source)
         yield "activation_scaling_factor", FLOAT32, (1,), self.largest(parts, source.input_scale)
 
     def _nvfp4_experts(self, matrix: Matrix, parts: tuple[StoredPart, ...]) -> Iterator[NamedContent]:
         out, inputs = matrix.shape
-        weights = tuple(self.piece(part, "weight", ("uint8",), columns=2) for part in parts)
-        blocks = tuple(self.piece(part, "weight_scale", ("float8_e4m3fn",), columns=NVFP4_BLOCK) for part in parts)
+        source = parts[0].source
+        weights, blocks = self.nvfp4_pieces(parts)
         for part in parts:
-            self.scalar(part.module, "weight_scale_2")
-        self.alike += [tuple(f"{module}.weight_scale_2" for module in modules) for modules in set(matrix.shared)]
+            self.scalar(part.module, source.tensor_scale, divisor=source.divisors)
+        self.alike += [tuple(f"{module}.{source.tensor_scale}" for module in modules) for modules in set(matrix.shared)]
         block_scales = matrix.stacked(out, inputs // NVFP4_BLOCK)
         yield "weight", dtype_named("uint8"), matrix.stacked(out, inputs // 2), Repacked(weights)
         yield "weights_scaling_factor", dtype_named("float8_e4m3fn"), block_scales, Repacked(blocks)
-        yield "weights_scaling_factor_2", FLOAT32, matrix.stacked(1), _of_experts(matrix, "weight_scale_2")
-        yield "activation_scaling_factor", FLOAT32, (1,), self.largest(parts, "input_scale")
+        yield "weights_scaling_factor_2", FLOAT32, matrix.stacked(1), _of_experts(matrix, source.tensor_scale, source)
+        activations = self.largest(parts, source.input_scale, divisors=source.divisors)
+        yield "activation_scaling_factor", FLOAT32, (1,), activations
 
 
-def _of_experts(matrix: Matrix, suffix: str) -> StoredScalars:
+def _of_experts(matrix: Matrix, suffix: str, source: QuantizedSource) -> StoredScalars:
     """(experts, 1): the largest of the scalars of each expert's modules."""
-    return StoredScalars(
-        tuple(
-            tuple(tuple(f"{module}.{suffix}" for module in modules) for modules in of_rank)
-            for of_rank in matrix.rank_groups
-        )
+    groups = tuple(
+        tuple(tuple(f"{module}.{suffix}" for module in modules) for modules in of_rank)
+        for of_rank in matrix.rank_groups
     )
+    return StoredScalars(groups, source.divisors)

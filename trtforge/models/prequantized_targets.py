@@ -108,9 +108,10 @@ class QuantizedRows(StoredParts):
         self.alike.append(names)
         return names
 
-    def largest(self, parts: tuple[StoredPart, ...], suffix: str) -> StoredScalar:
-        """The largest of the parts' scalars, which has room for the numbers of each."""
-        return StoredScalar(tuple(dict.fromkeys(self.scalar(part.module, suffix) for part in parts)))
+    def largest(self, parts: tuple[StoredPart, ...], suffix: str, *, divisors: bool = False) -> StoredScalar:
+        """The largest of the parts' scalars, or of their inverses, which has room for the numbers of each."""
+        names = tuple(dict.fromkeys(self.scalar(part.module, suffix, divisor=divisors) for part in parts))
+        return StoredScalar(names, divisors=divisors)
 
     def codes(self, parts: tuple[StoredPart, ...]) -> Repacked:
         """The packed 4-bit codes."""
@@ -174,15 +175,21 @@ class QuantizedRows(StoredParts):
 
     def _nvfp4(self, parts: tuple[StoredPart, ...]) -> Iterator[NamedContent]:
         """Parts must share one per-tensor scale: E4M3 block scales are relative to it; a new one would round them."""
-        out, inputs = _shape(parts)
-        weights = tuple(self.piece(part, "weight", ("uint8",), columns=2) for part in parts)
-        blocks = tuple(self.piece(part, "weight_scale", ("float8_e4m3fn",), columns=NVFP4_BLOCK) for part in parts)
-        tensor_scales = tuple(dict.fromkeys(self.scalar(part.module, "weight_scale_2") for part in parts))
-        self.alike.append(tensor_scales)
+        (out, inputs), source = _shape(parts), parts[0].source
+        weights, blocks = self.nvfp4_pieces(parts)
+        tensor_scales = self.largest(parts, source.tensor_scale, divisors=source.divisors)
+        self.alike.append(tensor_scales.names)
         yield "weight", dtype_named("uint8"), (out, inputs // 2), Repacked(weights)
         yield "weights_scaling_factor", dtype_named("float8_e4m3fn"), (out, inputs // NVFP4_BLOCK), Repacked(blocks)
-        yield "weights_scaling_factor_2", FLOAT32, (1,), StoredScalar(tensor_scales)
-        yield "activation_scaling_factor", FLOAT32, (1,), self.largest(parts, "input_scale")
+        yield "weights_scaling_factor_2", FLOAT32, (1,), tensor_scales
+        activations = self.largest(parts, source.input_scale, divisors=source.divisors)
+        yield "activation_scaling_factor", FLOAT32, (1,), activations
+
+    def nvfp4_pieces(self, parts: tuple[StoredPart, ...]) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+        """The codes, two inputs a byte, and the scales of blocks."""
+        codes = tuple(self.piece(part, part.source.weight, ("uint8",), columns=2) for part in parts)
+        blocks = tuple(self.piece(part, "weight_scale", ("float8_e4m3fn",), columns=NVFP4_BLOCK) for part in parts)
+        return codes, blocks
 
 
 def _shape(parts: tuple[StoredPart, ...]) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from trtforge.models.split import Cut
 
 FLOATS = ("float32", "float16", "bfloat16")
 
-Holds = Literal["anything", "a_scale", "zero_points", "groups_in_order", "zeros"]
+Holds = Literal["anything", "a_scale", "zero_points", "groups_in_order", "zeros", "a_divisor"]
 
 
 @dataclass(frozen=True)
@@ -142,10 +142,10 @@ class StoredParts:
         cuts = tuple(replace(cut, cols=range(1)) for cut in part.weight.cuts)
         return Piece(name, (part.out,), cuts)
 
-    def scalar(self, module: str, suffix: str) -> str:
-        """The name of a module's scale, one number that is finite and not negative."""
+    def scalar(self, module: str, suffix: str, *, divisor: bool = False) -> str:
+        """The name of a module's scale, one number that is finite and not negative; of a divisor above zero."""
         name = f"{module}.{suffix}"
-        self.expect(name, (1,), FLOATS, holds="a_scale")
+        self.expect(name, (1,), FLOATS, holds="a_divisor" if divisor else "a_scale")
         return name
 
     def expect(

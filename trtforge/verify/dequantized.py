@@ -64,8 +64,9 @@ class DequantizedWeights(LayerWeights):
                 codes = unpack_int4(take("weight").view(torch.int8))
                 return self._unscaled(module, dequantize_int4(codes, take("weight_scale").float()))
             case "nvfp4":
-                scales = take("weight_scale").float() * take("weight_scale_2").float()
-                return from_e2m1(take("weight")) * scales.repeat_interleave(NVFP4_BLOCK, dim=1)
+                tensor_scale = take(source.tensor_scale).float()
+                scales = take("weight_scale").float() * (1 / tensor_scale if source.divisors else tensor_scale)
+                return from_e2m1(take(source.weight)) * scales.repeat_interleave(NVFP4_BLOCK, dim=1)
             case "fp8" | "fp8_rows" | "fp8_one_scale" | "int8_rows":
                 values = take("weight").float() * take(source.weight_scale).float().reshape(-1, 1)
                 return self._unscaled(module, values)
