@@ -20,6 +20,7 @@ from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import EngineConfig, GateConfig
 from trtforge.formats.shards import read_header
+from trtforge.pipeline.description import describe
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.model import find_model
 from trtforge.verify.stage import verify
@@ -125,6 +126,10 @@ def test_pipeline_stages_are_refused(exports: Exports, tmp_path: Path) -> None:
     model = find_model(str(tmp_path))
     found = [problem.message for problem in evaluate(model, asked(model, recipe=on("torch"), pp=2)).problems]
     assert any(message.startswith("mixed precision in 2 pipeline stages") for message in found)
+
+
+def test_inspect_names_every_format(exports: Exports) -> None:
+    assert [each["format"] for each in describe(exports["nvfp4"], tensors=False)["formats"]] == ["nvfp4 and fp8"]
 
 
 def test_groups_of_compressed_tensors(tmp_path: Path) -> None:

@@ -167,7 +167,9 @@ def test_formats_that_mixtures_of_experts_lack_are_refused(tmp_path: Path) -> No
     values = compressed("float-quantized", "channel", "token") | {"ignore": ["lm_head", r"re:.*mlp\.gate$"]}
     source = moe(tmp_path / "hf", fp8_rows, values, dtype=torch.bfloat16)
     error = refuse(source.directory, tmp_path, r"mixture of experts \(qwen3_moe\) does not support fp8_rowwise")
-    assert error.hint.startswith("It is already quantised: convert the original checkpoint.")
+    assert error.hint.startswith(
+        "Compile the Hugging Face checkpoint itself for backend llmapi, or convert the original"
+    )
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,11 @@ def test_gptq_stores_zero_points_minus_one_in_its_first_format(tmp_path: Path, f
     assert (source.packing, source.stored_zero) == ("gptq", zero)
 
 
+def test_gptqs_act_order_may_keep_the_groups(tmp_path: Path) -> None:
+    """AutoGPTQ's static_groups: g_idx, which conversion checks, is in order."""
+    assert found(GPTQ | {"desc_act": True, "static_groups": True}, tmp_path).packing == "gptq"
+
+
 def test_gptq_names_the_modules_of_a_block(tmp_path: Path) -> None:
     blocks = [["self_attn.k_proj", "self_attn.q_proj"], ["self_attn.o_proj"]]
     source = found(GPTQ | {"modules_in_block_to_quantize": blocks}, tmp_path)

@@ -263,9 +263,14 @@ _UNSERVED = ("W8A8_SQ_PER_CHANNEL",)
 tensorrt_llm/_torch/modules/linear.py, 1.2)."""
 
 
+def is_served(algorithm: str | None) -> bool:
+    """Whether the PyTorch backend computes an algorithm that trtforge reads in Hugging Face checkpoints."""
+    return algorithm not in _UNSERVED
+
+
 def require_served(algorithm: str | None) -> None:
     """Raises ForgeError for an algorithm of a Hugging Face checkpoint that no release's PyTorch backend computes."""
-    if algorithm in _UNSERVED:
+    if not is_served(algorithm):
         raise ForgeError(
             f"TensorRT-LLM's PyTorch backend has no layers for {algorithm}",
             hint="Convert the checkpoint and use engine.backend tensorrt_llm or torch.",

@@ -141,7 +141,7 @@ def _gptq(values: Values) -> QuantizedSource:
             "Save the model again with checkpoint_format gptq, or convert the original checkpoint.",
         )
     values.require_int4("bits")
-    if values.get("desc_act"):
+    if values.get("desc_act") and not values.get("static_groups"):  # these are of consecutive inputs in any order
         raise values.refusal(
             "desc_act is true: act-order permutes the inputs, TensorRT-LLM's groups are consecutive inputs",
             "Use a GPTQ checkpoint with desc_act false, or convert the original one.",

@@ -202,7 +202,8 @@ def _formats(model: Model) -> list[dict[str, Any]]:
         evaluation = evaluate(model, request_of(recipe, model, {"--quant": name}))
         if evaluation.legal and evaluation.memory is not None:
             needs = FORMATS[name].calibrated and model.stored is None
-            found.append({"format": name, "bytes": evaluation.memory.weights, "calibration": needs})
+            shown = name if model.stored is None else model.stored.described
+            found.append({"format": shown, "bytes": evaluation.memory.weights, "calibration": needs})
     return found
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from trtforge.core.errors import ForgeError, Repair
+from trtforge.formats.llmapi import is_served
 from trtforge.formats.networks import Trait, networks
 from trtforge.models.checkpoint_plan import Layout, shards_embedding
 from trtforge.models.exclusions import rows_left
@@ -107,8 +108,14 @@ def _format_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
         return
     for limit in networks().limits_of(family.name, layout.quant, traits=traits):
         if limit.every_backend:
-            original = "It is already quantised: convert the original checkpoint. " if layout.source else ""
-            yield Problem(limit.rule, limit.says(family.name, layout.quant), original + limit.fix)
+            fix = limit.fix
+            if layout.source:
+                served = is_served(WEIGHTS[layout.quant].algorithm)
+                itself = (
+                    "Compile the Hugging Face checkpoint itself for backend llmapi, or convert" if served else "Convert"
+                )
+                fix = f"{itself} the original checkpoint. {limit.fix}"
+            yield Problem(limit.rule, limit.says(family.name, layout.quant), fix)
 
 
 def _latent_problems(family: Family, layout: Layout) -> Iterator[Problem]:
