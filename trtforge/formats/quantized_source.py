@@ -6,6 +6,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from trtforge.formats.published_names import module_names
@@ -113,4 +114,10 @@ class QuantizedSource:
 
 
 def _matches(patterns: tuple[str, ...], names: tuple[str, ...]) -> bool:
-    return any(re.search(pattern, name) for pattern in patterns for name in names)
+    return any(pattern.search(name) for pattern in _compiled(patterns) for name in names)
+
+
+@lru_cache(maxsize=64)
+def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """Large mixtures of experts ask for tens of thousands of modules."""
+    return tuple(map(re.compile, patterns))

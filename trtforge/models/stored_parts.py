@@ -60,6 +60,7 @@ class StoredParts:
         self.source = source
         self.dtype = dtype
         self._tensors: dict[str, Expected] = {}
+        self._found: dict[str, QuantizedSource | None] = {}
         self.alike: list[tuple[str, ...]] = []
 
     @property
@@ -69,7 +70,7 @@ class StoredParts:
 
     def takes(self, modules: tuple[str, ...]) -> bool:
         """Whether these modules, fused in TensorRT-LLM, are quantised. Raises ForgeError if only some are."""
-        found = [self.source.of(module) for module in modules]
+        found = [self._source_of(module) for module in modules]
         if any(found) and not all(found):
             quantized = [each is not None for each in found]
             raise ForgeError(
@@ -82,7 +83,7 @@ class StoredParts:
 
     def require_one_format(self, modules: tuple[str, ...]) -> None:
         """Raises ForgeError if quantised modules that TensorRT-LLM joins have different formats."""
-        found = {module: each for module in modules if (each := self.source.of(module)) is not None}
+        found = {module: each for module in modules if (each := self._source_of(module)) is not None}
         first = next(iter(found.values()), None)
         if any(each is not first for each in found.values()):
             raise ForgeError(
@@ -91,11 +92,17 @@ class StoredParts:
                 hint="Quantise them alike, or convert the original checkpoint.",
             )
 
+    def _source_of(self, module: str) -> QuantizedSource | None:
+        """The module's quantisation, looked up once: a large model has tens of thousands of experts."""
+        if module not in self._found:
+            self._found[module] = self.source.of(module)
+        return self._found[module]
+
     def part(self, weight: Piece) -> StoredPart:
         """The quantised module of a matrix."""
         out, inputs = weight.shape[::-1] if weight.transposed else weight.shape
         module = weight.source.removesuffix(".weight")
-        source = self.source.of(module)
+        source = self._source_of(module)
         assert source is not None, f"{module} is not quantised"
         return StoredPart(module, out, inputs, weight, source)
 

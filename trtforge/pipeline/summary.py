@@ -70,9 +70,10 @@ def deployment_of(recipe: Recipe, model: Model | None) -> DeploymentRecord:
     """Formats, layout and hardware of a recipe. A model that is already quantised keeps its formats."""
     quant, parallel, target = recipe.quantization, recipe.parallel, recipe.engine.target
     name, group, kv_cache = quant.format, int(quant.group_size), quant.kv_cache
+    described: str = name
     stored = None if model is None else model.stored
     if stored is not None and name in ("none", stored.format):
-        name, group = stored.format, stored.group_size
+        name, group, described = stored.format, stored.group_size, stored.described
         kv_cache = "fp8" if stored.fp8_kv_cache else kv_cache
     gpus = parallel.tp * parallel.pp
     if target.gpu is not None:
@@ -82,7 +83,7 @@ def deployment_of(recipe: Recipe, model: Model | None) -> DeploymentRecord:
         hardware += f", {gpus} ranks" if gpus > 1 else ""
     published = model is not None and served_as_published(model.config, recipe.engine.backend, quant.format)
     return DeploymentRecord(
-        quant=f"{published_format(model.config)}, as published" if model is not None and published else name,
+        quant=f"{published_format(model.config)}, as published" if model is not None and published else described,
         group_size=group if FORMATS[name].rounding == "int4" else None,
         kv_cache=kv_cache,
         dtype=None if model is None else model_dtype(recipe.model.dtype, model.config.dtype),
