@@ -114,6 +114,7 @@ def test_every_format_is_held_against_the_gpu(exports: Exports) -> None:
     model = find_model(str(exports["int4_awq"]))
     problems = evaluate(model, asked(model, recipe=on("tensorrt_llm"), gpu="a100-80gb")).problems
     assert ["fp8 needs 8.9" in problem.message for problem in problems if problem.rule == "gpu_format"] == [True]
+    assert evaluate(model, asked(model, recipe=on("torch"), gpu="a100-80gb")).problems == ()
 
 
 def test_pipeline_stages_are_refused(exports: Exports, tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
             message = f"{model.name} is already quantised: {said}"
             yield Problem("format", message, "Keep its format, or plan the original checkpoint.")
         for name in stored.formats[1:]:
-            if request.gpu is not None:
+            if request.gpu is not None and request.engine.backend != "torch":
                 yield from gpu_problems(request.gpu, WEIGHTS[name], None, request.dtype)
     elif request.quant not in get_args(QuantFormat):
         message = f"trtforge does not convert to {request.quant} yet"
