@@ -133,6 +133,16 @@ def test_different_scales_of_an_expert_become_its_largest(tmp_path: Path, edit_t
     assert torch.equal(rank[f"{fc}.weight"][2][: len(up)].float(), expected.float())
 
 
+def test_autogptqs_biases_of_zeros_are_dropped(tmp_path: Path) -> None:
+    def with_bias(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        stored, meant = gptq()(module, weight)
+        return stored | {"bias": torch.zeros(len(weight), dtype=torch.float16)}, meant
+
+    source = moe(tmp_path / "hf", with_bias, GPTQ | {"dynamic": {r"-:.*mlp\.gate$": {}}})
+    out = convert(ConvertConfig(), source.directory, tmp_path / "out").path
+    assert not any(name.endswith("bias") for name in load_file(out / "rank0.safetensors"))
+
+
 @pytest.mark.parametrize(("tp", "ep"), [(4, 2), (4, 1), (4, 4)])
 def test_input_scales_are_cut_as_the_experts_of_a_rank_are(tp: int, ep: int) -> None:
     """Also on ranks that do not have the first expert."""

@@ -27,7 +27,5 @@ def mixed_source(values: Values, groups: Sequence[QuantizedSource]) -> Quantized
         )
     sizes = sorted({group.group_size for group in groups if group.format == found.format})
     if len(sizes) > 1:
-        raise values.refusal(
-            f"{found.format} layers have groups of {sizes[0]} and {sizes[1]} inputs, not of one size"
-        )
+        raise values.refusal(f"{found.format} layers have groups of {sizes[0]} and {sizes[1]} inputs, not of one size")
     return found

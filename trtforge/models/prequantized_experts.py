@@ -30,6 +30,7 @@ class QuantizedLayers(QuantizedRows):
             )
         parts = tuple(self.part(piece) for piece in matrix.pieces)
         packing, format = parts[0].source.packing, parts[0].source.format
+        self.expect_zero_biases(parts)
         match packing:
             case "awq" | "gptq" | "pack_quantized" | "modelopt_int4":
                 contents = self._int4_experts(matrix, parts)

@@ -44,9 +44,8 @@ class QuantizedRows(StoredParts):
         self.require_one_format(shared)
         parts = tuple(self.part(piece) for piece in weights)
         packing = parts[0].source.packing
-        if not biased and packing == "gptq":
-            for part in parts:  # AutoGPTQ writes a bias for every layer, zeros if the model has none
-                self.expect(f"{part.module}.bias", (part.out,), FLOATS, holds="zeros", optional=True)
+        if not biased:
+            self.expect_zero_biases(parts)
         match packing:
             case "awq" | "gptq" | "pack_quantized" | "modelopt_int4" | "modelopt_w4a8":
                 contents = self._int4(parts)
@@ -60,6 +59,12 @@ class QuantizedRows(StoredParts):
                 contents = self._nvfp4(parts)
         for suffix, dtype, shape, content in contents:
             yield Target(TensorSpec(f"{name}.{suffix}", dtype, shape), stage, content)
+
+    def expect_zero_biases(self, parts: tuple[StoredPart, ...]) -> None:
+        """AutoGPTQ writes a bias for every layer, zeros if the model has none."""
+        for part in parts:
+            if part.source.packing == "gptq":
+                self.expect(f"{part.module}.bias", (part.out,), FLOATS, holds="zeros", optional=True)
 
     def kv_scale(self, attention: str) -> StoredScalar:
         """A layer's FP8 KV cache scale, at least 1 as in ModelOpt's export/postprocess.py."""
