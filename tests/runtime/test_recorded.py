@@ -300,7 +300,7 @@ def test_a_recording_with_adapters_computes_fewer_rows(tmp_path: Path) -> None:
     """Up to a power of two, as one of a whole step does; the others' adapters are those of their own step."""
     model = tiny_llama(vocab_size=128)
     checkpoint = write_checkpoint(model, tmp_path / "checkpoint")
-    engine = write_engine(checkpoint, tmp_path / "engine", dtype="bfloat16", tokens_per_block=BLOCK, max_seq_len=32)
+    engine = write_engine(checkpoint, tmp_path / "engine", dtype="float32", tokens_per_block=BLOCK, max_seq_len=32)
     saved = [save_adapter(model, tmp_path / f"a{number}", number) for number in range(2)]
     ranks = ThreadRanks(open_engine(add_adapters(engine, saved)), 1 + 4 * SEQUENCES)
     for at in range(3):
@@ -310,7 +310,7 @@ def test_a_recording_with_adapters_computes_fewer_rows(tmp_path: Path) -> None:
         computed = stepped(ranks, rows, 3, beside=True, adapters=adapters)
         first, again = (stepped(ranks, rows, 3, adapters=adapters) for _ in range(2))
         assert torch.equal(first, again)
-        assert (first - computed).abs().max() <= 2**-5 * computed.abs().max()
+        assert (first - computed).abs().max() <= 1e-5 * computed.abs().max()
     assert ranks.models[0].layers.recorded_rows == (1, 2, 4, 8)
     ranks.close()
 
