@@ -30,6 +30,7 @@ FLOORS = {
     "serve": 4,
     "verify": 4,
     "pipeline": 5,
+    "tune": 5,
     "cli": 6,
 }
 MODULES = sorted(ROOT.rglob("*.py"))
@@ -174,6 +175,8 @@ def run_python(code: str) -> str:
                 "infer",
                 "gateway",
                 "generate",
+                "bench",
+                "tune",
                 "probe",
                 "plan",
                 "recipes",

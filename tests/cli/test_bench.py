@@ -28,7 +28,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Load]]:
 
     @contextmanager
     def served(build: Path, *, quiet: bool) -> Iterator[tuple[LocalServer, str]]:
-        yield LocalServer("127.0.0.1:5", "127.0.0.1:6"), "my-ensemble"
+        yield LocalServer("127.0.0.1:5", "127.0.0.1:6", "127.0.0.1:7"), "my-ensemble"
 
     monkeypatch.setattr("trtforge.serve.speed.measure", measure)
     monkeypatch.setattr("trtforge.cli.bench.served_build", served)

@@ -96,6 +96,12 @@ def test_the_arguments_are_the_engines_and_the_serving_settings(engine: Path, tm
     assert changed["scheduler_config"] == {"capacity_scheduler_policy": "MAX_UTILIZATION"}
 
 
+def test_limits_can_be_lowered_only(engine: Path, tmp_path: Path) -> None:
+    found = arguments_of(packaged(engine, tmp_path / "a", max_batch_size=4, max_num_tokens=100))
+    assert (found["max_batch_size"], found["max_num_tokens"]) == (4, 100)
+    assert arguments_of(packaged(engine, tmp_path / "b", max_batch_size=64))["max_batch_size"] == 16
+
+
 def test_the_models_directory_needs_no_trtforge(engine: Path, tmp_path: Path) -> None:
     """NVIDIA's images have none: what the model imports of it is there, and needs the standard library only."""
     directory = packaged(engine, tmp_path / "repository") / "tensorrt_llm" / "1"

@@ -29,6 +29,7 @@ from trtforge.package.stage import package
 from trtforge.package.tokenizer import read_tokenizer
 from trtforge.package.triton_models import model_specs, repository_facts
 from trtforge.plan.serving_rules import EMBEDDED_SETTINGS
+from trtforge.runtime.hosted import HostJob
 
 RELEASES = ("0.17.0", "0.18.2", "0.19.0", "0.20.0", "0.21.0", "1.0.0", "1.1.0", "1.2.1")
 SINCE = {"num_nodes": "0.19.0", "lora_prefetch_dir": "0.19.0", "guided_decoding_backend": "0.19.0"}
@@ -106,6 +107,16 @@ def test_the_embedded_engine_gets_what_it_has(key: str, tmp_path: Path) -> None:
     asked, expected = ASKED[key]
     made = packaged(tmp_path, torch_engine(tmp_path / "engine"), **{key: asked})
     assert read_parameters(model_config(made, "tensorrt_llm"))[key] == expected
+
+
+@pytest.mark.parametrize("key", ["max_batch_size", "max_num_tokens"])
+def test_lower_limits_are_those_of_the_embedded_engine(key: str, tmp_path: Path) -> None:
+    made = packaged(tmp_path, torch_engine(tmp_path / "engine"), **{key: 3})
+    assert read_parameters(model_config(made, "tensorrt_llm"))[key] == "3"
+    options = HostJob.model_validate({"engine": "e", "socket": "s", key: 3}).options()
+    assert getattr(options, key) == 3
+    with pytest.raises(ForgeError, match=rf"serving\.{key}: a TensorRT engine's limits are part of it"):
+        packaged(tmp_path, tp2(tmp_path / "other", "1.2.1"), **{key: 3})
 
 
 def test_settings_that_are_not_given_are_not_written(tmp_path: Path) -> None:

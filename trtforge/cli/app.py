@@ -42,6 +42,7 @@ from trtforge.cli.plan import plan
 from trtforge.cli.recipes import recipes
 from trtforge.cli.run import run
 from trtforge.cli.serving import probe, serve
+from trtforge.cli.tune import tune
 from trtforge.cli.verify import verify
 from trtforge.core.errors import ForgeError, LoggedError, Repair, UsageError, Where
 from trtforge.core.extras import missing_package
@@ -70,6 +71,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "infer": infer,
         "generate": generate,
         "bench": bench,
+        "tune": tune,
         "probe": probe,
     },
     "Inspection": {"inspect": inspect, "doctor": doctor, "version": version},

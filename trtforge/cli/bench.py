@@ -63,7 +63,7 @@ def bench(
     load = from_options(
         Load,
         {
-            "concurrency": _levels(concurrency),
+            "concurrency": levels_of(concurrency),
             **({} if requests is None else {"requests": requests}),
             "prompt_tokens": prompt_tokens,
             "max_tokens": max_tokens,
@@ -100,7 +100,8 @@ def _nothing_at(target: str, place: Path) -> ForgeError:
     return mistyped(said, target, nearest_directory(place), otherwise=f"Give {give}.")
 
 
-def _levels(text: str) -> tuple[int, ...]:
+def levels_of(text: str) -> tuple[int, ...]:
+    """The levels of --concurrency. Raises UsageError."""
     levels = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and int(word) > 0 for word in levels):
         raise UsageError(f"--concurrency {text}: not numbers from 1", hint="For example --concurrency 1,8,32.")
@@ -126,12 +127,11 @@ def _measured(url: str, model: str, load: "Load", tokenizer: Path | None, progre
 
 def _kept(place: Path, speed: "Speed", machine: str, busy: float | None) -> Path | None:
     """The file with the figures of a build; None for a repository that is not part of one, or if it is not writable."""
-    from trtforge.core.manifest import FILE_NAME
-    from trtforge.pipeline.paths import Paths
+    from trtforge.cli.places import build_of
     from trtforge.pipeline.speed import keep_speed
 
-    build = place.resolve().parent if (place / FILE_NAME).is_file() else place
-    if not Paths(build).report.is_file() or place.resolve() not in (build.resolve(), Paths(build).repository.resolve()):
+    build = build_of(place)
+    if build is None:
         return None
     try:
         return keep_speed(build, speed, machine, busy)

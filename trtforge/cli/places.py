@@ -46,3 +46,12 @@ def require_gate(build: Path, stage: Stage) -> None:
         f"{build} has no {stage}: its quality gate does not hold ({'; '.join(quality.failures)})",
         hint=f"Find the cause: `{record.next}`. Build it in another format, or with another gate (gate in its recipe).",
     )
+
+
+def build_of(place: Path) -> Path | None:
+    """The build directory that `place` is, or whose repository it is; None for a repository alone."""
+    from trtforge.pipeline.paths import Paths
+
+    build = place.resolve().parent if (place / FILE_NAME).is_file() else place
+    whole = Paths(build).report.is_file()
+    return build if whole and place.resolve() in (build.resolve(), Paths(build).repository.resolve()) else None

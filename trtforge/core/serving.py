@@ -20,6 +20,12 @@ class ServingConfig(Config):
     scheduler: SchedulerPolicy = Field("guaranteed_no_evict", description="When a waiting request may start.")
     kv_cache_fraction: float = Field(0.9, gt=0, le=1, description="Fraction of the free memory for the KV cache.")
     kv_cache_tokens: int | None = Field(None, ge=1, description="Maximum tokens in the KV cache.")
+    max_batch_size: int | None = Field(
+        None, ge=1, description="Maximum number of requests in flight, below the engine's; null: the engine's."
+    )
+    max_num_tokens: int | None = Field(
+        None, ge=1, description="Maximum tokens per iteration, below the engine's; null: the engine's."
+    )
     max_queue_size: int = Field(
         2048, ge=0, description="Maximum number of waiting requests; more are refused at once. 0 means 2048."
     )
@@ -81,6 +87,12 @@ class ServingConfig(Config):
         if windows is not None and min(windows) < 1:
             raise ValueError("an attention window has at least one token")
         return windows
+
+    @property
+    def lowered_limits(self) -> dict[str, int]:
+        """The limits of the engine that are lowered."""
+        limits = {"max_batch_size": self.max_batch_size, "max_num_tokens": self.max_num_tokens}
+        return {name: value for name, value in limits.items() if value is not None}
 
     @property
     def executor_settings(self) -> dict[str, Any]:

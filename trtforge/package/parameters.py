@@ -137,6 +137,7 @@ def engine_parameters(
         values["max_tokens_in_paged_kv_cache"] = str(serving.kv_cache_tokens)
     if engine.backend == "torch":
         values |= {key: _spelled(value) for key, value in serving.executor_settings.items()}
+        values |= {key: str(value) for key, value in serving.lowered_limits.items()}
     if engine.backend != "tensorrt_llm":
         return values | {
             "end_ids": ",".join(map(str, tokenizer.end_ids)),
@@ -205,6 +206,8 @@ def serving_args(config: PackageConfig, engine: EngineFacts) -> LlmArgs | None:
         values["kv_cache_config.free_gpu_memory_fraction"] = serving.kv_cache_fraction
     if serving.kv_cache_tokens is not None:
         values["kv_cache_config.max_tokens"] = serving.kv_cache_tokens
+    for key, limit in serving.lowered_limits.items():
+        values[key] = min(limit, getattr(engine.llm_args, key) or limit)
     values |= {LLM_ARGUMENTS[key]: value for key, value in serving.executor_settings.items()}
     if "scheduler" in given or engine.llm_args.scheduler_config.capacity_scheduler_policy is None:
         values["scheduler_config.capacity_scheduler_policy"] = serving.scheduler.upper()

@@ -46,3 +46,8 @@ class Paths:
     def speed(self) -> Path:
         """The measured speed, if it was measured."""
         return self.out / "bench.json"
+
+    @property
+    def tuning(self) -> Path:
+        """What tuning found, if the build was tuned."""
+        return self.out / "tune.json"

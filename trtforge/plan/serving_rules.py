@@ -52,6 +52,10 @@ def serving_problems(serving: ServingConfig, engine: ServedEngine) -> Iterator[P
     """Settings that the backend or the release does not have, and settings that contradict the engine or each other."""
     for key in serving.executor_settings:
         yield from _availability(key, serving, engine)
+    if engine.backend == "tensorrt_llm":
+        for key in serving.lowered_limits:
+            message = f"{key}: a TensorRT engine's limits are part of it, and its executor takes no lower ones"
+            yield _problem(message, f"Compile it again with engine.{key}, or leave it out of serving.")
     yield from _instances(serving, engine)
     yield from _needs(serving, engine)
     yield from _draft(serving, engine)

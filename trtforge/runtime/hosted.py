@@ -25,6 +25,8 @@ class HostJob(Config):
     kv_cache_fraction: float = 0.9
     kv_cache_tokens: int | None = None
     kv_cache_host_memory_bytes: int = 0
+    max_batch_size: int | None = None
+    max_num_tokens: int | None = None
     kv_reuse: bool = True
     chunked_context: bool = False
     max_queue_size: int = DEFAULT_QUEUE_SIZE
@@ -39,6 +41,8 @@ class HostJob(Config):
             kv_cache_fraction=self.kv_cache_fraction,
             kv_cache_tokens=self.kv_cache_tokens,
             kv_cache_host_memory_bytes=self.kv_cache_host_memory_bytes,
+            max_batch_size=self.max_batch_size,
+            max_num_tokens=self.max_num_tokens,
             kv_reuse=self.kv_reuse,
             chunked_context=self.chunked_context,
             trace=_unwritten(Path(trace)) if trace else None,

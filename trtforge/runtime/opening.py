@@ -62,9 +62,13 @@ def new_scheduler(
         host_blocks=ranks.num_host_blocks,
         windows=windows,
     )
-    max_batch_size = min(source.limits.max_batch_size, options.max_batch_size or source.limits.max_batch_size)
+    limits = source.limits
     return Scheduler(
-        replace(source.limits, max_batch_size=max_batch_size),
+        replace(
+            limits,
+            max_batch_size=min(limits.max_batch_size, options.max_batch_size or limits.max_batch_size),
+            max_num_tokens=min(limits.max_num_tokens, options.max_num_tokens or limits.max_num_tokens),
+        ),
         blocks,
         policy=options.scheduler,
         chunked_context=options.chunked_context,

@@ -13,7 +13,8 @@ from trtforge.runtime.scheduling.scheduler import Batching
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Options for loading an engine. `max_batch_size` lowers the engine's own limit; `batching` is for benchmarks.
+    """Options for loading an engine. `max_batch_size` and `max_num_tokens` lower the engine's own limits;
+    `batching` is for benchmarks.
 
     `speculation`: None for the method that the engine was compiled with. `trace`: a file that every iteration is
     written to. `kv_store`: files for KV blocks, which outlast the engine. `kv_cache_host_memory_bytes`: of each rank,
@@ -28,6 +29,7 @@ class EngineOptions:
     chunked_context: bool = False
     threads: int | None = None
     max_batch_size: int | None = None
+    max_num_tokens: int | None = None
     batching: Batching = "inflight"
     speculation: Speculation | None = None
     trace: Path | None = None

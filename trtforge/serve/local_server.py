@@ -25,6 +25,7 @@ class LocalServer:
 
     grpc: str
     http: str
+    metrics: str
 
 
 @contextlib.contextmanager
@@ -55,7 +56,8 @@ def local_server(repository: Path, *, ready_timeout: float) -> Iterator[LocalSer
                 log.seek(0)
                 raise _not_ready(log.read(), repository)
             threading.Thread(target=child.stdout.read, daemon=True).start()  # a full pipe would block the server
-            yield LocalServer(grpc=f"{LOOPBACK}:{ports[1]}", http=f"{LOOPBACK}:{ports[0]}")
+            http, grpc, metrics = (f"{LOOPBACK}:{port}" for port in ports)
+            yield LocalServer(grpc=grpc, http=http, metrics=metrics)
         finally:
             _end(child)
 

@@ -31,17 +31,20 @@ class NoAnswer(ForgeError):
         self.late = late
 
 
-def get(address: str, path: str, timeout: float) -> Answer:
-    """GET `path` at `address`: HOST:PORT or unix:PATH. `timeout`: seconds without any data. Raises NoAnswer."""
-    return _exchange(address, "GET", path, None, timeout)
+def get(address: str, path: str, timeout: float, *, longest: int = _LONGEST) -> Answer:
+    """GET `path` at `address`: HOST:PORT or unix:PATH. `timeout`: seconds without any data. Raises NoAnswer.
+
+    `longest`: bytes of the answer that are read.
+    """
+    return _exchange(address, "GET", path, None, timeout, longest)
 
 
 def post(address: str, path: str, values: Mapping[str, object], timeout: float) -> Answer:
     """POST `values` as JSON, with the API key if TRTFORGE_API_KEY is set; otherwise like `get`."""
-    return _exchange(address, "POST", path, json.dumps(values).encode(), timeout)
+    return _exchange(address, "POST", path, json.dumps(values).encode(), timeout, _LONGEST)
 
 
-def _exchange(address: str, method: str, path: str, body: bytes | None, timeout: float) -> Answer:
+def _exchange(address: str, method: str, path: str, body: bytes | None, timeout: float, longest: int) -> Answer:
     hint = "Look at the server's log; `trtforge serve` shows the stacks of a server that hangs."
     try:
         connection = _connection(address, timeout)
@@ -49,7 +52,7 @@ def _exchange(address: str, method: str, path: str, body: bytes | None, timeout:
             headers = {"Content-Type": "application/json", **key_header()} if body else {}
             connection.request(method, path, body, headers)
             response = connection.getresponse()
-            return Answer(response.status, response.read(_LONGEST).decode(errors="replace"))
+            return Answer(response.status, response.read(longest).decode(errors="replace"))
         finally:
             connection.close()
     except TimeoutError:

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field
@@ -49,41 +50,109 @@ class Speed(Config):
     levels: tuple[Level, ...]
 
 
-def measure(
-    url: str, model: str, load: Load, tokenizer: Path | None = None, *, done: Callable[[], None] = lambda: None
-) -> Speed:
-    """Ask the text model at `url` (gRPC), one level after the other; `done` is called after each answer.
+@dataclass(frozen=True)
+class Answers:
+    """All answers at one level, in `seconds`; the other figures are one a request, times in milliseconds."""
+
+    concurrency: int
+    seconds: float
+    input_tokens: tuple[int, ...]
+    output_tokens: tuple[int, ...]
+    first_text_ms: tuple[float, ...]
+    next_token_ms: tuple[float, ...]
+    answer_ms: tuple[float, ...]
+
+    @classmethod
+    def of(cls, concurrency: int, seconds: float, answers: list[Generated]) -> "Answers":
+        """Those of `answers`."""
+        return cls(
+            concurrency=concurrency,
+            seconds=seconds,
+            input_tokens=tuple(answer.input_tokens or 0 for answer in answers),
+            output_tokens=tuple(answer.output_tokens or 0 for answer in answers),
+            first_text_ms=tuple(1e3 * answer.first_token_seconds for answer in answers),
+            next_token_ms=tuple(map(_next_token_ms, answers)),
+            answer_ms=tuple(1e3 * answer.seconds for answer in answers),
+        )
+
+    @property
+    def level(self) -> Level:
+        """Their tokens per second and medians."""
+        tokens = sum(self.output_tokens)
+        return Level(
+            concurrency=self.concurrency,
+            requests=len(self.output_tokens),
+            tokens=tokens,
+            seconds=round(self.seconds, 3),
+            tokens_per_second=round(tokens / self.seconds, 2),
+            first_text_ms=round(statistics.median(self.first_text_ms), 2),
+            next_token_ms=round(statistics.median(self.next_token_ms), 3),
+        )
+
+
+class Meter:
+    """Asks one served text model. `done` is called after each answer.
 
     `tokenizer`: the served tokenizer.json, if it is here (see BenchPrompts). No two prompts begin alike, so that no KV
     blocks are reused. Requests that do not count come first: a few whose tokens the server counts, and one that
     warms it. Raises ForgeError if the server refuses a request.
     """
 
-    def send(prompt: str, tokens: int) -> Generated:
-        sampling = Sampling(tokens, min_tokens=tokens)
+    def __init__(
+        self, url: str, model: str, load: Load, tokenizer: Path | None = None, *, done: Callable[[], None] | None = None
+    ) -> None:
+        self._url, self._model, self._load = url, model, load
+        self.done = done or (lambda: None)
+        self._prompts = BenchPrompts(load.prompt_tokens, tokenizer, lambda text: self._send(text, 1).input_tokens)
+        self._ask(self._prompts.next())
+
+    def answers(self, concurrency: int, until: float | None = None) -> Answers | None:
+        """The answers to the requests of one level; None if it was not over at `until`, by `time.monotonic`.
+
+        An exception, Ctrl-C too, does not wait for the requests that run.
+        """
+        texts = [self._prompts.next() for _ in range(requests_at(self._load, concurrency))]
+
+        def ask(prompt: str) -> Generated | None:
+            return self._ask(prompt) if until is None or time.monotonic() < until else None
+
+        pool = ThreadPoolExecutor(concurrency)
         try:
-            return generate(url, model, prompt, sampling, stream=True, timeout=_ANSWER_SECONDS)
-        except Refused as error:
-            asked = f"--prompt-tokens {load.prompt_tokens} and --max-tokens {load.max_tokens}"
-            raise ForgeError(error.message, hint=f"The requests are of {asked}: choose smaller ones.") from None
-
-    def ask(prompt: str) -> Generated:
-        answer = send(prompt, load.max_tokens)
-        done()
-        return answer
-
-    prompts = BenchPrompts(load.prompt_tokens, tokenizer, lambda text: send(text, 1).input_tokens)
-    ask(prompts.next())
-    levels, lengths = [], []
-    for concurrency in load.concurrency:
-        texts = [prompts.next() for _ in range(requests_at(load, concurrency))]
-        with ThreadPoolExecutor(concurrency) as pool:
             start = time.perf_counter()
             answers = list(pool.map(ask, texts))
             seconds = time.perf_counter() - start
-        levels.append(_level(concurrency, answers, seconds))
-        lengths += [answer.input_tokens or 0 for answer in answers]
-    return Speed(prompt_tokens=round(statistics.mean(lengths)), answer_tokens=load.max_tokens, levels=tuple(levels))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+        pool.shutdown()
+        whole = [answer for answer in answers if answer is not None]
+        return Answers.of(concurrency, seconds, whole) if len(whole) == len(texts) else None
+
+    def _ask(self, prompt: str) -> Generated:
+        answer = self._send(prompt, self._load.max_tokens)
+        self.done()
+        return answer
+
+    def _send(self, prompt: str, tokens: int) -> Generated:
+        sampling = Sampling(tokens, min_tokens=tokens)
+        try:
+            return generate(self._url, self._model, prompt, sampling, stream=True, timeout=_ANSWER_SECONDS)
+        except Refused as error:
+            asked = f"--prompt-tokens {self._load.prompt_tokens} and --max-tokens {self._load.max_tokens}"
+            raise ForgeError(error.message, hint=f"The requests are of {asked}: choose smaller ones.") from None
+
+
+def measure(
+    url: str, model: str, load: Load, tokenizer: Path | None = None, *, done: Callable[[], None] = lambda: None
+) -> Speed:
+    """Ask the text model at `url` (gRPC), one level after the other; see Meter."""
+    meter = Meter(url, model, load, tokenizer, done=done)
+    found = [answers for concurrency in load.concurrency if (answers := meter.answers(concurrency)) is not None]
+    return Speed(
+        prompt_tokens=round(statistics.mean(tokens for answers in found for tokens in answers.input_tokens)),
+        answer_tokens=load.max_tokens,
+        levels=tuple(answers.level for answers in found),
+    )
 
 
 def requests_at(load: Load, concurrency: int) -> int:
@@ -96,17 +165,5 @@ def requests_of(load: Load) -> int:
     return 1 + sum(requests_at(load, concurrency) for concurrency in load.concurrency)
 
 
-def _level(concurrency: int, answers: list[Generated], seconds: float) -> Level:
-    tokens = sum(answer.output_tokens or 0 for answer in answers)
-    further = [
-        (answer.seconds - answer.first_token_seconds) / max((answer.output_tokens or 0) - 1, 1) for answer in answers
-    ]
-    return Level(
-        concurrency=concurrency,
-        requests=len(answers),
-        tokens=tokens,
-        seconds=round(seconds, 3),
-        tokens_per_second=round(tokens / seconds, 2),
-        first_text_ms=round(1e3 * statistics.median(answer.first_token_seconds for answer in answers), 2),
-        next_token_ms=round(1e3 * statistics.median(further), 3),
-    )
+def _next_token_ms(answer: Generated) -> float:
+    return 1e3 * (answer.seconds - answer.first_token_seconds) / max((answer.output_tokens or 0) - 1, 1)

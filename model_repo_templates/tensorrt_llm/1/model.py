@@ -24,6 +24,8 @@ class TritonPythonModel(EngineProcessModel):
             "kv_cache_fraction": float(config.text("kv_cache_free_gpu_mem_fraction", "0.9")),
             "kv_cache_tokens": int(tokens) if tokens else None,
             "kv_cache_host_memory_bytes": config.integer("kv_cache_host_memory_bytes", 0),
+            "max_batch_size": config.integer("max_batch_size", 0) or None,
+            "max_num_tokens": config.integer("max_num_tokens", 0) or None,
             "kv_reuse": config.flag("enable_kv_cache_reuse", True),
             "chunked_context": config.flag("enable_chunked_context", False),
             "max_queue_size": config.integer("max_queue_size", 2048),

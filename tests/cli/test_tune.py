@@ -1,0 +1,142 @@
+"""`trtforge tune` as a user types it; the measurement itself is that of other tests."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import DEMO_MODEL
+from tests.package.engines import torch_engine
+from tests.pipeline.records import full, written
+from tests.tune.points import point
+from trtforge.core.serving import ServingConfig
+from trtforge.package.config import PackageConfig
+from trtforge.package.stage import package
+from trtforge.tune.choice import compare
+from trtforge.tune.result import Trial, Tuning
+from trtforge.tune.tuner import Found, Tuner
+from trtforge.tune.variants import Variant
+
+SMALLER = Variant(changes={"max_batch_size": 4})
+PRESENT = Trial(variant=Variant(), points=(point(1, 50), point(8, 100), point(16, 90, first=300)))
+TRIALS = (
+    PRESENT,
+    Trial(variant=SMALLER, points=(point(8, 120),), comparison=compare((100, 101, 99), (120, 118, 121))),
+    Trial(variant=Variant(changes={"scheduler": "max_utilization"}), untried="no time was left"),
+)
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A build whose engine is not run."""
+    build = written(tmp_path / "build", full())
+    engine = torch_engine(build / "engine")
+    config = PackageConfig(serving=ServingConfig(max_queue_size=64), name_prefix="my-")
+    package(config, engine, DEMO_MODEL, build / "repository")
+    monkeypatch.setattr("os.getloadavg", lambda: (0.5, 0.0, 0.0))
+    monkeypatch.chdir(tmp_path)
+    return build
+
+
+@pytest.fixture
+def finding(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the measurement find this at once."""
+
+    def find(recommended: Variant, load: Any = None) -> None:
+        def run(tuner: Tuner) -> Found:
+            tuner.say("measuring")
+            return Found(TRIALS, recommended, load)
+
+        monkeypatch.setattr(Tuner, "run", run)
+
+    return find
+
+
+def test_settings_that_are_better_are_printed_and_kept(run: Any, build: Path, finding: Any) -> None:
+    finding(SMALLER, point(8, 120))
+    before = sorted(path for path in build.rglob("*"))
+    status, out, err = run("tune", "build", "--ttft", "200", "--concurrency", "16,8,1", "--percentile", "90")
+    assert (status, err) == (0, "measuring\n")
+    lines = out.splitlines()
+    assert lines[0].split("  ")[0] == "settings"
+    assert "first text p90" in lines[0]
+    assert lines[1].split() == ["present", "settings", "1", "50", "10", "ms", "1.0", "ms"]
+    assert lines[3].split() == ["16", "90", "300", "ms", "1.0", "ms", "breaks", "a", "limit"]
+    assert lines[4].split()[:3] == ["max_batch_size", "4", "8"]
+    assert lines[4].endswith("better, +20.00% in 3")
+    assert lines[5].endswith("no time was left")
+    assert lines[6:9] == ["recommended: max_batch_size 4; in a recipe:", "  serving:", "    max_batch_size: 4"]
+    assert lines[9].startswith("highest load within the limits: 8 at once: 120 tokens/s, first text 10 ms")
+    assert "; other work used 0.5 processors before" in lines[10]
+    assert lines[11] == "kept in build/tune.json"
+    options = "--name my- --set serving.max_batch_size=4 --set serving.max_queue_size=64"
+    assert lines[12] == f"next: trtforge package build/engine build/repository {options}"
+    kept = Tuning.model_validate_json((build / "tune.json").read_text())
+    assert kept.recommended == SMALLER
+    assert kept.load.concurrency == (1, 8, 16)
+    assert kept.goal.percentile == 90
+    assert sorted(path for path in build.rglob("*") if path.name != "tune.json") == before
+
+
+def test_present_settings_that_stay_are_served(run: Any, build: Path, finding: Any) -> None:
+    finding(Variant())
+    status, out, err = run("tune", "build", "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert found["next"] == "trtforge serve build/repository"
+    assert found["recommended"] == {"changes": {}}
+    assert found["settings"] == {"max_queue_size": 64}
+    assert found["trials"][1]["comparison"]["verdict"] == "better"
+    assert found["file"] == "build/tune.json"
+    _, out, _ = run("tune", "build", "--quiet", "--token-latency", "0.5")
+    assert "recommended: the present settings; no variant was better beyond the noise" in out
+    assert "no measured load keeps the limits (most tokens per second, each further token within 0.5 ms" in out
+
+
+def test_a_repository_alone_is_packaged_beside_itself(run: Any, build: Path, finding: Any, tmp_path: Path) -> None:
+    finding(SMALLER)
+    alone = tmp_path / "elsewhere" / "repo"
+    alone.parent.mkdir()
+    (build / "repository").rename(alone)
+    status, out, _ = run("tune", alone)
+    assert status == 0
+    assert "kept in" not in out
+    words = out.splitlines()[-1].split()
+    engine, tokenizer = "elsewhere/repo/my-tensorrt_llm/1/engine", "elsewhere/repo/my-preprocessing/1/tokenizer"
+    assert words[1:7] == ["trtforge", "package", engine, "elsewhere/repo-tuned", "--tokenizer", tokenizer]
+    status, _, err = run(*words[2:])
+    assert (status, err) == (0, "")
+    assert list(alone.parent.iterdir()) != [alone]
+
+
+def test_a_dry_run_measures_nothing(run: Any, build: Path) -> None:
+    status, out, err = run("tune", "build", "--dry-run", "--concurrency", "4,8", "--requests", "20", "--time", "90")
+    assert (status, err) == (0, "")
+    assert "loads     4, 8 requests at once, 20 requests each" in out
+    assert "          scheduler max_utilization\n" in out
+    assert "time      at most 90.0 s" in out
+    status, out, _ = run("tune", "build", "--dry-run", "--json")
+    planned = json.loads(out)
+    assert planned["servers"] == 1 + len(planned["variants"]) + 4 * 3
+    assert not (build / "tune.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (["build", "--goal", "fast"], 2, "--goal"),
+        (["build", "--ttft", "0"], 2, "--ttft"),
+        (["build", "--percentile", "101"], 2, "--percentile"),
+        (["build", "--concurrency", "x"], 2, "not numbers from 1"),
+        (["build", "--repeats", "2"], 2, "--repeats"),
+        (["build", "--prompt-tokens", "9000"], 1, "the engine takes prompts of up to"),
+        (["build/engine"], 1, "is the result of stage engine, repository is required"),
+        (["bild"], 1, "Did you mean"),
+    ],
+)
+def test_what_is_wrong_is_said(run: Any, build: Path, words: list[str], status: int, said: str) -> None:
+    found, out, err = run("tune", *words)
+    assert (found, out) == (status, "")
+    assert said in err
+    assert "Traceback" not in err

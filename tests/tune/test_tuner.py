@@ -1,0 +1,154 @@
+"""The run as a whole: which servers are started and what is concluded, with servers whose figures are given."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.progress import Silent
+from trtforge.core.serving import ServingConfig
+from trtforge.serve.local_server import LocalServer
+from trtforge.serve.speed import Answers, Load
+from trtforge.tune.goal import Goal
+from trtforge.tune.tuner import Budget, Tuner
+from trtforge.tune.variants import PRESENT, Limits, Variant
+
+LOAD = Load(concurrency=(4, 16, 32), requests=32, prompt_tokens=128, max_tokens=10)
+WAVES = (1.0, 1.04, 0.97, 1.02, 0.99, 1.01)
+"""Noise: factors of a server's figures, in turn."""
+
+
+class Machine:
+    """Servers of variants by name. `speeds`: tokens per second by load; `first`: milliseconds, by load."""
+
+    def __init__(self, speeds: Mapping[str, Mapping[int, float]], first: Mapping[int, float]) -> None:
+        self.speeds, self.first = speeds, first
+        self.started: list[str] = []
+        self.measured: list[tuple[str, int]] = []
+        self.running = 0
+        self.ends_after = 10**9
+
+    @contextmanager
+    def served(self, variant: Variant) -> Iterator[LocalServer]:
+        if variant.name not in self.speeds:
+            raise ForgeError(f"{variant.name} does not start\nwith more lines", hint="")
+        self.started.append(variant.name)
+        self.running += 1
+        assert self.running == 1
+        yield LocalServer(variant.name, "", "")
+        self.running -= 1
+
+    def answers(self, name: str, level: int) -> Answers | None:
+        if len(self.measured) >= self.ends_after:
+            return None
+        self.measured.append((name, level))
+        tokens = self.speeds[name].get(level, 1500.0) * WAVES[len(self.measured) % len(WAVES)]
+        first = self.first.get(level, float(level))
+        return Answers(level, LOAD.requests * LOAD.max_tokens / tokens, (128,), (320,), (first,), (1.0,), (first + 9,))
+
+
+@pytest.fixture
+def tune(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A run on a machine."""
+
+    def run(machine: Machine, goal: Goal | None = None, *, seconds: float = 1000, kv: int | None = None) -> Any:
+        class Meter:
+            def __init__(self, url: str, *_: object) -> None:
+                self.name, self.done = url, None
+
+            def answers(self, level: int, until: float) -> Answers | None:
+                return machine.answers(self.name, level)
+
+        monkeypatch.setattr("trtforge.tune.tuner.Meter", Meter)
+        monkeypatch.setattr("trtforge.tune.tuner.kv_tokens", lambda server: kv)
+        monkeypatch.setattr("trtforge.tune.tuner.compile_kernels", lambda facts: None)
+        place: Any = SimpleNamespace(
+            packaged=SimpleNamespace(config=SimpleNamespace(serving=ServingConfig()), facts=None),
+            served=machine.served,
+            model="ensemble",
+            tokenizer=Path("tokenizer.json"),
+        )
+        budget = Budget(time.monotonic() + seconds, 4)
+        engine = Limits("torch", 32, 8192, chunked_context=True)
+        return Tuner(place, engine, goal or Goal(), LOAD, budget, Silent(), said.append).run()
+
+    said: list[str] = []
+    return run
+
+
+def speeds(**other: Mapping[int, float]) -> dict[str, Mapping[int, float]]:
+    """Of all variants: as the present settings, unless `other` says so; the last ones are needless or do not start."""
+    present = {4: 1000.0, 32: 2000.0}
+    named = {PRESENT: present, "max_batch_size 16": {**present, 32: 1700.0}, "max_batch_size 8": present}
+    return named | {name.replace("_at_", " "): figures for name, figures in other.items()}
+
+
+def by_name(found: Any) -> dict[str, Any]:
+    return {trial.variant.name: trial for trial in found.trials}
+
+
+def test_a_variant_that_is_better_in_every_repetition_is_recommended(tune: Any) -> None:
+    machine = Machine(speeds(max_batch_size_at_8={4: 1.0, 16: 1.0, 32: 2600.0}), {})
+    found = tune(machine, kv=10**6)
+    assert found.recommended.changes == {"max_batch_size": 8}
+    assert found.highest_load is None
+    trials = by_name(found)
+    assert trials["max_batch_size 8"].comparison.verdict == "better"
+    assert trials["max_batch_size 8"].comparison.gain == pytest.approx(0.3, abs=0.1)
+    assert trials["max_batch_size 16"].untried == "ended early: clearly worse than the present settings"
+    assert len(trials["max_batch_size 16"].points) == 1
+    assert trials["scheduler max_utilization"].untried.startswith("the KV cache of 1,000,000 tokens holds all 32")
+    assert trials["max_num_tokens 256"].untried == "max_num_tokens 256 does not start"
+    pair = [PRESENT, "max_batch_size 8"]
+    assert machine.started == [PRESENT, "max_batch_size 16", "max_batch_size 8", *pair, *pair[::-1], *pair, *pair[::-1]]
+
+
+def test_noise_recommends_nothing(tune: Any) -> None:
+    machine = Machine(speeds(), {})
+    found = tune(machine, kv=10**6)
+    assert found.recommended == Variant()
+    assert by_name(found)["max_batch_size 8"].comparison is None or (
+        by_name(found)["max_batch_size 8"].comparison.verdict == "no difference"
+    )
+
+
+def test_latency_is_compared_at_the_highest_load(tune: Any) -> None:
+    machine = Machine(speeds(), {4: 1, 16: 5, 32: 9})
+    tune(machine, Goal(objective="latency"), kv=10**6)
+    assert machine.measured[:5] == [
+        (PRESENT, 4),
+        (PRESENT, 16),
+        (PRESENT, 32),
+        ("max_batch_size 16", 32),
+        ("max_batch_size 8", 32),
+    ]
+    assert {load for _, load in machine.measured[5:]} <= {32}
+
+
+def test_the_highest_load_is_narrowed_down(tune: Any) -> None:
+    machine = Machine(speeds(), {32: 500.0, 31: 90.0})
+    found = tune(machine, Goal(ttft=100), kv=10**6)
+    assert found.highest_load.concurrency in (28, 30)
+    assert (PRESENT, 24) in machine.measured
+    none = tune(Machine(speeds(), dict.fromkeys(range(33), 500.0)), Goal(ttft=100), kv=10**6)
+    assert none.highest_load is None
+
+
+def test_without_time_the_present_settings_stay(tune: Any) -> None:
+    better = speeds(max_batch_size_at_8={32: 2600.0})
+    machine = Machine(better, {})
+    machine.ends_after = 7
+    found = tune(machine, kv=10**6)
+    assert found.recommended == Variant()
+    assert by_name(found)["max_batch_size 8"].comparison.verdict == "too few repetitions"
+    late = tune(Machine(better, {}), seconds=-1, kv=10**6)
+    assert {trial.untried for trial in late.trials if trial.variant.changes} >= {"no time was left"}
+    ended = Machine(better, {})
+    ended.ends_after = 0
+    with pytest.raises(ForgeError, match="the time ended before the first load was measured"):
+        tune(ended)

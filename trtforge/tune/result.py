@@ -1,0 +1,92 @@
+"""tune.json: what was measured, on which machine, and what is recommended."""
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from trtforge import __version__
+from trtforge.core.config_model import Config
+from trtforge.core.errors import ForgeError
+from trtforge.core.replace import replace_text
+from trtforge.core.serving import ServingConfig
+from trtforge.serve.speed import Load
+from trtforge.tune.choice import Comparison
+from trtforge.tune.goal import Goal, Point
+from trtforge.tune.variants import Variant
+
+
+class Trial(Config):
+    """A variant and its measured loads. `comparison`: its repetitions, if it was as good as the present settings once.
+
+    `untried`: why nothing was measured, or why it ended early; empty if it did not.
+    """
+
+    variant: Variant
+    points: tuple[Point, ...] = ()
+    comparison: Comparison | None = None
+    untried: str = ""
+
+
+class Tuning(Config):
+    """A run. The first trial is of the present settings.
+
+    `recommended`: the changes that were better, none if the present settings stay; `highest_load`: that keeps the
+    limits with them, None without limits or if no measured load does. `repository`: the digest of what was tuned;
+    `busy`: processors in use before, on average.
+    """
+
+    goal: Goal
+    load: Load
+    present: ServingConfig
+    trials: tuple[Trial, ...]
+    recommended: Variant
+    highest_load: Point | None
+    seconds: float
+    repository: str
+    machine: str
+    busy: float | None
+    trtforge: str = __version__
+    measured: str
+
+    @property
+    def settings(self) -> ServingConfig:
+        """The recommended serving settings."""
+        return self.recommended.applied(self.present)
+
+    @property
+    def trial(self) -> Trial:
+        """The trial of the recommended settings."""
+        return next(trial for trial in self.trials if trial.variant == self.recommended)
+
+
+def now() -> str:
+    """ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def set_options(serving: ServingConfig) -> list[str]:
+    """The words of `trtforge package` that give these settings, without those that are the default."""
+    changed = serving.model_dump(mode="json", exclude_defaults=True)
+    return [word for key, value in changed.items() for word in ("--set", f"serving.{key}={_yaml(value)}")]
+
+
+def recipe_lines(variant: Variant) -> list[str]:
+    """The changed settings as lines of a recipe."""
+    return ["serving:", *(f"  {key}: {_yaml(value)}" for key, value in variant.changes.items())]
+
+
+def _yaml(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"[{', '.join(map(_yaml, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
+def keep(tuning: Tuning, path: Path) -> Path:
+    """Write the result. Raises ForgeError."""
+    try:
+        replace_text(path, tuning.model_dump_json(indent=2) + "\n")
+    except OSError as error:
+        raise ForgeError(f"{path}: {error.strerror}", hint="Make the build directory writable.") from None
+    return path

@@ -1,0 +1,177 @@
+"""A packaged repository served with other settings: each variant is packaged anew into a directory of its own."""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trtforge.core.defaults import READY_TIMEOUT
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import Manifest, open_artifact, read_manifest
+from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.formats.prometheus import parse_metrics
+from trtforge.formats.tokenizer import TOKENIZER_FILE
+from trtforge.formats.triton import RepositoryFacts, read_facts
+from trtforge.formats.trtllm import read_engine_config
+from trtforge.machine.nvml import VISIBLE_DEVICES, load_nvml
+from trtforge.machine.owned_files import owned, remove_owned, remove_ownerless
+from trtforge.package.config import PackageConfig
+from trtforge.package.engine_facts import read_engine
+from trtforge.package.parameters import ENGINE_DIRECTORY
+from trtforge.package.stage import package
+from trtforge.serve.embedded import check_embedded
+from trtforge.serve.host_checks import visible_gpus
+from trtforge.serve.local_server import LocalServer, local_server
+from trtforge.serve.plain_http import NoAnswer, get
+from trtforge.serve.speed import Load
+from trtforge.tune.variants import Limits, Variant
+
+_PREFIX = ".trtforge-tune-"
+_NAMES = re.compile(r"\.trtforge-tune-[a-z0-9_]+")
+_METRICS_SECONDS = 5.0
+_METRICS_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Packaged:
+    """A repository, and what packaging it again needs."""
+
+    repository: Path
+    manifest: Manifest
+    facts: RepositoryFacts
+    config: PackageConfig
+
+    @classmethod
+    def open(cls, repository: Path) -> "Packaged":
+        """Check the repository's files and read it. Raises ForgeError, also for one that is not packaged again."""
+        manifest = open_artifact(repository, "repository")
+        recorded = manifest.identity.config.get("package")
+        facts = read_facts(manifest)
+        if not isinstance(recorded, dict):
+            raise ForgeError(
+                f"{repository}: its settings are not recorded, so it cannot be packaged with others",
+                hint="Tune a repository that `trtforge package` or `trtforge build` wrote.",
+            )
+        if facts.draft_ranks:
+            raise ForgeError(
+                f"{repository}: repositories with a draft engine are not tuned",
+                hint="Package the engine without serving.draft_engine, or measure it with `trtforge bench`.",
+            )
+        return cls(repository, manifest, facts, PackageConfig.parse(recorded, str(repository)))
+
+    @property
+    def engine(self) -> Path:
+        """The engine in it."""
+        return self.repository / self.facts.model("tensorrt_llm") / "1" / ENGINE_DIRECTORY
+
+    @property
+    def tokenizer(self) -> Path:
+        """The directory of the tokenizer that it was packaged with."""
+        return self.repository / self.facts.model("preprocessing") / "1" / TOKENIZER_DIRECTORY
+
+    def is_of(self, engine: Path) -> bool:
+        """Whether it was packaged from the artifact in that directory."""
+        found = read_manifest(engine) if engine.is_dir() else None
+        return found is not None and found.digest == self.manifest.identity.inputs.get("engine")
+
+    def limits(self, load: Load) -> Limits:
+        """The limits of its engine. Raises ForgeError, also if it does not take prompts of this length."""
+        manifest = open_artifact(self.engine, "engine")
+        facts = read_engine(self.engine, manifest, self.config.features)
+        tokens: object = facts.llm_args.max_num_tokens if facts.llm_args is not None else None
+        if facts.llm_args is None:
+            build = read_engine_config(self.engine)[1].get("build_config")
+            tokens = build.get("max_num_tokens") if isinstance(build, dict) else None
+        if load.prompt_tokens > facts.max_input_len:
+            raise ForgeError(
+                f"--prompt-tokens {load.prompt_tokens}: the engine takes prompts of up to {facts.max_input_len} tokens",
+                hint="Give a shorter length.",
+            )
+        chunked = self.config.chunked_context
+        return Limits(
+            backend=facts.backend,
+            max_batch_size=facts.max_batch_size,
+            max_num_tokens=tokens if isinstance(tokens, int) else None,
+            chunked_context=facts.features.chunked_context if chunked is None else chunked,
+        )
+
+    def require_runnable(self) -> None:
+        """Raises ForgeError if the engine cannot run on this machine."""
+        check_embedded(self.facts, self.repository)
+        if self.facts.backend != "torch" and visible_gpus(load_nvml, os.environ.get(VISIBLE_DEVICES)) == ():
+            raise ForgeError(
+                f"{self.repository}: its engine of backend {self.facts.backend} needs an NVIDIA GPU, and this machine "
+                "has none",
+                hint="Run the same command on the machine that serves it; --dry-run shows here what it would measure.",
+            )
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """A directory for the variants of a repository, gone with `workplace`."""
+
+    packaged: Packaged
+    directory: Path
+
+    @contextmanager
+    def served(self, variant: Variant) -> Iterator[LocalServer]:
+        """Serve a variant on free loopback ports. Raises ForgeError if it cannot be packaged or started."""
+        out = self.directory / "repository"
+        config = self.packaged.config
+        changed = config.model_copy(update={"serving": variant.applied(config.serving)})
+        package(changed, self.packaged.engine, self.packaged.tokenizer, out)
+        with local_server(out, ready_timeout=READY_TIMEOUT) as server:
+            yield server
+
+    @property
+    def tokenizer(self) -> Path:
+        """The served tokenizer.json."""
+        return self.packaged.tokenizer / TOKENIZER_FILE
+
+    @property
+    def model(self) -> str:
+        """The text model."""
+        return self.packaged.facts.model("ensemble")
+
+
+@contextmanager
+def workplace(packaged: Packaged) -> Iterator[Workplace]:
+    """A directory beside the repository, so that engines are hard-linked; where that is read-only, a temporary one.
+
+    What a killed run left beside it is removed.
+    """
+    with ExitStack() as stack:
+        parent = packaged.repository.resolve().parent
+        try:
+            remove_ownerless(parent, _PREFIX, _NAMES)
+            directory = _directory_in(parent, stack)
+        except OSError:
+            directory = _directory_in(Path(tempfile.gettempdir()), stack)
+        yield Workplace(packaged, directory)
+
+
+def _directory_in(parent: Path, stack: ExitStack) -> Path:
+    directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    stack.callback(shutil.rmtree, directory, ignore_errors=True)
+    stack.enter_context(owned(directory))
+    stack.callback(remove_owned, directory)
+    return directory
+
+
+def kv_tokens(server: LocalServer) -> int | None:
+    """The tokens that the KV cache of a server holds; None if its metrics do not tell."""
+    try:
+        answer = get(server.metrics, "/metrics", _METRICS_SECONDS, longest=_METRICS_BYTES)
+        samples = parse_metrics(answer.text, server.metrics)
+    except (NoAnswer, ForgeError):
+        return None
+    blocks = {
+        sample.labels.get("kv_cache_block_type"): sample.value
+        for sample in samples
+        if sample.name == "nv_trt_llm_kv_cache_block_metrics"
+    }
+    return round(blocks.get("max", 0) * blocks.get("tokens_per", 0)) or None

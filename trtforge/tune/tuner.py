@@ -1,0 +1,189 @@
+"""The measurement: the present settings, each variant once, then the best ones and the present ones in turn."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.progress import Progress
+from trtforge.core.serving import ServingConfig
+from trtforge.serve.embedded import compile_kernels
+from trtforge.serve.local_server import LocalServer
+from trtforge.serve.speed import Load, Meter, requests_at
+from trtforge.tune.choice import compare, finalists, highest_load, load_between, next_level, winner
+from trtforge.tune.goal import Goal, Point
+from trtforge.tune.result import Trial
+from trtforge.tune.servers import Workplace, kv_tokens
+from trtforge.tune.variants import PRESENT, Limits, Variant, needless, variants
+
+Measuring = Callable[[int], Point | None]
+"""Measures so many requests at once; None if the time ended before."""
+_CLEARLY_WORSE = "ended early: clearly worse than the present settings"
+_NO_TIME = "no time was left"
+
+
+class Display(Progress, Protocol):
+    """Bars, and a line while something without a bar is done."""
+
+    def waiting(self, title: str) -> AbstractContextManager[None]:
+        """Show `title`."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """`until`: the end, by `time.monotonic`. `repetitions`: of the best variants and of the present settings."""
+
+    until: float
+    repetitions: int
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.until - time.monotonic()
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found; see Tuning."""
+
+    trials: tuple[Trial, ...]
+    recommended: Variant
+    highest_load: Point | None
+
+
+@dataclass
+class Tuner:
+    """One run. `say` gets a line for each measured load."""
+
+    workplace: Workplace
+    engine: Limits
+    goal: Goal
+    load: Load
+    budget: Budget
+    display: Display
+    say: Callable[[str], None]
+    _trials: dict[str, Trial] = field(default_factory=dict)
+    _scores: dict[str, list[float]] = field(default_factory=dict)
+    _kv_tokens: int | None = None
+    _turn: float = 0.0
+    """Seconds of one server, from its start to its end, with one load."""
+
+    def run(self) -> Found:
+        """Measure while the budget lasts. Raises ForgeError if not one load of the present settings fits in it."""
+        compile_kernels(self.workplace.packaged.facts)  # here, so that it is said
+        bar = self._present()
+        for variant in variants(self._serving, self.engine, self.load):
+            self._trials[variant.name] = self._screened(variant, bar)
+        measured = {name: trial.points for name, trial in self._trials.items() if name != PRESENT}
+        best = finalists(self.goal, bar, measured)
+        if best:
+            self._repeat([PRESENT, *best])
+        comparisons = {name: compare(self._scores.get(PRESENT, ()), self._scores.get(name, ())) for name in best}
+        for name, comparison in comparisons.items():
+            self._amend(name, comparison=comparison)
+        recommended = winner(comparisons) or PRESENT
+        highest = self._highest(recommended) if self.goal.limited else None
+        return Found(tuple(self._trials.values()), self._trials[recommended].variant, highest)
+
+    @property
+    def _serving(self) -> ServingConfig:
+        return self.workplace.packaged.config.serving
+
+    def _present(self) -> Point | None:
+        """Measure all loads with the present settings; their best point."""
+        start = time.monotonic()
+        with self._server(Variant()) as (server, meter):
+            self._kv_tokens = kv_tokens(server)
+            ready = time.monotonic()
+            self._trials[PRESENT] = self._rising(Variant(), meter, None)
+            measured = time.monotonic()
+        points = self._trials[PRESENT].points
+        if not points:
+            raise ForgeError(
+                "the time ended before the first load was measured",
+                hint="Give more --time, or fewer --requests or shorter answers.",
+            )
+        self._turn = time.monotonic() - start - (measured - ready) * (1 - 1 / len(points))
+        return self.goal.best(points)
+
+    def _screened(self, variant: Variant, bar: Point | None) -> Trial:
+        """A variant measured once, if it can make a difference and time is left for it and for repetitions."""
+        why = needless(variant, self._serving, self.engine, self.load, self._kv_tokens)
+        repetitions = 2 * self.budget.repetitions * self._turn
+        if why is None and self.budget.left < self._turn + repetitions:
+            why = _NO_TIME
+        if why is not None:
+            return Trial(variant=variant, untried=why)
+        try:
+            with self._server(variant) as (_, meter):
+                return self._rising(variant, meter, bar)
+        except ForgeError as error:
+            return Trial(variant=variant, untried=error.message.partition("\n")[0])
+
+    def _rising(self, variant: Variant, meter: Measuring, bar: Point | None) -> Trial:
+        """Loads as `next_level` chooses them, while time is left."""
+        points: list[Point] = []
+        levels = self.load.concurrency if self.goal.objective == "throughput" or bar is None else (bar.concurrency,)
+        while (level := next_level(levels, points, self.goal, bar)) is not None:
+            point = meter(level)
+            if point is None:
+                return Trial(variant=variant, points=tuple(points), untried=_NO_TIME)
+            points.append(point)
+        early = bar is not None and self.goal.score(points[-1]) < self.goal.score(bar) and len(points) == 1
+        return Trial(variant=variant, points=tuple(points), untried=_CLEARLY_WORSE if early else "")
+
+    def _repeat(self, names: list[str]) -> None:
+        """Measure the best load of each in turn, every second time backwards; rounds that time cuts do not count."""
+        loads = {name: self.goal.best(self._trials[name].points) for name in names}
+        for number in range(self.budget.repetitions):
+            scores: dict[str, float] = {}
+            for name in names if number % 2 == 0 else names[::-1]:
+                if self.budget.left < self._turn:
+                    return
+                with self._server(self._trials[name].variant) as (_, meter):
+                    best = loads[name]
+                    point = meter(best.concurrency if best is not None else min(self.load.concurrency))
+                if point is None:
+                    return
+                self._amend(name, points=(*self._trials[name].points, point))
+                scores[name] = self.goal.score(point)
+            for name, score in scores.items():
+                self._scores.setdefault(name, []).append(score)
+
+    def _highest(self, name: str) -> Point | None:
+        """The highest load that keeps the limits, narrowed down while time is left."""
+        if load_between(self._trials[name].points, self.goal) is not None and self.budget.left > self._turn:
+            with self._server(self._trials[name].variant) as (_, meter):
+                while (level := load_between(self._trials[name].points, self.goal)) is not None:
+                    point = meter(level)
+                    if point is None:
+                        break
+                    self._amend(name, points=(*self._trials[name].points, point))
+        points = self._trials[name].points
+        load = highest_load(points, self.goal)
+        return next((point for point in reversed(points) if point.concurrency == load), None)
+
+    def _amend(self, name: str, **changes: object) -> None:
+        self._trials[name] = self._trials[name].model_copy(update=changes)
+
+    @contextmanager
+    def _server(self, variant: Variant) -> Iterator[tuple[LocalServer, Measuring]]:
+        """Serve a variant."""
+        with self.display.waiting(f"serving {variant.name}"), self.workplace.served(variant) as server:
+            meter: Meter | None = None
+
+            def measured(level: int) -> Point | None:
+                nonlocal meter
+                with self.display.bar(f"{level} at once", requests_at(self.load, level), "requests") as bar:
+                    meter = meter or Meter(server.grpc, self.workplace.model, self.load, self.workplace.tokenizer)
+                    meter.done = lambda: bar.advance(1)
+                    answers = meter.answers(level, self.budget.until)
+                if answers is None:
+                    return None
+                point = Point.of(answers, self.goal.percentile)
+                self.say(f"{variant.name}, {self.goal.said(point)}")
+                return point
+
+            yield server, measured
