@@ -16,6 +16,7 @@ import typer
 from trtforge import __version__
 from trtforge.cli import show
 from trtforge.cli.adopt import adopt
+from trtforge.cli.advise import advise
 from trtforge.cli.bench import bench
 from trtforge.cli.build import build
 from trtforge.cli.cache import cache
@@ -72,6 +73,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "generate": generate,
         "bench": bench,
         "tune": tune,
+        "advise": advise,
         "probe": probe,
     },
     "Inspection": {"inspect": inspect, "doctor": doctor, "version": version},

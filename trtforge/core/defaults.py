@@ -19,6 +19,7 @@ GATEWAY_PORT = 8080
 NAMESPACE, MONITORING = "trtforge", "monitoring"
 """Namespaces of Kubernetes: of a deployment, and of Prometheus."""
 HTTP_URL, GRPC_URL = f"{LOOPBACK}:{HTTP_PORT}", f"{LOOPBACK}:{GRPC_PORT}"
+METRICS_URL = f"{LOOPBACK}:{METRICS_PORT}"
 READY_TIMEOUT = 600.0  # seconds: large engines load slowly
 DRAIN_TIMEOUT = 30.0  # seconds
 

@@ -1,0 +1,166 @@
+"""Where a server's metrics and model configuration are: found from any of its addresses, and read over an interval."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from trtforge.advise.readings import Observation, Reading, Settings
+from trtforge.core.defaults import HTTP_PORT, METRICS_PORT, METRICS_URL
+from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.json_text import parse_json
+from trtforge.formats.prometheus import Sample, parse_metrics
+from trtforge.serve.address import LAST_PORT, Address
+from trtforge.serve.detached.registry import Registry
+from trtforge.serve.plain_http import NoAnswer, get
+from trtforge.serve.spoken import spoken
+
+_PERIOD = 0.5  # seconds between readings; gauges are renewed every 0.1 s
+_TIMEOUT = 5.0
+_LONGEST = 4 << 20  # bytes of metrics
+_TRITON, _GATEWAY = ("nv_inference_", "nv_trt_llm_"), ("trtforge_gateway_",)
+_HINT = f"Give the address of its metrics, such as {METRICS_URL}, which `trtforge serve` prints after `metrics=`."
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Addresses as HOST:PORT. `metrics`: that were asked for; `http`: where model configuration may be read."""
+
+    metrics: tuple[str, ...]
+    http: tuple[str, ...]
+
+    @classmethod
+    def at(cls, urls: Sequence[str]) -> "Sources":
+        """The sources of a server by addresses of its metrics, its API, or OpenAI's API beside it.
+
+        Of one that has none, those are tried that a server in the background has, then the ports beside it. Raises
+        UsageError for what is no address, ForgeError if there are no metrics.
+        """
+        metrics: dict[str, None] = {}
+        http: dict[str, None] = {}
+        for url in urls:
+            address = _address(url)
+            known = next((each for each in _detached() if address in each), ())
+            found = [each for each in (address, *known) if _has_metrics(each, (*_TRITON, *_GATEWAY))]
+            if not any(_has_metrics(each, _TRITON) for each in found):
+                found += [each for each in _nearby(address) if _has_metrics(each, _TRITON)][:1]
+            if not found:
+                raise _without_metrics(address)
+            metrics |= dict.fromkeys(found)
+            http |= dict.fromkeys((address, *known))
+        host, _, port = next(iter(metrics)).rpartition(":")
+        default = [f"{host}:{HTTP_PORT}"] if int(port) == METRICS_PORT else []
+        return cls(tuple(metrics), tuple(dict.fromkeys([*http, *default])))
+
+    def reading(self) -> Reading:
+        """All metrics now. Raises NoAnswer if a server has gone, ForgeError for what are no metrics."""
+        samples = [sample for address in self.metrics for sample in _samples(address)]
+        return Reading.of(time.monotonic(), samples)
+
+    def settings(self, models: Sequence[str]) -> dict[str, Settings]:
+        """The parameters of these models, as far as a server tells them."""
+        found: dict[str, Settings] = {}
+        for address in self.http:
+            for model in models:
+                if model not in found and (parameters := _parameters(address, model)) is not None:
+                    found[model] = parameters
+        return found
+
+
+def observe(sources: Sources, seconds: float, done: Callable[[float], None]) -> tuple[Observation, str]:
+    """Read the metrics for so long; `done` gets the seconds that passed since the last call.
+
+    The second value says why the observation ended early; empty if it did not. Raises ForgeError with fewer than two
+    readings.
+    """
+    readings = [sources.reading()]
+    settings = sources.settings(list(readings[0].engines))
+    until, ended = time.monotonic() + seconds, ""
+    while (left := until - time.monotonic()) > 0 or len(readings) < 2:
+        pause = min(_PERIOD, max(left, _PERIOD / 10))
+        time.sleep(pause)
+        try:
+            readings.append(sources.reading())
+        except NoAnswer as error:
+            if len(readings) < 2:
+                raise
+            ended = error.message
+            break
+        done(pause)
+    return Observation(readings, settings), ended
+
+
+def _samples(address: str) -> tuple[Sample, ...]:
+    answer = get(address, "/metrics", _TIMEOUT, longest=_LONGEST)
+    if answer.status != HTTPStatus.OK:
+        raise ForgeError(f"{address} answers /metrics with HTTP {answer.status}", hint=_HINT)
+    return parse_metrics(answer.text, address)
+
+
+def _has_metrics(address: str, prefixes: tuple[str, ...]) -> bool:
+    try:
+        return any(sample.name.startswith(prefixes) for sample in _samples(address))
+    except ForgeError:
+        return False
+
+
+def _address(url: str) -> str:
+    rest = url.removeprefix("http://").removeprefix("grpc://").rstrip("/")
+    for ending in ("/metrics", "/v1"):
+        rest = rest.removesuffix(ending)
+    if "://" in rest:
+        raise UsageError(f"{url}: metrics are read over HTTP without TLS", hint=_HINT)
+    if rest and ":" not in rest:
+        rest = f"{rest}:{METRICS_PORT}"
+    try:
+        parsed = Address.parse(rest)
+    except ValueError as error:
+        raise UsageError(f"{url}: {error}", hint=_HINT) from None
+    if parsed.path is not None:
+        raise UsageError(f"{url}: metrics are not on a Unix socket", hint=_HINT)
+    return rest
+
+
+def _detached() -> list[tuple[str, ...]]:
+    """The addresses of each server in the background: metrics, HTTP, gRPC, OpenAI's API."""
+    records = [server.record for server in Registry.of_user().found() if server.alive]
+    return [
+        tuple(filter(None, (each.metrics, each.http, each.grpc, _address(each.openai) if each.openai else "")))
+        for each in records
+        if each is not None
+    ]
+
+
+def _nearby(address: str) -> list[str]:
+    """Where the metrics of a server with such an address are by default: HTTP, gRPC, metrics, OpenAI's API in turn."""
+    if spoken(address) is None:
+        return []
+    host, _, port = address.rpartition(":")
+    ports = (int(port) + 2, int(port) + 1, int(port) - 1)
+    return [f"{host}:{each}" for each in ports if 0 < each <= LAST_PORT]
+
+
+def _without_metrics(address: str) -> ForgeError:
+    try:
+        samples = _samples(address)
+    except ForgeError as error:
+        return ForgeError(error.message, hint=_HINT)
+    others = ", ".join(sorted({sample.name for sample in samples})[:3]) or "none at all"
+    return ForgeError(f"{address} has no metrics of Triton or of trtforge ({others})", hint=_HINT)
+
+
+def _parameters(address: str, model: str) -> Settings | None:
+    """Triton's model configuration, which `trtforge serve --open model-config` opens."""
+    try:
+        answer = get(address, f"/v2/models/{model}/config", _TIMEOUT, longest=_LONGEST)
+        values = parse_json(answer.text, address, hint="") if answer.status == HTTPStatus.OK else None
+    except ForgeError:
+        return None
+    parameters = values.get("parameters") if isinstance(values, dict) else None
+    if not isinstance(parameters, Mapping):
+        return None
+    return {
+        key: value["string_value"]
+        for key, value in parameters.items()
+        if isinstance(value, dict) and isinstance(value.get("string_value"), str)
+    }
