@@ -14,6 +14,7 @@ from tests.docs_cli import commands_of_the_program, exit_statuses
 from tests.docs_log import SUBJECTS, log_messages
 from tests.docs_networks import EXPERTS, engine_formats, families, network_limits, network_sources
 from tests.docs_releases import llm_api_features, llm_api_sources, releases, serving_settings, sources
+from trtforge.advise.rules import RULES
 from trtforge.compile.build_config import BuildPlan
 from trtforge.compile.tensorrt_llm import commands
 from trtforge.core.assets import asset_directory
@@ -177,6 +178,12 @@ def containers() -> str:
     return "\n".join(rows)
 
 
+def advice_rules() -> str:
+    """The rules of `trtforge advise`."""
+    rows = [f"| `{rule.name}` | {rule.looks_at} |" for rule in RULES]
+    return "\n".join(["| rule | looks at |", "|---|---|", *rows])
+
+
 TABLES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "recipes.md": (
         ("recipe-keys", recipe_keys),
@@ -192,6 +199,7 @@ TABLES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
         ("network-limits", network_limits),
         ("network-sources", network_sources),
     ),
+    "deployment.md": (("advice-rules", advice_rules),),
     "llmapi.md": (("llm-api-features", llm_api_features), ("llm-api-sources", llm_api_sources)),
     "engines.md": (("releases", releases), ("release-sources", sources)),
     "quickstart-gpu.md": (("containers", containers),),

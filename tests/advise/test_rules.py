@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from tests.advise.texts import observed, text
+from trtforge.advise.advice import Advice
 from trtforge.advise.readings import Observation
-from trtforge.advise.rules import RULES, Advice, judged
+from trtforge.advise.rules import RULES, judged
 
 KNOWN = {"enable_kv_cache_reuse": "true", "max_num_tokens": "8192", "batch_scheduler_policy": "guaranteed_no_evict"}
 FULL_BATCH = {'request_type="waiting"': 5, 'request_type="scheduled"': 4, 'block_type="used"': 40}

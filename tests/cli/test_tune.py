@@ -23,7 +23,7 @@ PRESENT = Trial(variant=Variant(), points=(point(1, 50), point(8, 100), point(16
 TRIALS = (
     PRESENT,
     Trial(variant=SMALLER, points=(point(8, 120),), comparison=compare((100, 101, 99), (120, 118, 121))),
-    Trial(variant=Variant(changes={"scheduler": "max_utilization"}), untried="no time was left"),
+    Trial(variant=Variant(changes={"scheduler": "max_utilization"}), untried="not enough time was left"),
 )
 
 
@@ -64,14 +64,15 @@ def test_settings_that_are_better_are_printed_and_kept(run: Any, build: Path, fi
     assert lines[1].split() == ["present", "settings", "1", "50", "10", "ms", "1.0", "ms"]
     assert lines[3].split() == ["16", "90", "300", "ms", "1.0", "ms", "breaks", "a", "limit"]
     assert lines[4].split()[:3] == ["max_batch_size", "4", "8"]
-    assert lines[4].endswith("better, +20.00% in 3")
-    assert lines[5].endswith("no time was left")
+    assert lines[4].endswith("better, +20% in 3 repetitions")
+    assert lines[5] == "not measured: scheduler max_utilization: not enough time was left"
     assert lines[6:9] == ["recommended: max_batch_size 4; in a recipe:", "  serving:", "    max_batch_size: 4"]
-    assert lines[9].startswith("highest load within the limits: 8 at once: 120 tokens/s, first text 10 ms")
-    assert "; other work used 0.5 processors before" in lines[10]
-    assert lines[11] == "kept in build/tune.json"
+    assert lines[9].startswith("the time ended before all was measured: give more --time")
+    assert lines[10].startswith("highest load within the limits: 8 at once: 120 tokens/s, first text 10 ms")
+    assert "; other work used 0.5 processors before" in lines[11]
+    assert lines[12] == "kept in build/tune.json"
     options = "--name my- --set serving.max_batch_size=4 --set serving.max_queue_size=64"
-    assert lines[12] == f"next: trtforge package build/engine build/repository {options}"
+    assert lines[13] == f"next: trtforge package build/engine build/repository {options}"
     kept = Tuning.model_validate_json((build / "tune.json").read_text())
     assert kept.recommended == SMALLER
     assert kept.load.concurrency == (1, 8, 16)

@@ -1,11 +1,13 @@
 """The speed of a text model in the real Triton server, whose engine gives a token every few milliseconds."""
 
+import time
+
 import pytest
 
 from tests.conftest import DEMO_MODEL
 from tests.serve.conftest import Running
 from trtforge.core.errors import ForgeError
-from trtforge.serve.speed import Load, Speed, measure, requests_of
+from trtforge.serve.speed import Load, Meter, Speed, measure, requests_of
 
 
 def test_every_answer_counts_at_each_level(server: Running) -> None:
@@ -24,6 +26,15 @@ def test_every_answer_counts_at_each_level(server: Running) -> None:
         assert level.next_token_ms > 0
     alone, together = found.levels
     assert together.tokens_per_second > alone.tokens_per_second
+
+
+def test_a_level_that_is_not_over_in_time_does_not_count(server: Running) -> None:
+    meter = Meter(server.grpc, "ensemble", Load(requests=2, prompt_tokens=8, max_tokens=2))
+    assert meter.answers(2, until=time.monotonic() - 1) is None
+    whole = meter.answers(2, until=time.monotonic() + 600)
+    assert whole is not None
+    assert whole.output_tokens == (2, 2)
+    assert all(first <= answer for first, answer in zip(whole.first_text_ms, whole.answer_ms, strict=True))
 
 
 def test_without_a_tokenizer_the_length_follows_from_what_the_server_counts(server: Running) -> None:

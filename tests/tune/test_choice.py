@@ -72,8 +72,8 @@ def test_present_settings_rise_until_a_limit_breaks() -> None:
 def test_a_variant_begins_where_the_present_settings_were_best() -> None:
     bar = point(4, 100)
     assert next_level(LEVELS, [], FAST, bar) == 4
-    assert next_level(LEVELS, [point(4, 89)], FAST, bar) is None  # clearly worse
-    assert next_level(LEVELS, [point(4, 91)], FAST, bar) == 16
+    assert next_level(LEVELS, [point(4, 74)], FAST, bar) is None  # clearly worse
+    assert next_level(LEVELS, [point(4, 76)], FAST, bar) == 16
     assert next_level(LEVELS, [point(4, 110), point(16, 100)], FAST, bar) is None  # falling
     assert next_level(LEVELS, [point(4, 110), point(16, 120)], FAST, bar) == 32
     assert next_level(LEVELS, [point(4, 500, first=101)], LIMITED, bar) is None
@@ -100,6 +100,9 @@ def test_the_best_variants_are_repeated() -> None:
         "e": [point(4, 125)],
     }
     assert finalists(FAST, point(4, 100), measured) == ["b", "e"]
+    near = {"c": measured["c"], "f": [point(4, 76)], "g": [point(4, 74)]}
+    assert finalists(FAST, point(4, 100), near) == ["c", "f"]
+    assert finalists(FAST, point(4, 100), {"g": near["g"]}) == []
     assert finalists(FAST, None, {"c": [point(4, 100)]}) == ["c"]  # no present load keeps the limits
     assert finalists(LIMITED, None, {"c": [point(4, 100, first=101)]}) == []
 

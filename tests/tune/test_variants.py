@@ -63,7 +63,7 @@ def test_a_kv_cache_that_holds_every_request_makes_its_settings_needless() -> No
     policy, batch = Variant(changes={"scheduler": "max_utilization"}), Variant(changes={"max_batch_size": 8})
     present = ServingConfig()
     said = needless(policy, present, limits(), LOAD, 6144)
-    assert said == "the KV cache of 6,144 tokens holds all 32 requests (6,144 tokens)"
+    assert said == "the KV cache of 6,144 tokens holds all that runs at once (6,144 tokens)"
     assert needless(policy, present, limits(), LOAD, 6143) is None
     assert needless(policy, present, limits(), LOAD, None) is None
     assert needless(batch, present, limits(), LOAD, 6144) is None

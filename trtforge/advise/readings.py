@@ -19,6 +19,8 @@ _ENGINE = {
     "trtforge_speculative_decoding": ("draft_tokens", {"drafted", "accepted"}),
 }
 """The families of an engine: the label that says what is counted, and its values that are read."""
+FEW_REQUESTS = 10
+"""Too few within an interval to judge by."""
 _PREFIXES = {"nv_trt_llm_request_metrics": "requests_", "nv_trt_llm_kv_cache_block_metrics": "blocks_"}
 _MODEL = {
     "nv_inference_count": "count",

@@ -10,8 +10,8 @@ from trtforge.core.defaults import METRICS_URL
 from trtforge.core.figures import counted
 
 if TYPE_CHECKING:
+    from trtforge.advise.advice import Advice, Missing
     from trtforge.advise.readings import EngineObserved, Observation
-    from trtforge.advise.rules import Advice, Missing
 
 
 def advise(
@@ -76,11 +76,11 @@ def _show(seen: "Observation", where: "tuple[str, ...]", advice: "list[Advice]",
     if not advice:
         show.line("no limit was found in these figures")
     for number, each in enumerate(advice, start=1):
-        show.line(f"{number}. {each.limit}")
+        show.line(f"{number}. {each.limit} ({each.confidence})")
         rows = [("seen", each.evidence), ("change", each.change), ("setting", each.setting), ("effect", each.effect)]
-        for name, text in (*rows, ("this is", each.confidence)):
+        for name, text in rows:
             if text:
-                show.line(f"   {name:<8}{text}")
+                show.line(f"   {name}: {text}")
     for lack in missing:
         show.line(f"not judged: {lack.lacks}")
 

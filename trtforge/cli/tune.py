@@ -11,7 +11,7 @@ from trtforge.cli import show
 from trtforge.cli.bench import levels_of
 from trtforge.cli.options import MOST_INT32, MOST_SECONDS, Json, Quiet, Verbose, from_options
 from trtforge.core.errors import ForgeError
-from trtforge.core.figures import change, counted, duration
+from trtforge.core.figures import counted, duration
 
 if TYPE_CHECKING:
     from trtforge.serve.speed import Load
@@ -198,9 +198,9 @@ def _show(tuning: "Tuning", packaged: "Packaged", file: Path | None, *, json: bo
         return
     percentile = f"p{tuning.goal.percentile:g}"
     head = ("settings", "at once", "tokens/s", f"first text {percentile}", f"each token {percentile}", "result")
-    rows = [head, *(row for trial in tuning.trials for row in _rows(trial, tuning))]
+    rows = [head, *(row for trial in tuning.trials if trial.points for row in _rows(trial, tuning))]
     print("\n".join(show.columns(rows, right=range(1, 5))))
-    for line in _conclusion(tuning):
+    for line in (*_untried(tuning), *_conclusion(tuning)):
         show.line(line)
     show.line(f"{tuning.machine}; {duration(tuning.seconds)}; other work used {tuning.busy or 0:g} processors before")
     if file is not None:
@@ -212,16 +212,12 @@ def _rows(trial: "Trial", tuning: "Tuning") -> list[tuple[str, ...]]:
     """All loads of the recommended settings and of the present ones, the best one of the others."""
     shown = dict.fromkeys(point.concurrency for point in trial.points)
     if trial.variant.changes and trial.variant != tuning.recommended:
-        best = tuning.goal.best(trial.points) or (trial.points[-1] if trial.points else None)
-        shown = dict.fromkeys([best.concurrency] if best else [])
-    if not shown:
-        return [(trial.variant.name, "-", "-", "-", "-", trial.untried)]
+        shown = dict.fromkeys([(tuning.goal.best(trial.points) or trial.points[-1]).concurrency])
     rows = []
     for number, load in enumerate(sorted(shown)):
         point = next(point for point in reversed(trial.points) if point.concurrency == load)
         result = _result(trial) if number == 0 else ""
-        broken = "" if tuning.goal.keeps(point) else "breaks a limit"
-        told = ", ".join(filter(None, (result, broken)))
+        told = result or ("" if tuning.goal.keeps(point) else "breaks a limit")
         rows.append((trial.variant.name if number == 0 else "", *_figures(point), told))
     return rows
 
@@ -239,11 +235,24 @@ def _result(trial: "Trial") -> str:
     found = trial.comparison
     if found is None:
         return trial.untried or ("not better" if trial.variant.changes else "")
-    return found.verdict if found.gain is None else f"{found.verdict}, {change(found.gain)} in {len(found.variant)}"
+    repetitions = len(found.variant)
+    if broken := found.variant.count(0):
+        return f"broke a limit in {broken} of {repetitions} repetitions"
+    said = "inside the noise" if found.verdict == "no difference" else found.verdict
+    return said if found.gain is None else f"{said}, {found.gain:+.0%} in {repetitions} repetitions"
+
+
+def _untried(tuning: "Tuning") -> list[str]:
+    """The variants that were not measured, by the reason."""
+    reasons: dict[str, list[str]] = {}
+    for trial in tuning.trials:
+        if not trial.points:
+            reasons.setdefault(trial.untried, []).append(trial.variant.name)
+    return [f"not measured: {', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
 def _conclusion(tuning: "Tuning") -> list[str]:
-    from trtforge.tune.result import recipe_lines
+    from trtforge.tune.result import NO_TIME, recipe_lines
 
     lines = []
     if tuning.recommended.changes:
@@ -251,8 +260,9 @@ def _conclusion(tuning: "Tuning") -> list[str]:
         lines += [f"  {line}" for line in recipe_lines(tuning.recommended)]
     else:
         lines.append("recommended: the present settings; no variant was better beyond the noise")
-    if any(trial.comparison and trial.comparison.verdict == "too few repetitions" for trial in tuning.trials):
-        lines.append("the time ended before the best variants were repeated often enough: give more --time")
+    cut = any(trial.comparison and trial.comparison.verdict == "too few repetitions" for trial in tuning.trials)
+    if cut or NO_TIME in [trial.untried for trial in tuning.trials]:
+        lines.append("the time ended before all was measured: give more --time, fewer --requests or shorter answers")
     if not tuning.goal.limited:
         return lines
     found = tuning.highest_load

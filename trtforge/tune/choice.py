@@ -12,7 +12,7 @@ LEAST_REPETITIONS = 3
 """With fewer, one good one of each would decide: of three each, all of one side are better by chance once in 20."""
 MOST_FINALISTS = 2
 """Variants that are repeated."""
-_HOPELESS = 0.9  # of the score to beat, at the load where that was reached
+_HOPELESS = 0.75  # of the score to beat: single measurements on a busy machine differ by less
 _FALLING = 0.95  # of a variant's own best score
 _FINE = 8  # a load is narrowed down until the step is this part of it
 
@@ -43,17 +43,22 @@ def next_level(levels: Sequence[int], points: Sequence[Point], goal: Goal, bar: 
     if not points:
         return bar.concurrency
     last = points[-1]
-    best = max(map(goal.score, points))
-    if best < _HOPELESS * goal.score(bar) or goal.score(last) < _FALLING * best:
+    if is_hopeless(points, goal, bar) or goal.score(last) < _FALLING * max(map(goal.score, points)):
         return None
     return next((level for level in rising if level > last.concurrency), None)
 
 
+def is_hopeless(points: Sequence[Point], goal: Goal, bar: Point) -> bool:
+    """Whether all points are clearly worse than `bar`, or break a limit."""
+    return max(map(goal.score, points)) < _HOPELESS * goal.score(bar)
+
+
 def finalists(goal: Goal, bar: Point | None, measured: Mapping[str, Sequence[Point]]) -> list[str]:
-    """The names of the variants to repeat, the best first: those that were better than the present settings once."""
-    least = goal.score(bar) if bar is not None else 0.0
+    """The names of the variants to repeat, the best first: those that are not clearly worse."""
+    least = _HOPELESS * goal.score(bar) if bar is not None else 0.0
     scores = {name: goal.score(best) for name, points in measured.items() if (best := goal.best(points)) is not None}
-    return sorted((name for name in scores if scores[name] > least), key=lambda name: -scores[name])[:MOST_FINALISTS]
+    near = [name for name in scores if scores[name] >= least]
+    return sorted(near, key=lambda name: -scores[name])[:MOST_FINALISTS]
 
 
 def compare(present: Sequence[float], variant: Sequence[float]) -> Comparison:

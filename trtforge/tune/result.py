@@ -14,9 +14,12 @@ from trtforge.tune.choice import Comparison
 from trtforge.tune.goal import Goal, Point
 from trtforge.tune.variants import Variant
 
+NO_TIME = "not enough time was left"
+"""Why a variant was not measured, or not to its end."""
+
 
 class Trial(Config):
-    """A variant and its measured loads. `comparison`: its repetitions, if it was as good as the present settings once.
+    """A variant and its measured loads. `comparison`: its repetitions, if it was not clearly worse.
 
     `untried`: why nothing was measured, or why it ended early; empty if it did not.
     """

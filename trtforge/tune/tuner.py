@@ -12,16 +12,15 @@ from trtforge.core.serving import ServingConfig
 from trtforge.serve.embedded import compile_kernels
 from trtforge.serve.local_server import LocalServer
 from trtforge.serve.speed import Load, Meter, requests_at
-from trtforge.tune.choice import compare, finalists, highest_load, load_between, next_level, winner
+from trtforge.tune.choice import compare, finalists, highest_load, is_hopeless, load_between, next_level, winner
 from trtforge.tune.goal import Goal, Point
-from trtforge.tune.result import Trial
+from trtforge.tune.result import NO_TIME, Trial
 from trtforge.tune.servers import Workplace, kv_tokens
 from trtforge.tune.variants import PRESENT, Limits, Variant, needless, variants
 
 Measuring = Callable[[int], Point | None]
 """Measures so many requests at once; None if the time ended before."""
-_CLEARLY_WORSE = "ended early: clearly worse than the present settings"
-_NO_TIME = "no time was left"
+_CLEARLY_WORSE = "ended early: clearly worse"
 
 
 class Display(Progress, Protocol):
@@ -98,6 +97,7 @@ class Tuner:
             self._kv_tokens = kv_tokens(server)
             ready = time.monotonic()
             self._trials[PRESENT] = self._rising(Variant(), meter, None)
+            self._narrow(PRESENT, meter)
             measured = time.monotonic()
         points = self._trials[PRESENT].points
         if not points:
@@ -113,7 +113,7 @@ class Tuner:
         why = needless(variant, self._serving, self.engine, self.load, self._kv_tokens)
         repetitions = 2 * self.budget.repetitions * self._turn
         if why is None and self.budget.left < self._turn + repetitions:
-            why = _NO_TIME
+            why = NO_TIME
         if why is not None:
             return Trial(variant=variant, untried=why)
         try:
@@ -129,9 +129,9 @@ class Tuner:
         while (level := next_level(levels, points, self.goal, bar)) is not None:
             point = meter(level)
             if point is None:
-                return Trial(variant=variant, points=tuple(points), untried=_NO_TIME)
+                return Trial(variant=variant, points=tuple(points), untried=NO_TIME)
             points.append(point)
-        early = bar is not None and self.goal.score(points[-1]) < self.goal.score(bar) and len(points) == 1
+        early = bar is not None and is_hopeless(points, self.goal, bar)
         return Trial(variant=variant, points=tuple(points), untried=_CLEARLY_WORSE if early else "")
 
     def _repeat(self, names: list[str]) -> None:
@@ -142,9 +142,8 @@ class Tuner:
             for name in names if number % 2 == 0 else names[::-1]:
                 if self.budget.left < self._turn:
                     return
-                with self._server(self._trials[name].variant) as (_, meter):
-                    best = loads[name]
-                    point = meter(best.concurrency if best is not None else min(self.load.concurrency))
+                best = loads[name]
+                point = self._once(name, best.concurrency if best is not None else min(self.load.concurrency))
                 if point is None:
                     return
                 self._amend(name, points=(*self._trials[name].points, point))
@@ -152,18 +151,31 @@ class Tuner:
             for name, score in scores.items():
                 self._scores.setdefault(name, []).append(score)
 
+    def _once(self, name: str, load: int) -> Point | None:
+        """One more measurement; None if the time ended, or if the server failed, which is said."""
+        try:
+            with self._server(self._trials[name].variant) as (_, meter):
+                return meter(load)
+        except ForgeError as error:
+            self.say(f"{name}: {error.message}")
+            return None
+
     def _highest(self, name: str) -> Point | None:
         """The highest load that keeps the limits, narrowed down while time is left."""
         if load_between(self._trials[name].points, self.goal) is not None and self.budget.left > self._turn:
             with self._server(self._trials[name].variant) as (_, meter):
-                while (level := load_between(self._trials[name].points, self.goal)) is not None:
-                    point = meter(level)
-                    if point is None:
-                        break
-                    self._amend(name, points=(*self._trials[name].points, point))
+                self._narrow(name, meter)
         points = self._trials[name].points
         load = highest_load(points, self.goal)
         return next((point for point in reversed(points) if point.concurrency == load), None)
+
+    def _narrow(self, name: str, meter: Measuring) -> None:
+        """Measure loads between the highest that keeps the limits and the lowest that breaks one."""
+        while (level := load_between(self._trials[name].points, self.goal)) is not None:
+            point = meter(level)
+            if point is None:
+                return
+            self._amend(name, points=(*self._trials[name].points, point))
 
     def _amend(self, name: str, **changes: object) -> None:
         self._trials[name] = self._trials[name].model_copy(update=changes)

@@ -91,4 +91,4 @@ def needless(variant: Variant, serving: ServingConfig, engine: Limits, load: Loa
     needed = at_once * (load.prompt_tokens + load.max_tokens)
     if needed > kv_tokens:
         return None
-    return f"the KV cache of {kv_tokens:,} tokens holds all {at_once} requests ({needed:,} tokens)"
+    return f"the KV cache of {kv_tokens:,} tokens holds all that runs at once ({needed:,} tokens)"
