@@ -48,10 +48,16 @@ _FAMILIES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
         "draft_tokens",
         {"drafted": "drafted_tokens", "accepted": "accepted_tokens"},
     ),
+    (
+        "trtforge_requests",
+        "Requests that were refused, and those whose deadline or longest waiting time passed, since the start",
+        "ended",
+        {"refused": "refused_requests", "late": "late_requests"},
+    ),
     ("nv_trt_llm_general_metrics", "General TRT LLM metrics", "general_type", {"iteration_counter": "iterations"}),
 )
 """Family, help text, label, and the figure of each of the label's values; names: custom_metrics_reporter.cc of
-TensorRT-LLM's backend, which has none of speculation and of blocks in host memory."""
+TensorRT-LLM's backend, which has none of speculation, of refusals and of blocks in host memory."""
 
 
 def _fraction(figures: _Figures) -> float:

@@ -38,8 +38,9 @@ def growing(before: Mapping[str, float], after: Mapping[str, float], kind: str =
 def test_ordinary_figures_give_no_advice() -> None:
     assert advice(steady(NOTHING)) == {}
     assert advice(steady({}, "tensorrt_llm")) == {}
-    assert lacks(steady(NOTHING)) == {"refused"}
-    assert lacks(observed(*[text("embedded", NOTHING)] * 2)) == {"refused", "tokens"}
+    assert lacks(steady(NOTHING)) == set()
+    assert lacks(observed(*[text("embedded", NOTHING)] * 2)) == {"tokens"}
+    assert lacks(steady({}, "tensorrt_llm")) == {"refused"}
 
 
 def test_an_idle_server_gets_no_other_advice() -> None:
@@ -141,21 +142,27 @@ def test_steps_full_of_prompts() -> None:
     assert set(advice(steady(triton, "tensorrt_llm"))) == {"tokens"}
 
 
-def test_refusals_are_those_that_a_server_counts() -> None:
-    served = text("embedded", NOTHING)
-    before, after = text("gateway"), text("gateway").replace('"400"} 1.0', '"429"} 6.0')
-    found = advice(observed(served, served, settings=KNOWN, beside=(before, after)))
+def test_refusals_are_counted_by_engines_gateway_and_triton() -> None:
+    found = advice(growing({'"refused"': 3}, {'"refused"': 8}))
     assert set(found) == {"refused"}
-    assert found["refused"].evidence == "OpenAI's API answered 429 to 6 of 6 requests in 0 s"
-    assert "refused" not in lacks(observed(served, served, settings=KNOWN, beside=(before, before)))
+    assert found["refused"].evidence == "5 requests to tensorrt_llm were refused in 0 s"
+    assert advice(growing({'"refused"': 8}, {'"refused"': 8})) == {}
+    served, before = text("tensorrt_llm"), text("gateway")
+    after = before.replace('"400"} 1.0', '"429"} 6.0')
+    gateway = advice(observed(served, served, settings=KNOWN, beside=(before, after)))
+    assert gateway["refused"].evidence == "OpenAI's API answered 429 to 6 of 6 requests in 0 s"
+    assert lacks(observed(served, served, settings=KNOWN, beside=(before, before))) == set()
     assert advice(observed(served, served, settings=KNOWN, beside=(before, before))) == {}
     rejected = 'failure "tensorrt_llm" REJECTED'
     triton = advice(growing({rejected: 1}, {rejected: 4}, "tensorrt_llm"))["refused"]
-    assert triton.evidence == "Triton rejected 3 requests to tensorrt_llm in 0 s"
+    assert triton.evidence == "3 requests to tensorrt_llm were rejected by Triton in 0 s"
     assert "refused" not in advice(growing({rejected: 4}, {rejected: 4}, "tensorrt_llm"))
 
 
 def test_deadlines_and_clients_that_leave() -> None:
+    found = advice(growing({'"late"': 1}, {'"late"': 3}))
+    assert set(found) == {"deadlines"}
+    assert found["deadlines"].evidence == "2 requests to tensorrt_llm were too late in 0 s"
     served, before = text("embedded", NOTHING), text("gateway")
 
     def with_status(status: int, count: int) -> dict[str, Advice]:

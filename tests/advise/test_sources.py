@@ -154,10 +154,10 @@ def test_the_command(fake: Fake, run: Any) -> None:
     assert lines[2] == "1. tensorrt_llm: all places in the batch are taken (certain)"
     assert lines[3].startswith("   seen: requests waited while 4 of 4 ran in 100% of the readings")
     assert lines[5] == "   setting: serving.max_batch_size, engine.max_batch_size"
-    assert lines[-2] == "not judged: tensorrt_llm: max_num_tokens, as its model configuration is closed"
+    assert lines[-1] == "not judged: tensorrt_llm: max_num_tokens, as its model configuration is closed"
     status, out, err = run("advise", address, "--seconds", "1", "--json")
     found = json.loads(out)
     assert (status, err, found["metrics"], found["ended"]) == (0, "", [address], None)
     assert [each["rule"] for each in found["advice"]] == ["batch"]
     assert found["engines"]["tensorrt_llm"]["waiting"] == 5
-    assert {each["rule"] for each in found["missing"]} == {"tokens", "refused"}
+    assert {each["rule"] for each in found["missing"]} == {"tokens"}

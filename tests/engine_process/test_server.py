@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -239,6 +239,16 @@ def test_a_deadline_ends_a_request_even_if_the_engine_does_nothing(place: Place,
     kept = ask(client, timeout=0.05)
     assert eventually(lambda: len(kept.ends) == 1)
     assert kept.ends[0].code is ErrorCode.DEADLINE_EXCEEDED  # type: ignore[attr-defined]
+
+
+def test_refusals_and_passed_deadlines_are_counted_in_the_figures(place: Place, client: EngineClient) -> None:
+    seen: list[Mapping[str, float]] = [{}]
+    watching = EngineClient(place.path, "tensorrt_llm", 1, figures_period=0.01, on_figures=seen.append)
+    refused, late = ask(client, count=50), ask(client, timeout=0.05)
+    assert eventually(lambda: len(refused.ends) == 50 and len(late.ends) == 1)
+    assert eventually(lambda: (seen[-1].get("refused_requests"), seen[-1].get("late_requests")) == (50, 1))
+    assert seen[-1]["running"] == 0
+    watching.close()
 
 
 @pytest.mark.parametrize("limits", [QueueLimits(size=500)])

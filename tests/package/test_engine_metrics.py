@@ -11,7 +11,9 @@ import pytest
 from trtforge.core.assets import asset_directory
 from trtforge.runtime.options import EngineStatistics
 
-COUNTS = {each.name: index for index, each in enumerate(fields(EngineStatistics), start=1)}
+OF_THE_PROCESS = ("refused_requests", "late_requests")
+NAMES = (*(each.name for each in fields(EngineStatistics)), *OF_THE_PROCESS)
+COUNTS = {name: index for index, name in enumerate(NAMES, start=1)}
 
 
 @dataclass

@@ -1,22 +1,21 @@
 """What clients meet: rules over the counters of Triton's models and of OpenAI's API."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from trtforge.advise.advice import Advice, Found, Missing
-from trtforge.advise.readings import FEW_REQUESTS, Observation
+from trtforge.advise.readings import FEW_REQUESTS, Engine, Observation
 
 _LONG_QUEUE_MS = 20.0
 _LEAVING = 0.05  # of the requests
 
 
 def refused(seen: Observation) -> Iterator[Found]:
-    """What trtforge's engines refuse is an error within a stream, which Triton does not count; the gateway does."""
-    refused = (seen.gateway or {}).get("429", 0)
-    told = f"OpenAI's API answered 429 to {refused:.0f} of {sum((seen.gateway or {}).values()):.0f} requests"
-    rejected = {name: seen.model(name).failures.get("REJECTED", 0) for name in seen.readings[-1].models}
-    if not refused and any(rejected.values()):
-        name = max(rejected, key=lambda each: rejected[each])
-        refused, told = rejected[name], f"Triton rejected {rejected[name]:.0f} requests to {name}"
+    """A refusal is an error within a stream, which Triton does not count: trtforge's engines and the gateway do."""
+    counts = _ended(seen, lambda each: each.refused, "refused", "429")
+    for name in seen.readings[-1].models:
+        if rejected := seen.model(name).failures.get("REJECTED", 0):
+            counts[f"{rejected:.0f} requests to {name} were rejected by Triton"] = rejected
+    refused, told = sum(counts.values()), ", ".join(counts)
     if refused:
         yield Advice(
             rule="refused",
@@ -28,21 +27,19 @@ def refused(seen: Observation) -> Iterator[Found]:
             effect="fewer refusals; with a longer queue alone later answers",
             confidence="certain",
         )
-    elif seen.gateway is None:
-        yield Missing(
-            rule="refused",
-            lacks="the metrics of OpenAI's API: refusals within Triton's streams are counted nowhere else",
-        )
+    elif seen.gateway is None and all(engine.seen[-1].refused is None for engine in seen.engines):
+        yield Missing(rule="refused", lacks="refusals: neither the engine nor OpenAI's API tells them")
 
 
 def deadlines(seen: Observation) -> Iterator[Found]:
     """Requests that are late."""
-    late, requests = (seen.gateway or {}).get("504", 0), sum((seen.gateway or {}).values())
+    counts = _ended(seen, lambda each: each.late, "too late", "504")
+    late, told = sum(counts.values()), ", ".join(counts)
     if late:
         yield Advice(
             rule="deadlines",
             limit="requests miss their deadline",
-            evidence=f"OpenAI's API answered 504 to {late:.0f} of {requests:.0f} requests in {seen.seconds:.0f} s",
+            evidence=f"{told} in {seen.seconds:.0f} s",
             change="Refuse earlier what would be late anyway, and find what they wait for (the other advice).",
             setting="serving.max_queue_seconds, serving.max_queue_size",
             effect="no work on answers that nobody gets",
@@ -85,3 +82,16 @@ def python_models(seen: Observation) -> Iterator[Found]:
             effect="a shorter wait for the first token",
             confidence="likely",
         )
+
+
+def _ended(seen: Observation, figure: Callable[[Engine], float | None], word: str, status: str) -> dict[str, float]:
+    """How many requests ended so by what counted them, in words. A gateway's are among those of its engines."""
+    counts = {
+        f"{n:.0f} requests to {engine.name} were {word}": n for engine in seen.engines if (n := engine.growth(figure))
+    }
+    answered = seen.gateway or {}
+    if not counts and answered.get(status):
+        counts[f"OpenAI's API answered {status} to {answered[status]:.0f} of {sum(answered.values()):.0f} requests"] = (
+            answered[status]
+        )
+    return counts

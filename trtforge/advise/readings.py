@@ -17,6 +17,7 @@ _ENGINE = {
     ),
     "nv_trt_llm_general_metrics": ("general_type", {"iteration_counter"}),
     "trtforge_speculative_decoding": ("draft_tokens", {"drafted", "accepted"}),
+    "trtforge_requests": ("ended", {"refused", "late"}),
 }
 """The families of an engine: the label that says what is counted, and its values that are read."""
 FEW_REQUESTS = 10
@@ -47,6 +48,8 @@ class Engine(Config):
     iteration_counter: float | None = None
     drafted: float | None = None
     accepted: float | None = None
+    refused: float | None = None
+    late: float | None = None
 
     @property
     def counts_since_start(self) -> bool:

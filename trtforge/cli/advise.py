@@ -18,7 +18,7 @@ def advise(
     url: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[URL]...",
+            metavar="URL",
             help="Address of the server's metrics, or of the server; that of `trtforge gateway` beside it.",
             show_default=METRICS_URL,
         ),

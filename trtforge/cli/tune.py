@@ -52,7 +52,12 @@ def tune(
     ] = "1,4,16,32",
     requests: Annotated[
         int,
-        typer.Option(min=1, metavar="N", rich_help_panel=_WORKLOAD, help="Requests at each load, at least one each."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            rich_help_panel=_WORKLOAD,
+            help="Requests at each load, or as many as run at once.",
+        ),
     ] = 48,
     prompt_tokens: Annotated[
         int, typer.Option(min=1, metavar="N", rich_help_panel=_WORKLOAD, help="Length of each prompt.")

@@ -66,7 +66,7 @@ class EngineServer:
         self._failure: ForgeError | None = None
         self._failed_at = 0.0
         self._stopping = False
-        self._tokens = self._finished = self._refused = self._cut = 0
+        self._tokens = self._finished = self._refused = self._late = self._cut = 0
         self._progress = Progress(time.monotonic())
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path.unlink(missing_ok=True)
@@ -301,8 +301,10 @@ class EngineServer:
             unfinished = len(self._sequences)
         for sequence, only_waiting in due:
             if not only_waiting:
-                self._end(sequence, RequestFailure(ErrorCode.DEADLINE_EXCEEDED, "the request's timeout has passed"))
+                failure = RequestFailure(ErrorCode.DEADLINE_EXCEEDED, "the request's timeout has passed")
+                self._late += self._end(sequence, failure)
             elif not sequence.started:
+                self._late += 1
                 waited = f"the request waited {self._limits.seconds:g} s in the queue; retry in "
                 sequence.failure = RequestFailure(
                     ErrorCode.UNAVAILABLE, f"{waited}{self._admission.retry_seconds(now)} s"
@@ -322,7 +324,7 @@ class EngineServer:
             unfinished=unfinished,
             cpu_seconds=cpu_seconds(processes),
         )
-        self._send_figures(now, figures)
+        self._send_figures(now, {**figures, "refused_requests": self._refused, "late_requests": self._late})
         self._flush()
 
     def _due(self, now: float) -> Iterator[tuple[_Sequence, bool]]:

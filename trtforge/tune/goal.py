@@ -36,7 +36,7 @@ class Point(Config, allow_inf_nan=False):
         )
 
 
-class Goal(Config):
+class Goal(Config, allow_inf_nan=False):
     """The goal. Throughput: the most tokens per second within the limits; latency: the shortest whole answers."""
 
     objective: Objective = "throughput"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trtforge.core.defaults import READY_TIMEOUT
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import Manifest, open_artifact, read_manifest
+from trtforge.core.manifest import Manifest, open_artifact, read_manifest, require_manifest
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.prometheus import parse_metrics
 from trtforge.formats.tokenizer import TOKENIZER_FILE
@@ -80,7 +80,7 @@ class Packaged:
 
     def limits(self, load: Load) -> Limits:
         """The limits of its engine. Raises ForgeError, also if it does not take prompts of this length."""
-        manifest = open_artifact(self.engine, "engine")
+        manifest = require_manifest(self.engine, "engine")
         facts = read_engine(self.engine, manifest, self.config.features)
         tokens: object = facts.llm_args.max_num_tokens if facts.llm_args is not None else None
         if facts.llm_args is None:

@@ -188,7 +188,8 @@ class Tuner:
 
             def measured(level: int) -> Point | None:
                 nonlocal meter
-                with self.display.bar(f"{level} at once", requests_at(self.load, level), "requests") as bar:
+                title = f"{variant.name}, {level} at once"
+                with self.display.bar(title, requests_at(self.load, level), "requests") as bar:
                     meter = meter or Meter(server.grpc, self.workplace.model, self.load, self.workplace.tokenizer)
                     meter.done = lambda: bar.advance(1)
                     answers = meter.answers(level, self.budget.until)
