@@ -137,6 +137,13 @@ def test_what_is_no_address_is_wrong_usage(url: str, said: str) -> None:
         Sources.at([url])
 
 
+def test_one_server_is_judged_at_a_time(fake: Fake) -> None:
+    one, other = (fake.start({"/metrics": text("embedded")}) for _ in range(2))
+    with pytest.raises(UsageError, match=f"{one} and {other} are two servers"):
+        Sources.at([one, other])
+    assert Sources.at([one, one]).metrics == (one,)
+
+
 def test_nothing_is_searched_beside_an_address_where_nobody_answers(fake: Fake) -> None:
     (port,) = free_ports(1)
     with pytest.raises(ForgeError, match=f"no server answers at 127.0.0.1:{port}"):

@@ -45,7 +45,7 @@ def finding(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def find(recommended: Variant, load: Any = None) -> None:
         def run(tuner: Tuner) -> Found:
-            tuner.say("measuring")
+            tuner.say("something")
             return Found(TRIALS, recommended, load)
 
         monkeypatch.setattr(Tuner, "run", run)
@@ -57,14 +57,16 @@ def test_settings_that_are_better_are_printed_and_kept(run: Any, build: Path, fi
     finding(SMALLER, point(8, 120))
     before = sorted(path for path in build.rglob("*"))
     status, out, err = run("tune", "build", "--ttft", "200", "--concurrency", "16,8,1", "--percentile", "90")
-    assert (status, err) == (0, "measuring\n")
+    assert (status, err) == (0, "measured something\n")
     lines = out.splitlines()
     assert lines[0].split("  ")[0] == "settings"
-    assert "first text p90" in lines[0]
-    assert lines[1].split() == ["present", "settings", "1", "50", "10", "ms", "1.0", "ms"]
-    assert lines[3].split() == ["16", "90", "300", "ms", "1.0", "ms", "breaks", "a", "limit"]
+    assert lines[1].split() == ["present", "settings", "1", "50", "10", "1.0"]
+    assert lines[3].split() == ["16", "90", "300", "1.0", "over", "a", "limit"]
     assert lines[4].split()[:3] == ["max_batch_size", "4", "8"]
-    assert lines[4].endswith("better, +20% in 3 repetitions")
+    assert lines[4].endswith("  better, +20%")
+    legend = "first ms, each ms: to the first text, for each further token, at p90; gains in 3 repetitions"
+    assert lines.pop(5) == legend
+    assert max(map(len, lines[:5])) <= 80
     assert lines[5] == "not measured: scheduler max_utilization: not enough time was left"
     assert lines[6:9] == ["recommended: max_batch_size 4; in a recipe:", "  serving:", "    max_batch_size: 4"]
     assert lines[9].startswith("the time ended before all was measured: give more --time")
@@ -114,9 +116,9 @@ def test_a_repository_alone_is_packaged_beside_itself(run: Any, build: Path, fin
 def test_a_dry_run_measures_nothing(run: Any, build: Path) -> None:
     status, out, err = run("tune", "build", "--dry-run", "--concurrency", "4,8", "--requests", "20", "--time", "90")
     assert (status, err) == (0, "")
-    assert "loads     4, 8 requests at once, 20 requests each" in out
-    assert "          scheduler max_utilization\n" in out
-    assert "time      at most 90.0 s" in out
+    assert "loads: 4, 8 requests at once, 20 requests each\n" in out
+    assert "settings: present settings; scheduler max_utilization; kv_cache_fraction 0.95\n" in out
+    assert "time: at most 90.0 s, for up to 15 starts of a server\n" in out
     status, out, _ = run("tune", "build", "--dry-run", "--json")
     planned = json.loads(out)
     assert planned["servers"] == 1 + len(planned["variants"]) + 4 * 3
@@ -132,6 +134,7 @@ def test_a_dry_run_measures_nothing(run: Any, build: Path) -> None:
         (["build", "--concurrency", "x"], 2, "not numbers from 1"),
         (["build", "--repeats", "2"], 2, "--repeats"),
         (["build", "--prompt-tokens", "9000"], 1, "the engine takes prompts of up to"),
+        (["build", "--concurrency", "1,9999"], 1, "--concurrency 9999: the repository refuses more than"),
         (["build/engine"], 1, "is the result of stage engine, repository is required"),
         (["bild"], 1, "Did you mean"),
     ],

@@ -39,6 +39,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_a_variant_is_served_with_its_settings(repository: Path) -> None:
     packaged = Packaged.open(repository)
     packaged.require_runnable()
+    assert packaged.config.serving.model_fields_set == {"kv_cache_tokens"}
     assert packaged.is_of(repository.parent.parent / "engine")
     assert not packaged.is_of(repository)
     engine = packaged.limits(Load(prompt_tokens=255))

@@ -48,6 +48,9 @@ class Sources:
                 raise _without_metrics(address)
             metrics |= dict.fromkeys(found)
             http |= dict.fromkeys((address, *known))
+        servers = [each for each in metrics if _has_metrics(each, _TRITON)]
+        if len(servers) > 1:
+            raise UsageError(f"{' and '.join(servers)} are two servers", hint="Run the command once for each.")
         host, _, port = next(iter(metrics)).rpartition(":")
         default = [f"{host}:{HTTP_PORT}"] if int(port) == METRICS_PORT else []
         return cls(tuple(metrics), tuple(dict.fromkeys([*http, *default])))

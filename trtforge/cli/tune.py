@@ -121,8 +121,6 @@ def _option(key: str) -> str:
 
 
 def _tuned(packaged: "Packaged", goal: "Goal", load: "Load", seconds: float, repeats: int, *, quiet: bool) -> "Tuning":
-    import sys
-
     from trtforge.core.progress import for_this_terminal
     from trtforge.pipeline.speed import busy_processors, this_machine
     from trtforge.tune.result import Tuning, now
@@ -133,7 +131,7 @@ def _tuned(packaged: "Packaged", goal: "Goal", load: "Load", seconds: float, rep
 
     def say(line: str) -> None:
         if not quiet:
-            print(line, file=sys.stderr, flush=True)
+            show.message("measured", line)
 
     display = for_this_terminal(quiet=quiet)
     with workplace(packaged) as place:
@@ -181,16 +179,12 @@ def _plan(packaged: "Packaged", goal: "Goal", load: "Load", seconds: float, repe
         show.as_json({**planned, "repetitions": repeats, "servers": servers, "seconds": seconds})
         return
     levels = ", ".join(map(str, load.concurrency))
-    rows = [
-        ("goal", goal.words),
-        ("loads", f"{levels} requests at once, {load.requests} requests each"),
-        ("requests", f"prompts of {load.prompt_tokens} tokens, answers of {load.max_tokens}"),
-        ("settings", PRESENT),
-        *(("", name) for name in names),
-        ("repeated", f"the best {MOST_FINALISTS} of these and the present ones, {repeats} times in turn"),
-        ("time", f"at most {duration(seconds)}, for up to {counted(servers, 'start')} of a server"),
-    ]
-    print("\n".join(show.columns(rows)))
+    show.line(f"goal: {goal.words}")
+    show.line(f"loads: {levels} requests at once, {load.requests} requests each")
+    show.line(f"requests: prompts of {load.prompt_tokens} tokens, answers of {load.max_tokens}")
+    show.line(f"settings: {'; '.join((PRESENT, *names))}")
+    show.line(f"repeated: the best {MOST_FINALISTS} of these and the present ones, {repeats} times in turn")
+    show.line(f"time: at most {duration(seconds)}, for up to {counted(servers, 'start')} of a server")
     show.line("Variants that cannot make a difference, or are clearly worse at one load, end early.")
 
 
@@ -198,16 +192,16 @@ def _show(tuning: "Tuning", packaged: "Packaged", file: Path | None, *, json: bo
     following = _following(tuning, packaged)
     if json:
         found = tuning.model_dump(mode="json")
-        settings = tuning.settings.model_dump(mode="json", exclude_defaults=True)
+        settings = tuning.settings.model_dump(mode="json", exclude_unset=True)
         show.as_json({**found, "settings": settings, "file": str(file) if file else None, "next": following})
         return
-    percentile = f"p{tuning.goal.percentile:g}"
-    head = ("settings", "at once", "tokens/s", f"first text {percentile}", f"each token {percentile}", "result")
+    head = ("settings", "at once", "tok/s", "first ms", "each ms", "")
     rows = [head, *(row for trial in tuning.trials if trial.points for row in _rows(trial, tuning))]
     print("\n".join(show.columns(rows, right=range(1, 5))))
-    for line in (*_untried(tuning), *_conclusion(tuning)):
+    for line in (_legend(tuning), *_untried(tuning), *_conclusion(tuning)):
         show.line(line)
-    show.line(f"{tuning.machine}; {duration(tuning.seconds)}; other work used {tuning.busy or 0:g} processors before")
+    busy = "" if tuning.busy is None else f"; other work used {tuning.busy:g} processors before"
+    show.line(f"{tuning.machine}; {duration(tuning.seconds)}{busy}")
     if file is not None:
         show.line(f"kept in {show.path(file)}")
     print(f"next: {following}")
@@ -222,7 +216,7 @@ def _rows(trial: "Trial", tuning: "Tuning") -> list[tuple[str, ...]]:
     for number, load in enumerate(sorted(shown)):
         point = next(point for point in reversed(trial.points) if point.concurrency == load)
         result = _result(trial) if number == 0 else ""
-        told = result or ("" if tuning.goal.keeps(point) else "breaks a limit")
+        told = result or ("" if tuning.goal.keeps(point) else "over a limit")
         rows.append((trial.variant.name if number == 0 else "", *_figures(point), told))
     return rows
 
@@ -231,8 +225,8 @@ def _figures(point: "Point") -> tuple[str, ...]:
     return (
         str(point.concurrency),
         f"{point.tokens_per_second:,.0f}",
-        f"{point.first_text_ms:,.0f} ms",
-        f"{point.next_token_ms:,.1f} ms",
+        f"{point.first_text_ms:,.0f}",
+        f"{point.next_token_ms:,.1f}",
     )
 
 
@@ -240,11 +234,16 @@ def _result(trial: "Trial") -> str:
     found = trial.comparison
     if found is None:
         return trial.untried or ("not better" if trial.variant.changes else "")
-    repetitions = len(found.variant)
     if broken := found.variant.count(0):
-        return f"broke a limit in {broken} of {repetitions} repetitions"
-    said = "inside the noise" if found.verdict == "no difference" else found.verdict
-    return said if found.gain is None else f"{said}, {found.gain:+.0%} in {repetitions} repetitions"
+        return f"over a limit in {broken} of {len(found.variant)}"
+    said = {"no difference": "noise", "too few repetitions": "too few"}.get(found.verdict, found.verdict)
+    return said if found.gain is None else f"{said}, {round(found.gain, 2) + 0.0:+.0%}"
+
+
+def _legend(tuning: "Tuning") -> str:
+    counts = {len(found.variant) for trial in tuning.trials if (found := trial.comparison) is not None}
+    times = f"first ms, each ms: to the first text, for each further token, at p{tuning.goal.percentile:g}"
+    return f"{times}; gains in {max(counts)} repetitions" if counts else times
 
 
 def _untried(tuning: "Tuning") -> list[str]:
@@ -264,7 +263,9 @@ def _conclusion(tuning: "Tuning") -> list[str]:
         lines.append(f"recommended: {tuning.recommended.name}; in a recipe:")
         lines += [f"  {line}" for line in recipe_lines(tuning.recommended)]
     else:
-        lines.append("recommended: the present settings; no variant was better beyond the noise")
+        measured = any(trial.points for trial in tuning.trials if trial.variant.changes)
+        why = "better beyond the noise" if measured else "measured"
+        lines.append(f"recommended: the present settings; no variant was {why}")
     cut = any(trial.comparison and trial.comparison.verdict == "too few repetitions" for trial in tuning.trials)
     if cut or NO_TIME in [trial.untried for trial in tuning.trials]:
         lines.append("the time ended before all was measured: give more --time, fewer --requests or shorter answers")

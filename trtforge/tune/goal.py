@@ -72,7 +72,7 @@ class Goal(Config, allow_inf_nan=False):
     def said(self, point: Point) -> str:
         """The figures of a point in words."""
         times = f"first text {point.first_text_ms:,.0f} ms, each further token {point.next_token_ms:,.1f} ms"
-        broken = "" if self.keeps(point) else " (breaks a limit)"
+        broken = "" if self.keeps(point) else " (over a limit)"
         return f"{point.concurrency} at once: {point.tokens_per_second:,.0f} tokens/s, {times}{broken}"
 
     def best(self, points: Sequence[Point]) -> Point | None:

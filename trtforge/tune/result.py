@@ -68,8 +68,8 @@ def now() -> str:
 
 
 def set_options(serving: ServingConfig) -> list[str]:
-    """The words of `trtforge package` that give these settings, without those that are the default."""
-    changed = serving.model_dump(mode="json", exclude_defaults=True)
+    """The words of `trtforge package` that give these settings, without those that are not set."""
+    changed = serving.model_dump(mode="json", exclude_unset=True)
     return [word for key, value in changed.items() for word in ("--set", f"serving.{key}={_yaml(value)}")]
 
 

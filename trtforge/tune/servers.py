@@ -12,6 +12,7 @@ from pathlib import Path
 from trtforge.core.defaults import READY_TIMEOUT
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest, open_artifact, read_manifest, require_manifest
+from trtforge.core.serving import ServingConfig
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.prometheus import parse_metrics
 from trtforge.formats.tokenizer import TOKENIZER_FILE
@@ -21,7 +22,7 @@ from trtforge.machine.nvml import VISIBLE_DEVICES, load_nvml
 from trtforge.machine.owned_files import owned, remove_owned, remove_ownerless
 from trtforge.package.config import PackageConfig
 from trtforge.package.engine_facts import read_engine
-from trtforge.package.parameters import ENGINE_DIRECTORY
+from trtforge.package.parameters import ENGINE_DIRECTORY, queue_size
 from trtforge.package.stage import package
 from trtforge.serve.embedded import check_embedded
 from trtforge.serve.host_checks import visible_gpus
@@ -61,7 +62,10 @@ class Packaged:
                 f"{repository}: repositories with a draft engine are not tuned",
                 hint="Package the engine without serving.draft_engine, or measure it with `trtforge bench`.",
             )
-        return cls(repository, manifest, facts, PackageConfig.parse(recorded, str(repository)))
+        config = PackageConfig.parse(recorded, str(repository))
+        # All settings are recorded. One that is its default was hardly given: an LLM API engine then keeps its own.
+        given = config.serving.model_dump(exclude_defaults=True)
+        return cls(repository, manifest, facts, config.model_copy(update={"serving": ServingConfig(**given)}))
 
     @property
     def engine(self) -> Path:
@@ -79,7 +83,7 @@ class Packaged:
         return found is not None and found.digest == self.manifest.identity.inputs.get("engine")
 
     def limits(self, load: Load) -> Limits:
-        """The limits of its engine. Raises ForgeError, also if it does not take prompts of this length."""
+        """The limits of its engine. Raises ForgeError, also if it does not take prompts of this length, or so many."""
         manifest = require_manifest(self.engine, "engine")
         facts = read_engine(self.engine, manifest, self.config.features)
         tokens: object = facts.llm_args.max_num_tokens if facts.llm_args is not None else None
@@ -90,6 +94,14 @@ class Packaged:
             raise ForgeError(
                 f"--prompt-tokens {load.prompt_tokens}: the engine takes prompts of up to {facts.max_input_len} tokens",
                 hint="Give a shorter length.",
+            )
+        serving, most = self.config.serving, max(load.concurrency)
+        batch, queue = min(facts.max_batch_size, serving.max_batch_size or facts.max_batch_size), queue_size(serving)
+        if facts.backend != "tensorrt_llm" and most > batch + queue:
+            raise ForgeError(
+                f"--concurrency {most}: the repository refuses more than {batch + queue} requests at once "
+                f"(max_batch_size {batch} + max_queue_size {queue})",
+                hint="Give lower loads, or package it with a larger serving.max_queue_size.",
             )
         chunked = self.config.chunked_context
         return Limits(

@@ -20,7 +20,7 @@ from trtforge.tune.variants import PRESENT, Limits, Variant, needless, variants
 
 Measuring = Callable[[int], Point | None]
 """Measures so many requests at once; None if the time ended before."""
-_CLEARLY_WORSE = "ended early: clearly worse"
+_CLEARLY_WORSE = "clearly worse"
 
 
 class Display(Progress, Protocol):
@@ -135,15 +135,19 @@ class Tuner:
         return Trial(variant=variant, points=tuple(points), untried=_CLEARLY_WORSE if early else "")
 
     def _repeat(self, names: list[str]) -> None:
-        """Measure the best load of each in turn, every second time backwards; rounds that time cuts do not count."""
-        loads = {name: self.goal.best(self._trials[name].points) for name in names}
+        """Measure the best load of each in turn, every second time backwards; rounds that time cuts do not count.
+
+        Where all loads of the present settings break a limit, the one is taken that the goal would have wanted.
+        """
+        wanted = (max if self.goal.objective == "latency" else min)(self.load.concurrency)
+        best = {name: self.goal.best(self._trials[name].points) for name in names}
+        loads = {name: point.concurrency if point is not None else wanted for name, point in best.items()}
         for number in range(self.budget.repetitions):
             scores: dict[str, float] = {}
             for name in names if number % 2 == 0 else names[::-1]:
                 if self.budget.left < self._turn:
                     return
-                best = loads[name]
-                point = self._once(name, best.concurrency if best is not None else min(self.load.concurrency))
+                point = self._once(name, loads[name])
                 if point is None:
                     return
                 self._amend(name, points=(*self._trials[name].points, point))
