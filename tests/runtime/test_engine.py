@@ -66,6 +66,21 @@ def test_scheduling_does_not_change_the_tokens(
         assert engine.statistics().kv_blocks_used == 0
 
 
+def test_options_lower_the_limits_of_an_engine_and_never_raise_them(
+    engine_directory: Path, prompts: list[list[int]], expected: list[Tokens]
+) -> None:
+    def run(options: EngineOptions) -> tuple[int, int]:
+        with Engine.load(engine_directory, options) as engine:
+            made = generate_with(engine, requests_for(prompts))
+            assert [generation.tokens for generation in made] == expected
+            return engine.statistics().iterations, engine.statistics().max_requests
+
+    steps, most = run(EngineOptions(chunked_context=True))
+    lowered, fewer = run(EngineOptions(chunked_context=True, max_batch_size=2, max_num_tokens=8))
+    assert (fewer, lowered > steps) == (2, True)
+    assert run(EngineOptions(chunked_context=True, max_batch_size=most + 1, max_num_tokens=10**6))[1] == most
+
+
 @pytest.mark.parametrize(
     "changes",
     [
