@@ -5,6 +5,7 @@ from pathlib import Path
 from threading import Event
 
 from tests.conftest import DEMO_MODEL
+from tests.patience import eventually
 from trtforge.advise.rules import judged
 from trtforge.advise.sources import Sources, observe
 from trtforge.compile.stage import compile_engine
@@ -24,8 +25,8 @@ def test_a_server_under_more_load_than_its_batch_holds(tmp_path: Path) -> None:
     ended = Event()
     with local_server(repository, ready_timeout=600) as server, ThreadPoolExecutor(8) as pool:
         sources = Sources.at([server.metrics])
-        while not any(engine.total_context_tokens for engine in sources.reading().engines.values()):
-            pass  # the prompt of the probe at the start is counted soon
+        # The prompt of the probe at the start is counted soon.
+        assert eventually(lambda: any(e.total_context_tokens for e in sources.reading().engines.values()))
         assert [each.rule for each in judged(observe(sources, 1, lambda _: None)[0])[0]] == ["idle"]
 
         def ask() -> None:
@@ -34,8 +35,7 @@ def test_a_server_under_more_load_than_its_batch_holds(tmp_path: Path) -> None:
 
         asking = [pool.submit(ask) for _ in range(8)]
         try:
-            while not any(engine.requests_waiting for engine in sources.reading().engines.values()):
-                assert not any(each.done() for each in asking)
+            assert eventually(lambda: any(e.requests_waiting for e in sources.reading().engines.values()))
             advice, missing = judged(observe(sources, 3, lambda _: None)[0])
         finally:
             ended.set()

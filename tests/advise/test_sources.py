@@ -62,19 +62,16 @@ def test_the_address_of_metrics(fake: Fake, form: str) -> None:
     assert Sources.at([form.format(address)]).metrics == (address,)
 
 
-def test_metrics_beside_an_address_of_the_server(fake: Fake) -> None:
-    base = next(port for port in iter(lambda: free_ports(1)[0], 0) if port < 60000)
-    try:
-        api = fake.start({}, base)
-        metrics = fake.start({"/metrics": text("embedded")}, base + 2)
-        gateway = fake.start({"/metrics": text("gateway")}, base + 3)
-    except OSError:  # the port beside is another's: these three only
-        metrics = fake.start({"/metrics": text("embedded")})
-        gateway = fake.start({"/metrics": text("gateway")})
-        assert Sources.at([gateway, metrics]).metrics == (gateway, metrics)
-        return
-    assert Sources.at([api]) == Sources((metrics,), (api,))
-    assert Sources.at([f"http://{gateway}/v1"]).metrics == (gateway, metrics)
+def test_metrics_beside_an_address_of_the_server(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ports of a server follow one another: HTTP, gRPC, metrics, OpenAI's API."""
+    metrics, gateway = fake.start({"/metrics": text("embedded")}), fake.start({"/metrics": text("gateway")})
+    port = int(metrics.rpartition(":")[2])
+    monkeypatch.setattr("trtforge.advise.sources.spoken", lambda address: "http")
+    for beside in (port - 2, port - 1):
+        api = f"127.0.0.1:{beside}"
+        assert Sources.at([api]) == Sources((metrics,), (api,))
+    assert Sources.at([gateway, metrics]).metrics == (gateway, metrics)
+    assert Sources.at([f"http://{gateway}/v1"]).metrics[0] == gateway
 
 
 def test_settings_are_those_that_are_open(fake: Fake) -> None:
