@@ -41,6 +41,7 @@ _TEXT = (
     "word_lists",
 )
 _ENGINE = (
+    "detokenizer",
     "engine_outputs",
     "engine_requests",
     "input_values",
