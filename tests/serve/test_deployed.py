@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,9 +36,13 @@ def workload(tmp_path: Path) -> Workload:
 def server(
     workload: Workload, fake_repository: Path, tmp_path: Path
 ) -> Iterator[tuple[dict[str, int], "subprocess.Popen[bytes]"]]:
-    """The container's command and environment, with this repository, ports of this machine, and the wheel's Triton."""
-    place = tmp_path / "container"
+    """The container's command and environment, with a repository, ports of this machine, and the wheel's Triton.
+
+    The repository is a copy: it is not mounted read-only here, and the Python in the wheel's backend compiles into it.
+    """
+    place, repository = tmp_path / "container", tmp_path / "copy"
     place.mkdir(mode=0o700)
+    shutil.copytree(fake_repository, repository)
     installation = find_installation(place)
     installation.prepare()
     program = place / "tritonserver"
@@ -45,7 +50,7 @@ def server(
     program.chmod(0o755)
     ports = dict(zip(workload.ports, free_ports(3), strict=True))
     shell, option, script = workload.command
-    script = script.replace("0.0.0.0", "127.0.0.1").replace("=/models", f"={fake_repository}")
+    script = script.replace("0.0.0.0", "127.0.0.1").replace("=/models", f"={repository}")
     for name, port in ports.items():
         script = script.replace(f"-port={workload.ports[name]}", f"-port={port}")
     environment = {**os.environ, **workload.environment, **installation.environment, RUNTIME_VARIABLE: str(place)}
