@@ -190,6 +190,14 @@ def test_a_python_model_that_requests_wait_for() -> None:
     )
     assert queue(5, 1) == {}
     assert queue(30, 40) == {}
+    counted = ("count", 200.0), ("queue_duration_us", 1e8), ("compute_infer_duration_us", 1e6)
+    split = text("tensorrt_llm") + "".join(  # Triton counts instances on different GPUs apart
+        f'nv_inference_{name}{{model="preprocessing",version="1",gpu_uuid="GPU-{gpu}"}} {value}\n'
+        for name, value in counted
+        for gpu in range(2)
+    )
+    both = advice(observed(text("tensorrt_llm"), split, settings=KNOWN))["python_models"]
+    assert both.evidence.startswith("400 requests waited 500.0 ms each in Triton's queue of preprocessing")
     engine = {'inference_count "tensorrt_llm"': 2000, 'queue_duration "tensorrt_llm"': 10**12}
     assert advice(growing({}, engine, "tensorrt_llm")) == {}
 
@@ -197,7 +205,9 @@ def test_a_python_model_that_requests_wait_for() -> None:
 def test_gpus_that_wait() -> None:
     found = advice(steady({"gpu_utilization": 0.2}, "tensorrt_llm"))
     assert set(found) == {"gpu"}
-    assert "the GPUs were used 20% of the time" in found["gpu"].evidence
+    assert "the busiest GPU was used 20% of the time" in found["gpu"].evidence
+    beside = text("tensorrt_llm") + "".join(f'nv_gpu_utilization{{gpu_uuid="GPU-{n}"}} 0\n' for n in range(7))
+    assert "gpu" not in advice(observed(beside, beside, settings=KNOWN))  # the engine uses one of eight GPUs
     still = {"gpu_utilization": 0.2, 'request_type="scheduled"': 0, 'request_type="active"': 0}
     assert "gpu" not in advice(steady(still, "tensorrt_llm"))
 

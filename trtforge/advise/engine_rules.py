@@ -164,8 +164,8 @@ def tokens_of_a_step(engine: EngineObserved, seen: Observation) -> Iterator[Foun
 
 
 def gpu(engine: EngineObserved, seen: Observation) -> Iterator[Found]:
-    """The GPUs have little to do while requests run."""
-    used = [sum(reading.gpus) / len(reading.gpus) for reading in seen.readings if reading.gpus]
+    """The GPUs have little to do while requests run. Triton shows all that it sees, also those of no engine."""
+    used = [max(reading.gpus) for reading in seen.readings if reading.gpus]
     busy = engine.share(lambda each: bool(each.requests_scheduled))
     if not used or busy < _ALMOST_ALWAYS or sum(used) / len(used) >= _LOW_GPU:
         return
@@ -173,7 +173,7 @@ def gpu(engine: EngineObserved, seen: Observation) -> Iterator[Found]:
         rule="gpu",
         limit=f"{engine.name}: the GPUs wait for the host",
         evidence=f"requests ran in {_percent(busy)} of the readings, "
-        f"the GPUs were used {_percent(sum(used) / len(used))} of the time",
+        f"the busiest GPU was used {_percent(sum(used) / len(used))} of the time",
         change="Use CUDA graphs, give the server more processor cores, or send more requests at once.",
         setting="serving.cuda_graph_mode (TensorRT engines), processors of the container",
         effect="shorter steps with few requests in flight",

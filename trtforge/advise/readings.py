@@ -111,16 +111,15 @@ class Reading(Config):
                 if kind in known:
                     engines.setdefault(model, {})[f"{_PREFIXES.get(sample.name, '')}{kind}"] = sample.value
             elif sample.name in _MODEL:
-                models.setdefault(model, {})[_MODEL[sample.name]] = sample.value
+                _add(models.setdefault(model, {}), _MODEL[sample.name], sample.value)
             elif sample.name == "nv_inference_request_failure":
-                failures.setdefault(model, {})[sample.labels.get("reason", "OTHER")] = sample.value
+                _add(failures.setdefault(model, {}), sample.labels.get("reason", "OTHER"), sample.value)
             elif sample.name == "nv_gpu_utilization":
                 gpus.append(sample.value)
             elif sample.name.startswith("trtforge_gateway_"):
                 gateway = gateway or {}
                 if sample.name == "trtforge_gateway_requests_total":
-                    status = sample.labels.get("status", "")
-                    gateway[status] = gateway.get(status, 0.0) + sample.value
+                    _add(gateway, sample.labels.get("status", ""), sample.value)
         return cls(
             at=at,
             engines={name: Engine(**figures) for name, figures in engines.items()},
@@ -130,6 +129,11 @@ class Reading(Config):
             gateway=gateway,
             gpus=tuple(gpus),
         )
+
+
+def _add(counts: dict[str, float], key: str, value: float) -> None:
+    """Add to a count: Triton has one for each version of a model, and for each GPU that it has instances on."""
+    counts[key] = counts.get(key, 0.0) + value
 
 
 Settings = Mapping[str, str]
