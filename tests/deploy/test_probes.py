@@ -6,10 +6,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
-from trtforge.deploy.probes import drain_command, triton_probes
+from trtforge.core.api_keys import KEY_VARIABLE, read_key_file
+from trtforge.deploy.probes import drain_command, embedded_probes, triton_probes
 
 LINES = 'nv_trt_llm_request_metrics{{model="m",request_type="{}",version="1"}} {}\n'
 
@@ -65,3 +67,15 @@ def test_a_server_that_generates_nothing_is_not_ready(status: int, code: int) ->
     with answering('{"text_output": "a"}', status=status) as (port, asked):
         assert run(triton_probes("ensemble", port).ready[2]) == code
         assert asked == ["/v2/models/ensemble/generate"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", " \t\n"])
+def test_the_probe_sends_the_first_key_of_the_file_as_the_server_reads_it(end: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(
+        end.join(["", "# of the team", "  # old", "  the-first-key-of-all", "the-second-key-of-all", ""]).encode()
+    )
+    shell, option, script = embedded_probes("ensemble", 8000, file).ready
+    said = script.replace("exec trtforge", f'printf %s "${KEY_VARIABLE}" #')
+    found = subprocess.run([shell, option, said], stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert found == read_key_file(file)[0] == "the-first-key-of-all"

@@ -49,7 +49,8 @@ def embedded_probes(model: str, port: int, keys: Path | None) -> Probes:
     probe = ("trtforge", "probe", "ready", "--url", f"{LOOPBACK}:{port}", "--model", model)
     command: tuple[str, ...] = (*probe, "--timeout", str(READY_TIMEOUT - 1))
     if keys is not None:
-        command = ("sh", "-c", f"export {KEY_VARIABLE}=$(grep -m1 '{_KEY}' {keys}); exec {' '.join(command)}")
+        key = f"$(grep -m1 '{_KEY}' {keys} | tr -d '[:space:]')"  # no key has white space, lines may end with some
+        command = ("sh", "-c", f"export {KEY_VARIABLE}={key}; exec {' '.join(command)}")
     return _probes(command)
 
 
