@@ -107,7 +107,8 @@ def test_the_values_schema_refuses_what_the_chart_does_not_know(one_rank: Path) 
     assert faults_of_values(files, values) == []
     wrong = values | {"replica": 2, "image": "", "replicas": "two"}
     wrong["monitoring"] = values["monitoring"] | {"enabled": "yes"}
-    assert len(faults_of_values(files, wrong)) == 4
+    wrong["networkPolicy"] = values["networkPolicy"] | {"clients": []}  # for Kubernetes everyone
+    assert len(faults_of_values(files, wrong)) == 5
 
 
 def test_the_chart_is_whole(one_rank: Path) -> None:

@@ -13,6 +13,7 @@ _PROMETHEUS = "http://prometheus-operated.{namespace}.svc:9090"
 _NAME = {"minLength": 1}
 _COUNT = {"minimum": 1}
 _MIB = 1 << 20
+_CLIENTS = "Peers that may send requests; one at least, since Kubernetes takes an empty list for everyone."
 OF_NAMESPACE = "kubernetes.io/metadata.name"
 """The label that Kubernetes gives every namespace."""
 
@@ -101,7 +102,7 @@ def cluster_settings(config: ClusterConfig, workload: Workload) -> ClusterSettin
             "Value of the label release by which Prometheus selects monitors and rules; empty: none.",
         ),
         network_policy=Value("networkPolicy.enabled", True, "Let only clients and Prometheus reach the pods."),
-        clients=Value("networkPolicy.clients", _clients(config), "Peers that may send requests."),
+        clients=Value("networkPolicy.clients", _clients(config), _CLIENTS, {"minItems": 1}),
     )
 
 
