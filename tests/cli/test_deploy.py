@@ -11,6 +11,7 @@ from tests.conftest import DEMO_MODEL
 from tests.deploy.conftest import tensorrt_repository
 from tests.package.engines import torch_engine
 from tests.serve.test_launchers import llmapi_repository
+from trtforge import __version__
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 
@@ -129,8 +130,16 @@ def test_images_that_nobody_publishes_are_built_first(
 ) -> None:
     out = tmp_path / "out"
     compose = planned(run, "compose", embedded, out)
-    build = f"docker build --tag trtforge-serve:0.1.0 --build-context wheel=DIRECTORY {out}"
+    build = f"docker build --tag trtforge-serve:{__version__} --build-context wheel=DIRECTORY {out}"
     assert compose["next"] == f"{build} && docker compose --file {out}/compose.yaml up --detach"
+    local, own = (
+        planned(run, "kubernetes", embedded, out, *CLUSTER, *words)["next"]
+        for words in ((), ("--image", "registry.example/serve:1"))
+    )
+    assert local == f"{build} && kubectl apply --kustomize {out}", "that name has no registry to push to"
+    assert "docker push registry.example/serve:1 && " in own
+    said = run("deploy", "helm", embedded, out, *CLUSTER, "--dry-run")[2]
+    assert f"trtforge-serve:{__version__} is in no registry: name one with --image REGISTRY/NAME" in said
     several = planned(run, "kubernetes", four_ranks, out, *CLUSTER, *NODES)
     image = "registry.example/ranks:1"
     expected = f"docker build --tag {image} {out} && docker push {image} && kubectl apply --kustomize {out}"
@@ -140,7 +149,7 @@ def test_images_that_nobody_publishes_are_built_first(
     assert "\n# FROM nvcr.io/nvidia/tritonserver:26.07-trtllm-python-py3\n" in printed
     assert all(yaml.safe_load_all(printed)), "comments to YAML"
     written = run("deploy", "compose", embedded, out)[1]
-    assert "wheel: DIRECTORY holds trtforge-0.1.0-py3-none-any.whl, from `pip wheel" in written
+    assert f"wheel: DIRECTORY holds trtforge-{__version__}-py3-none-any.whl, from `pip wheel" in written
     volume = planned(run, "helm", four_ranks, out, "--repository-image", "registry.example/models:1")
     assert f"docker build --tag registry.example/models:1 --file {out}/repository.Dockerfile" in volume["next"]
 
@@ -161,6 +170,7 @@ def test_images_that_nobody_publishes_are_built_first(
         (("helm", "--pvc", "models/../other"), 2, "'models/../other' is not NAME or NAME/DIRECTORY"),
         (("helm", *CLUSTER, "--api-key-secret", "keys"), 1, "which checks none"),
         (("compose", "--openai-port", "8003"), 1, "OpenAI's API is a part of trtforge"),
+        (("compose", "--host", "localhost"), 2, "'localhost' is not an IP address"),
         (("compose", "--nodes", "2"), 2, "No such option: --nodes"),
     ],
 )

@@ -9,6 +9,7 @@ import yaml
 from tests.deploy.conftest import tensorrt_repository
 from tests.deploy.objects import compose_faults, server_command
 from tests.serve.test_launchers import RUNTIME, plan
+from trtforge import __version__
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import open_artifact
 from trtforge.deploy.compose import compose_files, plan_compose
@@ -67,6 +68,9 @@ def test_the_repository_is_mounted_from_where_it_is(one_rank: Path, tmp_path: Pa
     assert mount["source"] == "${TRTFORGE_REPOSITORY:-../repository}"
     assert (mount["target"], mount["read_only"]) == ("/models", True)
     assert files(one_rank, out) == files(one_rank, out)
+    elsewhere = tensorrt_repository(tmp_path / "other", 1, serving_root="/srv/$llm")
+    (mount,) = service(files(elsewhere, out))["volumes"]
+    assert mount["target"] == "/srv/$$llm"  # Compose would replace $llm
 
 
 def test_the_embedded_engine_gets_an_image_of_its_own(embedded: Path, tmp_path: Path) -> None:
@@ -75,7 +79,7 @@ def test_the_embedded_engine_gets_an_image_of_its_own(embedded: Path, tmp_path: 
     server = service(found)
     assert server["command"][:3] == ["trtforge", "serve", "/models"]
     assert server["build"]["additional_contexts"] == {"wheel": "${TRTFORGE_WHEEL:-.}"}
-    assert "trtforge-0.1.0-py3-none-any.whl[serve,openai,guided]" in found["Dockerfile"]
+    assert f"trtforge-{__version__}-py3-none-any.whl[serve,openai,guided]" in found["Dockerfile"]
     assert {port["name"]: port["published"] for port in server["ports"]} == {
         "http": "9000",
         "metrics": "8002",

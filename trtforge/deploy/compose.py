@@ -55,7 +55,7 @@ def _service(workload: Workload, config: ComposeConfig, repository: str) -> Mapp
         {
             "type": "bind",
             "source": source,
-            "target": workload.root,
+            "target": _escaped(workload.root),
             "read_only": True,
             "bind": {"create_host_path": False},
         }

@@ -1,5 +1,6 @@
 """How a repository is deployed: names, images, replicas, where its files come from."""
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,6 +49,14 @@ Claim = Annotated[
 ]
 
 
+def _ip_address(value: str) -> str:
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        raise ValueError(f"{value!r} is not an IP address, as Docker needs it") from None
+    return value
+
+
 def name_of(repository: Path) -> str:
     """A name from a repository's path: of its build if it is in one, else its own."""
     name = re.sub(r"[^a-z0-9]+", "-", base_name(repository).lower()).strip("-")[:_LONGEST].rstrip("-")
@@ -67,7 +76,9 @@ class DeployConfig(Config):
 class ComposeConfig(DeployConfig):
     """Of Docker Compose: ports are those of the host."""
 
-    host: str = Field(defaults.LOOPBACK, description="Address of the host to listen on.")
+    host: Annotated[str, AfterValidator(_ip_address)] = Field(
+        defaults.LOOPBACK, description="Address of the host to listen on."
+    )
     http_port: int = Field(defaults.HTTP_PORT, ge=1, le=65535)
     grpc_port: int = Field(defaults.GRPC_PORT, ge=1, le=65535)
     metrics_port: int = Field(defaults.METRICS_PORT, ge=1, le=65535)

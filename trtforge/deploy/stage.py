@@ -16,7 +16,7 @@ from trtforge.deploy.compose import COMPOSE_FILE, compose_files, plan_compose
 from trtforge.deploy.config import ClusterConfig, ComposeConfig, DeployConfig, Target
 from trtforge.deploy.images import DOCKERFILE, REPOSITORY_DOCKERFILE, WHEEL_CONTEXT
 from trtforge.deploy.kubernetes import KUSTOMIZATION, manifests
-from trtforge.deploy.workload import Workload
+from trtforge.deploy.workload import EMBEDDED_IMAGE, Workload
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,13 +61,17 @@ def plan_deployment(target: Target, config: DeployConfig, repository: Path, out:
     commands = [*_image_commands(target, config, workload, files, repository, out), start]
     for warning in workload.warnings:
         _LOG.warning(warning)
+    if target != "compose" and workload.image == EMBEDDED_IMAGE:
+        _LOG.warning(
+            f"{EMBEDDED_IMAGE} is in no registry: name one with --image REGISTRY/NAME, or load the image on every node"
+        )
     return Deployment(target, config, manifest.digest, files, workload, " && ".join(map(join, commands)))
 
 
 def _image_commands(
     target: Target, config: DeployConfig, workload: Workload, files: Mapping[str, str], repository: Path, out: Path
 ) -> Iterator[list[str]]:
-    """Commands that make the images of the Dockerfiles, and for a cluster push them."""
+    """Commands that make the images of the Dockerfiles, and for a cluster push those that have a registry."""
     images = []
     if DOCKERFILE in files:
         context = ["--build-context", f"{WHEEL_CONTEXT}=DIRECTORY"] if workload.embedded else []
@@ -76,7 +80,7 @@ def _image_commands(
         images.append((config.repository_image, ["--file", str(out / REPOSITORY_DOCKERFILE), str(repository)]))
     for image, words in images:
         yield ["docker", "build", "--tag", image, *words]
-        if target != "compose":
+        if target != "compose" and image != EMBEDDED_IMAGE:
             yield ["docker", "push", image]
 
 
