@@ -10,11 +10,13 @@ from tests.conftest import DEMO_MODEL
 from tests.package.engines import torch_engine
 from tests.pipeline.records import full, written
 from tests.tune.points import point
+from trtforge.cli.features import parse_features
+from trtforge.core.features import FeaturesConfig
 from trtforge.core.serving import ServingConfig
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.tune.choice import compare
-from trtforge.tune.result import Trial, Tuning
+from trtforge.tune.result import Trial, Tuning, package_options
 from trtforge.tune.tuner import Found, Tuner
 from trtforge.tune.variants import Variant
 
@@ -43,10 +45,10 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def finding(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes the measurement find this at once."""
 
-    def find(recommended: Variant, load: Any = None) -> None:
+    def find(recommended: Variant, load: Any = None, trials: tuple[Trial, ...] = TRIALS) -> None:
         def run(tuner: Tuner) -> Found:
             tuner.say("something")
-            return Found(TRIALS, recommended, load)
+            return Found(trials, recommended, load)
 
         monkeypatch.setattr(Tuner, "run", run)
 
@@ -111,6 +113,26 @@ def test_a_repository_alone_is_packaged_beside_itself(run: Any, build: Path, fin
     status, _, err = run(*words[2:])
     assert (status, err) == (0, "")
     assert list(alone.parent.iterdir()) != [alone]
+
+
+def test_a_server_that_failed_is_no_lack_of_time(run: Any, build: Path, finding: Any) -> None:
+    cut = Trial(variant=SMALLER, points=(point(8, 120),), comparison=compare((100,), (120,)), failed="it ended")
+    finding(Variant(), trials=(PRESENT, cut))
+    _, out, _ = run("tune", "build")
+    assert "the repetitions ended early, since a server failed: max_batch_size 4: it ended\n" in out
+    assert "the time ended" not in out
+
+
+@pytest.mark.parametrize("features", [None, {}, {"kv_reuse": False, "lookahead": {"window": 7}, "lora": {}}])
+def test_the_next_command_keeps_the_options_of_package(features: Any) -> None:
+    target = {"tensorrt_llm": "1.2.1", "gpu": "h100-80gb"}
+    config = PackageConfig.parse({"name_prefix": "my-", "features": features, "target": target}, "test")
+    name, prefix, version, release, gpu, product, *others = package_options(config)
+    assert [name, prefix] == ["--name", "my-"]
+    assert [version, release, gpu, product] == ["--target-version", "1.2.1", "--gpu", "h100-80gb"]
+    assert set(others[::2]) == ({"--feature"} if features is not None else set())
+    read = FeaturesConfig.parse(parse_features(others[1::2]), "test")
+    assert read == (config.features or FeaturesConfig())
 
 
 def test_a_dry_run_measures_nothing(run: Any, build: Path) -> None:

@@ -167,6 +167,7 @@ def test_without_time_the_present_settings_stay(tune: Any) -> None:
     failing.fails_after = 6
     failed = tune(failing, kv=10**6)
     assert by_name(failed)["max_batch_size 8"].comparison.verdict == "too few repetitions"
+    assert by_name(failed)[PRESENT].failed == "present settings does not start"
     late = tune(Machine(better, {}), seconds=-1, kv=10**6)
     assert {trial.untried for trial in late.trials if trial.variant.changes} >= {NO_TIME}
     ended = Machine(better, {})

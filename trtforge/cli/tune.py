@@ -267,7 +267,9 @@ def _conclusion(tuning: "Tuning") -> list[str]:
         why = "better beyond the noise" if measured else "measured"
         lines.append(f"recommended: the present settings; no variant was {why}")
     cut = any(trial.comparison and trial.comparison.verdict == "too few repetitions" for trial in tuning.trials)
-    if cut or NO_TIME in [trial.untried for trial in tuning.trials]:
+    if failed := [f"{trial.variant.name}: {trial.failed}" for trial in tuning.trials if trial.failed]:
+        lines.append(f"the repetitions ended early, since a server failed: {failed[0]}")
+    elif cut or NO_TIME in [trial.untried for trial in tuning.trials]:
         lines.append("the time ended before all was measured: give more --time, fewer --requests or shorter answers")
     if not tuning.goal.limited:
         return lines
@@ -281,7 +283,7 @@ def _conclusion(tuning: "Tuning") -> list[str]:
 
 def _following(tuning: "Tuning", packaged: "Packaged") -> str:
     """The command that packages the recommended settings; that serves the repository if they are the present ones."""
-    from trtforge.tune.result import set_options
+    from trtforge.tune.result import package_options, set_options
 
     place = packaged.repository
     if not tuning.recommended.changes:
@@ -290,6 +292,5 @@ def _following(tuning: "Tuning", packaged: "Packaged") -> str:
     if not packaged.is_of(engine):
         engine, out = packaged.engine, place.with_name(f"{place.name}-tuned")
     tokenizer = [] if engine != packaged.engine else ["--tokenizer", show.path(packaged.tokenizer)]
-    name = ["--name", packaged.config.name_prefix] if packaged.config.name_prefix else []
-    words = ["trtforge", "package", show.path(engine), show.path(out), *tokenizer, *name]
+    words = ["trtforge", "package", show.path(engine), show.path(out), *tokenizer, *package_options(packaged.config)]
     return join([*words, *set_options(tuning.settings)])

@@ -1,5 +1,6 @@
 """tune.json: what was measured, on which machine, and what is recommended."""
 
+import json
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.replace import replace_text
 from trtforge.core.serving import ServingConfig
+from trtforge.package.config import PackageConfig
 from trtforge.serve.speed import Load
 from trtforge.tune.choice import Comparison
 from trtforge.tune.goal import Goal, Point
@@ -21,13 +23,15 @@ NO_TIME = "not enough time was left"
 class Trial(Config):
     """A variant and its measured loads. `comparison`: its repetitions, if it was not clearly worse.
 
-    `untried`: why nothing was measured, or why it ended early; empty if it did not.
+    `untried`: why nothing was measured, or why it ended early; empty if it did not. `failed`: why its server failed in
+    a repetition, which ends them all.
     """
 
     variant: Variant
     points: tuple[Point, ...] = ()
     comparison: Comparison | None = None
     untried: str = ""
+    failed: str = ""
 
 
 class Tuning(Config):
@@ -71,6 +75,17 @@ def set_options(serving: ServingConfig) -> list[str]:
     """The words of `trtforge package` that give these settings, without those that are not set."""
     changed = serving.model_dump(mode="json", exclude_unset=True)
     return [word for key, value in changed.items() for word in ("--set", f"serving.{key}={_yaml(value)}")]
+
+
+def package_options(config: PackageConfig) -> list[str]:
+    """The other options of `trtforge package` that were given, as far as the settings tell."""
+    target = config.target
+    values = {"--name": config.name_prefix, "--target-version": target.tensorrt_llm, "--gpu": target.gpu}
+    words = [word for option, value in values.items() if value for word in (option, value)]
+    if config.features is not None:  # one at least, so that they are not read from the engine
+        given = {"kv_reuse": config.features.kv_reuse} | config.features.model_dump(mode="json", exclude_defaults=True)
+        words += [word for key, value in given.items() for word in ("--feature", f"{key}={json.dumps(value)}")]
+    return words
 
 
 def recipe_lines(variant: Variant) -> list[str]:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, first_line
 from trtforge.core.progress import Progress
 from trtforge.core.serving import ServingConfig
 from trtforge.serve.embedded import compile_kernels
@@ -120,7 +120,7 @@ class Tuner:
             with self._server(variant) as (_, meter):
                 return self._rising(variant, meter, bar)
         except ForgeError as error:
-            return Trial(variant=variant, untried=error.message.partition("\n")[0])
+            return Trial(variant=variant, untried=first_line(error))
 
     def _rising(self, variant: Variant, meter: Measuring, bar: Point | None) -> Trial:
         """Loads as `next_level` chooses them, while time is left."""
@@ -162,6 +162,7 @@ class Tuner:
                 return meter(load)
         except ForgeError as error:
             self.say(f"{name}: {error.message}")
+            self._amend(name, failed=first_line(error))
             return None
 
     def _highest(self, name: str) -> Point | None:
