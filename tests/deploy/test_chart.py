@@ -111,10 +111,12 @@ def test_the_values_schema_refuses_what_the_chart_does_not_know(one_rank: Path) 
     assert len(faults_of_values(files, wrong)) == 5
 
 
-def test_the_chart_is_whole(one_rank: Path) -> None:
+def test_the_chart_is_whole(one_rank: Path, four_ranks: Path) -> None:
     files = chart(cluster(one_rank))
     about = yaml.safe_load(files["Chart.yaml"])
     assert (about["apiVersion"], about["name"], about["appVersion"]) == ("v2", "llama", "1.2.1")
     assert "forge.json" in files[".helmignore"].split()
     assert "rollout status deployment/{{ .Release.Name }}" in files["templates/NOTES.txt"]
     assert "v2/models/ensemble/generate" in files["templates/NOTES.txt"]
+    several = chart(cluster(four_ranks, **SEVERAL))["templates/NOTES.txt"]
+    assert "wait --for=condition=Available --timeout=1h leaderworkerset/{{ .Release.Name }}-ranks\n" in several

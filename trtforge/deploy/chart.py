@@ -8,6 +8,7 @@ from trtforge import __version__
 from trtforge.core.manifest import FILE_NAME
 from trtforge.deploy.cluster import Cluster
 from trtforge.deploy.images import dockerfiles
+from trtforge.deploy.leader_worker import RANKS
 from trtforge.deploy.values import Value, as_template, as_yaml, settings
 
 _TYPES: Mapping[type, str] = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
@@ -15,7 +16,7 @@ _OLDEST, _IMAGE_VOLUMES = ">=1.29.0-0", ">=1.33.0-0"
 _NOTES = """\
 {{ .Release.Name }} serves in namespace {{ .Release.Namespace }} once its engine is loaded:
 
-  kubectl --namespace {{ .Release.Namespace }} rollout status WORKLOAD
+  kubectl --namespace {{ .Release.Namespace }} WAIT
   kubectl --namespace {{ .Release.Namespace }} port-forward service/{{ .Release.Name }} HTTP:HTTP
   curl http://127.0.0.1:HTTP/v2/models/MODEL/generate -d '{"text_input": "Hello", "max_tokens": 32}'
 """
@@ -87,8 +88,8 @@ def _values_yaml(values: Iterable[Value]) -> str:
 
 
 def _notes(cluster: Cluster) -> str:
-    workload = (
-        "deployment/{{ .Release.Name }}" if cluster.config.nodes == 1 else "leaderworkerset/{{ .Release.Name }}-ranks"
-    )
+    wait = "rollout status deployment/{{ .Release.Name }}"
+    if cluster.config.nodes > 1:  # rollout knows the kinds of Kubernetes itself alone
+        wait = f"wait --for=condition=Available --timeout=1h leaderworkerset/{{{{ .Release.Name }}}}{RANKS}"
     port, model = str(cluster.workload.ports["http"]), cluster.workload.facts.model("ensemble")
-    return _NOTES.replace("WORKLOAD", workload).replace("HTTP", port).replace("MODEL", model)
+    return _NOTES.replace("WAIT", wait).replace("HTTP", port).replace("MODEL", model)
