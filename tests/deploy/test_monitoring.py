@@ -63,7 +63,8 @@ def expressions(found: dict[str, Object]) -> dict[str, str]:
     named = {f"alert {rule['alert']}": rule["expr"] for rule in rules}
     triggers = found["ScaledObject"]["spec"]["triggers"]
     named |= {f"trigger {number}": each["metadata"]["query"] for number, each in enumerate(triggers)}
-    board = json.loads(found["ConfigMap"]["data"]["trtforge.json"])
+    [text] = found["ConfigMap"]["data"].values()
+    board = json.loads(text)
     for panel in board["panels"]:
         for target in panel["targets"]:
             replaced = target["expr"].replace("$__rate_interval", "1m")
@@ -74,6 +75,15 @@ def expressions(found: dict[str, Object]) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def found(one_rank: Path) -> dict[str, Object]:
     return objects(one_rank, max_replicas=3, namespace="serving")
+
+
+def test_dashboards_of_two_deployments_are_two(one_rank: Path) -> None:
+    """Grafana's sidecar keeps their files in one directory, and Grafana knows them by their uid."""
+    files: dict[str, str] = {}
+    for name in ("llama", "qwen"):
+        files |= objects(one_rank, name=name)["ConfigMap"]["data"]
+    assert set(files) == {"llama.json", "qwen.json"}
+    assert {json.loads(text)["uid"] for text in files.values()} == {"llama", "qwen"}
 
 
 def test_every_expression_reads_metrics_that_the_server_exports(found: dict[str, Object]) -> None:

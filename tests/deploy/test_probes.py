@@ -69,6 +69,15 @@ def test_a_server_that_generates_nothing_is_not_ready(status: int, code: int) ->
         assert asked == ["/v2/models/ensemble/generate"]
 
 
+@pytest.mark.parametrize(
+    "text", ["UNAVAILABLE: the queue is full: 64 sequences run or wait; retry in 5 s", "Exceeds maximum queue size"]
+)
+def test_a_server_with_a_full_queue_stays_ready(text: str) -> None:
+    with answering(f'{{"error": "{text}"}}', status=503) as (port, asked):
+        assert run(triton_probes("ensemble", port).ready[2]) == 0
+        assert asked == ["/v2/models/ensemble/generate"]
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", " \t\n"])
 def test_the_probe_sends_the_first_key_of_the_file_as_the_server_reads_it(end: str, tmp_path: Path) -> None:
     file = tmp_path / "keys"

@@ -15,6 +15,8 @@ HTTP_STATUS = {
 }
 """The status of an error over HTTP by its code."""
 
+QUEUE_FULL = "the queue is full"
+"""What every refusal of a full queue of trtforge's engines says."""
 TRITON_QUEUE_FULL = "Exceeds maximum queue size"
 """Triton's own error when a model's queue is full; it has no code."""
 TRITON_NOT_LOADED = "has no available versions"

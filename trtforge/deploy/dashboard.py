@@ -5,18 +5,18 @@ from typing import Any
 
 from trtforge.deploy import metrics
 
-DASHBOARD_FILE = "trtforge.json"
+_LONGEST_UID = 40
 _PODS = 'namespace="$namespace",pod=~"$pod"'
 _WIDTH, _HEIGHT, _COLUMNS = 12, 8, 2
 _INTERVAL = "[$__rate_interval]"
 
 
-def dashboard(*, gpus: bool) -> Mapping[str, Any]:
-    """The dashboard's JSON model, with choices for data source, namespace and pod."""
+def dashboard(name: str, *, gpus: bool) -> Mapping[str, Any]:
+    """The JSON model of a deployment's dashboard, with choices for data source, namespace and pod."""
     panels = [*_panels(), *(_gpu_panels() if gpus else ())]
     return {
-        "title": "trtforge",
-        "uid": "trtforge",
+        "title": f"trtforge: {name}",
+        "uid": name[:_LONGEST_UID],
         "schemaVersion": 39,
         "editable": True,
         "refresh": "30s",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trtforge.deploy import metrics
 from trtforge.deploy.cluster_settings import ClusterSettings
-from trtforge.deploy.dashboard import DASHBOARD_FILE, dashboard
+from trtforge.deploy.dashboard import dashboard
 from trtforge.deploy.metrics import of_pods
 from trtforge.deploy.pods import labels, metadata
 from trtforge.deploy.values import Node, When, text
@@ -111,10 +111,10 @@ def prometheus_rule(settings: ClusterSettings) -> Node:
     )
 
 
-def dashboard_map(settings: ClusterSettings, *, gpus: bool) -> Node:
-    """The dashboard, in a ConfigMap that Grafana's sidecar finds by its label."""
+def dashboard_map(settings: ClusterSettings, name: str, *, gpus: bool) -> Node:
+    """The dashboard, in a ConfigMap that Grafana's sidecar finds by its label; it keeps all files in one directory."""
     found = metadata(settings, text(settings.name, "-dashboard"), {"grafana_dashboard": "1"})
-    data = {DASHBOARD_FILE: json.dumps(dashboard(gpus=gpus), indent=1) + "\n"}
+    data = {f"{name}.json": json.dumps(dashboard(name, gpus=gpus), indent=1) + "\n"}
     return When(settings.monitoring, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": found, "data": data})
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from trtforge.core.api_keys import KEY_VARIABLE
 from trtforge.core.defaults import LOOPBACK
+from trtforge.core.server_errors import QUEUE_FULL, TRITON_QUEUE_FULL
 from trtforge.deploy.values import Node
 
 STARTUP_PERIOD, LIVE_PERIOD, READY_PERIOD = 10, 10, 20  # seconds
@@ -17,11 +18,16 @@ EXIT_MARGIN = 15  # seconds after draining
 
 _KEY = "^[[:space:]]*[^#[:space:]]"  # the first line that is neither empty nor a comment
 _GENERATE = """\
-import json, urllib.request
+import json, urllib.error, urllib.request
 body = json.dumps({{"text_input": "Hello", "max_tokens": 1}}).encode()
 headers = {{"Content-Type": "application/json"}}
 request = urllib.request.Request("http://{url}/v2/models/{model}/generate", body, headers)
-urllib.request.urlopen(request, timeout={timeout}).read()
+try:
+    urllib.request.urlopen(request, timeout={timeout}).read()
+except urllib.error.HTTPError as error:
+    text = error.read().decode()
+    if not any(full in text for full in {full}):
+        raise
 """
 _DRAIN = """\
 import re, time, urllib.request
@@ -37,7 +43,10 @@ while time.monotonic() < until:
 
 @dataclass(frozen=True)
 class Probes:
-    """HTTP paths of `startup` and `live`; `ready` is a command that generates a token."""
+    """HTTP paths of `startup` and `live`; `ready` is a command that asks the engine.
+
+    Pods of a full queue stay ready: without them, the requests that they refuse would find no server at all.
+    """
 
     startup: str
     live: str
@@ -45,8 +54,11 @@ class Probes:
 
 
 def embedded_probes(model: str, port: int, keys: Path | None) -> Probes:
-    """Probes of `trtforge serve`. With `keys` the probe sends the first key of the file."""
-    probe = ("trtforge", "probe", "ready", "--url", f"{LOOPBACK}:{port}", "--model", model)
+    """Probes of `trtforge serve`. With `keys` the probe sends the first key of the file.
+
+    What asks the engine generates nothing, so that it is answered however many requests wait.
+    """
+    probe = ("trtforge", "probe", "live", "--url", f"{LOOPBACK}:{port}", "--model", model)
     command: tuple[str, ...] = (*probe, "--timeout", str(READY_TIMEOUT - 1))
     if keys is not None:
         key = f"$(grep -m1 '{_KEY}' {keys} | tr -d '[:space:]')"  # no key has white space, lines may end with some
@@ -55,8 +67,9 @@ def embedded_probes(model: str, port: int, keys: Path | None) -> Probes:
 
 
 def triton_probes(model: str, port: int) -> Probes:
-    """Probes of Triton itself, whose image has Python and not trtforge."""
-    program = _GENERATE.format(url=f"{LOOPBACK}:{port}", model=model, timeout=READY_TIMEOUT - 1)
+    """Probes of Triton itself, whose image has Python and not trtforge: a token is generated, or the queue is full."""
+    full = (QUEUE_FULL, TRITON_QUEUE_FULL)
+    program = _GENERATE.format(url=f"{LOOPBACK}:{port}", model=model, timeout=READY_TIMEOUT - 1, full=full)
     return _probes(("python3", "-c", program))
 
 

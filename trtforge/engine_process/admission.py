@@ -4,6 +4,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
+from trtforge.core.server_errors import QUEUE_FULL
 from trtforge.engine_process.messages import Submission
 from trtforge.engine_process.requests import ErrorCode, RequestFailure
 
@@ -38,13 +39,13 @@ class Admission:
         limit = self._max_running + self._limits.size
         if self.sequences + count > limit:
             return self._full(
-                f"the queue is full: {self.sequences} sequences run or wait, at most {limit} may "
+                f"{QUEUE_FULL}: {self.sequences} sequences run or wait, at most {limit} may "
                 f"(max_batch_size {self._max_running} + max_queue_size {self._limits.size})",
                 now,
             )
         if self.bytes + submission.size > self._limits.bytes:
             return self._full(
-                f"the queue is full: {self.bytes + submission.size} bytes of prompts, at most {self._limits.bytes}", now
+                f"{QUEUE_FULL}: {self.bytes + submission.size} bytes of prompts, at most {self._limits.bytes}", now
             )
         self.sequences += count
         self.bytes += submission.size
