@@ -85,7 +85,7 @@ def _wrong_lengths(
     if len(prompt) > limits.max_num_tokens and not chunked_context:
         return RequestError(
             f"the prompt has {len(prompt)} tokens, max_num_tokens is {limits.max_num_tokens}",
-            hint="Serve with chunked context, or compile with a larger max_num_tokens.",
+            hint="Serve with chunked context, or raise max_num_tokens, the engine's or that of serving.",
         )
     beams = request.beams.width if request.beams is not None else 1
     most = min(limits.max_beam_width, limits.max_batch_size, limits.max_num_tokens)
