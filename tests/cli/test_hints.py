@@ -25,7 +25,7 @@ FOREIGN = {
     *("--gpus", "--shm-size", "--runtime", "--ulimit"),  # docker
     *("--tag-output", "--timestamp-output", "--version"),  # mpirun
     *("--backend-config", "--log-format", "--http-restricted-api", "--grpc-restricted-protocol"),  # tritonserver
-    *("--timestamps", "--type", "--from-file"),  # kubectl
+    *("--timestamps", "--type", "--from-file", "--for"),  # kubectl
     *(
         "--build-context",
         "--mount",

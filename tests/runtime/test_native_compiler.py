@@ -66,7 +66,7 @@ def test_as_many_compilers_run_as_there_are_processors(tmp_path: Path, monkeypat
     monkeypatch.setattr(compiler, "processors", lambda: 2)
     (tmp_path / "running").mkdir()
     count = f"mkdir {tmp_path}/running/$$; ls {tmp_path}/running | wc -l >> {tmp_path}/counts; sleep 0.02; "
-    script = f'case "$*" in *-c*) {count}rmdir {tmp_path}/running/$$;; *-shared*) cp /dev/null "$4";; esac'
+    script = f'case " $* " in *" -c "*) {count}rmdir {tmp_path}/running/$$;; *" -shared "*) cp /dev/null "$4";; esac'
     (tmp_path / "c++").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "c++").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "c++"))
