@@ -4,6 +4,7 @@ Independent of Triton. Incomplete characters are held back; special tokens give 
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from tokenizers import Tokenizer
 
@@ -21,6 +22,7 @@ def load_tokenizer(path: str) -> Tokenizer:
     return tokenizer
 
 
+@lru_cache(maxsize=8)
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     """The ids of special tokens, which give no text."""
     return frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
@@ -37,8 +39,9 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._special = special_ids(tokenizer)
         self._window: list[int] = list(context)
-        self._shown = len(self._decode(self._window))
-        self._slide(self._decode(self._window))
+        text = self._decode(self._window)
+        self._shown = len(text)
+        self._slide(text)
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that `ids` complete; empty while a character is incomplete.

@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from trtforge.core.config_model import Config
-from trtforge.formats.prometheus import Sample
+from trtforge.formats.prometheus import BATCHER, GENERAL, KV_BLOCKS, REQUESTS, Sample
 
 _ENGINE = {
-    "nv_trt_llm_request_metrics": ("request_type", {"active", "max", "scheduled", "waiting"}),
-    "nv_trt_llm_kv_cache_block_metrics": ("kv_cache_block_type", {"max", "used", "reused", "tokens_per"}),
-    "nv_trt_llm_inflight_batcher_metrics": (
+    REQUESTS: ("request_type", {"active", "max", "scheduled", "waiting"}),
+    KV_BLOCKS: ("kv_cache_block_type", {"max", "used", "reused", "tokens_per"}),
+    BATCHER: (
         "inflight_batcher_specific_metric",
         {"total_context_tokens", "paused_requests"},
     ),
-    "nv_trt_llm_general_metrics": ("general_type", {"iteration_counter"}),
+    GENERAL: ("general_type", {"iteration_counter"}),
     "trtforge_speculative_decoding": ("draft_tokens", {"drafted", "accepted"}),
     "trtforge_requests": ("ended", {"refused", "late"}),
 }
 """The families of an engine: the label that says what is counted, and its values that are read."""
 FEW_REQUESTS = 10
 """Too few within an interval to judge by."""
-_PREFIXES = {"nv_trt_llm_request_metrics": "requests_", "nv_trt_llm_kv_cache_block_metrics": "blocks_"}
+_PREFIXES = {REQUESTS: "requests_", KV_BLOCKS: "blocks_"}
 _MODEL = {
     "nv_inference_count": "count",
     "nv_inference_queue_duration_us": "queue_us",

@@ -6,20 +6,17 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from trtforge.advise.readings import Observation, Reading, Settings
-from trtforge.core.defaults import HTTP_PORT, METRICS_PORT, METRICS_URL
+from trtforge.core.defaults import HTTP_PORT, METRICS_PORT
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.json_text import parse_json
-from trtforge.formats.prometheus import Sample, parse_metrics
 from trtforge.serve.address import LAST_PORT, Address
 from trtforge.serve.detached.registry import Registry
+from trtforge.serve.metrics import METRICS_HINT, READ_BYTES, READ_SECONDS, read_metrics
 from trtforge.serve.plain_http import NoAnswer, get
 from trtforge.serve.spoken import spoken
 
 _PERIOD = 0.5  # seconds between readings; gauges are renewed every 0.1 s
-_TIMEOUT = 5.0
-_LONGEST = 4 << 20  # bytes of metrics
 _TRITON, _GATEWAY = ("nv_inference_", "nv_trt_llm_"), ("trtforge_gateway_",)
-_HINT = f"Give the address of its metrics, such as {METRICS_URL}, which `trtforge serve` prints after `metrics=`."
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class Sources:
 
     def reading(self) -> Reading:
         """All metrics now. Raises NoAnswer if a server has gone, ForgeError for what are no metrics."""
-        samples = [sample for address in self.metrics for sample in _samples(address)]
+        samples = [sample for address in self.metrics for sample in read_metrics(address)]
         return Reading.of(time.monotonic(), samples)
 
     def settings(self, models: Sequence[str]) -> dict[str, Settings]:
@@ -93,16 +90,9 @@ def observe(sources: Sources, seconds: float, done: Callable[[float], None]) -> 
     return Observation(readings, settings), ended
 
 
-def _samples(address: str) -> tuple[Sample, ...]:
-    answer = get(address, "/metrics", _TIMEOUT, longest=_LONGEST)
-    if answer.status != HTTPStatus.OK:
-        raise ForgeError(f"{address} answers /metrics with HTTP {answer.status}", hint=_HINT)
-    return parse_metrics(answer.text, address)
-
-
 def _has_metrics(address: str, prefixes: tuple[str, ...]) -> bool:
     try:
-        return any(sample.name.startswith(prefixes) for sample in _samples(address))
+        return any(sample.name.startswith(prefixes) for sample in read_metrics(address))
     except ForgeError:
         return False
 
@@ -112,15 +102,15 @@ def _address(url: str) -> str:
     for ending in ("/metrics", "/v1"):
         rest = rest.removesuffix(ending)
     if "://" in rest:
-        raise UsageError(f"{url}: metrics are read over HTTP without TLS", hint=_HINT)
+        raise UsageError(f"{url}: metrics are read over HTTP without TLS", hint=METRICS_HINT)
     if rest and ":" not in rest:
         rest = f"{rest}:{METRICS_PORT}"
     try:
         parsed = Address.parse(rest)
     except ValueError as error:
-        raise UsageError(f"{url}: {error}", hint=_HINT) from None
+        raise UsageError(f"{url}: {error}", hint=METRICS_HINT) from None
     if parsed.path is not None:
-        raise UsageError(f"{url}: metrics are not on a Unix socket", hint=_HINT)
+        raise UsageError(f"{url}: metrics are not on a Unix socket", hint=METRICS_HINT)
     return rest
 
 
@@ -145,17 +135,17 @@ def _nearby(address: str) -> list[str]:
 
 def _without_metrics(address: str) -> ForgeError:
     try:
-        samples = _samples(address)
+        samples = read_metrics(address)
     except ForgeError as error:
-        return ForgeError(error.message, hint=_HINT)
+        return ForgeError(error.message, hint=METRICS_HINT)
     others = ", ".join(sorted({sample.name for sample in samples})[:3]) or "none at all"
-    return ForgeError(f"{address} has no metrics of Triton or of trtforge ({others})", hint=_HINT)
+    return ForgeError(f"{address} has no metrics of Triton or of trtforge ({others})", hint=METRICS_HINT)
 
 
 def _parameters(address: str, model: str) -> Settings | None:
     """Triton's model configuration, which `trtforge serve --open model-config` opens."""
     try:
-        answer = get(address, f"/v2/models/{model}/config", _TIMEOUT, longest=_LONGEST)
+        answer = get(address, f"/v2/models/{model}/config", READ_SECONDS, longest=READ_BYTES)
         values = parse_json(answer.text, address, hint="") if answer.status == HTTPStatus.OK else None
     except ForgeError:
         return None

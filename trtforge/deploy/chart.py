@@ -7,7 +7,6 @@ from typing import Any
 from trtforge import __version__
 from trtforge.core.manifest import FILE_NAME
 from trtforge.deploy.cluster import Cluster
-from trtforge.deploy.images import dockerfiles
 from trtforge.deploy.leader_worker import RANKS
 from trtforge.deploy.values import Value, as_template, as_yaml, settings
 
@@ -37,15 +36,14 @@ def chart(cluster: Cluster) -> dict[str, str]:
         "appVersion": cluster.workload.facts.tensorrt_llm,
         "kubeVersion": _IMAGE_VOLUMES if cluster.config.repository_image is not None else _OLDEST,
     }
-    images = dockerfiles(cluster.workload, nodes=cluster.config.nodes, repository_image=cluster.config.repository_image)
     return {
         "Chart.yaml": as_yaml(about),
         "values.yaml": _values_yaml(used),
         "values.schema.json": json.dumps(values_schema(used), indent=2) + "\n",
-        ".helmignore": "\n".join([FILE_NAME, *images, ""]),
+        ".helmignore": "\n".join([FILE_NAME, *cluster.dockerfiles, ""]),
         **templates,
         "templates/NOTES.txt": _notes(cluster),
-        **images,
+        **cluster.dockerfiles,
     }
 
 

@@ -7,17 +7,15 @@ from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import Manifest
 from trtforge.deploy.cluster_settings import ClusterSettings, cluster_settings
 from trtforge.deploy.config import ClusterConfig
-from trtforge.deploy.leader_worker import RANKS, headless_service, leader_worker_set, placeholders
+from trtforge.deploy.images import dockerfiles
+from trtforge.deploy.leader_worker import GROUP, RANKS, headless_service, leader_worker_set, placeholders
 from trtforge.deploy.monitoring import dashboard_map, pod_monitor, prometheus_rule
 from trtforge.deploy.network import namespace, network_policy, service, service_account
-from trtforge.deploy.pods import deployment
+from trtforge.deploy.pods import PODS, deployment
 from trtforge.deploy.scaling import disruption_budget, scaled_object
 from trtforge.deploy.values import Node, text
 from trtforge.deploy.workload import Workload, plan_workload
 from trtforge.formats.triton import RepositoryFacts, read_facts
-
-_GROUP = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
-_PODS = {"apiVersion": "apps/v1", "kind": "Deployment"}
 
 
 @dataclass(frozen=True)
@@ -29,6 +27,11 @@ class Cluster:
     settings: ClusterSettings
     objects: Mapping[str, tuple[Node, ...]]
     namespace: Node
+
+    @property
+    def dockerfiles(self) -> dict[str, str]:
+        """Those of the images that it needs, by file name."""
+        return dockerfiles(self.workload, nodes=self.config.nodes, repository_image=self.config.repository_image)
 
 
 def plan_cluster(manifest: Manifest, config: ClusterConfig) -> Cluster:
@@ -56,7 +59,7 @@ def plan_cluster(manifest: Manifest, config: ClusterConfig) -> Cluster:
     settings = cluster_settings(config, workload)
     several = config.nodes > 1
     pods = leader_worker_set if several else deployment
-    owner = _GROUP | {"name": text(settings.name, RANKS)} if several else _PODS | {"name": settings.name}
+    owner = GROUP | {"name": text(settings.name, RANKS)} if several else PODS | {"name": settings.name}
     services = [service(workload, settings, config.nodes), *([headless_service(settings)] if several else ())]
     objects: dict[str, tuple[Node, ...]] = {
         "serviceaccount.yaml": (service_account(settings),),

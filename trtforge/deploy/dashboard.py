@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trtforge.deploy import metrics
+from trtforge.formats.prometheus import REQUESTS
 
 _LONGEST_UID = 40
 _PODS = 'namespace="$namespace",pod=~"$pod"'
@@ -24,8 +25,8 @@ def dashboard(name: str, *, gpus: bool) -> Mapping[str, Any]:
         "templating": {
             "list": [
                 {"name": "datasource", "type": "datasource", "query": "prometheus"},
-                _choice("namespace", f"label_values({metrics.REQUESTS}, namespace)", several=False),
-                _choice("pod", f'label_values({metrics.REQUESTS}{{namespace="$namespace"}}, pod)', several=True),
+                _choice("namespace", f"label_values({REQUESTS}, namespace)", several=False),
+                _choice("pod", f'label_values({REQUESTS}{{namespace="$namespace"}}, pod)', several=True),
             ]
         },
         "panels": [{**panel, **_place(number)} for number, panel in enumerate(panels)],

@@ -1,7 +1,6 @@
 """Plain manifests: a file for each kind of object, and the kustomization that names them."""
 
 from trtforge.deploy.cluster import Cluster
-from trtforge.deploy.images import dockerfiles
 from trtforge.deploy.values import When, as_yaml
 
 KUSTOMIZATION = "kustomization.yaml"
@@ -19,5 +18,4 @@ def manifests(cluster: Cluster) -> dict[str, str]:
         "kind": "Kustomization",
         "resources": list(files),
     }
-    images = dockerfiles(cluster.workload, nodes=cluster.config.nodes, repository_image=cluster.config.repository_image)
-    return {**files, KUSTOMIZATION: as_yaml(kustomization), **images}
+    return {**files, KUSTOMIZATION: as_yaml(kustomization), **cluster.dockerfiles}

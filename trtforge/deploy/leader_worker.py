@@ -12,6 +12,7 @@ from trtforge.deploy.pods import base_container, environment, escaped, labels, m
 from trtforge.deploy.values import Node, When, text
 from trtforge.deploy.workload import SCRATCH, Workload
 
+GROUP = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet"}
 RANKS = "-ranks"
 """Suffix of the LeaderWorkerSet: its name is that of its headless service, and of its pods with numbers."""
 _KEYS, _PORT = "/etc/trtforge/ssh", 2222
@@ -54,8 +55,7 @@ def leader_worker_set(config: ClusterConfig, workload: Workload, settings: Clust
         "readinessProbe": {"tcpSocket": {"port": "ssh"}, "periodSeconds": 5},
     }
     return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
+        **GROUP,
         "metadata": metadata(settings, text(settings.name, RANKS)),
         "spec": {
             "replicas": When(settings.scaling, settings.replicas, otherwise=True),

@@ -7,9 +7,8 @@ Triton's own queue stays empty however many wait.
 import re
 
 from trtforge.deploy.values import Text, Value, text
+from trtforge.formats.prometheus import BATCHER, GENERAL, KV_BLOCKS, REQUESTS
 
-REQUESTS, KV_BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
-BATCHER, GENERAL = "nv_trt_llm_inflight_batcher_metrics", "nv_trt_llm_general_metrics"
 SUCCESS, FAILURE = "nv_inference_request_success", "nv_inference_request_failure"
 DURATION, QUEUED = "nv_inference_request_duration_us", "nv_inference_queue_duration_us"
 PENDING = "nv_inference_pending_request_count"

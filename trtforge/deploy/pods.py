@@ -20,6 +20,8 @@ from trtforge.deploy.values import Node, Value, When
 from trtforge.deploy.workload import CACHE, KEY_FILE, SCRATCH, USER, Workload
 from trtforge.launch.containers import SHARED_MEMORY_GIB
 
+PODS = {"apiVersion": "apps/v1", "kind": "Deployment"}
+
 
 def labels(settings: ClusterSettings) -> dict[str, Node]:
     """Labels of every object, by which pods are selected too."""
@@ -40,8 +42,7 @@ def deployment(config: ClusterConfig, workload: Workload, settings: ClusterSetti
     surge = {"maxSurge": 0, "maxUnavailable": 1} if workload.gpus else {"maxSurge": 1, "maxUnavailable": 0}
     container = server_container(config, workload, settings)
     return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
+        **PODS,
         "metadata": metadata(settings),
         "spec": {
             "replicas": When(settings.scaling, settings.replicas, otherwise=True),

@@ -22,7 +22,7 @@ from trtforge.launch.config import ServerConfig
 from trtforge.launch.containers import containers_for, is_one_server, no_container
 from trtforge.launch.rank_commands import mpi_command, packaged_root, rank_environment
 from trtforge.launch.scripts import NEW_DOOR, joined, with_door
-from trtforge.launch.server_arguments import Listening, model_environment, server_arguments, without_front
+from trtforge.launch.server_arguments import NO_BYTECODE, Listening, model_environment, server_arguments, without_front
 
 ANYWHERE = "0.0.0.0"
 """Inside of a container: its network decides who reaches it."""
@@ -165,7 +165,7 @@ def _triton(facts: RepositoryFacts, config: ServerConfig, image: str | None, byt
         image=image or (container.image if container is not None else ""),
         base=container.image if container is not None else "",
         command=("bash", "-c", _script(facts, config, root, listening)),
-        environment=model_environment(config) | variables | {"HOME": SCRATCH, "PYTHONDONTWRITEBYTECODE": "1"},
+        environment=model_environment(config) | NO_BYTECODE | variables | {"HOME": SCRATCH},
         root=str(root),
         ports={"http": HTTP, "grpc": GRPC, "metrics": METRICS},
         probes=triton_probes(facts.model("ensemble"), HTTP),

@@ -9,12 +9,10 @@ from pathlib import Path
 
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.launch.config import ServerConfig
-from trtforge.launch.server_arguments import Listening, server_arguments, worker_arguments
+from trtforge.launch.server_arguments import NO_BYTECODE, Listening, server_arguments, worker_arguments
 
 _ORCHESTRATOR = "TRTLLM_ORCHESTRATOR"
 _SPAWN = "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"
-_NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""Over several hosts the models' code is read from the artifact itself, which must not change."""
 
 
 def packaged_root(facts: RepositoryFacts) -> Path:
@@ -43,7 +41,7 @@ def hostfile(config: ServerConfig, facts: RepositoryFacts) -> tuple[str, ...]:
 def rank_environment(facts: RepositoryFacts, config: ServerConfig, *, orchestrated: bool) -> dict[str, str]:
     """Variables that the ranks need."""
     spawning = {_SPAWN: "0"} if facts.participants else {}
-    return (_NO_BYTECODE if config.hosts else {}) | ({_ORCHESTRATOR: "1"} | spawning if orchestrated else {})
+    return (NO_BYTECODE if config.hosts else {}) | ({_ORCHESTRATOR: "1"} | spawning if orchestrated else {})
 
 
 def mpi_command(

@@ -10,6 +10,8 @@ from trtforge.formats.triton_holes import has_option
 from trtforge.launch.config import ServerConfig
 from trtforge.launch.doors import door_arguments, new_secret
 
+NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
+"""Where the models' code is read from the artifact itself, which must not change."""
 _SPARE_THREADS = 32
 _BODY_LIMIT = "http-max-input-size"
 _BODY_BYTES = 8 * 1024 * 1024

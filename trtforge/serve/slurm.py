@@ -13,7 +13,13 @@ from trtforge.formats.releases import Container
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.launch.rank_commands import nodes_of, packaged_root
 from trtforge.launch.scripts import NEW_DOOR, joined, with_door
-from trtforge.launch.server_arguments import Listening, model_environment, server_arguments, worker_arguments
+from trtforge.launch.server_arguments import (
+    NO_BYTECODE,
+    Listening,
+    model_environment,
+    server_arguments,
+    worker_arguments,
+)
 from trtforge.serve.config import ServeConfig
 
 _RANK = "REPLACED_BY_THE_RANK"
@@ -67,7 +73,7 @@ def batch_header(tasks: int, nodes: int) -> list[str]:
 
 
 def _environment(config: ServeConfig) -> dict[str, str]:
-    return model_environment(config) | {"PYTHONDONTWRITEBYTECODE": "1"}
+    return model_environment(config) | NO_BYTECODE
 
 
 def _container_options(container: Container | None, repository: Path, root: Path) -> Iterable[str]:

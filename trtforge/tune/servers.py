@@ -14,7 +14,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest, open_artifact, read_manifest, require_manifest
 from trtforge.core.serving import ServingConfig
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
-from trtforge.formats.prometheus import parse_metrics
+from trtforge.formats.prometheus import KV_BLOCKS
 from trtforge.formats.tokenizer import TOKENIZER_FILE
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.formats.trtllm import read_engine_config
@@ -27,14 +27,12 @@ from trtforge.package.stage import package
 from trtforge.serve.embedded import check_embedded
 from trtforge.serve.host_checks import visible_gpus
 from trtforge.serve.local_server import LocalServer, local_server
-from trtforge.serve.plain_http import NoAnswer, get
+from trtforge.serve.metrics import read_metrics
 from trtforge.serve.speed import Load
 from trtforge.tune.variants import Limits, Variant
 
 _PREFIX = ".trtforge-tune-"
 _NAMES = re.compile(r"\.trtforge-tune-[a-z0-9_]+")
-_METRICS_SECONDS = 5.0
-_METRICS_BYTES = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -177,13 +175,8 @@ def _directory_in(parent: Path, stack: ExitStack) -> Path:
 def kv_tokens(server: LocalServer) -> int | None:
     """The tokens that the KV cache of a server holds; None if its metrics do not tell."""
     try:
-        answer = get(server.metrics, "/metrics", _METRICS_SECONDS, longest=_METRICS_BYTES)
-        samples = parse_metrics(answer.text, server.metrics)
-    except (NoAnswer, ForgeError):
+        samples = read_metrics(server.metrics)
+    except ForgeError:
         return None
-    blocks = {
-        sample.labels.get("kv_cache_block_type"): sample.value
-        for sample in samples
-        if sample.name == "nv_trt_llm_kv_cache_block_metrics"
-    }
+    blocks = {sample.labels.get("kv_cache_block_type"): sample.value for sample in samples if sample.name == KV_BLOCKS}
     return round(blocks.get("max", 0) * blocks.get("tokens_per", 0)) or None
