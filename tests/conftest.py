@@ -52,7 +52,6 @@ LONGEST = (
     "tests/cli/test_run.py",
     "tests/cli/test_compile.py",
     "tests/runtime/test_ranks.py",
-    "tests/cli/test_app.py",
     "tests/serve/test_supervision.py",
     "tests/serve/test_openai.py",
     "tests/assault/test_fuzz_build.py",

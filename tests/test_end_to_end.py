@@ -190,39 +190,3 @@ def test_quantised_build_keeps_the_quality(recipe: str, limit: float, compressio
     assert f"perplexity  {perplexity['candidate']:.3f} against {perplexity['reference']:.3f}" in done.stdout
     assert report["compression"] > compression
     assert f"next: trtforge serve {tmp_path / 'repository'}" in done.stdout
-
-
-def test_a_build_goes_on_from_any_stage(tmp_path: Path) -> None:
-    recipe = ("demo-fp8", "--set", "quantization.calibration.samples=8", "--set", "gate.samples=8")
-    build = ("build", *recipe, "--out", tmp_path, "--json")
-    report = json.loads(trtforge(*build).stdout)
-    again = json.loads(trtforge(*build).stdout)
-    assert [stage["cached"] for stage in again["stages"]] == [True] * 5
-    trtforge(*build, "--from", "package")
-    kept = json.loads((tmp_path / "report.json").read_text())
-    assert (kept["verification"], kept["compression"]) == (report["verification"], report["compression"])
-    trtforge(*build, "--to", "calibrate")
-    calibrated = json.loads((tmp_path / "report.json").read_text())
-    assert (calibrated["verification"], calibrated["compression"]) == (None, None)  # what is there is an earlier run's
-    (tmp_path / "checkpoint" / "rank0.safetensors").rename(tmp_path / "away")
-    after = json.loads(trtforge(*build, "--from", "package").stdout)
-    assert (after["verification"], after["compression"]) == (report["verification"], report["compression"])
-    (tmp_path / "away").rename(tmp_path / "checkpoint" / "rank0.safetensors")
-
-    few = ("--samples", "4", "--data", DEMO_MODEL / "heldout.txt", "--json")
-    figures = json.loads(trtforge("verify", tmp_path / "engine", "--against", DEMO_MODEL, *few).stdout)
-    assert abs(figures["perplexity"]["increase"]) < 0.05
-
-
-def test_gate_that_does_not_hold_stops_the_build(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "trtforge", "build", "demo-fp32", "--out", str(tmp_path)]
-    gate = ["--set", "quantization.format=int8_wo", "--set", "gate.kl_mean=0"]
-    done = subprocess.run([*command, *gate], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "error: the quality gate does not hold: " in done.stderr
-    assert not (tmp_path / "engine").exists()
-    assert json.loads((tmp_path / "report.json").read_text())["verification"]["passed"] is False
-    done = subprocess.run([*command, *gate, "--from", "compile"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "error: the quality gate does not hold: " in done.stderr
-    assert not (tmp_path / "engine").exists()

@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import pytest
 
+from tests.conftest import DEMO_MODEL
 from trtforge.cli.app import main
 from trtforge.core.assets import asset_directory
 
@@ -69,3 +72,87 @@ def test_a_shipped_recipe_is_shown_copied_and_valid(
     )
     validated = printed(["validate", str(copy)], capsys, monkeypatch)
     assert validated == f"{copy} is valid: mine; next: trtforge build {copy} --dry-run\n"
+
+
+def test_the_recipes_of_the_demo_model_are_listed_and_valid(run: Any) -> None:
+    listed = json.loads(run("recipes", "list", "--json")[1])["recipes"]
+    assert {"demo-int4awq", "demo-fp8", "demo-fp32", "demo-tp2", "demo-pp2"} <= {recipe["name"] for recipe in listed}
+    assert "format: int4_awq" in run("recipes", "show", "demo-int4awq")[1]
+    assert run("recipes", "validate", "demo-tp2")[0] == 0
+
+
+def test_copied_recipe_still_finds_its_model(run: Any, tmp_path: Path) -> None:
+    assert run("recipes", "copy", "demo-fp8", tmp_path / "mine.yaml")[0] == 0
+    values = json.loads(run("recipes", "show", tmp_path / "mine.yaml", "--json")[1])
+    assert values["model"]["source"] == str(DEMO_MODEL)
+    assert Path(values["gate"]["data"]).is_file()
+    status, _, errors = run("recipes", "copy", "demo-fp8", tmp_path / "mine.yaml")
+    assert status == 1
+    assert "File exists" in errors
+
+
+def test_unknown_recipe_names_the_nearest(run: Any) -> None:
+    status, _, errors = run("build", "demo-int4")
+    assert status == 1
+    assert "Did you mean demo-int4awq?" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (
+            ("recipes", "validate", "nofile.yaml"),
+            "nofile.yaml: no such file or directory",
+            "Give a recipe file, or a name from `trtforge recipes list`.",
+        ),
+        (
+            ("build", "nope"),
+            "nope: no such file or directory, and no recipe of this name ships with trtforge",
+            "Give a model's directory or hub id, a build, or a name from `trtforge recipes list`.",
+        ),
+        (
+            ("build", "demo-model-none.yaml"),
+            "demo-model-none.yaml: no such file or directory",
+            "Give a model's directory or hub id, a build, or a name from `trtforge recipes list`.",
+        ),
+        (
+            ("recipes", "show", "qwen3"),
+            "qwen3: no such file or directory, and no recipe of this name ships with trtforge",
+            "Give a recipe file, or a name from `trtforge recipes list`, such as qwen3-30b-a3b-fp8, qwen3-32b-fp8, "
+            "qwen3-8b-fp8.",
+        ),
+        (
+            ("build", "demo-fp8.yaml", "--dry-run"),
+            "demo-fp8.yaml: no such file or directory",
+            "Did you mean demo-fp8? Run `trtforge build demo-fp8 --dry-run`.",
+        ),
+        (
+            ("build", DEMO_MODEL / "config.json"),
+            f"{DEMO_MODEL / 'config.json'} is a file of a model, not a recipe",
+            f"Give the model's directory. Run `trtforge build {DEMO_MODEL}`.",
+        ),
+        (
+            ("recipes", "validate", DEMO_MODEL / "config.json"),
+            f"{DEMO_MODEL / 'config.json'} is a file of a model, not a recipe",
+            f"`trtforge init {DEMO_MODEL}` writes a recipe for the model.",
+        ),
+        (
+            ("recipes", "validate", "."),
+            ". is a directory, not a recipe",
+            "Give a recipe file, or a name from `trtforge recipes list`.",
+        ),
+    ],
+)
+def test_what_is_no_recipe_is_said_and_only_what_is_close_is_proposed(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str | Path, ...], error: str, hint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, printed, errors = run(*words)
+    assert (status, printed) == (1, "")
+    assert errors.splitlines() == [f"error: {error}", f"hint: {hint}"]
+
+
+def test_schema_is_json_schema(run: Any) -> None:
+    schema = json.loads(run("recipes", "schema")[1])
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["required"] == ["name", "model"]

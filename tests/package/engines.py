@@ -1,11 +1,15 @@
-"""Engine directories for tests: complete to look at, with weights of a hundred bytes."""
+"""Engine directories for tests: complete to look at, with weights of a hundred bytes; one of the LLM API."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from tests.compile.checkpoints import engine as settings
+from tests.conftest import DEMO_MODEL
+from trtforge.compile.stage import CompileOptions, compile_engine
 from trtforge.core.artifact import produce
 from trtforge.core.manifest import Identity
+from trtforge.core.parallel import Parallel
 from trtforge.formats.engine_target import EngineTarget
 
 H100 = EngineTarget(
@@ -99,3 +103,9 @@ def tensorrt_engine(
     build |= {"max_draft_len": max_draft_len, "lora_config": {"max_lora_rank": 64}, "weight_streaming": bool(features)}
     build["plugin_config"] |= {"lora_plugin": "auto" if features else None}
     return write_engine(out, config, features=features, target=target)
+
+
+def llmapi_engine(out: Path) -> Path:
+    """An engine of the LLM API: the demo model as it is, for two GPUs."""
+    config = settings(backend="llmapi", max_batch_size=16, max_seq_len=512, target={"tensorrt_llm": "1.3.0"})
+    return compile_engine(config, DEMO_MODEL, out, CompileOptions(parallel=Parallel(tp=2))).path

@@ -1,32 +1,20 @@
-"""The repository of an llmapi engine, and what its model asks of TensorRT-LLM's LLM API."""
+"""The repository of an llmapi engine."""
 
-import inspect
 import json
-import queue
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 
-from tests.compile.checkpoints import engine as settings
-from tests.conftest import DEMO_MODEL
-from tests.package import fake_tensorrt_llm
+from tests.package.engines import llmapi_engine
 from tests.package.test_stage import facts_of, model_config, parameters
-from tests.patience import PATIENCE
-from trtforge.compile.stage import CompileOptions, compile_engine
-from trtforge.core.assets import asset_directory
+from trtforge.core.artifact import produce
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import open_artifact
-from trtforge.core.parallel import Parallel
-from trtforge.engine_process.messages import Submission
-from trtforge.engine_process.requests import GenerationRequest, Guide, Output, SamplingParams
+from trtforge.core.manifest import open_artifact, read_manifest
 from trtforge.formats.triton import ROLES
 from trtforge.package.config import PackageConfig
 from trtforge.package.engine_facts import read_engine
@@ -35,10 +23,7 @@ from trtforge.package.stage import package
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the demo model as it is, for two GPUs."""
-    config = settings(backend="llmapi", max_batch_size=16, max_seq_len=512, target={"tensorrt_llm": "1.3.0"})
-    out = tmp_path_factory.mktemp("llmapi") / "engine"
-    return compile_engine(config, DEMO_MODEL, out, CompileOptions(parallel=Parallel(tp=2))).path
+    return llmapi_engine(tmp_path_factory.mktemp("llmapi") / "engine")
 
 
 def packaged(engine: Path, out: Path, **serving: Any) -> Path:
@@ -115,11 +100,6 @@ def test_the_models_directory_needs_no_trtforge(engine: Path, tmp_path: Path) ->
 
 
 def test_an_engine_without_limits_is_refused(engine: Path, tmp_path: Path) -> None:
-    import shutil
-
-    from trtforge.core.artifact import produce
-    from trtforge.core.manifest import read_manifest
-
     manifest = read_manifest(engine)
     assert manifest is not None
 
@@ -131,275 +111,6 @@ def test_an_engine_without_limits_is_refused(engine: Path, tmp_path: Path) -> No
     bare = produce(tmp_path / "engine", manifest.identity, write).path
     with pytest.raises(ForgeError, match="packaging needs max_batch_size and max_input_len"):
         packaged(bare, tmp_path / "repository")
-
-
-@pytest.fixture
-def llm(engine: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The engine of the model, with the fake LLM API below."""
-    for name in ("tensorrt_llm", "tensorrt_llm.executor", "tensorrt_llm.sampling_params"):
-        monkeypatch.setitem(sys.modules, name, fake_tensorrt_llm)
-    monkeypatch.syspath_prepend(str(asset_directory("model_repo_templates") / "lib"))
-    from llmapi_engine import LlmApiEngine  # type: ignore[import-not-found]
-
-    made = LlmApiEngine({"model": str(engine), "max_num_tokens": 100, "enable_chunked_prefill": False})
-    yield made
-    made.close()
-    assert not fake_tensorrt_llm.MADE[-1].running
-
-
-def run(llm: Any, request: GenerationRequest, on_output: Callable[[Output], None] | None = None) -> list[Output]:
-    outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-
-    def seen(output: Output) -> None:
-        if on_output:
-            on_output(output)
-        outputs.put(output)
-
-    llm.submit(request, seen)
-    found = [outputs.get(timeout=PATIENCE)]
-    while found[-1].finish_reason is None:
-        found.append(outputs.get(timeout=PATIENCE))
-    return found
-
-
-def tokens_of(outputs: list[Output]) -> list[int]:
-    return [token for output in outputs for token in output.tokens]
-
-
-def last_params() -> Any:
-    return fake_tensorrt_llm.MADE[-1].requests[-1].params
-
-
-def test_tokens_come_one_after_the_other(llm: Any) -> None:
-    found = run(llm, GenerationRequest("a", (5, 6, 7), max_tokens=4, sampling=SamplingParams(return_log_probs=True)))
-    assert tokens_of(found) == [5, 6, 7, 5]
-    assert len(found) == 4
-    assert (found[-1].finish_reason, found[-1].cumulative_log_prob) == ("length", -2.0)
-    assert (found[-1].reused_blocks, found[-1].allocated_blocks) == (1, 3)
-
-
-def test_an_end_id_ends_and_is_no_part_of_the_answer(llm: Any) -> None:
-    found = run(llm, GenerationRequest("a", (5, 6, 7), max_tokens=9, end_ids=frozenset({7, 9})))
-    assert (tokens_of(found), found[-1].finish_reason) == ([5, 6], "end_id")
-    assert (last_params().end_id, last_params().stop_token_ids, last_params().ignore_eos) == (7, [9], False)
-
-
-def test_without_end_ids_nothing_ends_an_answer(llm: Any) -> None:
-    run(llm, GenerationRequest("a", (5,), max_tokens=2))
-    assert (last_params().end_id, last_params().ignore_eos) == (None, True)
-
-
-@pytest.mark.parametrize(("word", "expected"), [((6,), [5, 6]), ((6, 7), [5, 6, 7]), ((7, 5, 6), [5, 6, 7, 5, 6])])
-def test_stop_words_of_any_length_end_an_answer(llm: Any, word: tuple[int, ...], expected: list[int]) -> None:
-    found = run(llm, GenerationRequest("a", (5, 6, 7), max_tokens=9, stop_words=(word,)))
-    assert (tokens_of(found), found[-1].finish_reason) == (expected, "stop_word")
-    assert fake_tensorrt_llm.MADE[-1].requests[-1].aborted == (len(word) > 1)
-
-
-def test_sampling_is_as_the_engines_do_it(llm: Any) -> None:
-    run(llm, GenerationRequest("a", (5,), 1, SamplingParams(temperature=0.7)))
-    assert (last_params().temperature, last_params().top_k) == (None, None)
-    sampling = SamplingParams(
-        temperature=0.7, top_k=8, seed=3, repetition_penalty=1.2, min_tokens=2, embedding_bias=(0.5, 1.0)
-    )
-    run(llm, GenerationRequest("b", (5,), 1, sampling, bad_words=((4,),)))
-    params = last_params()
-    assert (params.temperature, params.top_k, params.seed, params.repetition_penalty) == (0.7, 8, 3, 1.2)
-    assert (params.min_tokens, params.bad_token_ids, params.detokenize) == (2, [4], False)
-    assert params.embedding_bias.tolist() == [0.5, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("guide", "expected"),
-    [
-        (Guide("json"), {"json_object": True}),
-        (Guide("json_schema", "{}"), {"json": "{}"}),
-        (Guide("regex", "a+"), {"regex": "a+"}),
-        (Guide("ebnf_grammar", "root ::= x"), {"grammar": "root ::= x"}),
-        (Guide("structural_tag", "<a>"), {"structural_tag": "<a>"}),
-    ],
-)
-def test_a_guide_is_the_apis_own(llm: Any, guide: Guide, expected: dict[str, Any]) -> None:
-    run(llm, GenerationRequest("a", (5,), 1, guide=guide))
-    assert last_params().guided_decoding == fake_tensorrt_llm.GuidedDecodingParams(**expected)
-    run(llm, GenerationRequest("b", (5,), 1))
-    assert last_params().guided_decoding is None
-
-
-def test_a_request_names_an_adapter_of_the_engine(llm: Any, tmp_path: Path) -> None:
-    llm._adapters = {2: str(tmp_path)}
-    run(llm, GenerationRequest("a", (5,), 1, lora_task_id=2))
-    assert fake_tensorrt_llm.MADE[-1].requests[-1].lora == fake_tensorrt_llm.LoRARequest("2", 2, str(tmp_path))
-    (failed,) = run(llm, GenerationRequest("b", (5,), 1, lora_task_id=3))
-    assert failed.error is not None
-    assert (failed.error.message, failed.error.hint) == (
-        "lora_task_id 3 is not an adapter of this model",
-        "Task ids: 2.",
-    )
-
-
-def test_a_priority_is_passed_to_an_api_that_has_it(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (failed,) = run(llm, GenerationRequest("a", (5,), 1, priority=0.75))
-    assert failed.error is not None
-    assert failed.error.message == "this release of the LLM API has no priority"
-    priorities: list[float] = []
-    generate = llm._llm.generate_async
-
-    def generate_async(*args: Any, priority: float = 0.5, **more: Any) -> Any:
-        priorities.append(priority)
-        return generate(*args, **more)
-
-    monkeypatch.setattr(llm._llm, "generate_async", generate_async)
-    llm._accepted = inspect.signature(generate_async).parameters
-    run(llm, GenerationRequest("b", (5,), 1, priority=0.75))
-    run(llm, GenerationRequest("c", (5,), 1))
-    assert priorities == [0.75, 0.5]
-
-
-def test_adapters_and_draft_model_lie_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(asset_directory("model_repo_templates") / "lib"))
-    from llmapi_arguments import adapters_of, read_arguments  # type: ignore[import-not-found]
-
-    (tmp_path / "engine" / "adapters" / "7").mkdir(parents=True)
-    (tmp_path / "model.yaml").write_text("model: engine\nspeculative_config: {speculative_model: engine/draft}\n")
-    found = read_arguments(tmp_path / "model.yaml")
-    assert found["speculative_config"]["speculative_model"] == str(tmp_path / "engine" / "draft")
-    assert adapters_of(found) == {7: str(tmp_path / "engine" / "adapters" / "7")}
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({"guided_decoding_guide_type": "xml"}, "guided_decoding_guide_type is xml; it must be one of json, json_sch"),
-        ({"guided_decoding_guide_type": "regex"}, "guided_decoding_guide is missing: regex needs it"),
-        ({"guided_decoding_guide": "{}"}, "guided_decoding_guide_type is missing: it says what guided_decoding_guide"),
-        ({"lora_task_id": 5}, "lora_task_id is 5; it must be one of this engine's: 1, 2"),
-    ],
-)
-def test_guides_and_adapters_are_checked(inputs: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(asset_directory("model_repo_templates") / "lib"))
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", ModuleType("triton_python_backend_utils"))
-    from engine_requests import RequestLimits, requested_sequences  # type: ignore[import-not-found]
-    from responder import RequestFailed  # type: ignore[import-not-found]
-
-    base = {"input_ids": np.array([[5, 6]]), "input_lengths": np.array([[2]]), "request_output_len": np.array([[3]])}
-    given = {
-        name: np.array([[value.encode() if isinstance(value, str) else value]], dtype=object)
-        for name, value in inputs.items()
-    }
-    limits = RequestLimits(100, 8, (2,), guided=True, lora_task_ids=(1, 2))
-    with pytest.raises(RequestFailed) as caught:
-        requested_sequences(base | given, limits)
-    assert message in str(caught.value)
-    with pytest.raises(RequestFailed, match="is not supported by this engine"):
-        requested_sequences(base | given, RequestLimits(100, 8, (2,), guided=False))
-    legal = {
-        "guided_decoding_guide_type": np.array([[b"json_schema"]], dtype=object),
-        "guided_decoding_guide": np.array([[b"{}"]], dtype=object),
-        "lora_task_id": np.array([[2]], dtype=np.uint64),
-    }
-    (made,) = requested_sequences(base | legal, limits)
-    assert (made.request.guide, made.request.lora_task_id) == (Guide("json_schema", "{}"), 2)
-    sent = Submission.decode(Submission((made.request,)).encode()).requests[0]
-    assert (sent.guide, sent.lora_task_id) == (Guide("json_schema", "{}"), 2)
-
-
-def test_what_the_api_refuses_ends_that_request_only(llm: Any) -> None:
-    (failed,) = run(llm, GenerationRequest("a", tuple(range(200)), 1))
-    assert failed.error is not None
-    assert "prompt length (200)" in failed.error.message
-    (failed,) = run(llm, GenerationRequest("a", (5,), 1, bad_words=((4, 5),)))
-    assert failed.error is not None
-    assert failed.error.message == "bad_words: the LLM API supports single-token words only"
-    assert tokens_of(run(llm, GenerationRequest("b", (5,), 2))) == [5, 5]
-
-
-def test_a_cancelled_request_is_aborted(llm: Any) -> None:
-    found = run(llm, GenerationRequest("a", (5,), 1000), lambda output: llm.cancel("a"))
-    assert found[-1].finish_reason == "cancelled"
-    assert len(found) < 10
-    llm.cancel("a")
-
-
-@pytest.mark.parametrize("bad_words", [(), ((4, 5),)])
-def test_a_request_that_is_cancelled_before_it_starts_is_aborted(
-    llm: Any, bad_words: tuple[tuple[int, ...], ...]
-) -> None:
-    """On the event loop's own thread: the cancel comes before the request's first step. Its id is free afterwards."""
-    outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-
-    def submit_and_cancel(_: Output) -> None:
-        llm.submit(GenerationRequest("b", (5,), 50, bad_words=bad_words), outputs.put)
-        llm.cancel("b")
-
-    run(llm, GenerationRequest("a", (5,), 1), submit_and_cancel)
-    assert outputs.get(timeout=PATIENCE).finish_reason == ("error" if bad_words else "cancelled")
-    assert [made.aborted for made in fake_tensorrt_llm.MADE[-1].requests] == ([False] if bad_words else [False, True])
-    assert run(llm, GenerationRequest("b", (5,), 2))[-1].finish_reason == "length"
-
-
-def test_the_likeliest_tokens_come_beside_the_scores(llm: Any) -> None:
-    found = run(llm, GenerationRequest("a", (5, 6, 7), 3, SamplingParams(return_log_probs=True, top_log_probs=2)))
-    assert last_params().logprobs == 2
-    assert [score for output in found for score in output.log_probs] == [-0.5] * 3
-    top = [each for output in found for each in output.top_log_probs]
-    assert top == [[(token, -0.5), (token + 1, -1.5)] for token in (5, 6, 7)]
-    run(llm, GenerationRequest("b", (5,), 1, SamplingParams(return_log_probs=True)))
-    assert (last_params().logprobs, last_params().prompt_logprobs) == (1, None)
-
-
-def test_a_prompt_is_scored_once_with_the_first_token(llm: Any) -> None:
-    sampling = SamplingParams(prompt_log_probs=True, top_log_probs=2)
-    first, *later = run(llm, GenerationRequest("a", (5, 6, 7), 3, sampling))
-    assert (last_params().logprobs, last_params().prompt_logprobs) == (None, 2)
-    assert first.prompt_log_probs is not None
-    assert first.prompt_log_probs.values == [-0.5, -0.5]
-    assert first.prompt_log_probs.top == ([(6, -0.5), (7, -1.5)], [(7, -0.5), (8, -1.5)])
-    assert [output.prompt_log_probs for output in later] == [None, None]
-    (alone,) = run(llm, GenerationRequest("b", (5,), 1, SamplingParams(prompt_log_probs=True)))
-    assert alone.prompt_log_probs is not None
-    assert (alone.prompt_log_probs.values, alone.prompt_log_probs.top) == ([], ())
-
-
-def test_reused_blocks_leave_a_prompt_unscored(llm: Any) -> None:
-    llm._llm.arguments["kv_cache_config"] = {"enable_block_reuse": True}
-    request = GenerationRequest("a", (5, 6, 7, 8), 2, SamplingParams(prompt_log_probs=True))
-    assert run(llm, request)[0].prompt_log_probs is not None
-    (failed,) = run(llm, request)
-    assert failed.error is not None
-    assert "scored 2 of 4 positions" in failed.error.message
-    assert "kv_reuse=false" in failed.error.message
-    assert fake_tensorrt_llm.MADE[-1].requests[-1].aborted
-    assert tokens_of(run(llm, GenerationRequest("b", (5, 6, 7, 8), 2))) == [5, 6]
-
-
-def test_a_release_without_prompt_scores_is_said(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import make_dataclass
-
-    older = make_dataclass("SamplingParams", [("logprobs", int, None)])
-    monkeypatch.setattr(fake_tensorrt_llm, "SamplingParams", older)
-    (failed,) = run(llm, GenerationRequest("a", (5,), 1, SamplingParams(prompt_log_probs=True)))
-    assert failed.error is not None
-    assert failed.error.message == (
-        "return_prompt_logprobs: the installed TensorRT-LLM's SamplingParams has no prompt_logprobs"
-    )
-
-
-def test_scores_are_the_tokens_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dictionaries that TensorRT-LLM's pull request 3388 shows: the token may be beyond the likeliest ones."""
-    monkeypatch.syspath_prepend(str(asset_directory("model_repo_templates") / "lib"))
-    import llmapi_scores  # type: ignore[import-not-found]
-
-    def entry(**ranked: tuple[float, int]) -> dict[int, SimpleNamespace]:
-        return {int(token[1:]): SimpleNamespace(logprob=value, rank=rank) for token, (value, rank) in ranked.items()}
-
-    beyond = entry(t2086=(-6.72, 113), t1244=(-2.87, 2), t11785=(-2.12, 1))
-    assert llmapi_scores.log_probs([2086], [beyond]) == (-6.72,)
-    assert llmapi_scores.top_log_probs([beyond], 2) == ([(11785, -2.12), (1244, -2.87)],)
-    assert llmapi_scores.top_log_probs([beyond], 0) == ()
-    assert llmapi_scores.log_probs([7], [-1.5]) == (-1.5,)
-    with pytest.raises(ForgeError, match="does not tell the log probability of token 9, only those of the 3 most"):
-        llmapi_scores.log_probs([9], [beyond])
 
 
 def test_a_language_model_may_leave_its_vocabulary_to_its_class(engine: Path, tmp_path: Path) -> None:

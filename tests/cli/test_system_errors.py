@@ -1,0 +1,72 @@
+"""What the program says of file systems, streams and memory that fail it."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import DEMO_MODEL
+from tests.patience import PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (errno.EACCES, "Choose another place, or run as a user who may read and write there."),
+        (errno.ENOSPC, "Free space, then run again."),
+        (errno.EIO, "Add --verbose for the traceback."),
+    ],
+)
+def test_an_error_of_the_file_system_has_a_remedy(
+    run: Any, monkeypatch: pytest.MonkeyPatch, number: int, hint: str
+) -> None:
+    def fail() -> None:
+        raise OSError(number, os.strerror(number), "/x")
+
+    monkeypatch.setattr("trtforge.cli.recipes.shipped", fail)
+    status, _, errors = run("recipes", "list")
+    assert (status, errors) == (1, f"error: /x: {os.strerror(number)}\nhint: {hint}\n")
+
+
+def test_a_link_to_itself_is_said(run: Any, tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    status, _, errors = run("convert", DEMO_MODEL, tmp_path / "loop")
+    assert status == 1
+    assert errors == (
+        f"error: {tmp_path}/loop: {os.strerror(errno.ELOOP)}\n"
+        "hint: Remove the symbolic link that leads to itself, or give another path.\n"
+    )
+
+
+def test_a_deleted_current_directory_is_said(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    status, out, errors = run("build", DEMO_MODEL)
+    assert (status, out) == (1, "")
+    assert errors == (
+        "error: the current directory: No such file or directory\nhint: Change to a directory that exists.\n"
+    )
+
+
+def test_closed_streams_are_those_of_nobody(tmp_path: Path) -> None:
+    """As a service manager starts programs; a file opened later would get their numbers."""
+    command = 'exec "$0" -m trtforge recipes copy demo-fp32 "$1" <&- >&- 2>&-'
+    done = subprocess.run(["sh", "-c", command, sys.executable, str(tmp_path / "mine.yaml")], timeout=PATIENCE)
+    assert done.returncode == 0
+    assert "name: mine\n" in (tmp_path / "mine.yaml").read_text()
+
+
+def test_too_little_memory_is_said(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("trtforge.cli.recipes.shipped", fail)
+    status, out, errors = run("recipes", "list", "--json")
+    assert (status, json.loads(out)["error"]) == (1, "there is not enough memory")
+    assert errors.startswith("error: there is not enough memory\nhint: Give it more")

@@ -1,0 +1,75 @@
+"""Requests that are cancelled, and engines that are closed or whose process ends."""
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from tests.runtime.test_engine import Tokens, requests_for
+from trtforge.engine_process.requests import GenerationRequest, Output
+from trtforge.runtime.engine import Engine
+from trtforge.runtime.generate import generate_with
+
+
+def test_a_cancelled_request_ends_and_frees_its_blocks(engine_directory: Path, prompts: list[list[int]]) -> None:
+    done = threading.Event()
+    outputs: list[Output] = []
+    with Engine.load(engine_directory) as engine:
+
+        def receive(output: Output) -> None:
+            outputs.append(output)
+            if len(outputs) == 3:
+                engine.cancel("x")
+            if output.finish_reason:
+                done.set()
+
+        engine.cancel("unknown")
+        engine.submit(GenerationRequest("x", tuple(prompts[0]), 150), receive)
+        assert done.wait(30)
+        assert outputs[-1].finish_reason == "cancelled"
+        assert len(outputs) < 150
+        idle = engine.statistics()
+        assert (idle.kv_blocks_used, idle.active_requests, idle.scheduled_requests) == (0, 0, 0)
+
+
+def test_a_receiver_that_raises_loses_only_its_own_request(
+    engine_directory: Path, prompts: list[list[int]], expected: list[Tokens]
+) -> None:
+    def receive(output: Output) -> None:
+        raise ValueError("receiver")
+
+    with Engine.load(engine_directory) as engine:
+        engine.submit(GenerationRequest("x", (1, 2, 3), 50), receive)
+        assert generate_with(engine, requests_for(prompts[:1]))[0].tokens == expected[0]
+        assert engine.statistics().active_requests == 0
+
+
+def test_closing_cancels_what_is_unfinished_and_later_requests_get_an_error(engine_directory: Path) -> None:
+    outputs: list[Output] = []
+    started = threading.Event()
+
+    def receive(output: Output) -> None:
+        outputs.append(output)
+        started.set()
+
+    engine = Engine.load(engine_directory)
+    engine.submit(GenerationRequest("x", (1, 2, 3), 180), receive)
+    assert started.wait(30)
+    engine.close()
+    engine.close()
+    assert outputs[-1].finish_reason == "cancelled"
+    engine.submit(GenerationRequest("y", (1, 2, 3), 4), outputs.append)
+    assert str(outputs[-1].error) == "the engine is closed"
+
+
+def test_a_process_that_ends_while_its_engine_computes_ends_as_it_means_to(engine_directory: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from threading import Event\n"
+        "from trtforge.runtime.engine import Engine; from trtforge.engine_process.requests import GenerationRequest\n"
+        "started = Event(); engine = Engine.load(Path(sys.argv[1]))\n"
+        "engine.submit(GenerationRequest('x', (1, 2, 3), 180), lambda output: started.set())\n"
+        "assert started.wait(30); sys.exit(3)"
+    )
+    command = [sys.executable, "-c", program, str(engine_directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (3, "")
