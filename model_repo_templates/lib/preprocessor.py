@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 from chat_template import ChatTemplate
-from detokenizer import load_tokenizer
 from input_values import INT32_MAX, InputValues
 from model_config import ModelConfig
 from numpy.typing import NDArray
 from responder import RequestFailed
+from tokenizer_file import load_tokenizer
 from tokenizers import Tokenizer
 from word_lists import MOST_WORDS, embedding_bias, encode_words, word_list
 

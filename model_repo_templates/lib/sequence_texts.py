@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
-from detokenizer import Detokenizer
-from stop_words import StopWords
 from tokenizers import Tokenizer
+
+from trtforge.core.detokenizer import Detokenizer
+from trtforge.core.stop_text import StopText
 
 _CONTEXT = 32
 """Tokens of a prompt that the text of the next one depends on, and more."""
@@ -13,7 +14,7 @@ _CONTEXT = 32
 class SequenceText:
     """The text of one returned sequence (or beam) so far."""
 
-    def __init__(self, detokenizer: Detokenizer, stop: StopWords) -> None:
+    def __init__(self, detokenizer: Detokenizer, stop: StopText) -> None:
         self._detokenizer = detokenizer
         self._stop = stop
 
@@ -73,5 +74,5 @@ class SequenceTexts:
 
     def _begin(self) -> SequenceText:
         return SequenceText(
-            Detokenizer(self._tokenizer, self._context), StopWords(self._words, included=self._include_words)
+            Detokenizer(self._tokenizer, self._context), StopText(self._words, included=self._include_words)
         )

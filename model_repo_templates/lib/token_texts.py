@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from detokenizer import special_ids
 from tokenizers import Tokenizer
+
+from trtforge.core.detokenizer import special_ids
 
 TopTokens = Sequence[Sequence[Any]]
 """Pairs of token id and log probability, the most likely first."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tests.conftest import DEMO_MODEL
-from tests.package.test_detokenizer import TOKENIZERS
+from tests.core.test_detokenizer import TOKENIZERS
 from trtforge import SamplingParams
 from trtforge.api.answers import Answer, Assembly, joined
 from trtforge.api.prompts import Prompts

@@ -1,54 +1,14 @@
 """Stop words are cut, whatever the pieces; scores follow the text."""
 
-from hypothesis import example, given
-from hypothesis import strategies as st
-
 from tests.gateway.fake import score
-from trtforge.core.stop_text import StopText
 from trtforge.gateway.request import Piece, TextRequest
 from trtforge.gateway.sequence import AnswerSequence, Delta
-
-PIECES = st.lists(st.text(alphabet="abc\u00e9", max_size=4), max_size=12)
-WORDS = st.lists(st.text(alphabet="abc\u00e9", min_size=1, max_size=4), min_size=1, max_size=3)
-
-
-def whole_until(text: str, words: list[str]) -> str:
-    """`text` up to the stop word that is complete first; of several that end there the longest."""
-    _, at = min(((at + len(word), at) for word in words if (at := text.find(word)) >= 0), default=(0, len(text)))
-    return text[:at]
 
 
 def run(pieces: list[Piece], **options: object) -> list[Delta]:
     sequence = AnswerSequence(TextRequest("m", 10, **options), 3)  # type: ignore[arg-type]
     found = [*(sequence.take(piece) for piece in pieces), sequence.end()]
     return [delta for delta in found if delta is not None]
-
-
-@given(PIECES, WORDS)
-@example(["abca"], ["abca", "bc"])
-def test_text_ends_at_the_stop_word_that_is_complete_first(pieces: list[str], words: list[str]) -> None:
-    stop = StopText(words)
-    released = [stop.push(piece) for piece in pieces]
-    text = "".join(released)
-    if not stop.found:
-        text += stop.flush()
-        assert text == "".join(pieces)
-        assert all(word not in text for word in words)
-    else:
-        assert text == whole_until("".join(pieces), words)
-
-
-@given(PIECES, WORDS)
-def test_nothing_is_held_that_cannot_begin_a_stop_word(pieces: list[str], words: list[str]) -> None:
-    stop = StopText(words)
-    seen, released = "", ""
-    for piece in pieces:
-        seen += piece
-        released += stop.push(piece)
-        if stop.found:
-            return
-        held = seen[len(released) :]
-        assert not held or any(word.startswith(held) for word in words)
 
 
 def test_a_stop_word_in_one_piece_gives_its_whole_beginning() -> None:

@@ -1,30 +1,50 @@
 """A model's directory holds every module that its code imports: Triton finds no others."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from trtforge.core.assets import asset_directory
-from trtforge.package.repository import LIBRARIES
+from trtforge.package.repository import LIBRARIES, own_modules
 
 TEMPLATES = asset_directory("model_repo_templates")
 MODULES = {path.stem for path in (TEMPLATES / "lib").glob("*.py")}
+CODES = [(role, code, set(names)) for role, codes in LIBRARIES.items() for code, names in codes.items()]
 
 
-def imported(path: Path) -> set[str]:
-    """The modules of lib/ that a file imports."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-        found |= set(names) | ({node.module or ""} if isinstance(node, ast.ImportFrom) else set())
-    return found & MODULES
+def imported(path: Path) -> Iterator[str]:
+    """The modules that a file imports when it is imported."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
 
 
-@pytest.mark.parametrize(
-    ("role", "code", "copied"),
-    [(role, code, set(names)) for role, codes in LIBRARIES.items() for code, names in codes.items()],
-)
+def files(role: str, code: str, copied: set[str]) -> list[Path]:
+    """What is copied into the directory of a model."""
+    return [TEMPLATES / role / code / "model.py", *(TEMPLATES / "lib" / f"{name}.py" for name in copied)]
+
+
+@pytest.mark.parametrize(("role", "code", "copied"), CODES)
 def test_what_a_model_imports_is_beside_it(role: str, code: str, copied: set[str]) -> None:
-    files = [TEMPLATES / role / code / "model.py", *(TEMPLATES / "lib" / f"{name}.py" for name in copied)]
-    assert set().union(*map(imported, files)) - copied == set()
+    names = {name for file in files(role, code, copied) for name in imported(file)}
+    assert names & MODULES - copied == set()
+
+
+@pytest.mark.parametrize(("role", "code", "copied"), CODES)
+def test_what_it_imports_of_trtforge_is_beside_it_where_that_is_not_installed(
+    role: str, code: str, copied: set[str]
+) -> None:
+    """As in NVIDIA's images: text models of a TensorRT engine, and all models of the LLM API."""
+    included = own_modules("tensorrt_llm" if code == "triton" else "llmapi") if "token_texts" in copied else {}
+    own = [*files(role, code, copied), *included.values()]
+    wanted = {name for file in own for name in imported(file) if name.split(".")[0] == "trtforge"}
+    held = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in included}
+    assert wanted - held == set()
+
+
+def test_library_modules_are_those_that_models_get() -> None:
+    assert {name for _, _, names in CODES for name in names} == MODULES

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tests.package.test_detokenizer import TOKENIZERS
+from tests.core.test_detokenizer import TOKENIZERS
 
 pytestmark = pytest.mark.usefixtures("library")
 

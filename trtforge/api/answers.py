@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from trtforge.api.decoding import TextDecoder
+from trtforge.core.detokenizer import Detokenizer
 from trtforge.core.stop_text import StopText
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
 
@@ -82,7 +82,7 @@ class Assembly:
         self._request = request
         self._tokenizer = tokenizer
         self._block_tokens = block_tokens
-        self._text = TextDecoder(tokenizer, request.prompt)
+        self._text = Detokenizer(tokenizer, request.prompt)
         self._stop = StopText(stop)
         self._count = 0
         self.finished = False

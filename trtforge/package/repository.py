@@ -26,22 +26,20 @@ _TEXT = (
     "answer_report",
     "background",
     "chat_template",
-    "detokenizer",
     "input_names",
     "input_values",
     "preprocessor",
-    "stop_words",
     "text_answer",
     "text_engine",
     "text_model",
     "text_options",
     "token_texts",
+    "tokenizer_file",
     "sequence_texts",
     "watch",
     "word_lists",
 )
 _ENGINE = (
-    "detokenizer",
     "engine_outputs",
     "engine_requests",
     "input_values",
@@ -55,44 +53,48 @@ _ENGINE_MODEL = (*_PROCESS, *_ENGINE, "engine_metrics", "engine_process_model", 
 LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "ensemble": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "drafted_engine", "kserve_messages", "triton_engine")},
     "preprocessing": {
-        "1": (*_PROCESS, "chat_template", "detokenizer", "input_values", "preprocessor", "word_lists"),
+        "1": (*_PROCESS, "chat_template", "input_values", "preprocessor", "tokenizer_file", "word_lists"),
     },
     "tensorrt_llm": {
         "1": _ENGINE_MODEL,
         "llmapi": (*_ENGINE_MODEL, "llmapi_arguments", "llmapi_engine", "llmapi_scores"),
     },
-    "postprocessing": {"1": (*_PROCESS, "detokenizer")},
+    "postprocessing": {"1": (*_PROCESS, "tokenizer_file")},
     "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "drafted_engine", "kserve_messages", "triton_engine")},
 }
 """The modules of lib/ that a model's code imports, copied into each model's directory."""
-_OWN_MODULES = (
-    "__init__",
-    "core/__init__",
-    "core/errors",
-    "core/interpreter",
-    "core/server_errors",
-    "machine/__init__",
-    "machine/processes",
-    *(
-        f"engine_process/{name}"
-        for name in (
-            "__init__",
-            "admission",
-            "client",
-            "connection",
-            "control",
-            "frames",
-            "host",
-            "messages",
-            "progress",
-            "rendezvous",
-            "requests",
-            "server",
-            "start",
-        )
+_TEXT_MODULES = ("__init__", "core/__init__", "core/detokenizer", "core/stop_text")
+_OWN_MODULES: Mapping[str, tuple[str, ...]] = {
+    "torch": (),
+    "tensorrt_llm": _TEXT_MODULES,
+    "llmapi": (
+        *_TEXT_MODULES,
+        "core/errors",
+        "core/interpreter",
+        "core/server_errors",
+        "machine/__init__",
+        "machine/processes",
+        *(
+            f"engine_process/{name}"
+            for name in (
+                "__init__",
+                "admission",
+                "client",
+                "connection",
+                "control",
+                "frames",
+                "host",
+                "messages",
+                "progress",
+                "rendezvous",
+                "requests",
+                "server",
+                "start",
+            )
+        ),
     ),
-)
-"""The trtforge modules that these import, which NVIDIA's images lack; they need the standard library only."""
+}
+"""The trtforge modules that these import, by backend: NVIDIA's images lack them. None needs another package."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ class EngineFiles:
 class RepositoryWriter:
     """Writes one repository from the templates in `templates`. `guided`: with what guided decoding needs.
 
-    `draft`: the engine of the model that drafts. `root`: path of the repository where it is served.
+    `own_modules`: what the function of this name returns. `draft`: the engine of the model that drafts. `root`: path of
+    the repository where it is served.
     """
 
     templates: Path
@@ -115,6 +118,7 @@ class RepositoryWriter:
     engine: EngineFiles
     draft: EngineFiles | None
     tokenizer: TokenizerAssets
+    own_modules: Mapping[str, Path]
     llm_args: LlmArgs | None = None
     guided: bool = False
     root: str = ""
@@ -141,17 +145,15 @@ class RepositoryWriter:
         shutil.copyfile(self.templates / model.role / model.code / "model.py", version / "model.py")
         for name in LIBRARIES[model.role][model.code]:
             shutil.copyfile(self.templates / "lib" / f"{name}.py", version / f"{name}.py")
-        if self.llm_args is None:
-            return
-        if model.role == "tensorrt_llm":
-            (version / MODEL_FILE).write_text(self.llm_args.to_yaml(), encoding="utf-8")
-            served = self.llm_args.to_serve_yaml(f"{self.root}/{model.name}/{VERSION}")
-            (version / SERVE_FILE).write_text(served, encoding="utf-8")
-        if "served_engine" in LIBRARIES[model.role][model.code]:
-            for module, path in own_modules().items():
+        if "token_texts" in LIBRARIES[model.role][model.code]:
+            for module, path in self.own_modules.items():
                 target = version / module
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
+        if self.llm_args is not None and model.role == "tensorrt_llm":
+            (version / MODEL_FILE).write_text(self.llm_args.to_yaml(), encoding="utf-8")
+            served = self.llm_args.to_serve_yaml(f"{self.root}/{model.name}/{VERSION}")
+            (version / SERVE_FILE).write_text(served, encoding="utf-8")
 
     def _write_tokenizers(self, out: Path) -> None:
         """Write tokenizer.json for each model that needs it, and all tokenizer files, for clients, to preprocessing."""
@@ -183,9 +185,9 @@ def _link_engine(engine: EngineFiles, target: Path, out: Path) -> dict[str, Reco
     return records | {f"{below}/{FILE_NAME}": record_of(target / FILE_NAME)}
 
 
-def own_modules() -> dict[str, Path]:
-    """The trtforge modules that an llmapi model includes, by their path in the model."""
-    return {f"{_PACKAGE.name}/{name}.py": _PACKAGE / f"{name}.py" for name in _OWN_MODULES}
+def own_modules(backend: str) -> dict[str, Path]:
+    """The trtforge modules that models of a backend include, by their path in the model."""
+    return {f"{_PACKAGE.name}/{name}.py": _PACKAGE / f"{name}.py" for name in _OWN_MODULES[backend]}
 
 
 def template_files(templates: Path) -> Iterator[Path]:

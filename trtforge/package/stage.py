@@ -43,7 +43,7 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
     assets = read_tokenizer(find_tokenizer(tokenizer, engine), facts.vocab_size)
     models = model_specs(config, facts, assets, draft)
     llm_args = serving_args(config, facts)
-    templates = asset_directory("model_repo_templates")
+    templates, included = asset_directory("model_repo_templates"), own_modules(facts.backend)
     identity = Identity(
         stage="repository",
         config={
@@ -61,14 +61,14 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
                 f"templates/{path.relative_to(templates).as_posix()}": file_digest(path)
                 for path in template_files(templates)
             },
-            **({name: file_digest(path) for name, path in own_modules().items()} if llm_args else {}),
+            **{name: file_digest(path) for name, path in included.items()},
         },
         versions={"trtforge": __version__},
     )
     guided = config.serving.guided_decoding_backend is not None and facts.backend == "tensorrt_llm"
     root = config.serving_root.rstrip("/")
     engines = EngineFiles(engine, manifest), EngineFiles(draft.directory, draft.manifest) if draft else None
-    writer = RepositoryWriter(templates, models, *engines, assets, llm_args, guided=guided, root=root)
+    writer = RepositoryWriter(templates, models, *engines, assets, included, llm_args, guided=guided, root=root)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         return writer.write(directory)

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import model_process
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from detokenizer import load_tokenizer
 from model_config import ModelConfig
 from numpy.typing import NDArray
 from responder import RequestFailed, triton_error
+from tokenizer_file import load_tokenizer
 
 
 class TritonPythonModel:

@@ -1,12 +1,14 @@
-"""Incremental detokenization: returned text never changes, and all pieces together are the whole text.
+"""Token ids to text as they come: returned text never changes, and all pieces together are the whole text.
 
-Independent of Triton. Incomplete characters are held back; special tokens give no text.
+The Python API and the text models of a repository use it; models whose servers have no trtforge include this module.
 """
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-from tokenizers import Tokenizer
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _KEPT = 8
 _INCOMPLETE = "\ufffd"
@@ -14,16 +16,8 @@ _MOST_HELD, _LAST_HELD = 32, 4
 """Characters that may be held back, and what of more than these still is: the bytes of one character."""
 
 
-def load_tokenizer(path: str) -> Tokenizer:
-    """The tokenizer of a tokenizer.json, with truncation and padding switched off."""
-    tokenizer = Tokenizer.from_file(path)
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
 @lru_cache(maxsize=8)
-def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+def special_ids(tokenizer: "Tokenizer") -> frozenset[int]:
     """The ids of special tokens, which give no text."""
     return frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
@@ -31,11 +25,12 @@ def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 class Detokenizer:
     """The text of one sequence. `context`: ids before it (the prompt), whose text is not returned.
 
-    Each step decodes only a window of the last ids, because decoders look back only a few tokens (spaces between words,
-    the bytes of one character): the cost of a token does not grow with the text.
+    Incomplete characters are held back; special tokens give no text. Each step decodes only a window of the last ids,
+    because decoders look back only a few tokens (spaces between words, the bytes of one character): the cost of a token
+    does not grow with the text. `DecodeStream` of tokenizers raises errors where bytes form no character.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: "Tokenizer", context: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._special = special_ids(tokenizer)
         self._window: list[int] = list(context)
@@ -50,6 +45,13 @@ class Detokenizer:
         """
         return "".join(map(self._pushed, ids))
 
+    def flush(self) -> str:
+        """The text held back, at the end of the sequence; bytes that form no character become U+FFFD."""
+        text = self._decode(self._window)
+        new = text[self._shown :]
+        self._shown = len(text)
+        return new
+
     def _pushed(self, token: int) -> str:
         if token in self._special:  # however many come, decoding them costs nothing
             return ""
@@ -63,13 +65,6 @@ class Detokenizer:
         self._shown = max(self._shown, len(whole))
         if stray or len(whole) == len(text):
             self._slide(text)
-        return new
-
-    def flush(self) -> str:
-        """The text held back, at the end of the sequence; bytes that form no character become U+FFFD."""
-        text = self._decode(self._window)
-        new = text[self._shown :]
-        self._shown = len(text)
         return new
 
     def _slide(self, text: str) -> None:

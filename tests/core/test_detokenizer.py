@@ -1,6 +1,5 @@
 """Streamed text: whatever the steps, the pieces together are the text of all tokens."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tests.conftest import DEMO_MODEL
-from trtforge.core.assets import asset_directory
+from trtforge.core.detokenizer import Detokenizer
 
 TEXTS = [
     "Hello world, this is it.",
@@ -19,9 +18,6 @@ TEXTS = [
     "a  b\n\n c\t",
     "¥€£ «x»",
 ]
-
-
-pytestmark = pytest.mark.usefixtures("library")
 
 
 def byte_level() -> Tokenizer:
@@ -61,9 +57,7 @@ TOKENIZERS = {"byte_level": byte_level(), "metaspace": metaspace(), "unigram": u
 
 def stream(tokenizer: Tokenizer, steps: list[list[int]], context: tuple[int, ...] = ()) -> list[str]:
     """The pieces that come when each of `steps` is pushed at once."""
-    from detokenizer import Detokenizer  # type: ignore[import-not-found]
-
-    one: Any = Detokenizer(tokenizer, context)
+    one = Detokenizer(tokenizer, context)
     return [*(one.push(step) for step in steps), one.flush()]
 
 
@@ -146,15 +140,11 @@ STRAY = {
 @pytest.mark.parametrize("what", STRAY)
 def test_tokens_that_form_no_character_take_no_longer_the_more_there_are(what: str) -> None:
     """Each step decodes a window, which must not grow with them."""
-    from trtforge.api.decoding import TextDecoder
-
     name, some = STRAY[what]
     ids = some * 300
-    counting, other = Counting(TOKENIZERS[name]), Counting(TOKENIZERS[name])
+    counting = Counting(TOKENIZERS[name])
     pieces = stream(counting, [[i] for i in ids])  # type: ignore[arg-type]
-    of_python: Any = TextDecoder(other, ())  # type: ignore[arg-type]
-    assert [*(of_python.push([i]) for i in ids), of_python.flush()] == pieces
-    assert max(counting.longest, other.longest) <= 100
+    assert counting.longest <= 100
     if what != "bytes among characters":  # the first of these were returned before they became invalid
         assert "".join(pieces) == TOKENIZERS[name].decode(ids)
     assert len("".join(pieces[:-1])) >= len("".join(pieces)) - 40
@@ -166,72 +156,3 @@ def test_context_gives_the_space_between_prompt_and_answer(name: str) -> None:
     prompt, whole = tokenizer.encode("Hello").ids, tokenizer.encode("Hello world").ids
     assert whole[: len(prompt)] == prompt
     assert "".join(stream(tokenizer, [[i] for i in whole[len(prompt) :]], tuple(prompt))) == " world"
-
-
-@given(
-    text=st.text(alphabet="ab \n", max_size=60),
-    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=20),
-    words=st.lists(st.text(alphabet="ab \n", min_size=1, max_size=4), max_size=3),
-)
-def test_text_ends_with_the_first_stop_word_however_it_is_cut(text: str, sizes: list[int], words: list[str]) -> None:
-    from stop_words import StopWords  # type: ignore[import-not-found]
-
-    stop: Any = StopWords(words)
-    pieces = ["".join(map(chr, step)) for step in cut([ord(c) for c in text], list(sizes))]
-    kept = "".join(stop.push(piece) for piece in pieces)
-    ends = [text.find(word) + len(word) for word in words if word in text]
-    assert stop.found == bool(ends)
-    if not ends:
-        assert kept == text
-    else:
-        # The first to be complete; of two that end in one piece the one that ends first.
-        assert kept == text[: min(text.find(word) + len(word) for word in words if word in text)]
-
-
-@given(
-    text=st.text(alphabet="ab \n", max_size=60),
-    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=20),
-    words=st.lists(st.text(alphabet="ab \n", min_size=1, max_size=4), max_size=3),
-)
-@example(text="abba", sizes=[4], words=["abba", "bb"])
-def test_a_stop_word_can_be_left_out_however_the_text_is_cut(text: str, sizes: list[int], words: list[str]) -> None:
-    from stop_words import StopWords
-
-    stop: Any = StopWords(words, included=False)
-    pieces = ["".join(map(chr, step)) for step in cut([ord(c) for c in text], list(sizes))]
-    kept = "".join(stop.push(piece) for piece in pieces) + stop.flush()
-    assert stop.found == any(word in text for word in words)
-    ends = [(at + len(word), at) for word in words if (at := text.find(word)) >= 0]
-    assert kept == text[: min(ends, default=(0, len(text)))[1]]
-
-
-@given(st.lists(st.lists(st.integers(0, 50000), min_size=1, max_size=5), min_size=1, max_size=6))
-def test_word_lists_are_read_as_they_were_written(words: list[list[int]]) -> None:
-    from word_lists import word_list, words_of  # type: ignore[import-not-found]
-
-    lists = word_list(words)
-    assert lists.shape == (1, 2, sum(map(len, words)))
-    assert words_of(lists[0]) == [tuple(word) for word in words]
-
-
-def test_word_list_layout_is_that_of_tensorrt_llm() -> None:
-    from word_lists import word_list
-
-    assert word_list([[7, 8], [9]]).tolist() == [[[7, 8, 9], [2, 3, -1]]]
-
-
-@pytest.mark.parametrize("ends", [[3, 2, -1], [1, 9, -1], [0, 1, 2]])
-def test_word_list_with_wrong_offsets_is_an_error(ends: list[int]) -> None:
-    import numpy as np
-    from word_lists import words_of
-
-    with pytest.raises(ValueError, match="do not ascend"):
-        words_of(np.array([[7, 8, 9], ends]))
-
-
-def test_library_modules_are_those_that_models_get() -> None:
-    from trtforge.package.repository import LIBRARIES
-
-    library = asset_directory("model_repo_templates") / "lib"
-    used = {name for codes in LIBRARIES.values() for names in codes.values() for name in names}
-    assert used == {Path(p).stem for p in library.glob("*.py")}
