@@ -1,6 +1,7 @@
 """The sliding windows of a checkpoint's or engine's config.json, and how TensorRT-LLM's executor takes them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Literal, cast
 
 from trtforge.formats.checkpoint_keys import integer, numbers
@@ -20,16 +21,21 @@ def attention_window(config: CheckpointConfig, layer: int) -> int | None:
     `sliding_window_layers` lists the layers with a window; without it, every layer but each
     `_sliding_window_pattern`-th one has it (Gemma 3), or every layer.
     """
-    window = integer(config, "sliding_window") or None
-    chosen = numbers(config, "sliding_window_layers")
-    pattern = integer(config, "_sliding_window_pattern")
-    slides = layer in chosen if chosen is not None else not pattern or (layer + 1) % pattern != 0
-    return window if slides else None
+    return next(_windows(config, range(layer, layer + 1)))
 
 
 def attention_windows(config: CheckpointConfig) -> tuple[int | None, ...]:
     """The window of every layer."""
-    return tuple(attention_window(config, layer) for layer in range(config.num_hidden_layers))
+    return tuple(_windows(config, range(config.num_hidden_layers)))
+
+
+def _windows(config: CheckpointConfig, layers: range) -> Iterator[int | None]:
+    window = integer(config, "sliding_window") or None
+    chosen = numbers(config, "sliding_window_layers")
+    pattern = integer(config, "_sliding_window_pattern")
+    for layer in layers:
+        slides = layer in chosen if chosen is not None else not pattern or (layer + 1) % pattern != 0
+        yield window if slides else None
 
 
 def widest_window(config: CheckpointConfig) -> int | None:
@@ -78,6 +84,7 @@ def executor_windows(windows: Sequence[int | None], max_seq_len: int) -> tuple[i
     return sizes[:1] if len(set(sizes)) == 1 else sizes
 
 
+@cache
 def pools_of(release: Release) -> Pools:
     """How a release divides the KV cache's memory among layers with different windows."""
     entries = read_release_data("kv-windows")["pools"]

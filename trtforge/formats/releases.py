@@ -233,6 +233,7 @@ class Release:
         return Problem(f"TensorRT-LLM {self.version}: {message}", hint, surest)
 
 
+@cache
 def release(version: str) -> Release:
     """The release `version`; two numbers (0.20) are the newest of that line. Raises ForgeError for an unknown one."""
     lines = _lines()
