@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := build/clients
-LEVELS = $(shell grep -lE 'kernel_levels|level: Native' tests/runtime/test_*.py tests/runtime/cuda/test_*.py)
+LEVELS = $(shell grep -lE 'kernel_levels|level: Native|EVERY' tests/runtime/test_*.py tests/runtime/cuda/test_*.py)
 # The CPU build where the package index offers one; a range would fetch gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
 # A file's tests stay together: many share what is made once. Files come in the order of tests/conftest.py.

@@ -3,6 +3,7 @@
 import torch
 import triton
 
+from tests.runtime import kernel_levels
 from trtforge.runtime.cuda import (
     chunk_kernels,
     paged_kernels,
@@ -20,6 +21,8 @@ from trtforge.runtime.decoder.alibi import Alibi
 from trtforge.runtime.decoder.scores import FusedScores, Scores, SoftmaxScores
 
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
+EVERY = kernel_levels.EVERY or DEVICE.type == "cuda"
+"""Whether tests shall compute all cases: the interpreter, which is slow, does with `make test-levels`."""
 
 
 def launcher() -> Launcher:

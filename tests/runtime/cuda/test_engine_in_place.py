@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.converted import LONG, Families
-from tests.runtime.cuda.kernels import DEVICE, fused, paged, products, rounding
+from tests.runtime.cuda.kernels import DEVICE, EVERY, fused, paged, products, rounding
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.dtypes import ModelDtype
 from trtforge.models.kernels import KernelName
@@ -23,6 +23,7 @@ from trtforge.runtime.ranks.source import open_engine, open_model
 from trtforge.runtime.scheduling.batch import Step
 
 ROWS, BLOCKS_EACH = 3, 2
+FAMILIES = ("llama", "gpt_oss", "deepseek_v2", *(("gemma2", "qwen2_window", "bloom", "llama4") if EVERY else ()))
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("by_triton")
-@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2_window", "bloom", "gpt_oss", "llama4", "deepseek_v2"])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_single_tokens_give_the_logits_of_transformers(families: Families, name: str) -> None:
     """A context of different length in each row, then single tokens of all rows."""
     family = families(name)
@@ -75,7 +76,7 @@ def test_single_tokens_give_the_logits_of_transformers(families: Families, name:
 
 
 @pytest.mark.usefixtures("by_triton")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", *(("float32",) if EVERY else ())])
 def test_what_computes_the_inputs_of_fp8_layers_rounds_them_too(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.cuda.kernels import DEVICE, fused, paged, scores_of
+from tests.runtime.cuda.kernels import DEVICE, EVERY, fused, paged, scores_of
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.architecture.positions import ALL, Reach
@@ -108,7 +108,7 @@ def test_outputs_in_e4m3_are_those_that_are_rounded_afterwards(dtype: torch.dtyp
     assert difference(Case(lengths, dtype=dtype, kv="fp8", sinks=True, codes=True)) < TOLERANCES[dtype]
 
 
-@settings(max_examples=40)
+@settings(max_examples=40 if EVERY else 20)
 @given(
     st.builds(
         Case,
@@ -136,7 +136,7 @@ def test_split_contexts_equal_gathered_blocks(kv: KvCacheFormat, reach: Reach, s
     assert difference(case) < 1e-5
 
 
-@settings(max_examples=10)
+@settings(max_examples=10 if EVERY else 4)
 @given(
     st.builds(
         Case,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.runtime.cuda.kernels import DEVICE, paged, scores_of
+from tests.runtime.cuda.kernels import DEVICE, EVERY, paged, scores_of
 from trtforge.core.recipe import KvCacheFormat
 from trtforge.runtime.architecture.positions import ALL, Reach
 from trtforge.runtime.cuda.paged_attention import tile_for
@@ -87,7 +87,7 @@ STARTED = st.tuples(st.integers(1, 100), st.integers(1, 100))
 FRESH = st.tuples(st.just(0), st.integers(2, 100))
 
 
-@settings(max_examples=30)
+@settings(max_examples=30 if EVERY else 10)
 @given(
     st.builds(
         Case,

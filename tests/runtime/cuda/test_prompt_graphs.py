@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.converted import LONG, Families
 from tests.runtime.cuda.captures import repeated
-from tests.runtime.cuda.kernels import DEVICE, paged
+from tests.runtime.cuda.kernels import DEVICE, EVERY, paged
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.decoder import kv_cache
 from trtforge.runtime.decoder.batch import Batch
@@ -47,7 +47,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_model, "graph_capture_for", lambda *_: repeated)
 
 
-@pytest.fixture(params=["none", "fp8", "int8"])
+@pytest.fixture(params=["none", "fp8", *(("int8",) if EVERY else ())])
 def source(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Source]:
     directory = tmp_path_factory.mktemp("prompts")
     layout = Layout(kv=None if request.param == "none" else request.param.upper())

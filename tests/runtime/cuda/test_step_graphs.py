@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.converted import LONG
 from tests.runtime.cuda.captures import repeated
-from tests.runtime.cuda.kernels import DEVICE, paged
+from tests.runtime.cuda.kernels import DEVICE, EVERY, paged
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.runtime.cuda.graph_capture import graph_capture_for
 from trtforge.runtime.decoder import graph_memory, kv_cache
@@ -91,7 +91,7 @@ def some_rows() -> st.SearchStrategy[list[tuple[int, int]]]:
 def test_steps_from_graphs_equal_unpadded_ones(ranks: ThreadRanks) -> None:
     """Whatever the graph's memory held before, and wherever the rows are; rows that pad a step change no block."""
 
-    @settings(max_examples=10)
+    @settings(max_examples=10 if EVERY else 4)
     @given(some_rows())
     def check(rows: list[tuple[int, int]]) -> None:
         step = step_of([at for _, at in rows], [row for row, _ in rows])
