@@ -13,6 +13,7 @@ from trtforge.engine_process.requests import DEFAULT_PRIORITY, Guide, GuideKind
 
 _ADAPTERS = "adapters"
 _DRAFT_MODEL = ("speculative_model", "speculative_model_dir")
+_ONE_MODEL = ("Eagle", "Eagle3", "MTP")
 _GUIDES: Mapping[GuideKind, str] = {
     "json_schema": "json",
     "regex": "regex",
@@ -38,8 +39,17 @@ def read_arguments(path: Path) -> Mapping[str, Any]:
     return arguments
 
 
+def sampled_in_one_model(arguments: Mapping[str, Any]) -> bool:
+    """Whether the network itself chooses tokens to speculate (`use_one_engine` in _torch/speculative/interface.py)."""
+    return arguments.get("speculative_config", {}).get("decoding_type") in _ONE_MODEL
+
+
 def llm_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments for LLM. Up to 1.2 it takes no dictionary for speculative_config, so its class is made here."""
+    """The arguments for LLM. Up to 1.2 it takes no dictionary for speculative_config, so its class is made here.
+
+    A network that chooses tokens itself is greedy whatever a request says, unless `allow_advanced_sampling` is set,
+    in the releases that have it (create_py_executor in _torch/pyexecutor/py_executor_creator.py, 1.3.0rc3).
+    """
     values = dict(arguments)
     if "speculative_config" not in values:
         return values
@@ -51,6 +61,8 @@ def llm_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     made = getattr(llm_args, name, None)
     if made is None:
         raise ForgeError(f"this TensorRT-LLM has no {name}", hint="Serve it with the release that it was built for.")
+    if sampled_in_one_model(arguments) and "allow_advanced_sampling" in made.model_fields:
+        given.setdefault("allow_advanced_sampling", True)
     values["speculative_config"] = made(**given)
     return values
 

@@ -11,20 +11,13 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from llmapi_arguments import (
-    adapters_of,
-    guided_decoding,
-    llm_arguments,
-    lora_request,
-    priority_argument,
-    read_arguments,
-)
-from llmapi_scores import log_probs, prompt_log_probs, score_arguments, top_log_probs
+from llmapi_arguments import adapters_of, llm_arguments, lora_request, priority_argument, read_arguments
+from llmapi_sampling import Sampler, sampling_params
+from llmapi_scores import log_probs, prompt_log_probs, top_log_probs
 
 from trtforge.core.errors import RequestError
 from trtforge.engine_process.admission import QueueLimits
@@ -39,8 +32,9 @@ class LlmApiEngine:
 
     def __init__(self, arguments: Mapping[str, Any], max_running: int = 1) -> None:
         """`arguments`: those of `tensorrt_llm.LLM`, by its names; `max_running`: its batch size."""
-        from tensorrt_llm import LLM
+        from tensorrt_llm import LLM, __version__
 
+        self._sampler = Sampler.of(__version__, arguments)
         self._llm = LLM(**llm_arguments(arguments))
         self._adapters = adapters_of(arguments)
         self._accepted = signature(self._llm.generate_async).parameters
@@ -107,7 +101,7 @@ class LlmApiEngine:
             lora = lora_request(request.lora_task_id, self._adapters)
             result = self._llm.generate_async(
                 list(request.prompt),
-                sampling_params(request),
+                sampling_params(request, self._sampler),
                 lora_request=lora,
                 streaming=True,
                 **priority_argument(request.priority, self._accepted),
@@ -169,6 +163,8 @@ class Answer:
             if any(tuple(self._tokens[-len(word) :]) == word for word in self._words):
                 new, finish = new[:count], "stop_word"
                 break
+        if finish == "length" and new and new[-1] in self._request.end_ids:
+            finish = "end_id"  # end ids but the first are stop words of the API, which looks at the length before them
         if finish == "end_id":
             if new and new[-1] in self._request.end_ids:
                 new.pop()
@@ -220,52 +216,6 @@ def _blocks(completion: Any) -> tuple[int, int]:
         return 0, 0
     cache = metrics.kv_cache_metrics
     return int(cache.num_reused_blocks), int(cache.num_total_allocated_blocks)
-
-
-def sampling_params(request: GenerationRequest) -> Any:
-    """TensorRT-LLM's SamplingParams. Raises RequestError for what the LLM API cannot do.
-
-    As in the interface of TensorRT-LLM's engines, temperature is ignored without top_k and top_p.
-    """
-    from tensorrt_llm import SamplingParams
-
-    if any(len(word) > 1 for word in request.bad_words):
-        raise RequestError(
-            "bad_words: the LLM API supports single-token words only", hint="Leave out words of several tokens."
-        )
-    sampling, end_ids = request.sampling, sorted(request.end_ids)
-    draws = bool(sampling.top_k) or bool(sampling.top_p)
-    stops = [*end_ids[1:], *(word[0] for word in request.stop_words if len(word) == 1)]
-    return SamplingParams(
-        end_id=end_ids[0] if end_ids else None,
-        ignore_eos=not end_ids,
-        max_tokens=request.max_tokens,
-        stop_token_ids=stops or None,
-        include_stop_str_in_output=True,
-        bad_token_ids=[word[0] for word in request.bad_words] or None,
-        embedding_bias=_tensor(sampling.embedding_bias),
-        temperature=sampling.temperature if draws else None,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        seed=sampling.seed,
-        min_tokens=sampling.min_tokens or None,
-        repetition_penalty=None if sampling.repetition_penalty == 1.0 else sampling.repetition_penalty,
-        presence_penalty=sampling.presence_penalty or None,
-        frequency_penalty=sampling.frequency_penalty or None,
-        guided_decoding=guided_decoding(request.guide),
-        **score_arguments(sampling, frozenset(field.name for field in fields(SamplingParams))),
-        return_perf_metrics=True,
-        detokenize=False,
-    )
-
-
-def _tensor(values: Any) -> Any:
-    """The embedding bias, float32 [vocab_size]; None if there is none."""
-    if not len(values):
-        return None
-    import torch
-
-    return torch.tensor(values, dtype=torch.float32)
 
 
 def main() -> int:

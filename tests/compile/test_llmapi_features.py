@@ -104,6 +104,27 @@ def test_each_release_is_given_its_own_names(
     assert row["method"] in features
 
 
+@pytest.mark.parametrize(
+    ("features", "older"),
+    [
+        ({}, {"enable_trtllm_sampler": True}),
+        ({"ngram": {"draft_tokens": 4}}, {"enable_mixed_sampler": True}),
+        ({"eagle3": {"model": "org/net"}}, {}),
+    ],
+)
+def test_answers_of_1_0_are_sampled_as_requests_say(features: dict[str, Any], older: dict[str, Any]) -> None:
+    """Its default sampler takes the likeliest token whatever a request says; later releases have no such argument."""
+    for version in VERSIONS:
+        plan = planned(features, version)
+        written = plan.as_json()["model_yaml"]
+        found = {key: value for key, value in written.items() if key.endswith("_sampler")}
+        assert found == (older if version == "1.0.0" else {})
+        read = accepted(plan, version)
+        assert all(getattr(read, key) is True for key in found)
+        if version == "1.3.0" and features:
+            assert read.speculative_config.allow_advanced_sampling is ("eagle3" in features)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_mtp_needs_a_model_with_its_layers(version: str, tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match=r"engine\.features\.mtp: the model has no MTP layers") as caught:
@@ -116,6 +137,7 @@ def test_mtp_needs_a_model_with_its_layers(version: str, tmp_path: Path) -> None
     assert plan.as_json()["model_yaml"]["speculative_config"] == {
         "decoding_type": "MTP",
         "num_nextn_predict_layers": 3,
+        **({"allow_advanced_sampling": True} if version == "1.3.0" else {}),
     }
     assert accepted(plan, version).speculative_config.num_nextn_predict_layers == 3
 

@@ -203,9 +203,12 @@ def test_every_argument_is_in_the_releases_table() -> None:
         "test",
     )
     unset = [key for key, value in full.model_dump().items() if value is None]
-    assert unset == []
-    for version, key in (("1.2.1", "speculative_model_dir"), ("1.3.0", "speculative_model")):
-        require_llm_api(version, full.with_values({f"speculative_config.{key}": "draft"}, "test"))
+    assert unset == ["enable_trtllm_sampler", "enable_mixed_sampler"]  # of 1.0 alone
+    require_llm_api("1.0.0", LlmArgs().with_values(dict.fromkeys(unset, True), "test"))
+    older, newer = {"speculative_model_dir": "draft"}, {"speculative_model": "draft", "allow_advanced_sampling": True}
+    for version, own in (("1.2.1", older), ("1.3.0", newer)):
+        values = {f"speculative_config.{key}": value for key, value in own.items()}
+        require_llm_api(version, full.with_values(values, "test"))
 
 
 def test_it_builds_in_no_container() -> None:

@@ -22,7 +22,8 @@ LLM_ARGUMENTS = {
     "enable_attention_dp", "attention_dp_config", "moe_config", "cuda_graph_config",
 }  # fmt: skip
 STEP_SECONDS = 0.005
-print("[TensorRT-LLM] TensorRT-LLM version: 1.2.1", flush=True)
+__version__ = "1.3.0"
+print(f"[TensorRT-LLM] TensorRT-LLM version: {__version__}", flush=True)
 MADE: list["LLM"] = []
 
 
@@ -44,6 +45,9 @@ class SamplingParams:
     top_p: float | None = None
     seed: int | None = None
     temperature: float | None = None
+    top_p_min: float | None = None
+    top_p_reset_ids: int | None = None
+    top_p_decay: float | None = None
     min_tokens: int | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
@@ -126,8 +130,8 @@ class RequestOutput:
                 following = [*self.prompt_token_ids[1:], answer.token_ids[0]]
                 computed = following[self.reused :]
                 answer.prompt_logprobs = [likely(each, params.prompt_logprobs) for each in computed]
-            ends = {params.end_id} if params.end_id is not None and not params.ignore_eos else set()
-            if token in ends | set(params.stop_token_ids or ()):
+            assert params.end_id is not None, "it would end at the model's own end ids"
+            if token in {params.end_id, *(params.stop_token_ids or ())} and not params.ignore_eos:
                 answer.finish_reason = "stop"
             elif len(answer.token_ids) == params.max_tokens:
                 answer.finish_reason = "length"

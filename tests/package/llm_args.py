@@ -52,6 +52,7 @@ def _drafting(line: str) -> dict[str, type[Strict]]:
     if line in ("1.2", "1.3"):
         base["max_concurrency"] = _optional(int)
     if line == "1.3":
+        base["allow_advanced_sampling"] = (bool, False)
         names = AliasChoices("speculative_model", "speculative_model_dir")
         base["speculative_model"] = (str | None, Field(None, validation_alias=names))
     else:
@@ -140,6 +141,8 @@ def classes(version: str) -> Mapping[str, type[Strict]]:
         "cuda_graph_config": (_Graphs | None, Field(default_factory=_Graphs)),
         "speculative_config": _optional(speculative),
     }
+    if line == "1.0":
+        found |= dict.fromkeys(("enable_trtllm_sampler", "enable_mixed_sampler"), (bool, False))
     if line != "1.0":
         found["attention_dp_config"] = _optional(create_model("AttentionDpConfig", __base__=Strict, **balance))
     return {**drafting, "TorchLlmArgs": create_model("TorchLlmArgs", __base__=Strict, **found)}

@@ -19,6 +19,9 @@ from trtforge.core.errors import ForgeError
 from trtforge.engine_process.messages import Submission
 from trtforge.engine_process.requests import GenerationRequest, Guide, Output, SamplingParams
 
+LATER = {"repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words_list", "runtime_top_p_decay"}
+LOGITS, SCORES = {"embedding_bias", "min_tokens"}, {"return_log_probs", "return_prompt_logprobs"}
+
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -76,9 +79,21 @@ def test_an_end_id_ends_and_is_no_part_of_the_answer(llm: Any) -> None:
     assert (last_params().end_id, last_params().stop_token_ids, last_params().ignore_eos) == (7, [9], False)
 
 
-def test_without_end_ids_nothing_ends_an_answer(llm: Any) -> None:
-    run(llm, GenerationRequest("a", (5,), max_tokens=2))
-    assert (last_params().end_id, last_params().ignore_eos) == (None, True)
+def test_an_end_id_that_the_api_has_as_a_stop_word_ends_at_the_last_token_too(llm: Any) -> None:
+    """TensorRT-LLM looks at the length before the stop words, so it says `length`."""
+    found = run(llm, GenerationRequest("a", (5, 9), max_tokens=2, end_ids=frozenset({7, 9})))
+    assert last_params().stop_token_ids == [9]
+    assert (tokens_of(found), found[-1].finish_reason) == ([5], "end_id")
+
+
+def test_without_end_ids_only_stop_words_end_an_answer(llm: Any) -> None:
+    """SamplingParams with no end id takes the model's own ones, and with `ignore_eos` it drops the stop words."""
+    sampling = SamplingParams(min_tokens=3)
+    found = run(llm, GenerationRequest("a", (5, 6, 7), max_tokens=9, stop_words=((6,),), sampling=sampling))
+    params = last_params()
+    assert (params.end_id, params.pad_id, params.ignore_eos, params.stop_token_ids) == (-1, 0, False, [6])
+    assert params.min_tokens is None  # it would forbid the vocabulary's last token
+    assert (tokens_of(found), found[-1].finish_reason) == ([5, 6], "stop_word")
 
 
 @pytest.mark.parametrize(("word", "expected"), [((6,), [5, 6]), ((6, 7), [5, 6, 7]), ((7, 5, 6), [5, 6, 7, 5, 6])])
@@ -94,11 +109,72 @@ def test_sampling_is_as_the_engines_do_it(llm: Any) -> None:
     sampling = SamplingParams(
         temperature=0.7, top_k=8, seed=3, repetition_penalty=1.2, min_tokens=2, embedding_bias=(0.5, 1.0)
     )
-    run(llm, GenerationRequest("b", (5,), 1, sampling, bad_words=((4,),)))
+    run(llm, GenerationRequest("b", (5,), 1, sampling, bad_words=((4,),), end_ids=frozenset({9})))
     params = last_params()
     assert (params.temperature, params.top_k, params.seed, params.repetition_penalty) == (0.7, 8, 3, 1.2)
     assert (params.min_tokens, params.bad_token_ids, params.detokenize) == (2, [4], False)
     assert params.embedding_bias.tolist() == [0.5, 1.0]
+    assert (params.top_p_decay, params.top_p_min, params.top_p_reset_ids) == (None, None, None)
+    run(llm, GenerationRequest("c", (5,), 1, SamplingParams(temperature=0.7, top_k=0)))  # all tokens, to the API
+    assert (last_params().temperature, last_params().top_k, last_params().top_p) == (None, None, None)
+    decaying = SamplingParams(top_p=0.9, top_p_decay=0.5, top_p_min=0.1, top_p_reset_id=4)
+    run(llm, GenerationRequest("d", (5,), 1, decaying))
+    assert (last_params().top_p, last_params().top_p_decay) == (0.9, 0.5)
+    assert (last_params().top_p_min, last_params().top_p_reset_ids) == (0.1, 4)
+
+
+@pytest.mark.parametrize(
+    ("version", "arguments", "ignored", "scores"),
+    [
+        ("1.3.0", {}, set(), True),
+        ("1.3.0rc24", {}, set(), True),
+        ("1.3.0rc20", {}, LATER, True),
+        ("1.2.1", {}, LATER, True),
+        ("1.2.1", {"sampler_type": "TRTLLMSampler"}, set(), True),
+        ("1.2.1", {"speculative_config": {"decoding_type": "NGram"}}, LATER, True),
+        ("1.2.1", {"speculative_config": {"decoding_type": "Eagle"}}, LATER | LOGITS, False),
+        ("1.3.0rc15.post1", {"speculative_config": {"decoding_type": "MTP"}}, LATER | LOGITS, False),
+        ("1.0.3", {"enable_trtllm_sampler": True}, set(), True),
+        ("1.0.0", {"enable_mixed_sampler": True}, LATER | LOGITS, True),
+    ],
+)
+def test_what_a_releases_sampler_ignores_is_refused_by_its_name(
+    version: str, arguments: dict[str, Any], ignored: set[str], scores: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(asset_directory("model_repo_templates") / "lib"))
+    from llmapi_sampling import Sampler  # type: ignore[import-not-found]
+
+    sampler = Sampler.of(version, arguments)
+    asked: dict[str, dict[str, Any]] = {
+        **{f"{name}_penalty": {f"{name}_penalty": 0.5} for name in ("repetition", "presence", "frequency")},
+        "runtime_top_p_decay": {"top_p": 0.9, "top_p_decay": 0.5},
+        "embedding_bias": {"embedding_bias": (0.5,)},
+        "min_tokens": {"min_tokens": 2},
+        "return_log_probs": {"return_log_probs": True},
+        "return_prompt_logprobs": {"prompt_log_probs": True},
+    }
+    refused = {}
+    for name, values in asked.items():
+        try:
+            sampler.require(GenerationRequest("a", (5,), 1, SamplingParams(**values)))
+        except ForgeError as error:
+            refused[name] = error.message
+    assert set(refused) | ({"bad_words_list"} & ignored) == ignored | (set() if scores else SCORES)
+    assert all(message.startswith(f"{name}: ") and version in message for name, message in refused.items())
+    if "bad_words_list" in ignored:
+        with pytest.raises(ForgeError, match=rf"^bad_words_list: the sampler of TensorRT-LLM {version} ignores it"):
+            sampler.require(GenerationRequest("a", (5,), 1, bad_words=((4,),)))
+
+
+def test_scores_that_would_end_other_requests_are_refused(llm: Any) -> None:
+    """MTPSampler asserts that no request of the batch asks for them; an assertion there ends every running request."""
+    from llmapi_sampling import Sampler
+
+    llm._sampler = Sampler.of("1.2.1", {"speculative_config": {"decoding_type": "MTP"}})
+    (failed,) = run(llm, GenerationRequest("a", (5,), 1, SamplingParams(return_log_probs=True)))
+    assert failed.error is not None
+    assert failed.error.message.startswith("return_log_probs: TensorRT-LLM 1.2.1 returns no log probabilities")
+    assert not fake_tensorrt_llm.MADE[-1].requests
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,13 @@ from trtforge.models.hf_export_plan import require_format
 from trtforge.plan.gpus import Gpu, gpu_named, require_formats
 from trtforge.plan.legality import require_warnings_only
 from trtforge.plan.limits import EngineLimits, Positions, derive_limits
-from trtforge.plan.llm_api_arguments import LlmApiModel, draft_source, feature_arguments, llm_api_problems
+from trtforge.plan.llm_api_arguments import (
+    LlmApiModel,
+    draft_source,
+    feature_arguments,
+    llm_api_problems,
+    sampler_arguments,
+)
 from trtforge.plan.published import require_published
 from trtforge.plan.speculation import stored
 
@@ -255,7 +261,8 @@ def _plan(
             dtype="fp8" if fp8_cache else "auto",
         ),
     )
-    args = args.with_values(feature_arguments(features, target), "engine.features")
+    set_by_features = {**feature_arguments(features, target), **sampler_arguments(features, target)}
+    args = args.with_values(set_by_features, "engine.features")
     require_llm_api(target, args)
     adapters = config.features.lora.adapters if config.features.lora is not None else ()
     return LlmapiPlan(args, target, limits, made_from, (*warnings, *notes), draft_source(features), adapters)

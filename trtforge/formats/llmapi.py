@@ -73,6 +73,7 @@ class SpeculativeArgs(Config):
     num_nextn_predict_layers: int | None = Field(None, ge=1)
     max_matching_ngram_size: int | None = Field(None, ge=1)
     max_concurrency: int | None = Field(None, ge=1)
+    allow_advanced_sampling: bool | None = None
     speculative_model_dir: str | None = Field(None, description="Relative to the file's own directory.")
     speculative_model: str | None = Field(None, description="Relative to the file's own directory.")
 
@@ -141,6 +142,8 @@ class LlmArgs(Config):
     gather_generation_logits: bool | None = None
     iter_stats_max_iterations: int | None = None
     request_stats_max_iterations: int | None = None
+    enable_trtllm_sampler: bool | None = None
+    enable_mixed_sampler: bool | None = None
     enable_lora: bool | None = None
     lora_config: LoraArgs = LoraArgs()
     kv_cache_config: KvCacheArgs = KvCacheArgs()

@@ -57,7 +57,7 @@ LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     },
     "tensorrt_llm": {
         "1": _ENGINE_MODEL,
-        "llmapi": (*_ENGINE_MODEL, "llmapi_arguments", "llmapi_engine", "llmapi_scores"),
+        "llmapi": (*_ENGINE_MODEL, "llmapi_arguments", "llmapi_engine", "llmapi_sampling", "llmapi_scores"),
     },
     "postprocessing": {"1": (*_PROCESS, "tokenizer_file")},
     "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "drafted_engine", "kserve_messages", "triton_engine")},

@@ -12,6 +12,7 @@ from trtforge.compile.stage import CompileOptions, plan_engine
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.digest import text_digest
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import FeaturesConfig
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import EngineConfig
@@ -20,6 +21,7 @@ from trtforge.formats.llmapi import MODEL_FILE, require_llm_api
 from trtforge.formats.trtllm import is_hugging_face, read_checkpoint_config
 from trtforge.migrate.migration import Left, Migration, migrate
 from trtforge.migrate.sources import Settings, read_settings
+from trtforge.plan.llm_api_arguments import sampler_arguments
 
 REPORT_FILE = "migration.json"
 _PADDING = 64
@@ -47,6 +49,7 @@ def run_migration(
     """
     settings = read_settings(options.source, options.engine, options.model)
     found = migrate(settings)
+    found.args = found.args.with_values(sampler_arguments(FeaturesConfig(), options.target), "migration")
     require_llm_api(options.target, found.args)
     if options.checkpoint is None:
         found.attention.append(Left("model", found.args.model, "path of the weights: give --checkpoint, or edit it"))

@@ -10,7 +10,7 @@ from typing import Any
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import OF_ENGINES, SPECULATION, FeaturesConfig, SpeculationMethod
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.llmapi import LlmArgs, at_least, require_llm_api, speculation_row
+from trtforge.formats.llmapi import LlmArgs, at_least, has_argument, require_llm_api, speculation_row
 from trtforge.models.registry import WITH_STATES, WITH_VISION_ONLY
 from trtforge.plan.gpus import gpu_named
 from trtforge.plan.legality import Problem
@@ -23,6 +23,8 @@ _SINCE_STATES = "1.2"
 """The first line of releases whose PyTorch backend has linear attention (examples of 1.2.0rc0.post1 run Qwen3-Next)."""
 _SINCE_STATES_OF_MORE = "1.3"
 """The first whose linear attention works with data parallelism and with MTP."""
+_GREEDY = ("eagle3", "mtp")
+"""The methods whose network chooses tokens itself: the likeliest, unless the configuration says otherwise."""
 GRAPH_BYTES = 200_000_000
 """The most GPU memory of one CUDA graph, by the description of `cuda_graph_config`."""
 
@@ -85,6 +87,19 @@ def feature_arguments(features: FeaturesConfig, version: str) -> Mapping[str, An
     return values | _speculative(features, version)
 
 
+def sampler_arguments(features: FeaturesConfig, version: str) -> Mapping[str, Any]:
+    """The arguments of a release whose default sampler takes the likeliest token whatever a request says.
+
+    That of 1.0 (`_process_requests` of TorchSampler, _torch/pyexecutor/sampler.py). TRTLLMSampler has all that requests
+    may ask for, but takes no drafted tokens; EAGLE-3 and MTP have samplers of their own, which are greedy.
+    """
+    method = _method(features)
+    if method in _GREEDY:
+        return {}
+    name = "enable_trtllm_sampler" if method is None else "enable_mixed_sampler"
+    return {name: True} if has_argument(version, name) else {}
+
+
 def _speculative(features: FeaturesConfig, version: str) -> dict[str, Any]:
     method = _method(features)
     if method is None or method in OF_ENGINES:
@@ -102,6 +117,8 @@ def _speculative(features: FeaturesConfig, version: str) -> dict[str, Any]:
             values |= {row.tokens: found.draft_tokens, "max_concurrency": found.max_requests}
     if features.ngram is not None:
         values["max_matching_ngram_size"] = features.ngram.matching
+    if method in _GREEDY and has_argument(version, "speculative_config.allow_advanced_sampling"):
+        values["allow_advanced_sampling"] = True
     return {f"speculative_config.{key}": value for key, value in values.items()}
 
 
