@@ -1,16 +1,19 @@
 """The arguments that the llmapi backend writes beside the weights, and what it refuses."""
 
 import json
+import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.compile.checkpoints import engine, llama
-from tests.compile.test_llmapi import Models, tensors_of
+from tests.compile.test_llmapi import Models, taken_apart, tensors_of
 from tests.conftest import DEMO_MODEL
 from tests.families import TINY
+from trtforge.compile.llmapi import plan_for_hugging_face
 from trtforge.compile.stage import CompileOptions, compile_engine, engine_plan_for, plan_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError, UsageError
@@ -44,7 +47,7 @@ def test_the_arguments_follow_from_checkpoint_and_limits() -> None:
         "enable_chunked_prefill": True,
         "kv_cache_config": {"enable_block_reuse": True, "dtype": "fp8", "tokens_per_block": 32},
     }
-    assert (found["processes"], found["longest_prompt"], found["warnings"]) == (8, 5119, [])
+    assert (found["processes"], found["longest_prompt"], len(found["warnings"])) == (8, 5119, 1)
 
 
 def test_features_that_are_off_are_off_in_the_arguments() -> None:
@@ -97,6 +100,50 @@ def test_int4_experts_are_refused() -> None:
     assert "--quant fp8" in caught.value.hint
 
 
+@pytest.mark.parametrize("quant", ["W4A16_AWQ", "FP8_PER_CHANNEL_PER_TOKEN"])
+def test_scales_that_tensorrt_llms_loaders_do_not_split_are_refused(quant: str) -> None:
+    """Those of Phi-3's fused projections, and of KV heads that several ranks repeat."""
+    with pytest.raises(ForgeError, match=f"cannot load Phi-3 in {quant}"):
+        planned(llama(quant, architecture="Phi3ForCausalLM"))
+    assert planned(llama("FP8", architecture="Phi3ForCausalLM"))["backend"] == "llmapi"
+    with pytest.raises(ForgeError, match=f"cannot load {quant} with 8 KV heads on tp 16") as caught:
+        planned(llama(quant, mapping=Parallel(tp=16).mapping()))
+    assert caught.value.hint == "Use tp 8 or less, or --quant fp8, nvfp4 or none."
+    assert planned(llama(quant, mapping=Parallel(tp=8).mapping()))["processes"] == 8
+    assert planned(llama("NVFP4", mapping=Parallel(tp=16).mapping()))["processes"] == 16
+
+
+@pytest.mark.parametrize(
+    ("architecture", "version", "said"),
+    [
+        ("FalconForCausalLM", "1.3.0", "TensorRT-LLM's PyTorch backend has no network for FalconForCausalLM"),
+        ("GraniteForCausalLM", "1.2.1", "TensorRT-LLM's PyTorch backend has no network for GraniteForCausalLM"),
+        ("Gemma2ForCausalLM", "1.2.1", "TensorRT-LLM 1.2.1: its PyTorch backend has no network for Gemma2ForCausalLM"),
+        ("Gemma2ForCausalLM", "1.3.0", None),
+        ("GptOssForCausalLM", "1.0.0", "TensorRT-LLM 1.0.0: its PyTorch backend has no network for GptOssForCausalLM"),
+        ("NemotronForCausalLM", "1.0.0", None),
+        ("OfTomorrowForCausalLM", "1.2.1", None),
+    ],
+)
+def test_networks_that_a_releases_pytorch_backend_lacks_are_refused(
+    architecture: str, version: str, said: str | None, tmp_path: Path
+) -> None:
+    """Of checkpoints and Hugging Face directories alike; an architecture that no data judges is taken."""
+    target = {"tensorrt_llm": version}
+    values = json.loads((DEMO_MODEL / "config.json").read_text()) | {"architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    config = engine(backend="llmapi", target=target)
+    if said is None:
+        assert plan_for_hugging_face(tmp_path, Parallel(), config).target == version
+        return
+    for plan in (
+        partial(planned, llama(architecture=architecture), target=target),
+        partial(plan_for_hugging_face, tmp_path, Parallel(), config),
+    ):
+        with pytest.raises(ForgeError, match=re.escape(said)):
+            plan()
+
+
 def test_a_dense_model_that_states_no_experts_is_taken() -> None:
     """Checkpoints of Qwen2 and Qwen3 have `moe` with num_experts 0."""
     dense = llama("W4A16_AWQ", moe={"num_experts": 0, "shared_expert_intermediate_size": 0, "top_k": 0})
@@ -117,13 +164,15 @@ def test_an_fp8_cache_of_an_unquantised_model_is_an_argument(models: Models) -> 
         engine(backend="llmapi"), models.checkpoint("llama", kv_cache="fp8"), NOWHERE, CompileOptions()
     ).as_json()
     assert "scaling factor 1" in found["warnings"][0]
+    assert "scaling factor 1" in planned(llama("FP8", "FP8"))["warnings"][0]
+    assert planned(llama("FP8"))["warnings"] == []
 
 
 def test_absorbed_queries_have_no_way_back(tmp_path: Path) -> None:
     TINY["deepseek_v2"]().half().save_pretrained(tmp_path / "hf")
     checkpoint = convert(ConvertConfig(), tmp_path / "hf", tmp_path / "checkpoint").path
     with pytest.raises(ForgeError, match="is a product of several tensors, which cannot be recovered") as caught:
-        compile_engine(engine(backend="llmapi"), checkpoint, tmp_path / "engine")
+        taken_apart(checkpoint)
     assert "compile HF_DIR OUT --backend llmapi" in caught.value.hint
 
 
@@ -131,7 +180,7 @@ def test_rows_that_conversion_leaves_out_have_no_way_back(tmp_path: Path) -> Non
     TINY["opt"]().half().save_pretrained(tmp_path / "hf")
     checkpoint = convert(ConvertConfig(), tmp_path / "hf", tmp_path / "checkpoint").path
     with pytest.raises(ForgeError, match=r"embed_positions\.weight is incomplete in a TensorRT-LLM checkpoint"):
-        compile_engine(engine(backend="llmapi"), checkpoint, tmp_path / "engine")
+        taken_apart(checkpoint)
 
 
 def test_a_layout_is_not_for_checkpoints(models: Models) -> None:

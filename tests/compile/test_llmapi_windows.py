@@ -25,8 +25,10 @@ def settings(version: str) -> Any:
     return engine(backend="llmapi", max_seq_len=MAX_SEQ_LEN, target={"tensorrt_llm": version})
 
 
-@pytest.mark.parametrize("version", ["1.2.1", "1.3.0"])
-@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [(name, version) for name in WINDOWED for version in ("1.2.1", "1.3.0") if (name, version) != ("gemma2", "1.2.1")],
+)
 def test_both_sources_of_a_model_get_the_windows_that_its_network_applies(
     name: str, version: str, tmp_path: Path
 ) -> None:

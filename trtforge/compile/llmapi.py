@@ -46,8 +46,9 @@ from trtforge.plan.speculation import stored
 TOKENS_PER_BLOCK = 32
 """KvCacheConfig's default (tensorrt_llm/llmapi/llm_args.py, 1.2)."""
 _SCALES_ARE_ONE = (
-    "The LLM API runs the FP8 KV cache of an unquantised model with scaling factor 1; the checkpoint's are not used."
+    "TensorRT-LLM's PyTorch backend runs an FP8 KV cache with scaling factor 1; the checkpoint's are not used."
 )
+"""`forward_impl` in _torch/modules/attention.py passes the scales of an NVFP4 cache only (1.3.0rc3)."""
 
 
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -121,7 +122,7 @@ def plan_for_checkpoint(model: CheckpointConfig, config: EngineConfig) -> Llmapi
     mixed = model.quantization.quantized_layers or {}
     require_mixed_precision(config.target.tensorrt_llm, {layer.quant_algo for layer in mixed.values()})
     cache = model.quantization.kv_cache_quant_algo == "FP8"
-    warnings = (_SCALES_ARE_ONE,) if cache and model.quantization.quant_algo is None else ()
+    warnings = (_SCALES_ARE_ONE,) if cache else ()
     layers = stored(model, "num_nextn_predict_layers") or 0
     chunk = integer(model, "attention_chunk_size")
     facts = LlmApiModel(model.parallel.tp, model.experts > 0, layers, model.architecture, chunk, model.parallel.pp)

@@ -299,6 +299,24 @@ def at_least(version: str, line: str) -> bool:
     return own not in lines or lines.index(own) >= lines.index(line)
 
 
+def network_since(architecture: str) -> str | None:
+    """The first line of releases whose PyTorch backend has this architecture, as far as the data judges it.
+
+    Raises ForgeError for one that no release has.
+    """
+    data = read_release_data("llmapi")
+    for entry in data["networks"]:
+        if entry["architecture"] == architecture:
+            if entry["since"] is None:
+                raise ForgeError(
+                    f"TensorRT-LLM's PyTorch backend has no network for {architecture}",
+                    hint="Use engine.backend tensorrt_llm or torch.",
+                )
+            since: str = entry["since"]
+            return since
+    return None
+
+
 def applies_windows(architecture: str, version: str) -> bool:
     """Whether a release's PyTorch backend applies the sliding windows of this Hugging Face architecture."""
     data = read_release_data("llmapi")

@@ -27,6 +27,8 @@ FLOAT32 = dtype_named("float32")
 HF_ALGORITHMS = (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "NVFP4", MIXED_PRECISION)
 """The algorithms that both layouts support."""
 
+_SCALED_ROWS = ("FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", MIXED_PRECISION)
+"""Those with scales of every output, which these loaders of TensorRT-LLM do not split like the weights (1.3.0rc3)."""
 _MIXED = {"float8_e4m3fn": "FP8", "uint8": "W4A16_AWQ"}
 """Of mixed precision: algorithms by the dtype of the packed weight."""
 Stored = Sequence[Mapping[str, StoredTensor]]
@@ -67,6 +69,28 @@ def require_format(config: CheckpointConfig) -> None:
             "W4A16_AWQ experts are not supported in a Hugging Face checkpoint for the LLM API: their pre-quantisation "
             "scale cannot be folded into a normalisation that the router reads too",
             hint="Convert with --quant fp8.",
+        )
+    if quantization.quant_algo in _SCALED_ROWS:
+        _require_scaled_rows(config, quantization.quant_algo)
+
+
+def _require_scaled_rows(config: CheckpointConfig, algorithm: str) -> None:
+    """Raises ForgeError where TensorRT-LLM's PyTorch backend cannot load scales of every output.
+
+    `load_weights` of modeling_phi3.py indexes them by two dimensions and packed weights by output;
+    `_duplicate_kv_weights` of checkpoints/hf/weight_mapper.py repeats weights of KV heads, and scales of NVFP4 only.
+    """
+    heads, tp = config.num_key_value_heads, config.parallel.tp
+    if config.architecture == "Phi3ForCausalLM":
+        raise ForgeError(
+            f"TensorRT-LLM's PyTorch backend cannot load Phi-3 in {algorithm}",
+            hint="Convert with --quant fp8, nvfp4 or none.",
+        )
+    if tp > heads:
+        raise ForgeError(
+            f"TensorRT-LLM's PyTorch backend cannot load {algorithm} with {heads} KV heads on tp {tp}: it repeats the "
+            "heads' weights, and not their scales",
+            hint=f"Use tp {heads} or less, or --quant fp8, nvfp4 or none.",
         )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import OF_ENGINES, SPECULATION, FeaturesConfig, SpeculationMethod
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.llmapi import LlmArgs, at_least, has_argument, require_llm_api, speculation_row
+from trtforge.formats.llmapi import LlmArgs, at_least, has_argument, network_since, require_llm_api, speculation_row
 from trtforge.models.registry import WITH_STATES, WITH_VISION_ONLY
 from trtforge.plan.gpus import gpu_named
 from trtforge.plan.legality import Problem
@@ -132,6 +132,7 @@ def draft_source(features: FeaturesConfig) -> str | None:
 def llm_api_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Problem]:
     """Errors and warnings for the features of an engine of the LLM API; `engine.features.lora` is resolved."""
     features, version = engine.features, engine.target.tensorrt_llm
+    yield from _network_problems(model.architecture, version)
     yield from _llama4_problems(engine, model)
     yield from _state_problems(engine, model)
     if model.architecture == "GptOssForCausalLM" and model.pp > 1:
@@ -166,6 +167,17 @@ def llm_api_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Probl
         yield Problem(
             "cuda_graphs", message, "Lower serving.kv_cache_fraction if the server needs more.", refuses=False
         )
+
+
+def _network_problems(architecture: str, version: str) -> Iterator[Problem]:
+    try:
+        since = network_since(architecture)
+    except ForgeError as error:
+        yield Problem("architecture", error.message, error.hint)
+        return
+    if since is not None and not at_least(version, since):
+        message = f"TensorRT-LLM {version}: its PyTorch backend has no network for {architecture}"
+        yield Problem("architecture", message, f"Use TensorRT-LLM {since}.x or later.")
 
 
 def _llama4_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Problem]:
