@@ -76,8 +76,8 @@ def test_an_engine_of_somebody_else_becomes_arguments(tmp_path: Path) -> None:
     found = migrated(foreign_engine(tmp_path / "engine"))
     values = found.args.to_json()
     assert values["tensor_parallel_size"] == 4
-    limits = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
-    assert [values[name] for name in limits] == [32, 5119, 5120, 8192, 1]
+    limits = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens")
+    assert [values[name] for name in limits] == [32, 5119, 5120, 8192]
     assert values["kv_cache_config"] == {"dtype": "fp8", "tokens_per_block": 32}
     assert values["dtype"] == "bfloat16"
     assert "lora_config" not in values
@@ -134,11 +134,13 @@ def test_without_adapters_nothing_is_said_of_them(tmp_path: Path) -> None:
         ({"max_draft_len": 5}, "build_config.max_draft_len", "speculative_config"),
         ({"gather_context_logits": True}, "build_config.gather_context_logits", "return_context_logits"),
         ({"weight_streaming": True}, "build_config.weight_streaming", "all weights on the GPU"),
+        ({"max_beam_width": 4}, "build_config.max_beam_width", "refuses every request whose beam width is not"),
     ],
 )
 def test_what_somebody_must_decide(tmp_path: Path, changes: dict[str, Any], key: str, said: str) -> None:
     found = migrated(foreign_engine(tmp_path / "engine", **changes))
     assert said in reason(found.attention, key)
+    assert found.args.max_beam_width is None
 
 
 def test_a_repository_adds_its_servers_settings(tmp_path: Path) -> None:
@@ -155,6 +157,7 @@ def test_a_repository_adds_its_servers_settings(tmp_path: Path) -> None:
         "max_attention_window_size": "4096,1024",
         "lora_cache_max_adapter_size": "32",
         "guided_decoding_backend": "",
+        "max_beam_width": "2",
         "gpu_device_ids": "0,1;2,3",
         "exclude_input_in_output": "true",
         "new_parameter": "x",
@@ -177,6 +180,8 @@ def test_a_repository_adds_its_servers_settings(tmp_path: Path) -> None:
     assert args["tensor_parallel_size"] == 4
     assert "serving.max_queue_size=7" in reason(found.attention, "dynamic_batching.max_queue_size")
     assert "CUDA_VISIBLE_DEVICES" in reason(found.attention, "gpu_device_ids")
+    assert "beam width" in reason(found.attention, "max_beam_width")
+    assert "max_beam_width" not in args
     assert reason(found.attention, "new_parameter") == "unknown setting"
     assert "one LLM serves all" in reason(found.attention, "instance_group.count")
     assert reason(found.dropped, "gpt_model_path") == "there is no engine to load"

@@ -55,6 +55,11 @@ _NO_ADAPTERS = (
 )
 _OLD_PATHS = "these are paths of the machine that built the engine: edit lora_config.lora_dir for the serving machine"
 _ALWAYS_PAGED = "the PyTorch backend's KV cache is always paged and its input always packed"
+_BEAMS = (
+    "the PyTorch backend refuses every request whose beam width is not max_beam_width, so the LLM serves single "
+    "answers: set it only for clients that all search with this width"
+)
+"""`_validate_request` in tensorrt_llm/_torch/pyexecutor/py_executor.py, 1.3.0rc3."""
 _NO_BUILD = "TensorRT's builder used it; the LLM API builds no engine"
 _SPECULATION = "speculative decoding is configured by speculative_config, with a model that the backend supports"
 
@@ -75,7 +80,7 @@ ENGINE: tuple[Rule, ...] = (
     Carry("build_config.max_input_len", "max_input_len", "integer"),
     Carry("build_config.max_seq_len", "max_seq_len", "integer"),
     Carry("build_config.max_num_tokens", "max_num_tokens", "integer"),
-    Carry("build_config.max_beam_width", "max_beam_width", "integer"),
+    Attend("build_config.max_beam_width", _BEAMS, (None, 0, 1)),
     Carry("build_config.plugin_config.tokens_per_block", "kv_cache_config.tokens_per_block", "integer"),
     Carry("forge.features.kv_reuse", "kv_cache_config.enable_block_reuse", "flag"),
     Carry("forge.features.chunked_context", "enable_chunked_prefill", "flag"),
@@ -118,7 +123,7 @@ REPOSITORY: tuple[Rule, ...] = (
     Carry("max_attention_window_size", "kv_cache_config.max_attention_window", "integers"),
     Carry("sink_token_length", "kv_cache_config.sink_token_length", "integer"),
     Carry("enable_chunked_context", "enable_chunked_prefill", "flag"),
-    Carry("max_beam_width", "max_beam_width", "integer"),
+    Attend("max_beam_width", _BEAMS, (None, "", "0", "1")),
     Carry("guided_decoding_backend", "guided_decoding_backend", "text"),
     Carry("iter_stats_max_iterations", "iter_stats_max_iterations", "integer"),
     Carry("request_stats_max_iterations", "request_stats_max_iterations", "integer"),

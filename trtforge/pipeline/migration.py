@@ -64,7 +64,7 @@ def _plan(found: Migration, options: MigrateOptions, out: Path) -> LlmapiPlan:
     """The plan of `compile` for the checkpoint, with the migrated arguments."""
     assert options.checkpoint is not None
     args = found.args
-    limits = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width")
+    limits = ("max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens")
     given = {name: value for name in limits if (value := getattr(args, name)) is not None}
     config = EngineConfig.parse(
         {
