@@ -82,6 +82,24 @@ def test_verification_reads_every_format(exports: Exports, format_: str, tmp_pat
     assert verify(out, exports[format_], gate).tensors_checked > 2 * (2 * 2 + 3)
 
 
+def test_single_layers_in_nvfp4_come_back_for_the_llm_api(exports: Exports, tmp_path: Path) -> None:
+    """Under the names, and with the bytes, that ModelOpt exported; q, k and v share a scale in between."""
+    checkpoint = convert(ConvertConfig(tp=2), exports["nvfp4"], tmp_path / "out").path
+    engine = EngineConfig.parse({"backend": "llmapi", "max_batch_size": 2, "max_seq_len": 64}, "test")
+    made = compile_engine(engine, checkpoint, tmp_path / "engine").path
+    found, source = load_file(made / "model.safetensors"), load_file(exports["nvfp4"] / "model.safetensors")
+    assert {name for name in source if not name.endswith(("k_scale", "v_scale"))} <= found.keys()
+    mlp = [name for name in source if ".mlp." in name and found[name].dtype is source[name].dtype]
+    assert sum(name.endswith(".weight_scale_2") for name in mlp) == 5
+    assert all(torch.equal(found[name].view(-1), source[name].view(-1)) for name in mlp)
+    written = json.loads((made / "hf_quant_config.json").read_text())["quantization"]["quantized_layers"]
+    given = json.loads((exports["nvfp4"] / "hf_quant_config.json").read_text())["quantization"]["quantized_layers"]
+    assert {name: layer["quant_algo"] for name, layer in written.items()} == {
+        name: layer["quant_algo"] for name, layer in given.items()
+    }
+    assert written["model.layers.1.mlp.down_proj"] == {"quant_algo": "NVFP4", "group_size": 16}
+
+
 @FORMATS
 def test_planned_weights_are_those_that_are_written(exports: Exports, format_: str, tmp_path: Path) -> None:
     model = find_model(str(exports[format_]))
@@ -97,7 +115,11 @@ def test_planned_weights_are_those_that_are_written(exports: Exports, format_: s
     ("options", "rule", "message"),
     [
         ({"recipe": on("tensorrt_llm")}, "mixed_precision", "engines of mixed precision are not supported"),
-        ({"recipe": on("llmapi")}, "mixed_precision", "is not known to run single layers in NVFP4"),
+        (
+            {"recipe": {"engine": {"backend": "llmapi", "target": {"tensorrt_llm": "1.1.0"}}}},
+            "mixed_precision",
+            "TensorRT-LLM 1.1.0 is not known to run single layers in FP8",
+        ),
         ({"recipe": on("torch"), "pp": 2}, "exclude_modules", "in the 2 pipeline stages"),
         ({"recipe": on("torch"), "quant": "fp8"}, "format", "ModelOpt made it nvfp4 and fp8, not fp8"),
     ],

@@ -66,9 +66,9 @@ class HfQuantization:
         """`quantized_layers` (`load_modelopt_quant_config` in tensorrt_llm/_torch/model_config.py)."""
         if self.algorithms is None:
             return None
+        more = {"W4A16_AWQ": self._awq(), "NVFP4": {"group_size": NVFP4_BLOCK}}
         return {
-            module: {"quant_algo": algorithm} | (self._awq() if algorithm == "W4A16_AWQ" else {})
-            for module, algorithm in self.algorithms.items()
+            module: {"quant_algo": algorithm} | more.get(algorithm, {}) for module, algorithm in self.algorithms.items()
         }
 
     def _awq(self) -> dict[str, Any]:

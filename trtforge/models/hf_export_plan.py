@@ -29,8 +29,6 @@ HF_ALGORITHMS = (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "NVFP4",
 
 _SCALED_ROWS = ("FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", MIXED_PRECISION)
 """Those with scales of every output, which these loaders of TensorRT-LLM do not split like the weights (1.3.0rc3)."""
-_MIXED = {"float8_e4m3fn": "FP8", "uint8": "W4A16_AWQ"}
-"""Of mixed precision: algorithms by the dtype of the packed weight."""
 Stored = Sequence[Mapping[str, StoredTensor]]
 """The tensors of each rank file, by name."""
 
@@ -118,8 +116,7 @@ class _Inverse:
             if len(own) == 1 and len(own[0].spec.shape) > 1:
                 unquantized.append(source.removesuffix(".weight"))
             elif len(own) > 1:
-                weight = next(tensor.spec for tensor in own if tensor.spec.name == source)
-                algorithms[source.removesuffix(".weight")] = _MIXED.get(weight.dtype.name, "")
+                algorithms[source.removesuffix(".weight")] = _algorithm([tensor.spec for tensor in own])
         tensors += self._kv_scales()
         mixed = self.config.quantization.quant_algo == MIXED_PRECISION
         return HfPlan(tuple(tensors), tuple(sorted(unquantized)), dict(sorted(algorithms.items())) if mixed else None)
@@ -247,6 +244,14 @@ class _Inverse:
         if found is None:
             raise ForgeError(f"rank {rank} of the checkpoint has no {target}", hint="Convert the model again.")
         return found
+
+
+def _algorithm(packed: Sequence[TensorSpec]) -> str:
+    """Of mixed precision: the algorithm of a linear layer, by its weight and scaling factors."""
+    if any(spec.name.endswith(".weight_scale_2") for spec in packed):
+        return "NVFP4"
+    weight = next(spec for spec in packed if spec.name.endswith(".weight"))
+    return "FP8" if weight.dtype.name == "float8_e4m3fn" else "W4A16_AWQ"
 
 
 def _matrix(part: Origin) -> tuple[int, int]:
