@@ -240,10 +240,13 @@ def legal(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     moe = st.fixed_dictionaries({"backend": st.none() | st.sampled_from(backends), "max_num_tokens": MOST})
     balance = st.fixed_dictionaries({"balance": st.just(True), "timeout_iters": MOST, "batching_wait_iters": MOST})
     attention = st.none() | st.just(True)
+    graphs = draw(GRAPHS)
     lora = st.none() | st.fixed_dictionaries({"max_rank": COUNTS, "gpu_fraction": st.floats(0.01, 0.5)})
+    if graphs not in (None, False) and version != "1.3.0":
+        lora = st.none()  # graphs hold no adapters there
     features = {
         **draw(METHODS),
-        "cuda_graphs": draw(GRAPHS),
+        "cuda_graphs": graphs,
         "moe": draw(st.none() | moe),
         "attention_dp": draw(attention | balance if version in LATER else attention),
         "lora": draw(lora),
@@ -271,6 +274,22 @@ def test_every_legal_setting_is_accepted_with_its_value(given: tuple[str, dict[s
     assert asked.get("moe_config", {}).get("backend") == moe.get("backend")
     assert asked.get("enable_attention_dp", False) is bool(attention)
     assert asked.get("gather_generation_logits", False) is features["generation_logits"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_adapters_answer_without_cuda_graphs_in_releases_whose_graphs_hold_none(version: str) -> None:
+    """CUDA graphs are on by default; before 1.3 their answers are the model's own."""
+    for features in ({"lora": True}, {"lora": True, "cuda_graphs": False}):
+        off = version != "1.3.0" or "cuda_graphs" in features
+        plan = planned(features, version)
+        assert ("cuda_graph_config: null" in plan.args.to_yaml()) is off
+        assert (accepted(plan, version).cuda_graph_config is None) is off
+    asked = {"lora": True, "cuda_graphs": {"padding": True}}
+    if version == "1.3.0":
+        assert accepted(planned(asked, version), version).cuda_graph_config.enable_padding is True
+        return
+    with pytest.raises(ForgeError, match=rf"cuda_graphs: those of TensorRT-LLM {version} answer without the adapters"):
+        planned(asked, version)
 
 
 def adapter(directory: Path, rank: int) -> Path:

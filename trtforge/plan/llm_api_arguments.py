@@ -21,8 +21,9 @@ _CHUNKS_WITH_DRAFTS = 100
 """The compute capability x 10 from which attention in chunks works with speculation."""
 _SINCE_STATES = "1.2"
 """The first line of releases whose PyTorch backend has linear attention (examples of 1.2.0rc0.post1 run Qwen3-Next)."""
-_SINCE_STATES_OF_MORE = "1.3"
-"""The first whose linear attention works with data parallelism and with MTP."""
+_SINCE_MORE = "1.3"
+"""The first whose linear attention works with data parallelism and with MTP, and whose CUDA graphs are known to hold
+adapters (CudaGraphLoraManager in 1.3.0rc3)."""
 _GREEDY = ("eagle3", "mtp")
 """The methods whose network chooses tokens itself: the likeliest, unless the configuration says otherwise."""
 GRAPH_BYTES = 200_000_000
@@ -76,7 +77,7 @@ def feature_arguments(features: FeaturesConfig, version: str) -> Mapping[str, An
                 "attention_dp_config.timeout_iters": attention.timeout_iters,
                 "attention_dp_config.batching_wait_iters": attention.batching_wait_iters,
             }
-    if graphs is not None and not graphs.enabled:
+    if (graphs is not None and not graphs.enabled) or (graphs is None and _without_graphs(features, version)):
         values["cuda_graph_config"] = None
     elif graphs is not None:
         values |= {
@@ -85,6 +86,12 @@ def feature_arguments(features: FeaturesConfig, version: str) -> Mapping[str, An
             "cuda_graph_config.enable_padding": graphs.padding,
         }
     return values | _speculative(features, version)
+
+
+def _without_graphs(features: FeaturesConfig, version: str) -> bool:
+    """Whether the answers of adapters need CUDA graphs to be off: they are on by default, and those of releases before
+    1.3 hold none (TensorRT-LLM's pull requests 5480 of July 2025 and 8279)."""
+    return features.lora is not None and not at_least(version, _SINCE_MORE)
 
 
 def sampler_arguments(features: FeaturesConfig, version: str) -> Mapping[str, Any]:
@@ -155,6 +162,9 @@ def llm_api_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Probl
         fix = "Each GPU holds the attention weights of all heads, and the whole KV cache of its own requests."
         yield Problem("attention_dp", message, fix, refuses=False)
     graphs = features.cuda_graphs
+    if graphs is not None and graphs.enabled and _without_graphs(features, version):
+        message = f"engine.features.cuda_graphs: those of TensorRT-LLM {version} answer without the adapters"
+        yield Problem("cuda_graphs", message, "Leave it out: with engine.features.lora they are off.")
     largest = max(graphs.batch_sizes or (graphs.max_batch_size or 0,)) if graphs is not None else 0
     if largest > engine.max_batch_size:
         message = f"engine.features.cuda_graphs: batch size {largest} exceeds engine.max_batch_size"
@@ -211,11 +221,11 @@ def _state_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Proble
     if features.lora is not None:
         message = f"engine.features.lora: TensorRT-LLM is not known to have adapters for {model.architecture}"
         yield Problem("lora", message, "Leave it out.")
-    method, known = _method(features), at_least(version, _SINCE_STATES_OF_MORE)
+    method, known = _method(features), at_least(version, _SINCE_MORE)
     for name in ("attention_dp", "mtp", "eagle3"):
         if getattr(features, name) is not None and not known:
             message = f"engine.features.{name}: TensorRT-LLM {version} does not have it for {model.architecture}"
-            yield Problem("states", message, f"Leave it out, or use TensorRT-LLM {_SINCE_STATES_OF_MORE}.x.")
+            yield Problem("states", message, f"Leave it out, or use TensorRT-LLM {_SINCE_MORE}.x.")
     if method is not None:
         message = f"engine.features.{method}: not every release of TensorRT-LLM can take back the states that drafts "
         fix = "Compare answers with and without it, or leave it out."
@@ -233,6 +243,11 @@ def _speculation_problems(features: FeaturesConfig, model: LlmApiModel) -> Itera
     if features.draft is not None and features.draft.model is None:
         message = "engine.features.draft: the LLM API runs the draft model itself, and draft.model is not set"
         yield Problem("draft", message, "Set engine.features.draft.model.")
+    method = _method(features)
+    if method in _GREEDY and model.pp > 1:
+        # docs/source/features/feature-combination-matrix.md, 1.3.0rc3
+        message = f"engine.features.{method}: TensorRT-LLM's documentation rules it out with pp {model.pp}"
+        yield Problem("speculation", message, "Use --pp 1 and a larger --tp, or leave it out.", refuses=False)
     if features.mtp is not None and model.mtp_layers == 0:
         message = "engine.features.mtp: the model has no MTP layers (num_nextn_predict_layers)"
         yield Problem("speculation", message, "Use engine.features.ngram, which needs no weights.")
