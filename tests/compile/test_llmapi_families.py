@@ -230,10 +230,13 @@ def test_the_language_part_is_converted_and_the_vision_part_copied(name: str, tm
     assert found.keys() == source.keys()
     for key, tensor in source.items():
         assert torch.allclose(found[key], tensor, rtol=0, atol=1e-6), key
-    _, out = quantised(model, "fp8", tmp_path / "q", tp=2)
+    _, out = quantised(model, "fp8", tmp_path / "q", tp=2, exclude_modules=["*.layers.1.mlp.down_proj"])
     found = tensors_of(out)
     described = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
     assert "language_model.model.layers.0.mlp.up_proj.weight_scale" in found
+    left = "model.layers.1.mlp.down_proj"  # TensorRT-LLM's language model, of its own, gets the same list
+    assert f"language_model.{left}.weight_scale" not in found
+    assert {left, f"language_model.{left}"} <= set(described["exclude_modules"])
     vision = [key for key in source if key.startswith("vision_tower.") and source[key].dim() == 2]
     assert vision
     for key in vision:

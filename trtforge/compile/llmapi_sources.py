@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from trtforge.formats.older_config import with_older_names
 from trtforge.formats.quantization_values import without_quantization
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import CARRIED_FILE, LAYERS_FILE, CheckpointConfig, rank_file
+from trtforge.models.families.multimodal import NESTED
 from trtforge.models.hf_export_plan import hf_plan
 from trtforge.models.hf_tensors import HfPlan, copied
 from trtforge.models.predictor import predictor_modules
@@ -97,7 +98,8 @@ class CheckpointSource:
             changed = {key: self.model.dtype for key in ("dtype", "torch_dtype") if key in text}
             config["text_config"] = text | changed
         if self.model.quantization.quant_algo is not None:
-            quantization = HfQuantization(self.model.quantization, self.tensors.unquantized, self.tensors.algorithms)
+            excluded = _with_names_inside(self.tensors.unquantized)
+            quantization = HfQuantization(self.model.quantization, excluded, self.tensors.algorithms)
             layers = quantization.quant_cfg()
             if layers is not None:
                 _write_json(out / LAYERS_FILE, layers)
@@ -203,6 +205,16 @@ def write_engine(
     beside.write(out, progress)
     (out / MODEL_FILE).write_text(plan.args.to_yaml())
     return source.write(out, progress)
+
+
+def _with_names_inside(modules: Sequence[str]) -> tuple[str, ...]:
+    """Excluded modules, those of a multimodal model's language model also under the names that they have in it.
+
+    TensorRT-LLM makes the language model a model of its own and gives it the list unchanged (`get_sub_model_config` in
+    tensorrt_llm/_torch/models/modeling_gemma3vl.py, 1.3.0rc3; modeling_mistral.py likewise).
+    """
+    inside = (name.removeprefix(NESTED) for name in modules if name.startswith(NESTED))
+    return (*modules, *inside)
 
 
 def _require_published_names(checkpoint: HfCheckpoint) -> None:
