@@ -1,5 +1,6 @@
 """compose.yaml: what Compose accepts, and what a server needs."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from tests.deploy.conftest import tensorrt_repository
 from tests.deploy.objects import compose_faults, server_command
 from tests.serve.test_launchers import RUNTIME, plan
 from trtforge import __version__
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import open_artifact
-from trtforge.deploy.compose import compose_files, plan_compose
+from trtforge.deploy.compose import compose_files, plan_compose, unreadable
 from trtforge.deploy.config import ComposeConfig
 
 
@@ -42,6 +43,7 @@ def test_the_server_has_the_command_of_serve_and_no_rights(one_rank: Path, tmp_p
     assert {port["host_ip"] for port in found["ports"]} == {"127.0.0.1"}
     assert found["ulimits"]["memlock"] == -1
     assert found["shm_size"] == "2gb"
+    assert found["tmpfs"] == ["/tmp:mode=1777,exec"]
     assert found["environment"]["TRTFORGE_GRPC_URL"] == "127.0.0.1:8001"
 
 
@@ -73,6 +75,43 @@ def test_the_repository_is_mounted_from_where_it_is(one_rank: Path, tmp_path: Pa
     assert mount["target"] == "/srv/$$llm"  # Compose would replace $llm
 
 
+def test_a_path_is_what_compose_makes_of_it(one_rank: Path, tmp_path: Path) -> None:
+    """Its defaults end at the first brace, and it goes up by names alone, also from behind a symbolic link."""
+    odd = tensorrt_repository(tmp_path / "a } b", 1)
+    (mount,) = service(files(odd, tmp_path / "out"))["volumes"]
+    assert mount["source"] == "../a } b/repository"
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "away")
+    (mount,) = service(files(one_rank, tmp_path / "link" / "out"))["volumes"]
+    assert mount["source"] == f"${{TRTFORGE_REPOSITORY:-{one_rank}}}"
+
+
+def test_what_the_user_of_the_container_may_not_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository, keys = tensorrt_repository(tmp_path, 1), tmp_path / "keys"
+    config = ComposeConfig(api_key_file=keys)
+
+    def said() -> list[str]:
+        return list(unreadable(open_artifact(repository, "repository"), config, repository))
+
+    (missing,) = said()
+    assert missing.startswith(f"{keys} does not exist yet")
+    keys.write_text("short\n")
+    with pytest.raises(ForgeError, match="line 1: a key has at least 16 printable"):
+        said()
+    keys.write_text("0123456789abcdef\n")
+    assert said() == []
+    monkeypatch.setattr("trtforge.deploy.compose.USER", os.getuid() + 1000)  # another one than that of the test
+    keys.chmod(0o600)
+    (repository / "ensemble").chmod(0o700)
+    directory, file = said()
+    user = os.getuid() + 1000
+    assert directory == (
+        f"user {user}, as which the server runs, may not read {repository / 'ensemble'}: "
+        f"allow it with `chmod -R a+rX {repository}`"
+    )
+    assert file.endswith(f"may not read {keys}: allow it with `chown {user} {keys}`")
+
+
 def test_the_embedded_engine_gets_an_image_of_its_own(embedded: Path, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     found = files(embedded, tmp_path, openai_port=9003, api_key_file=keys, host="0.0.0.0", http_port=9000)
@@ -91,6 +130,18 @@ def test_the_embedded_engine_gets_an_image_of_its_own(embedded: Path, tmp_path: 
     assert "--api-key-file" in server["command"]
     assert "deploy" not in server
     assert "TRTFORGE_API_KEY=$$(grep" in server["healthcheck"]["test"][3]
+
+
+def test_a_port_of_the_host_is_given_once(embedded: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match="--http-port and --metrics-port are the same port of the host: 8002"
+    ) as caught:
+        files(embedded, tmp_path, http_port=8002)
+    assert caught.value.hint == "Choose different ports."
+    with pytest.raises(UsageError, match="--metrics-port and --openai-port are the same port of the host: 8002"):
+        files(embedded, tmp_path, openai_port=8002)
+    ports = service(files(embedded, tmp_path, http_port=8001, api_key_file=tmp_path / "keys"))["ports"]
+    assert [port["published"] for port in ports] == ["8001", "8002"], "with keys, gRPC has none"
 
 
 def test_what_one_host_cannot_serve_is_said(one_rank: Path, tmp_path: Path) -> None:

@@ -1,10 +1,13 @@
 """compose.yaml: one server on one host, with Docker Compose."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from shlex import join
 from typing import Any
 
+from trtforge.core.api_keys import read_key_file
+from trtforge.core.errors import UsageError
 from trtforge.core.manifest import Manifest
 from trtforge.deploy.config import ComposeConfig
 from trtforge.deploy.images import WHEEL_CONTEXT, dockerfiles
@@ -19,14 +22,24 @@ _OPEN_FILES = 65536
 
 
 def plan_compose(manifest: Manifest, config: ComposeConfig) -> Workload:
-    """The container. Raises ForgeError for what cannot be served by one."""
-    return plan_workload(
+    """The container. Raises ForgeError for what cannot be served by one, and for a port that is given twice."""
+    workload = plan_workload(
         manifest,
         image=config.image,
         drain_timeout=config.drain_timeout,
         keys=config.api_key_file is not None,
         openai=config.openai_port is not None,
     )
+    options: dict[int | None, str] = {}
+    for name, port in _of_host(workload, config).items():
+        option = f"--{name}-port"
+        if port in options:
+            raise UsageError(
+                f"{options[port]} and {option} are the same port of the host: {port}",
+                hint="Choose different ports.",
+            )
+        options[port] = option
+    return workload
 
 
 def compose_files(workload: Workload, config: ComposeConfig, repository: Path, out: Path) -> dict[str, str]:
@@ -43,14 +56,47 @@ def compose_files(workload: Workload, config: ComposeConfig, repository: Path, o
     return {COMPOSE_FILE: as_yaml(value), **dockerfiles(workload)}
 
 
+def unreadable(manifest: Manifest, config: ComposeConfig, repository: Path) -> Iterator[str]:
+    """Warnings of files here that the container's user may not read. Raises ForgeError for a file without keys."""
+    names = sorted({part.as_posix() for name in manifest.files for part in (Path(name), *Path(name).parents)})
+    found = next((path for name in names if (path := repository / name).exists() and not _may_read(path)), None)
+    if found is not None:
+        fix = join(["chmod", "-R", "a+rX", str(repository)])
+        yield f"user {USER}, as which the server runs, may not read {found}: allow it with `{fix}`"
+    file = config.api_key_file
+    if file is None:
+        return
+    if not file.exists():
+        yield f"{file} does not exist yet: write the API keys to it, one per line, before the server starts"
+        return
+    read_key_file(file)
+    if not _may_read(file):
+        fix = join(["chown", str(USER), str(file)])
+        yield f"user {USER}, as which the server runs, may not read {file}: allow it with `{fix}`"
+
+
+def _may_read(path: Path) -> bool:
+    """Whether the container's user may read a file, or a directory and what is in it."""
+    found = path.stat()
+    needed = 0o5 if path.is_dir() else 0o4
+    shift = 6 if found.st_uid == USER else 3 if found.st_gid == USER else 0
+    return (found.st_mode >> shift) & needed == needed
+
+
 def relative(path: Path, out: Path) -> str:
-    """A path from the directory of compose.yaml, which begins with a dot as Compose expects it of a path."""
+    """A path from the directory of compose.yaml, which begins with a dot as Compose expects it of a path.
+
+    Compose goes up by names alone: where `out` is behind a symbolic link, that leads elsewhere, and the path is whole.
+    """
+    if out.resolve() != Path(os.path.abspath(out)):
+        return _escaped(str(path.resolve()))
     found = os.path.relpath(path.resolve(), out.resolve())
     return _escaped(found if found.startswith(".") else f"./{found}")
 
 
 def _service(workload: Workload, config: ComposeConfig, repository: str) -> Mapping[str, Any]:
-    source = f"${{{REPOSITORY_VARIABLE}:-{repository}}}"
+    # A default ends at the first brace, which Compose cannot escape.
+    source = repository if "}" in repository else f"${{{REPOSITORY_VARIABLE}:-{repository}}}"
     mounts: list[Mapping[str, Any]] = [
         {
             "type": "bind",
@@ -80,7 +126,7 @@ def _service(workload: Workload, config: ComposeConfig, repository: str) -> Mapp
         "init": True,
         "user": f"{USER}:{USER}",
         "read_only": True,
-        "tmpfs": [f"{SCRATCH}:mode=1777"],
+        "tmpfs": [f"{SCRATCH}:mode=1777,exec"],  # not noexec: compiled kernels are loaded from there
         "shm_size": f"{SHARED_MEMORY_GIB}gb",
         "ulimits": {"memlock": -1, "stack": STACK_BYTES, "nofile": _OPEN_FILES},
         "cap_drop": ["ALL"],
@@ -100,16 +146,21 @@ def _service(workload: Workload, config: ComposeConfig, repository: str) -> Mapp
 
 def _ports(workload: Workload, config: ComposeConfig) -> list[Mapping[str, Any]]:
     """Ports of the host, on its loopback interface unless another address is given."""
-    of_host = {
+    return [
+        {"name": name, "target": workload.ports[name], "published": str(port), "host_ip": config.host}
+        for name, port in _of_host(workload, config).items()
+    ]
+
+
+def _of_host(workload: Workload, config: ComposeConfig) -> dict[str, int | None]:
+    """The port of the host for each of the container."""
+    ports = {
         "http": config.http_port,
         "grpc": config.grpc_port,
         "metrics": config.metrics_port,
         "openai": config.openai_port,
     }
-    return [
-        {"name": name, "target": port, "published": str(of_host[name]), "host_ip": config.host}
-        for name, port in workload.ports.items()
-    ]
+    return {name: ports[name] for name in workload.ports}
 
 
 def _escaped(word: str) -> str:

@@ -12,7 +12,7 @@ from trtforge.core.digest import text_digest
 from trtforge.core.manifest import FileRecord, Identity, require_manifest
 from trtforge.deploy.chart import chart
 from trtforge.deploy.cluster import plan_cluster
-from trtforge.deploy.compose import COMPOSE_FILE, compose_files, plan_compose
+from trtforge.deploy.compose import COMPOSE_FILE, compose_files, plan_compose, unreadable
 from trtforge.deploy.config import ClusterConfig, ComposeConfig, DeployConfig, Target
 from trtforge.deploy.images import DOCKERFILE, REPOSITORY_DOCKERFILE, WHEEL_CONTEXT
 from trtforge.deploy.kubernetes import KUSTOMIZATION, manifests
@@ -49,17 +49,18 @@ def plan_deployment(target: Target, config: DeployConfig, repository: Path, out:
     if isinstance(config, ComposeConfig):
         workload = plan_compose(manifest, config)
         files = compose_files(workload, config, repository, out)
+        warnings = (*workload.warnings, *unreadable(manifest, config, repository))
         start = ["docker", "compose", "--file", str(out / COMPOSE_FILE), "up", "--detach"]
     else:
         assert isinstance(config, ClusterConfig)
         cluster = plan_cluster(manifest, config)
-        workload = cluster.workload
+        workload, warnings = cluster.workload, cluster.workload.warnings
         files = chart(cluster) if target == "helm" else manifests(cluster)
         place = ["--namespace", config.namespace, "--create-namespace"]
         kubectl = ["kubectl", "apply", "--kustomize", str(out)]
         start = ["helm", "install", config.name, str(out), *place] if target == "helm" else kubectl
     commands = [*_image_commands(target, config, workload, files, repository, out), start]
-    for warning in workload.warnings:
+    for warning in warnings:
         _LOG.warning(warning)
     if target != "compose" and workload.image == EMBEDDED_IMAGE:
         _LOG.warning(
