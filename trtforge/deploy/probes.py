@@ -8,17 +8,26 @@ from trtforge.core.api_keys import KEY_VARIABLE
 from trtforge.core.defaults import LOOPBACK
 from trtforge.core.server_errors import QUEUE_FULL, TRITON_QUEUE_FULL
 from trtforge.deploy.values import Node
+from trtforge.formats.prometheus import GENERAL, REQUESTS
 
 STARTUP_PERIOD, LIVE_PERIOD, READY_PERIOD = 10, 10, 20  # seconds
 FAILURES = 3
 READY_TIMEOUT = READY_PERIOD  # seconds; a full queue answers late
+_METRICS_TIMEOUT = 2  # seconds
 PRE_STOP = 5  # seconds until no load balancer sends requests to a pod that ends
 PULL_SECONDS = 1800  # until an image of 20 GB is there
 EXIT_MARGIN = 15  # seconds after draining
 
 _KEY = "^[[:space:]]*[^#[:space:]]"  # the first line that is neither empty nor a comment
 _GENERATE = """\
-import json, urllib.error, urllib.request
+import json, re, urllib.error, urllib.request
+def iterations():
+    try:
+        text = urllib.request.urlopen("http://{metrics}/metrics", timeout={metrics_timeout}).read().decode()
+    except OSError:
+        return []
+    return re.findall(r'{general}{{.*"iteration_counter".*}} (\\S+)', text)
+before = iterations()
 body = json.dumps({{"text_input": "Hello", "max_tokens": 1}}).encode()
 headers = {{"Content-Type": "application/json"}}
 request = urllib.request.Request("http://{url}/v2/models/{model}/generate", body, headers)
@@ -28,6 +37,9 @@ except urllib.error.HTTPError as error:
     text = error.read().decode()
     if not any(full in text for full in {full}):
         raise
+except TimeoutError:
+    if iterations() in ([], before):
+        raise
 """
 _DRAIN = """\
 import re, time, urllib.request
@@ -35,7 +47,7 @@ until = time.monotonic() + {seconds}
 time.sleep({before})
 while time.monotonic() < until:
     text = urllib.request.urlopen("http://{url}/metrics", timeout=5).read().decode()
-    if not any(map(float, re.findall(r'nv_trt_llm_request_metrics{{.*"(?:active|waiting)".*}} (\\S+)', text))):
+    if not any(map(float, re.findall(r'{requests}{{.*"(?:active|waiting)".*}} (\\S+)', text))):
         break
     time.sleep(1)
 """
@@ -66,16 +78,27 @@ def embedded_probes(model: str, port: int, keys: Path | None) -> Probes:
     return _probes(command)
 
 
-def triton_probes(model: str, port: int) -> Probes:
-    """Probes of Triton itself, whose image has Python and not trtforge: a token is generated, or the queue is full."""
-    full = (QUEUE_FULL, TRITON_QUEUE_FULL)
-    program = _GENERATE.format(url=f"{LOOPBACK}:{port}", model=model, timeout=READY_TIMEOUT - 1, full=full)
+def triton_probes(model: str, port: int, metrics: int) -> Probes:
+    """Probes of Triton itself, whose image has Python and not trtforge.
+
+    A token is generated, or the queue is full, or the engine goes on while the probe's request waits in it.
+    """
+    program = _GENERATE.format(
+        url=f"{LOOPBACK}:{port}",
+        metrics=f"{LOOPBACK}:{metrics}",
+        model=model,
+        general=GENERAL,
+        metrics_timeout=_METRICS_TIMEOUT,
+        timeout=READY_TIMEOUT - 2 * _METRICS_TIMEOUT - 1,
+        full=(QUEUE_FULL, TRITON_QUEUE_FULL),
+    )
     return _probes(("python3", "-c", program))
 
 
 def drain_command(port: int, seconds: int) -> tuple[str, ...]:
     """Waits up to `seconds` until no request runs: mpirun ends its ranks a second after the signal."""
-    return ("python3", "-c", _DRAIN.format(url=f"{LOOPBACK}:{port}", seconds=PRE_STOP + seconds, before=PRE_STOP))
+    program = _DRAIN.format(url=f"{LOOPBACK}:{port}", requests=REQUESTS, seconds=PRE_STOP + seconds, before=PRE_STOP)
+    return ("python3", "-c", program)
 
 
 def _probes(ready: tuple[str, ...]) -> Probes:

@@ -168,7 +168,7 @@ def _triton(facts: RepositoryFacts, config: ServerConfig, image: str | None, byt
         environment=model_environment(config) | NO_BYTECODE | variables | {"HOME": SCRATCH},
         root=str(root),
         ports={"http": HTTP, "grpc": GRPC, "metrics": METRICS},
-        probes=triton_probes(facts.model("ensemble"), HTTP),
+        probes=triton_probes(facts.model("ensemble"), HTTP, METRICS),
         memory=_SERVER_MEMORY + _GPU_MEMORY,
         start_seconds=_START_SECONDS + math.ceil(bytes_ / _READ_BYTES_PER_SECOND),
         drain_seconds=math.ceil(config.drain_timeout),
