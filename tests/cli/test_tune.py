@@ -120,6 +120,7 @@ def test_a_server_that_failed_is_no_lack_of_time(run: Any, build: Path, finding:
     finding(Variant(), trials=(PRESENT, cut))
     _, out, _ = run("tune", "build")
     assert "the repetitions ended early, since a server failed: max_batch_size 4: it ended\n" in out
+    assert "  server failed\n" in out
     assert "the time ended" not in out
 
 

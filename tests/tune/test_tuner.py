@@ -1,6 +1,5 @@
 """The run as a whole: which servers are started and what is concluded, with servers whose figures are given."""
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,14 +33,20 @@ class Machine:
         self.running = 0
         self.ends_after = 10**9
         self.fails_after = 10**9
+        self.failing = ""
+        """The only variant that fails then, if it is named."""
+        self.seconds, self.clock = 0.0, 0.0
+        """What the start of a server takes, and a load; and the time, which passes only so."""
         self.slow = ""
         """The only variant whose times are those of `first`, if it is named; those of the others are short."""
 
     @contextmanager
     def served(self, variant: Variant) -> Iterator[LocalServer]:
-        if variant.name not in self.speeds or len(self.started) >= self.fails_after:
+        broken = len(self.started) >= self.fails_after and self.failing in ("", variant.name)
+        if variant.name not in self.speeds or broken:
             raise ForgeError(f"{variant.name} does not start\nwith more lines", hint="")
         self.started.append(variant.name)
+        self.clock += self.seconds
         self.running += 1
         assert self.running == 1
         yield LocalServer(variant.name, "", "")
@@ -51,6 +56,7 @@ class Machine:
         if len(self.measured) >= self.ends_after:
             return None
         self.measured.append((name, level))
+        self.clock += self.seconds
         tokens = self.speeds[name].get(level, 1500.0) * WAVES[len(self.measured) % len(WAVES)]
         first = self.first.get(level, float(level)) if self.slow in ("", name) else float(level)
         return Answers(level, LOAD.requests * LOAD.max_tokens / tokens, (128,), (320,), (first,), (1.0,), (first + 9,))
@@ -77,7 +83,8 @@ def tune(monkeypatch: pytest.MonkeyPatch) -> Any:
             model="ensemble",
             tokenizer=Path("tokenizer.json"),
         )
-        budget = Budget(time.monotonic() + seconds, 4)
+        monkeypatch.setattr("trtforge.tune.tuner.time", SimpleNamespace(monotonic=lambda: machine.clock))
+        budget = Budget(machine.clock + seconds, 4)
         engine = Limits("torch", 32, 8192, chunked_context=True)
         return Tuner(place, engine, goal or Goal(), LOAD, budget, Silent(), said.append).run()
 
@@ -174,3 +181,57 @@ def test_without_time_the_present_settings_stay(tune: Any) -> None:
     ended.ends_after = 0
     with pytest.raises(ForgeError, match="the time ended before the first load was measured"):
         tune(ended)
+
+
+def test_a_short_time_is_used(tune: Any) -> None:
+    """Repetitions of what was measured are certain, those of what is not take no time away."""
+    better = speeds(max_batch_size_at_8={32: 2600.0})
+    machine = Machine(better, {})
+    machine.seconds = 1
+    found = tune(machine, seconds=20.5, kv=10**6)  # 4 for all loads of the present settings, 2 for each later server
+    assert found.recommended.changes == {"max_batch_size": 8}
+    assert len(by_name(found)["max_batch_size 8"].comparison.variant) == 3
+    assert by_name(found)["max_num_tokens 1024"].untried == NO_TIME
+    assert machine.clock == 20
+    shorter = Machine(better, {})
+    shorter.seconds = 1
+    found = tune(shorter, seconds=9, kv=10**6)
+    assert found.recommended == Variant()
+    assert len(by_name(found)["max_batch_size 8"].points) == 1
+    assert shorter.clock == 8
+
+
+def test_a_second_variant_is_not_repeated_without_time_for_both(tune: Any) -> None:
+    machine = Machine(speeds(max_batch_size_at_8={32: 2600.0}, max_batch_size_at_16={32: 2300.0}), {})
+    machine.seconds = 1
+    found = tune(machine, seconds=24.5, kv=10**6)
+    assert found.recommended.changes == {"max_batch_size": 8}
+    assert by_name(found)["max_batch_size 16"].comparison.verdict == "too few repetitions"
+
+
+def test_a_variant_whose_server_fails_ends_only_its_own_repetitions(tune: Any) -> None:
+    machine = Machine(speeds(max_batch_size_at_8={32: 2600.0}, max_batch_size_at_16={32: 2300.0}), {})
+    machine.fails_after, machine.failing = 4, "max_batch_size 16"
+    found = tune(machine, kv=10**6)
+    assert found.recommended.changes == {"max_batch_size": 8}
+    assert len(by_name(found)["max_batch_size 8"].comparison.variant) == 4
+    assert by_name(found)["max_batch_size 16"].failed == "max_batch_size 16 does not start"
+
+
+def test_a_variant_whose_server_failed_is_not_recommended(tune: Any) -> None:
+    machine = Machine(speeds(max_batch_size_at_8={32: 2600.0}), {})
+    machine.fails_after, machine.failing = 9, "max_batch_size 8"  # in the last repetition
+    found = tune(machine, kv=10**6)
+    assert by_name(found)["max_batch_size 8"].comparison.verdict == "better"
+    assert found.recommended == Variant()
+
+
+def test_what_was_found_is_kept_if_the_last_server_fails(tune: Any) -> None:
+    machine = Machine(speeds(max_batch_size_at_8={28: 2600.0}), {32: 500.0})
+    found = tune(machine, Goal(ttft=100), kv=10**6)
+    assert found.recommended.changes == {"max_batch_size": 8}
+    last = len(machine.started) - 1
+    failing = Machine(machine.speeds, machine.first)
+    failing.fails_after = last
+    again = tune(failing, Goal(ttft=100), kv=10**6)
+    assert (len(failing.started), again.recommended) == (last, found.recommended)

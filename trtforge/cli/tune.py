@@ -232,6 +232,8 @@ def _figures(point: "Point") -> tuple[str, ...]:
 
 def _result(trial: "Trial") -> str:
     found = trial.comparison
+    if trial.failed:
+        return "server failed"
     if found is None:
         return trial.untried or ("not better" if trial.variant.changes else "")
     if broken := found.variant.count(0):
@@ -257,6 +259,7 @@ def _untried(tuning: "Tuning") -> list[str]:
 
 def _conclusion(tuning: "Tuning") -> list[str]:
     from trtforge.tune.result import NO_TIME, recipe_lines
+    from trtforge.tune.variants import PRESENT
 
     lines = []
     if tuning.recommended.changes:
@@ -266,10 +269,15 @@ def _conclusion(tuning: "Tuning") -> list[str]:
         measured = any(trial.points for trial in tuning.trials if trial.variant.changes)
         why = "better beyond the noise" if measured else "measured"
         lines.append(f"recommended: the present settings; no variant was {why}")
-    cut = any(trial.comparison and trial.comparison.verdict == "too few repetitions" for trial in tuning.trials)
-    if failed := [f"{trial.variant.name}: {trial.failed}" for trial in tuning.trials if trial.failed]:
-        lines.append(f"the repetitions ended early, since a server failed: {failed[0]}")
-    elif cut or NO_TIME in [trial.untried for trial in tuning.trials]:
+    cut = any(
+        trial.comparison and trial.comparison.verdict == "too few repetitions"
+        for trial in tuning.trials
+        if not trial.failed
+    )
+    failed = {trial.variant.name: trial.failed for trial in tuning.trials if trial.failed}
+    for name, error in failed.items():
+        lines.append(f"the repetitions ended early, since a server failed: {name}: {error}")
+    if (cut and PRESENT not in failed) or NO_TIME in [trial.untried for trial in tuning.trials]:
         lines.append("the time ended before all was measured: give more --time, fewer --requests or shorter answers")
     if not tuning.goal.limited:
         return lines

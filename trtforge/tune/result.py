@@ -24,7 +24,7 @@ class Trial(Config):
     """A variant and its measured loads. `comparison`: its repetitions, if it was not clearly worse.
 
     `untried`: why nothing was measured, or why it ended early; empty if it did not. `failed`: why its server failed in
-    a repetition, which ends them all.
+    a repetition: the last one of it, and of all if it served the present settings.
     """
 
     variant: Variant

@@ -12,7 +12,16 @@ from trtforge.core.serving import ServingConfig
 from trtforge.serve.embedded import compile_kernels
 from trtforge.serve.local_server import LocalServer
 from trtforge.serve.speed import Load, Meter, requests_at
-from trtforge.tune.choice import compare, finalists, highest_load, is_hopeless, load_between, next_level, winner
+from trtforge.tune.choice import (
+    LEAST_REPETITIONS,
+    compare,
+    finalists,
+    highest_load,
+    is_hopeless,
+    load_between,
+    next_level,
+    winner,
+)
 from trtforge.tune.goal import Goal, Point
 from trtforge.tune.result import NO_TIME, Trial
 from trtforge.tune.servers import Workplace, kv_tokens
@@ -75,14 +84,13 @@ class Tuner:
         bar = self._present()
         for variant in variants(self._serving, self.engine, self.load):
             self._trials[variant.name] = self._screened(variant, bar)
-        measured = {name: trial.points for name, trial in self._trials.items() if name != PRESENT}
-        best = finalists(self.goal, bar, measured)
+        best = self._best(bar)
         if best:
-            self._repeat([PRESENT, *best])
+            self._repeat(best)
         comparisons = {name: compare(self._scores.get(PRESENT, ()), self._scores.get(name, ())) for name in best}
         for name, comparison in comparisons.items():
             self._amend(name, comparison=comparison)
-        recommended = winner(comparisons) or PRESENT
+        recommended = winner({name: comparisons[name] for name in best if not self._trials[name].failed}) or PRESENT
         highest = self._highest(recommended) if self.goal.limited else None
         return Found(tuple(self._trials.values()), self._trials[recommended].variant, highest)
 
@@ -108,11 +116,25 @@ class Tuner:
         self._turn = time.monotonic() - start - (measured - ready) * (1 - 1 / len(points))
         return self.goal.best(points)
 
+    def _best(self, bar: Point | None) -> list[str]:
+        """The variants to repeat, of those that were measured."""
+        measured = {name: trial.points for name, trial in self._trials.items() if name != PRESENT}
+        return finalists(self.goal, bar, measured)
+
+    def _kept_for_repetitions(self, bar: Point | None) -> float:
+        """Seconds: for all repetitions of a variant that was measured, for the fewest of one that will be.
+
+        0 if there is no time for these: single measurements are then all that can be shown.
+        """
+        if self._best(bar):
+            return 2 * self.budget.repetitions * self._turn
+        fewest = 2 * LEAST_REPETITIONS * self._turn
+        return fewest if self.budget.left >= self._turn + fewest else 0.0
+
     def _screened(self, variant: Variant, bar: Point | None) -> Trial:
         """A variant measured once, if it can make a difference and time is left for it and for repetitions."""
         why = needless(variant, self._serving, self.engine, self.load, self._kv_tokens)
-        repetitions = 2 * self.budget.repetitions * self._turn
-        if why is None and self.budget.left < self._turn + repetitions:
+        if why is None and self.budget.left < self._turn + self._kept_for_repetitions(bar):
             why = NO_TIME
         if why is not None:
             return Trial(variant=variant, untried=why)
@@ -134,26 +156,35 @@ class Tuner:
         early = bar is not None and is_hopeless(points, self.goal, bar)
         return Trial(variant=variant, points=tuple(points), untried=_CLEARLY_WORSE if early else "")
 
-    def _repeat(self, names: list[str]) -> None:
-        """Measure the best load of each in turn, every second time backwards; rounds that time cuts do not count.
+    def _repeat(self, best: list[str]) -> None:
+        """Measure the best load of the present settings and of these in turn, every second time backwards.
 
-        Where all loads of the present settings break a limit, the one is taken that the goal would have wanted.
+        A variant whose server fails is left out from then on; rounds that time cuts do not count. The second variant is
+        left out if there is no time for enough rounds with it. Where all loads of the present settings break a limit,
+        the one is taken that the goal would have wanted.
         """
+        if self.budget.left < LEAST_REPETITIONS * (1 + len(best)) * self._turn:
+            best = best[:1]
+        names = [PRESENT, *best]
         wanted = (max if self.goal.objective == "latency" else min)(self.load.concurrency)
-        best = {name: self.goal.best(self._trials[name].points) for name in names}
-        loads = {name: point.concurrency if point is not None else wanted for name, point in best.items()}
+        found = {name: self.goal.best(self._trials[name].points) for name in names}
+        loads = {name: point.concurrency if point is not None else wanted for name, point in found.items()}
         for number in range(self.budget.repetitions):
             scores: dict[str, float] = {}
             for name in names if number % 2 == 0 else names[::-1]:
                 if self.budget.left < self._turn:
                     return
                 point = self._once(name, loads[name])
-                if point is None:
+                if point is not None:
+                    self._amend(name, points=(*self._trials[name].points, point))
+                    scores[name] = self.goal.score(point)
+                elif not self._trials[name].failed:
                     return
-                self._amend(name, points=(*self._trials[name].points, point))
-                scores[name] = self.goal.score(point)
-            for name, score in scores.items():
-                self._scores.setdefault(name, []).append(score)
+            names = [name for name in names if not self._trials[name].failed]
+            if PRESENT not in names or len(names) == 1:
+                return
+            for name in names:
+                self._scores.setdefault(name, []).append(scores[name])
 
     def _once(self, name: str, load: int) -> Point | None:
         """One more measurement; None if the time ended, or if the server failed, which is said."""
@@ -168,8 +199,11 @@ class Tuner:
     def _highest(self, name: str) -> Point | None:
         """The highest load that keeps the limits, narrowed down while time is left."""
         if load_between(self._trials[name].points, self.goal) is not None and self.budget.left > self._turn:
-            with self._server(self._trials[name].variant) as (_, meter):
-                self._narrow(name, meter)
+            try:
+                with self._server(self._trials[name].variant) as (_, meter):
+                    self._narrow(name, meter)
+            except ForgeError as error:  # what was measured before is shown all the same
+                self.say(f"{name}: {error.message}")
         points = self._trials[name].points
         load = highest_load(points, self.goal)
         return next((point for point in reversed(points) if point.concurrency == load), None)
