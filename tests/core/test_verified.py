@@ -12,7 +12,7 @@ from trtforge.core.artifact import produce
 from trtforge.core.cache_records import prune_cached
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FileRecord, Identity, fault_of
-from trtforge.core.verified import open_to_run
+from trtforge.core.verified import open_to_run, remember_links
 
 ENGINE = Identity(stage="engine")
 
@@ -162,6 +162,29 @@ def test_another_place_or_manifest_is_verified_for_itself(
     engine.rename(tmp_path / "moved")
     open_to_run(tmp_path / "moved", "engine")
     assert digested == ALL
+
+
+def test_links_to_verified_files_are_not_digested_again(
+    engine: Path, cache: Path, digested: list[str], tmp_path: Path
+) -> None:
+    def write(out: Path) -> dict[str, FileRecord]:
+        (out / "config.json").write_text("{}")  # the same bytes, and no link
+        os.link(engine / "rank0", out / "rank0")
+        return {}
+
+    again = produce(tmp_path / "again", ENGINE.with_inputs({"more": "1"}), write).path
+    remember_links(again, "engine", engine)
+    open_to_run(again, "engine")
+    assert digested == ["config.json", "rank0"], "nobody verified what it links to"
+    open_to_run(engine, "engine")
+    os.link(engine / "rank0", tmp_path / "link")  # another time of the last change
+    remember_links(again, "engine", engine)
+    digested.clear()
+    open_to_run(again, "engine")
+    assert digested == ["config.json"]
+    (engine / "rank0").write_text("Weights")
+    with pytest.raises(ForgeError, match="again/rank0 was changed after it was written"):
+        open_to_run(again, "engine")
 
 
 def test_a_damaged_record_and_a_cache_that_cannot_be_written(

@@ -113,3 +113,14 @@ def test_an_adopted_repository_has_no_settings_to_change(tmp_path: Path) -> None
     adopted = produce(tmp_path / "adopted", identity, lambda directory: {}).path
     with pytest.raises(ForgeError, match="its settings are not recorded"):
         Packaged.open(adopted)
+
+
+def test_a_setting_that_was_given_counts_also_if_it_is_the_default(tmp_path: Path) -> None:
+    """An engine of the LLM API keeps its own values of settings that were not given."""
+    config = EngineConfig.parse({"backend": "llmapi", "target": {"tensorrt_llm": "1.2.1"}}, "test")
+    engine = compile_engine(config, DEMO_MODEL, tmp_path / "engine").path
+    for serving in (ServingConfig(), ServingConfig(kv_cache_fraction=0.9), ServingConfig(max_batch_size=None)):
+        made = package(PackageConfig(serving=serving), engine, None, tmp_path / "repository").path
+        given = Packaged.open(made).config.serving
+        assert given.model_fields_set == serving.model_fields_set
+        assert given == serving

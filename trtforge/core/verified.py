@@ -60,6 +60,24 @@ def open_to_run(directory: Path, stage: Stage) -> Manifest:
     return manifest
 
 
+def remember_links(directory: Path, stage: Stage, verified: Path) -> None:
+    """Remember the files of an artifact that are hard links to files of `verified`, another one that was verified.
+
+    A new link changes the time of the inode's last change, not that of the last write, so that these files, the largest
+    ones of a repository that was packaged again, would be read again.
+    """
+    manifest, other = require_manifest(directory, stage), require_manifest(verified, stage)
+    known = _remembered(verified, other)
+    contents = {(other.files[name].blake3, *stamp[:-1]) for name, stamp in known.items() if name in other.files}
+    linked = {}
+    for name, record in manifest.files.items():
+        stamp = _stamp(directory / name)
+        if stamp is not None and (record.blake3, *stamp[:-1]) in contents:
+            linked[name] = stamp
+    if linked:
+        _keep(directory, _Record(path=str(directory.resolve()), manifest=manifest.digest, files=linked))
+
+
 def _unexpected_files(directory: Path, manifest: Manifest) -> Iterator[str]:
     """Relative paths of files below `directory` that the manifest does not list, links to directories included."""
     listed = {FILE_NAME, *manifest.files}
@@ -112,7 +130,10 @@ def _remember(
     for name, stamp in before.items():
         if stamp is not None and stamp == _stamp(directory / name) and now - max(stamp[2:]) > _SETTLED_NS:
             files[name] = stamp
-    record = _Record(path=str(directory.resolve()), manifest=manifest.digest, files=files)
+    _keep(directory, _Record(path=str(directory.resolve()), manifest=manifest.digest, files=files))
+
+
+def _keep(directory: Path, record: _Record) -> None:
     try:
         keep_cached("verified", _key(directory), record)
     except OSError as error:

@@ -52,7 +52,7 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
             "end_ids": list(assets.end_ids),
             "pad_id": assets.pad_id,
         }
-        | ({"model_yaml": llm_args.to_json()} if llm_args else {}),
+        | ({"model_yaml": llm_args.to_json(), "given": sorted(config.serving.model_fields_set)} if llm_args else {}),
         inputs={
             "engine": manifest.digest,
             **({"draft_engine": draft.manifest.digest} if draft else {}),

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from trtforge.core.defaults import READY_TIMEOUT
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import Manifest, open_artifact, read_manifest, require_manifest
+from trtforge.core.manifest import Manifest, read_manifest, require_manifest
 from trtforge.core.serving import ServingConfig
+from trtforge.core.verified import open_to_run, remember_links
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.prometheus import KV_BLOCKS
 from trtforge.formats.tokenizer import TOKENIZER_FILE
@@ -47,7 +48,7 @@ class Packaged:
     @classmethod
     def open(cls, repository: Path) -> "Packaged":
         """Check the repository's files and read it. Raises ForgeError, also for one that is not packaged again."""
-        manifest = open_artifact(repository, "repository")
+        manifest = open_to_run(repository, "repository")
         recorded = manifest.identity.config.get("package")
         facts = read_facts(manifest)
         if not isinstance(recorded, dict):
@@ -61,8 +62,11 @@ class Packaged:
                 hint="Package the engine without serving.draft_engine, or measure it with `trtforge bench`.",
             )
         config = PackageConfig.parse(recorded, str(repository))
-        # All settings are recorded. One that is its default was hardly given: an LLM API engine then keeps its own.
+        # All settings are recorded; which ones were given, where an LLM API engine keeps its own values of others.
+        names = manifest.identity.config.get("given")
         given = config.serving.model_dump(exclude_defaults=True)
+        if isinstance(names, list):
+            given = config.serving.model_dump(include={name for name in names if isinstance(name, str)})
         return cls(repository, manifest, facts, config.model_copy(update={"serving": ServingConfig(**given)}))
 
     @property
@@ -134,6 +138,7 @@ class Workplace:
         config = self.packaged.config
         changed = config.model_copy(update={"serving": variant.applied(config.serving)})
         package(changed, self.packaged.engine, self.packaged.tokenizer, out)
+        remember_links(out, "repository", self.packaged.repository)  # so that its start reads no large engine
         with local_server(out, ready_timeout=READY_TIMEOUT) as server:
             yield server
 
