@@ -43,6 +43,19 @@ def test_ordinary_figures_give_no_advice() -> None:
     assert lacks(steady({}, "tensorrt_llm")) == {"refused"}
 
 
+def test_metrics_without_an_engine_say_so() -> None:
+    before = text("gateway")
+    gateway = observed("", "", beside=(before, before.replace('"200"} 2.0', '"200"} 90.0')))
+    advice, missing = judged(gateway)
+    assert advice == []
+    assert [each.lacks for each in missing] == ["engines: there are no gauges of any in these metrics"]
+
+
+def test_a_model_is_named_as_a_terminal_shows_it() -> None:
+    hostile = 'nv_trt_llm_request_metrics{model="a\x1b[31m",request_type="max",version="1"} 4\n'
+    assert [engine.name for engine in observed(hostile, hostile).engines] == ["a?[31m"]
+
+
 def test_an_idle_server_gets_no_other_advice() -> None:
     still = {**FULL_BATCH, 'request_type="waiting"': 0, 'request_type="scheduled"': 0, 'request_type="active"': 0}
     assert list(advice(steady(still))) == ["idle"]

@@ -1,6 +1,8 @@
 """Metrics are found from the addresses of a server and read while it lasts; what is no such server is said."""
 
+import contextlib
 import json
+import socket
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from tests.advise.texts import text
 from tests.ports import free_ports
+from trtforge.advise.rules import judged
 from trtforge.advise.sources import Sources, observe
 from trtforge.core.errors import ForgeError, UsageError
 
@@ -18,16 +21,21 @@ CONFIG = {"parameters": {"max_num_tokens": {"string_value": "512"}, "odd": 3}}
 
 
 class Fake:
-    """HTTP servers on loopback ports; what they answer may change."""
+    """HTTP servers on loopback ports; what they answer may change. `key`: wanted for all but metrics."""
 
     def __init__(self) -> None:
         self.started: list[ThreadingHTTPServer] = []
+        self.key = ""
 
     def start(self, answers: Mapping[str, str], port: int = 0) -> str:
+        def locked(path: str, key: str | None) -> bool:
+            return bool(self.key) and path != "/metrics" and key != self.key
+
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 found = answers.get(self.path)
-                self.send_response(404 if found is None else 200)
+                status = 404 if found is None else 200
+                self.send_response(401 if locked(self.path, self.headers.get("x-api-key")) else status)
                 self.end_headers()
                 self.wfile.write((found or "no").encode())
 
@@ -69,7 +77,7 @@ def test_metrics_beside_an_address_of_the_server(fake: Fake, monkeypatch: pytest
     monkeypatch.setattr("trtforge.advise.sources.spoken", lambda address: "http")
     for beside in (port - 2, port - 1):
         api = f"127.0.0.1:{beside}"
-        assert Sources.at([api]) == Sources((metrics,), (api,))
+        assert Sources.at([api]) == Sources((metrics,), tuple(dict.fromkeys((api, f"127.0.0.1:{port - 2}"))))
     assert Sources.at([gateway, metrics]).metrics == (gateway, metrics)
     assert Sources.at([f"http://{gateway}/v1"]).metrics[0] == gateway
 
@@ -77,10 +85,23 @@ def test_metrics_beside_an_address_of_the_server(fake: Fake, monkeypatch: pytest
 def test_settings_are_those_that_are_open(fake: Fake) -> None:
     answers = {"/metrics": text("embedded"), "/v2/models/tensorrt_llm/config": json.dumps(CONFIG)}
     sources = Sources.at([fake.start(answers)])
-    assert sources.settings(["tensorrt_llm", "other"]) == {"tensorrt_llm": {"max_num_tokens": "512"}}
+    assert sources.settings(["tensorrt_llm", "other"]) == ({"tensorrt_llm": {"max_num_tokens": "512"}}, False)
     for damaged in ("[1]", "{", json.dumps({"parameters": [1]})):
         answers["/v2/models/tensorrt_llm/config"] = damaged
-        assert sources.settings(["tensorrt_llm"]) == {}
+        assert sources.settings(["tensorrt_llm"]) == ({}, False)
+
+
+def test_settings_may_need_a_key(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = text("embedded", {'request_type="waiting"': 5, 'request_type="scheduled"': 4})
+    address = fake.start({"/metrics": busy, "/v2/models/tensorrt_llm/config": json.dumps(CONFIG)})
+    fake.key = "the-key-of-the-server"
+    monkeypatch.delenv("TRTFORGE_API_KEY", raising=False)
+    assert Sources.at([address]).settings(["tensorrt_llm"]) == ({}, True)
+    _, missing = judged(observe(Sources.at([address]), 0.05, lambda _: None)[0])
+    needed = "tensorrt_llm: max_num_tokens, as its model configuration needs an API key (TRTFORGE_API_KEY)"
+    assert [each.lacks for each in missing] == [needed]
+    monkeypatch.setenv("TRTFORGE_API_KEY", fake.key)
+    assert Sources.at([address]).settings(["tensorrt_llm"]) == ({"tensorrt_llm": {"max_num_tokens": "512"}}, False)
 
 
 def test_a_server_is_observed_until_it_stops(fake: Fake) -> None:
@@ -100,6 +121,12 @@ def test_a_server_is_observed_until_it_stops(fake: Fake) -> None:
     seen, ended = observe(sources, 60, stop)
     assert len(seen.readings) >= 30
     assert "no server answers at" in ended
+    answers = {"/metrics": text("embedded")}
+    sources = Sources.at([fake.start(answers)])
+    seen, ended = observe(sources, 60, lambda _: answers.pop("/metrics", None))
+    assert (len(seen.readings), ended) == (2, f"{sources.metrics[0]} answers /metrics with HTTP 404")
+    answers["/metrics"] = text("embedded")
+    fake.stop()
     with pytest.raises(ForgeError, match="no server answers at"):
         observe(sources, 60, passed.append)
 
@@ -132,6 +159,23 @@ def test_another_server_is_said(fake: Fake, answers: dict[str, str], said: str) 
 def test_what_is_no_address_is_wrong_usage(url: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         Sources.at([url])
+
+
+def test_what_speaks_no_http_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):  # closed with the test
+                while True:
+                    with listener.accept()[0] as connection:
+                        connection.sendall(b"SSH-2.0-OpenSSH_9.2\x1b[31m\r\n")
+                        connection.recv(1000)
+
+        Thread(target=greet, daemon=True).start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ForgeError) as caught:
+            Sources.at([address])
+    assert caught.value.message == f"what answers at {address} does not speak HTTP"
 
 
 def test_one_server_is_judged_at_a_time(fake: Fake) -> None:

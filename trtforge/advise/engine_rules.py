@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from trtforge.advise.advice import Advice, Confidence, Found, Missing
 from trtforge.advise.readings import FEW_REQUESTS, EngineObserved, Observation
+from trtforge.core.api_keys import KEY_VARIABLE
 
 _OFTEN, _ALMOST_ALWAYS = 0.5, 0.8  # of the readings
 _KV_FULL = 0.9  # of the blocks
@@ -146,8 +147,10 @@ def tokens_of_a_step(engine: EngineObserved, seen: Observation) -> Iterator[Foun
     """Steps are full of prompt tokens."""
     text = (engine.settings or {}).get("max_num_tokens", "")
     if not text.isdecimal():
-        told = "model configuration is closed" if engine.settings is None else "model configuration has none"
-        yield Missing(rule="tokens", lacks=f"{engine.name}: max_num_tokens, as its {told}")
+        told = "has none"
+        if engine.settings is None:
+            told = f"needs an API key ({KEY_VARIABLE})" if seen.locked else "is closed"
+        yield Missing(rule="tokens", lacks=f"{engine.name}: max_num_tokens, as its model configuration {told}")
         return
     most, context = int(text), _context_of_a_step(engine)
     if context is None or context < _FULL_STEP * most or not engine.mean(lambda each: each.waiting):

@@ -104,7 +104,7 @@ class Reading(Config):
         gateway: dict[str, float] | None = None
         gpus = []
         for sample in samples:
-            model = sample.labels.get("model", "")
+            model = "".join(letter if letter.isprintable() else "?" for letter in sample.labels.get("model", ""))
             if sample.name in _ENGINE:
                 label, known = _ENGINE[sample.name]
                 kind = sample.labels.get(label, "")
@@ -142,10 +142,14 @@ Settings = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Observation:
-    """Readings of one server, two at least. `settings`: of an engine, by its model; absent if it is not open."""
+    """Readings of one server, two at least. `settings`: of an engine, by its model; absent if it is not open.
+
+    `locked`: the server tells them to clients with an API key only, and none or a wrong one was sent.
+    """
 
     readings: Sequence[Reading]
     settings: Mapping[str, Settings]
+    locked: bool = False
 
     @property
     def seconds(self) -> float:

@@ -85,5 +85,7 @@ def judged(seen: Observation) -> tuple[list[Advice], list[Missing]]:
                 advice.append(found)
         if rule.name == "idle" and advice:
             return advice, []
+    if not seen.engines:
+        missing.insert(0, Missing(rule="batch", lacks="engines: there are no gauges of any in these metrics"))
     order: dict[Confidence, int] = {"certain": 0, "likely": 1, "possible": 2}
     return sorted(advice, key=lambda each: order[each.confidence]), missing

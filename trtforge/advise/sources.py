@@ -12,7 +12,7 @@ from trtforge.core.json_text import parse_json
 from trtforge.serve.address import LAST_PORT, Address
 from trtforge.serve.detached.registry import Registry
 from trtforge.serve.metrics import METRICS_HINT, READ_BYTES, READ_SECONDS, read_metrics
-from trtforge.serve.plain_http import NoAnswer, get
+from trtforge.serve.plain_http import Answer, NoAnswer, get
 from trtforge.serve.spoken import spoken
 
 _PERIOD = 0.5  # seconds between readings; gauges are renewed every 0.1 s
@@ -48,23 +48,28 @@ class Sources:
         servers = [each for each in metrics if _has_metrics(each, _TRITON)]
         if len(servers) > 1:
             raise UsageError(f"{' and '.join(servers)} are two servers", hint="Run the command once for each.")
-        host, _, port = next(iter(metrics)).rpartition(":")
-        default = [f"{host}:{HTTP_PORT}"] if int(port) == METRICS_PORT else []
-        return cls(tuple(metrics), tuple(dict.fromkeys([*http, *default])))
+        host, _, port = next(iter(servers or metrics)).rpartition(":")
+        default = int(port) - METRICS_PORT + HTTP_PORT
+        beside = [f"{host}:{default}"] if servers and default > 0 else []
+        return cls(tuple(metrics), tuple(dict.fromkeys([*http, *beside])))
 
     def reading(self) -> Reading:
         """All metrics now. Raises NoAnswer if a server has gone, ForgeError for what are no metrics."""
         samples = [sample for address in self.metrics for sample in read_metrics(address)]
         return Reading.of(time.monotonic(), samples)
 
-    def settings(self, models: Sequence[str]) -> dict[str, Settings]:
-        """The parameters of these models, as far as a server tells them."""
+    def settings(self, models: Sequence[str]) -> tuple[dict[str, Settings], bool]:
+        """The parameters of these models, as far as a server tells them, and whether it wants an API key for others."""
         found: dict[str, Settings] = {}
+        locked = False
         for address in self.http:
             for model in models:
-                if model not in found and (parameters := _parameters(address, model)) is not None:
-                    found[model] = parameters
-        return found
+                answer = None if model in found else _answer(address, model)
+                if answer is not None and answer.status == HTTPStatus.OK:
+                    parameters = _parameters(answer.text, address)
+                    found |= {model: parameters} if parameters is not None else {}
+                locked = locked or (answer is not None and answer.status == HTTPStatus.UNAUTHORIZED)
+        return found, locked
 
 
 def observe(sources: Sources, seconds: float, done: Callable[[float], None]) -> tuple[Observation, str]:
@@ -74,20 +79,20 @@ def observe(sources: Sources, seconds: float, done: Callable[[float], None]) -> 
     readings.
     """
     readings = [sources.reading()]
-    settings = sources.settings(list(readings[0].engines))
+    settings, locked = sources.settings(list(readings[0].engines))
     until, ended = time.monotonic() + seconds, ""
     while (left := until - time.monotonic()) > 0 or len(readings) < 2:
         pause = min(_PERIOD, max(left, _PERIOD / 10))
         time.sleep(pause)
         try:
             readings.append(sources.reading())
-        except NoAnswer as error:
+        except ForgeError as error:
             if len(readings) < 2:
                 raise
             ended = error.message
             break
         done(pause)
-    return Observation(readings, settings), ended
+    return Observation(readings, settings, locked), ended
 
 
 def _has_metrics(address: str, prefixes: tuple[str, ...]) -> bool:
@@ -142,11 +147,18 @@ def _without_metrics(address: str) -> ForgeError:
     return ForgeError(f"{address} has no metrics of Triton or of trtforge ({others})", hint=METRICS_HINT)
 
 
-def _parameters(address: str, model: str) -> Settings | None:
-    """Triton's model configuration, which `trtforge serve --open model-config` opens."""
+def _answer(address: str, model: str) -> Answer | None:
+    """The answer to a request for Triton's model configuration, which `trtforge serve --open model-config` opens."""
     try:
-        answer = get(address, f"/v2/models/{model}/config", READ_SECONDS, longest=READ_BYTES)
-        values = parse_json(answer.text, address, hint="") if answer.status == HTTPStatus.OK else None
+        return get(address, f"/v2/models/{model}/config", READ_SECONDS, longest=READ_BYTES, keyed=True)
+    except NoAnswer:
+        return None
+
+
+def _parameters(text: str, address: str) -> Settings | None:
+    """Those of a model configuration; None if it has none."""
+    try:
+        values = parse_json(text, address, hint="")
     except ForgeError:
         return None
     parameters = values.get("parameters") if isinstance(values, dict) else None

@@ -4,7 +4,7 @@ import json
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
+from http.client import BadStatusLine, HTTPConnection, HTTPException, RemoteDisconnected
 
 from trtforge.core.api_keys import key_header
 from trtforge.core.defaults import HTTP_PORT
@@ -13,6 +13,7 @@ from trtforge.serve.address import Address
 from trtforge.serve.spoken import spoken
 
 _LONGEST = 1 << 16  # bytes of an answer that are read
+_HTTP_HINT = f"Give the address of its HTTP endpoint (port {HTTP_PORT} by default)."
 
 
 @dataclass(frozen=True)
@@ -31,25 +32,27 @@ class NoAnswer(ForgeError):
         self.late = late
 
 
-def get(address: str, path: str, timeout: float, *, longest: int = _LONGEST) -> Answer:
+def get(address: str, path: str, timeout: float, *, longest: int = _LONGEST, keyed: bool = False) -> Answer:
     """GET `path` at `address`: HOST:PORT or unix:PATH. `timeout`: seconds without any data. Raises NoAnswer.
 
-    `longest`: bytes of the answer that are read.
+    `longest`: bytes of the answer that are read; `keyed`: with the API key if TRTFORGE_API_KEY is set.
     """
-    return _exchange(address, "GET", path, None, timeout, longest)
+    return _exchange(address, "GET", path, None, timeout, longest, keyed=keyed)
 
 
 def post(address: str, path: str, values: Mapping[str, object], timeout: float) -> Answer:
     """POST `values` as JSON, with the API key if TRTFORGE_API_KEY is set; otherwise like `get`."""
-    return _exchange(address, "POST", path, json.dumps(values).encode(), timeout, _LONGEST)
+    return _exchange(address, "POST", path, json.dumps(values).encode(), timeout, _LONGEST, keyed=True)
 
 
-def _exchange(address: str, method: str, path: str, body: bytes | None, timeout: float, longest: int) -> Answer:
+def _exchange(
+    address: str, method: str, path: str, body: bytes | None, timeout: float, longest: int, *, keyed: bool
+) -> Answer:
     hint = "Look at the server's log; `trtforge serve` shows the stacks of a server that hangs."
     try:
         connection = _connection(address, timeout)
         try:
-            headers = {"Content-Type": "application/json", **key_header()} if body else {}
+            headers = ({"Content-Type": "application/json"} if body else {}) | (key_header() if keyed else {})
             connection.request(method, path, body, headers)
             response = connection.getresponse()
             return Answer(response.status, response.read(longest).decode(errors="replace"))
@@ -60,8 +63,9 @@ def _exchange(address: str, method: str, path: str, body: bytes | None, timeout:
         raise NoAnswer(message, hint=hint, late=True) from None
     except (OSError, HTTPException, ValueError) as error:
         if isinstance(error, HTTPException | ConnectionResetError) and spoken(address) == "grpc":
-            hint = f"Give the address of its HTTP endpoint (port {HTTP_PORT} by default)."
-            raise NoAnswer(f"{address} speaks gRPC, not HTTP", hint=hint, late=False) from None
+            raise NoAnswer(f"{address} speaks gRPC, not HTTP", hint=_HTTP_HINT, late=False) from None
+        if isinstance(error, BadStatusLine) and not isinstance(error, RemoteDisconnected):
+            raise NoAnswer(f"what answers at {address} does not speak HTTP", hint=_HTTP_HINT, late=False) from None
         message = f"no server answers at {address}: {error or type(error).__name__}"
         raise NoAnswer(message, hint="Start one with `trtforge serve REPO`.", late=False) from None
 
