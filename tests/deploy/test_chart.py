@@ -109,14 +109,20 @@ def test_the_values_schema_refuses_what_the_chart_does_not_know(one_rank: Path) 
     wrong["monitoring"] = values["monitoring"] | {"enabled": "yes"}
     wrong["networkPolicy"] = values["networkPolicy"] | {"clients": []}  # for Kubernetes everyone
     assert len(faults_of_values(files, wrong)) == 5
+    removed = values | {"networkPolicy": {"enabled": True}}  # by null; it would admit everyone
+    assert faults_of_values(files, removed) == ["$.networkPolicy: 'clients' is a required property"]
+    assert faults_of_values(files, {name: each for name, each in values.items() if name != "resources"}) == []
 
 
-def test_the_chart_is_whole(one_rank: Path, four_ranks: Path) -> None:
+def test_the_chart_is_whole(one_rank: Path, four_ranks: Path, embedded: Path) -> None:
     files = chart(cluster(one_rank))
     about = yaml.safe_load(files["Chart.yaml"])
     assert (about["apiVersion"], about["name"], about["appVersion"]) == ("v2", "llama", "1.2.1")
     assert "forge.json" in files[".helmignore"].split()
     assert "rollout status deployment/{{ .Release.Name }}" in files["templates/NOTES.txt"]
     assert "v2/models/ensemble/generate" in files["templates/NOTES.txt"]
+    assert "Authorization" not in files["templates/NOTES.txt"]
+    keyed = chart(cluster(embedded, api_key_secret="keys"))["templates/NOTES.txt"]
+    assert '/generate -H "Authorization: Bearer $TRTFORGE_API_KEY" -d' in keyed
     several = chart(cluster(four_ranks, **SEVERAL))["templates/NOTES.txt"]
     assert "wait --for=condition=Available --timeout=1h leaderworkerset/{{ .Release.Name }}-ranks\n" in several

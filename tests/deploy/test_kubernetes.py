@@ -64,6 +64,7 @@ def test_several_nodes_are_a_leader_worker_set(four_ranks: Path) -> None:
     headless = found["Service llama-ranks"]["spec"]
     assert (headless["clusterIP"], headless["publishNotReadyAddresses"]) == ("None", True)
     assert found["Service"]["spec"]["selector"]["leaderworkerset.sigs.k8s.io/worker-index"] == "0"
+    assert found["NetworkPolicy"]["spec"]["egress"][1].keys() == {"ports"}, "a node's DNS cache is in no namespace"
     target = {"apiVersion": "leaderworkerset.x-k8s.io/v1", "kind": "LeaderWorkerSet", "name": "llama-ranks"}
     assert found["ScaledObject"]["spec"]["scaleTargetRef"] == target
 
@@ -144,6 +145,12 @@ def test_pods_have_no_rights(name: str, request: pytest.FixtureRequest) -> None:
         "capabilities": {"drop": ["ALL"]},
     }
     assert {kind for volume in pod["volumes"] for kind in volume} == {"name", "emptyDir", "persistentVolumeClaim"}
+
+
+def test_the_startup_probe_alone_ends_a_long_start(embedded: Path) -> None:
+    (container,) = pod_of(objects(embedded)["Deployment"])["containers"]
+    ready = container["args"][container["args"].index("--ready-timeout") + 1]
+    assert int(ready) > 10 * container["startupProbe"]["failureThreshold"] * container["startupProbe"]["periodSeconds"]
 
 
 def test_probes_differ_and_startup_follows_from_the_engines_size(one_rank: Path) -> None:
@@ -235,6 +242,7 @@ def test_autoscaling_leaves_the_replicas_to_keda(one_rank: Path) -> None:
     assert "replicas" not in scaled["Deployment"]["spec"]
     spec = scaled["ScaledObject"]["spec"]
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (2, 6)
+    assert "fallback" not in spec, "replicas stay while Prometheus does not answer"
     with pytest.raises(UsageError, match=r"--max-replicas 1 is less than --replicas 2"):
         objects(one_rank, replicas=2, max_replicas=1)
 

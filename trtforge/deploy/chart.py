@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from trtforge import __version__
+from trtforge.core.api_keys import KEY_VARIABLE
 from trtforge.core.manifest import FILE_NAME
 from trtforge.deploy.cluster import Cluster
 from trtforge.deploy.leader_worker import RANKS
@@ -17,7 +18,7 @@ _NOTES = """\
 
   kubectl --namespace {{ .Release.Namespace }} WAIT
   kubectl --namespace {{ .Release.Namespace }} port-forward service/{{ .Release.Name }} HTTP:HTTP
-  curl http://127.0.0.1:HTTP/v2/models/MODEL/generate -d '{"text_input": "Hello", "max_tokens": 32}'
+  curl http://127.0.0.1:HTTP/v2/models/MODEL/generateKEY -d '{"text_input": "Hello", "max_tokens": 32}'
 """
 
 
@@ -62,6 +63,8 @@ def values_schema(values: Iterable[Value]) -> dict[str, Any]:
         for name in above:
             place = place["properties"].setdefault(name, _object())
         place["properties"][last] = {"description": value.about, "type": _TYPES[type(value.value)], **value.schema}
+        if value.schema:  # null takes a value away, such as the clients that a policy admits
+            place.setdefault("required", []).append(last)
     # `global` is what a chart above this one may pass on.
     root["properties"]["global"] = {"type": "object"}
     return {"$schema": "http://json-schema.org/draft-07/schema#", **root}
@@ -90,4 +93,5 @@ def _notes(cluster: Cluster) -> str:
     if cluster.config.nodes > 1:  # rollout knows the kinds of Kubernetes itself alone
         wait = f"wait --for=condition=Available --timeout=1h leaderworkerset/{{{{ .Release.Name }}}}{RANKS}"
     port, model = str(cluster.workload.ports["http"]), cluster.workload.facts.model("ensemble")
-    return _NOTES.replace("WAIT", wait).replace("HTTP", port).replace("MODEL", model)
+    key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if cluster.config.api_key_secret is not None else ""
+    return _NOTES.replace("WAIT", wait).replace("HTTP", port).replace("KEY", key).replace("MODEL", model)

@@ -55,6 +55,7 @@ def plan_cluster(manifest: Manifest, config: ClusterConfig) -> Cluster:
         drain_timeout=config.drain_timeout,
         keys=config.api_key_secret is not None,
         hosts=placeholders(config.nodes),
+        probed=True,
     )
     settings = cluster_settings(config, workload)
     several = config.nodes > 1

@@ -62,7 +62,7 @@ def network_policy(workload: Workload, settings: ClusterSettings, nodes: int) ->
     if nodes > 1:
         ingress.append({"from": [own]})
         names = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
-        egress += [{"to": [own]}, {"to": [{"namespaceSelector": {}}], "ports": names}]
+        egress += [{"to": [own]}, {"ports": names}]  # a node's own DNS cache is in no namespace
     spec = {
         "podSelector": {"matchLabels": labels(settings)},
         "policyTypes": ["Ingress", "Egress"],

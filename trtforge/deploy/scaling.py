@@ -16,7 +16,7 @@ def scaled_object(settings: ClusterSettings, owner: Node, most_requests: int) ->
     """Adds replicas if they are full, if requests wait, or if KV caches are full; whichever asks for the most.
 
     Each query is a sum over the replicas, which KEDA divides by the threshold. `most_requests`: that a replica runs at
-    once.
+    once. Without a fallback the replicas stay while Prometheus does not answer.
     """
     sums = (
         (f"sum({metrics.FULL})", FULLEST),
@@ -46,7 +46,6 @@ def scaled_object(settings: ClusterSettings, owner: Node, most_requests: int) ->
                 "scaleTargetRef": owner,
                 "minReplicaCount": settings.replicas,
                 "maxReplicaCount": settings.most_replicas,
-                "fallback": {"failureThreshold": 5, "replicas": settings.replicas},
                 "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior}},
                 "triggers": triggers,
             },

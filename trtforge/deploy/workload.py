@@ -35,6 +35,7 @@ USER = 1000
 """Of `triton-server` in NVIDIA's images, and of the image for the embedded engine."""
 
 _READ_BYTES_PER_SECOND = 100_000_000  # a network volume
+_LONGEST_START = 86400  # seconds: the time of the startup probe, which can be changed, ends before
 _START_SECONDS = 300  # Python models, CUDA, the CPU kernels of the embedded engine
 _GIB = 1 << 30
 _SERVER_MEMORY, _GPU_MEMORY = 4 * _GIB, 4 * _GIB  # Python processes and shared memory; what CUDA and loading take
@@ -88,9 +89,11 @@ def plan_workload(
     keys: bool,
     openai: bool | None = None,
     hosts: tuple[str, ...] = (),
+    probed: bool = False,
 ) -> Workload:
     """The container of a repository. `keys`: clients must send one of the keys in KEY_FILE; `hosts`: of MPI's ranks.
 
+    `probed`: a startup probe ends a server that does not become ready, whatever time it is given.
     Raises ForgeError for a release without image, and for keys that Triton itself would have to check.
     """
     facts = read_facts(manifest)
@@ -110,7 +113,7 @@ def plan_workload(
         )
     bytes_ = sum(file.bytes for name, file in manifest.files.items() if "/engine/" in name)
     if facts.backend == "torch":
-        return _embedded(facts, config, image, bytes_, openai=openai is not False)
+        return _embedded(facts, config, image, bytes_, openai=openai is not False, probed=probed)
     if keys:
         raise ForgeError(
             "API keys are checked by trtforge's HTTP server, and NVIDIA's image runs Triton's own, which checks none",
@@ -125,7 +128,7 @@ def plan_workload(
 
 
 def _embedded(
-    facts: RepositoryFacts, config: ServerConfig, image: str | None, bytes_: int, *, openai: bool
+    facts: RepositoryFacts, config: ServerConfig, image: str | None, bytes_: int, *, openai: bool, probed: bool
 ) -> Workload:
     start = _START_SECONDS + math.ceil(2 * bytes_ / _READ_BYTES_PER_SECOND)  # digests are checked first
     keys = config.api_key_file is not None
@@ -133,7 +136,7 @@ def _embedded(
         *("trtforge", "serve", REPOSITORY, "--host", config.host),
         *("--http-port", str(HTTP), "--grpc-port", str(GRPC), "--metrics-port", str(METRICS)),
         *(("--openai-port", str(OPENAI)) if openai else ("--no-openai",)),
-        *("--drain-timeout", f"{config.drain_timeout:g}", "--ready-timeout", str(start)),
+        *("--drain-timeout", f"{config.drain_timeout:g}", "--ready-timeout", str(_LONGEST_START if probed else start)),
         *(("--api-key-file", str(KEY_FILE)) if keys else ()),
     )
     ports = {"http": HTTP, "grpc": GRPC, "metrics": METRICS, "openai": OPENAI}
