@@ -50,7 +50,23 @@ def test_manifests_are_written_once_and_kept(run: Any, four_ranks: Path, tmp_pat
     assert json.loads(run(*words, "--json")[1])["cached"] is True
     assert json.loads(run(*words, "--force", "--json")[1])["cached"] is False
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    (tmp_path / "out" / "service.yaml").unlink()
     assert json.loads(run(*words, "--replicas", "2", "--json")[1])["replaced"] is not None
+
+
+def test_files_that_were_changed_are_kept(run: Any, four_ranks: Path, tmp_path: Path) -> None:
+    words = ("deploy", "kubernetes", four_ranks, tmp_path / "out", *CLUSTER)
+    run(*words)
+    service = tmp_path / "out" / "service.yaml"
+    written = service.read_text()
+    service.write_text("kind: Service\n")
+    for options in ((), ("--replicas", "2")):
+        status, _, err = run(*words, *options)
+        assert (status, service.read_text()) == (1, "kind: Service\n")
+        assert f"error: {service} was changed after it was written\n" in err
+        assert "replace it with --force" in err
+    assert run(*words, "--force")[0] == 0
+    assert service.read_text() == written
 
 
 def test_files_of_others_are_kept(run: Any, four_ranks: Path, tmp_path: Path) -> None:

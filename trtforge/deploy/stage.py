@@ -9,7 +9,9 @@ from shlex import join
 from trtforge import __version__
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.digest import text_digest
-from trtforge.core.manifest import FileRecord, Identity, require_manifest
+from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import FileRecord, Identity, fault_of, require_manifest
+from trtforge.core.output_place import replaceable
 from trtforge.deploy.chart import chart
 from trtforge.deploy.cluster import plan_cluster
 from trtforge.deploy.compose import COMPOSE_FILE, compose_files, plan_compose, unreadable
@@ -85,8 +87,29 @@ def _image_commands(
             yield ["docker", "push", image]
 
 
+def _require_unchanged(out: Path) -> None:
+    """Raises ForgeError for files that were changed, which people do with manifests and values."""
+    there = replaceable(out, "deployment")
+    files = {} if there is None else there.files
+    changed = next((name for name, record in files.items() if _is_changed(out / name, record)), None)
+    if changed is not None:
+        raise ForgeError(
+            f"{out / changed} was changed after it was written",
+            hint="Choose another directory and compare, or replace it with --force.",
+        )
+
+
+def _is_changed(path: Path, record: FileRecord) -> bool:
+    return path.is_file() and fault_of(path, record) is not None
+
+
 def write_deployment(deployment: Deployment, out: Path, *, force: bool = False) -> Produced:
-    """Write the files to `out`, unless they are already there. Raises ForgeError if others' files are there."""
+    """Write the files to `out`, unless they are already there.
+
+    Raises ForgeError if others' files are there, or without `force` files that were changed after they were written.
+    """
+    if not force:
+        _require_unchanged(out)
 
     def write(directory: Path) -> Mapping[str, FileRecord]:
         for name, text in deployment.files.items():
