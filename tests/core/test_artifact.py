@@ -234,6 +234,12 @@ def test_full_disk_is_an_error_with_a_hint(tmp_path: Path) -> None:
     assert "Free space" in caught.value.hint
     assert names(tmp_path) == []
 
+    def copy(directory: Path) -> dict:
+        raise OSError(28, "No space left on device", "/elsewhere/source", None, str(directory / "copy"))
+
+    with pytest.raises(ForgeError, match=rf"{tmp_path}/\.out\.partial/copy: No space left on device"):
+        produce(tmp_path / "out", identity(), copy)
+
 
 def test_late_inputs_are_asked_for_after_the_work(tmp_path: Path) -> None:
     calls: list[str] = []
