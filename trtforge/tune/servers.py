@@ -167,6 +167,8 @@ def workplace(packaged: Packaged) -> Iterator[Workplace]:
         except OSError:
             directory = _directory_in(Path(tempfile.gettempdir()), stack)
         yield Workplace(packaged, directory)
+    # Links to its files, which are gone, changed the times by which they are known.
+    remember_links(packaged.repository, "repository", packaged.repository)
 
 
 def _directory_in(parent: Path, stack: ExitStack) -> Path:
