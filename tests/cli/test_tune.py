@@ -84,6 +84,27 @@ def test_settings_that_are_better_are_printed_and_kept(run: Any, build: Path, fi
     assert sorted(path for path in build.rglob("*") if path.name != "tune.json") == before
 
 
+def test_the_median_repetition_is_shown(run: Any, build: Path, finding: Any) -> None:
+    """As gains are of medians."""
+    present = Trial(variant=Variant(), points=tuple(point(8, speed) for speed in (130, 70, 100, 110)))
+    cut = Variant(changes={"max_num_tokens": 256})
+    trials = (
+        present,
+        Trial(
+            variant=SMALLER,
+            points=tuple(point(8, speed) for speed in (90, 120, 130, 80)),
+            comparison=compare((70, 100, 110), (120, 130, 80)),
+        ),
+        Trial(variant=cut, points=(point(8, 60),), untried="clearly worse"),
+    )
+    finding(Variant(), trials=trials)
+    _, out, _ = run("tune", "build")
+    rows = [line.split() for line in out.splitlines()[1:4]]
+    assert [row[2] for row in rows] == ["8", "8", "8"]
+    assert [row[3] for row in rows] == ["100", "120", "60"]
+    assert rows[1][-2:] == ["noise,", "+20%"]
+
+
 def test_present_settings_that_stay_are_served(run: Any, build: Path, finding: Any) -> None:
     finding(Variant())
     status, out, err = run("tune", "build", "--json")

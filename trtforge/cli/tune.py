@@ -214,11 +214,22 @@ def _rows(trial: "Trial", tuning: "Tuning") -> list[tuple[str, ...]]:
         shown = dict.fromkeys([(tuning.goal.best(trial.points) or trial.points[-1]).concurrency])
     rows = []
     for number, load in enumerate(sorted(shown)):
-        point = next(point for point in reversed(trial.points) if point.concurrency == load)
+        point = _typical(trial, load, tuning)
         result = _result(trial) if number == 0 else ""
         told = result or ("" if tuning.goal.keeps(point) else "over a limit")
         rows.append((trial.variant.name if number == 0 else "", *_figures(point), told))
     return rows
+
+
+def _typical(trial: "Trial", load: int, tuning: "Tuning") -> "Point":
+    """The median one of the repetitions at a load, as gains are of medians; without any the last measurement."""
+    compared = [found for each in tuning.trials if (found := each.comparison) is not None]
+    counts = [len(found.present) for found in compared]
+    if trial.variant.changes:
+        counts = [len(trial.comparison.variant)] if trial.comparison is not None else []
+    measured = [point for point in trial.points if point.concurrency == load]
+    repeated = sorted(measured[-max([*counts, 1]) :], key=lambda point: point.tokens_per_second)
+    return repeated[(len(repeated) - 1) // 2]
 
 
 def _figures(point: "Point") -> tuple[str, ...]:
