@@ -168,6 +168,7 @@ def test_images_that_nobody_publishes_are_built_first(
     assert f"wheel: DIRECTORY holds trtforge-{__version__}-py3-none-any.whl, from `pip wheel" in written
     volume = planned(run, "helm", four_ranks, out, "--repository-image", "registry.example/models:1")
     assert f"docker build --tag registry.example/models:1 --file {out}/repository.Dockerfile" in volume["next"]
+    assert " && helm upgrade --install " in volume["next"]
 
 
 @pytest.mark.parametrize(

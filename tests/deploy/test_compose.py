@@ -13,7 +13,7 @@ from tests.serve.test_launchers import RUNTIME, plan
 from trtforge import __version__
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import open_artifact
-from trtforge.deploy.compose import compose_files, plan_compose, unreadable
+from trtforge.deploy.compose import compose_files, plan_compose, unreadable, unready_keys
 from trtforge.deploy.config import ComposeConfig
 
 
@@ -88,10 +88,10 @@ def test_a_path_is_what_compose_makes_of_it(one_rank: Path, tmp_path: Path) -> N
 
 def test_what_the_user_of_the_container_may_not_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository, keys = tensorrt_repository(tmp_path, 1), tmp_path / "keys"
-    config = ComposeConfig(api_key_file=keys)
+    manifest = open_artifact(repository, "repository")
 
     def said() -> list[str]:
-        return list(unreadable(open_artifact(repository, "repository"), config, repository))
+        return [*unreadable(manifest, repository), *unready_keys(keys)]
 
     (missing,) = said()
     assert missing.startswith(f"{keys} does not exist yet")

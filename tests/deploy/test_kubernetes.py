@@ -247,6 +247,11 @@ def test_autoscaling_leaves_the_replicas_to_keda(one_rank: Path) -> None:
         objects(one_rank, replicas=2, max_replicas=1)
 
 
+def test_drained_nodes_take_one_replica_that_serves_at_a_time(one_rank: Path) -> None:
+    spec = objects(one_rank)["PodDisruptionBudget"]["spec"]
+    assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+
+
 def test_kustomization_names_every_file(one_rank: Path) -> None:
     files = manifests(cluster(one_rank))
     assert yaml.safe_load(files[KUSTOMIZATION])["resources"] == [name for name in files if name != KUSTOMIZATION]

@@ -56,23 +56,29 @@ def compose_files(workload: Workload, config: ComposeConfig, repository: Path, o
     return {COMPOSE_FILE: as_yaml(value), **dockerfiles(workload)}
 
 
-def unreadable(manifest: Manifest, config: ComposeConfig, repository: Path) -> Iterator[str]:
-    """Warnings of files here that the container's user may not read. Raises ForgeError for a file without keys."""
+def unreadable(manifest: Manifest, repository: Path) -> Iterator[str]:
+    """A warning of the first file or directory of a repository here that the container's user may not read."""
     names = sorted({part.as_posix() for name in manifest.files for part in (Path(name), *Path(name).parents)})
     found = next((path for name in names if (path := repository / name).exists() and not _may_read(path)), None)
     if found is not None:
-        fix = join(["chmod", "-R", "a+rX", str(repository)])
-        yield f"user {USER}, as which the server runs, may not read {found}: allow it with `{fix}`"
-    file = config.api_key_file
-    if file is None:
-        return
+        yield _no_right(found, ["chmod", "-R", "a+rX", str(repository)])
+
+
+def unready_keys(file: Path) -> Iterator[str]:
+    """A warning of a file of API keys that does not exist yet, or that the container's user may not read.
+
+    Raises ForgeError for one without keys.
+    """
     if not file.exists():
         yield f"{file} does not exist yet: write the API keys to it, one per line, before the server starts"
         return
     read_key_file(file)
     if not _may_read(file):
-        fix = join(["chown", str(USER), str(file)])
-        yield f"user {USER}, as which the server runs, may not read {file}: allow it with `{fix}`"
+        yield _no_right(file, ["chown", str(USER), str(file)])
+
+
+def _no_right(path: Path, fix: list[str]) -> str:
+    return f"user {USER}, as which the server runs, may not read {path}: allow it with `{join(fix)}`"
 
 
 def _may_read(path: Path) -> bool:

@@ -54,13 +54,17 @@ def scaled_object(settings: ClusterSettings, owner: Node, most_requests: int) ->
 
 
 def disruption_budget(settings: ClusterSettings, nodes: int) -> Node:
-    """Nodes that are drained take one replica at a time."""
+    """Nodes that are drained take one replica at a time, and at once those that are not ready."""
     selector = {**labels(settings), **(LEADER if nodes > 1 else {})}
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(settings),
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector}},
+        "spec": {
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": selector},
+        },
     }
 
 

@@ -14,7 +14,7 @@ from trtforge.core.manifest import FileRecord, Identity, fault_of, require_manif
 from trtforge.core.output_place import replaceable
 from trtforge.deploy.chart import chart
 from trtforge.deploy.cluster import plan_cluster
-from trtforge.deploy.compose import COMPOSE_FILE, compose_files, plan_compose, unreadable
+from trtforge.deploy.compose import COMPOSE_FILE, compose_files, plan_compose, unreadable, unready_keys
 from trtforge.deploy.config import ClusterConfig, ComposeConfig, DeployConfig, Target
 from trtforge.deploy.images import DOCKERFILE, REPOSITORY_DOCKERFILE, WHEEL_CONTEXT
 from trtforge.deploy.kubernetes import KUSTOMIZATION, manifests
@@ -51,16 +51,18 @@ def plan_deployment(target: Target, config: DeployConfig, repository: Path, out:
     if isinstance(config, ComposeConfig):
         workload = plan_compose(manifest, config)
         files = compose_files(workload, config, repository, out)
-        warnings = (*workload.warnings, *unreadable(manifest, config, repository))
+        warnings = [*workload.warnings, *unreadable(manifest, repository)]
+        warnings += unready_keys(config.api_key_file) if config.api_key_file is not None else ()
         start = ["docker", "compose", "--file", str(out / COMPOSE_FILE), "up", "--detach"]
     else:
         assert isinstance(config, ClusterConfig)
         cluster = plan_cluster(manifest, config)
-        workload, warnings = cluster.workload, cluster.workload.warnings
+        workload, warnings = cluster.workload, [*cluster.workload.warnings]
+        warnings += unreadable(manifest, repository) if config.repository_image is not None else ()
         files = chart(cluster) if target == "helm" else manifests(cluster)
         place = ["--namespace", config.namespace, "--create-namespace"]
         kubectl = ["kubectl", "apply", "--kustomize", str(out)]
-        start = ["helm", "install", config.name, str(out), *place] if target == "helm" else kubectl
+        start = ["helm", "upgrade", "--install", config.name, str(out), *place] if target == "helm" else kubectl
     commands = [*_image_commands(target, config, workload, files, repository, out), start]
     for warning in warnings:
         _LOG.warning(warning)
