@@ -277,6 +277,12 @@ def test_a_time_limit_that_no_clock_holds_is_wrong_usage(run: Any, words: tuple[
     assert (status, errors.split(": ")[:2]) == (2, ["error", f"Invalid value for '{words[-1]}'"])
 
 
+def test_a_wrong_address_names_the_option_that_has_it(run: Any) -> None:
+    status, _, errors = run("gateway", "--backend", "x")
+    assert status == 2
+    assert errors.startswith("error: gateway: --backend: 'x' is not HOST:PORT")
+
+
 def test_a_number_of_tokens_that_no_tensor_holds_is_wrong_usage(run: Any) -> None:
     status, _, errors = run("bench", "build", "--max-tokens", str(2**31))
     assert (status, errors.split(": ")[:2]) == (2, ["error", "Invalid value for '--max-tokens'"])

@@ -197,6 +197,7 @@ _OPTIONS_OF = {
     "data.sequence_length": "--seq-len",
     "features": "--feature",
     "exclude_modules": "--exclude-module",
+    "backends": "--backend",
     "client_namespaces": "--client-namespace",
     "name_prefix": "--name",
     "target.tensorrt_llm": "--target-version",
