@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from text_engine import Piece
 from text_options import TextOptions
-from token_texts import TokenTexts, as_json
+from token_texts import ScoredTexts, as_json
 
 _REASONS = {"end_id": "stop", "stop_word": "stop", "length": "length", "cancelled": "cancelled"}
 
@@ -33,7 +33,7 @@ class AnswerReport:
         options: TextOptions,
         prompt: Sequence[int],
         most_tokens: int,
-        texts: TokenTexts,
+        texts: ScoredTexts,
         *,
         after_prompt: bool = False,
     ) -> None:

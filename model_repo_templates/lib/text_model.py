@@ -24,7 +24,7 @@ from sequence_texts import SequenceTexts
 from text_answer import TextAnswer
 from text_engine import TextEngine
 from text_options import OPTIONS, TextOptions
-from token_texts import TokenTexts
+from token_texts import ScoredTexts
 from watch import Watcher
 from word_lists import MOST_WORDS
 
@@ -63,7 +63,7 @@ class TextModel(ABC):
         self._own_channel = config.flag("engine_scores", False)
         self._guides = config.flag("guided_decoding", False)
         self._preprocessor = Preprocessor(config, {theirs: ours for ours, theirs in self._to_preprocessing})
-        self._token_texts = TokenTexts(self._preprocessor.tokenizer)
+        self._token_texts = ScoredTexts(self._preprocessor.tokenizer)
         engine_names = self._engine_names()
         self._names = InputNames(self._known, engine_names)
         self._engine = self.connect(config, engine_names)

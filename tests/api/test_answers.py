@@ -13,13 +13,15 @@ from tests.core.test_detokenizer import TOKENIZERS
 from trtforge import SamplingParams
 from trtforge.api.answers import Answer, Assembly, joined
 from trtforge.api.prompts import Prompts
+from trtforge.core.token_texts import TokenTexts
 from trtforge.engine_process.requests import GenerationRequest, Output
 
 
-def answer(tokenizer: Tokenizer, prompt: list[int], tokens: list[int], stop: tuple[str, ...] = ()) -> Answer:
+def answer(tokenizer: Tokenizer, prompt: list[int], tokens: list[int], *, continues: bool = True) -> Answer:
     """What becomes of an output in single tokens."""
-    assembly = Assembly(GenerationRequest("a", tuple(prompt), 100), stop, tokenizer, 16)
-    pieces = [assembly.take(Output("a", (token,))) for token in tokens]
+    request, texts = GenerationRequest("a", tuple(prompt), 100), TokenTexts(tokenizer)
+    assembly = Assembly(request, (), texts, 16, continues=continues)
+    pieces = [assembly.take(Output("a", (token,), log_probs=(-1.0,))) for token in tokens]
     return joined([*pieces, assembly.take(Output("a", (), "length"))])
 
 
@@ -30,6 +32,26 @@ def test_pieces_make_the_text_after_the_prompt(name: str, text: str, prompt: str
     before, tokens = tokenizer.encode(prompt).ids, tokenizer.encode(text).ids
     whole = tokenizer.decode([*before, *tokens])
     assert answer(tokenizer, before, tokens).text == whole[len(tokenizer.decode(before)) :]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(text=st.text(max_size=40), prompt=st.text(min_size=1, max_size=40))
+def test_pieces_of_a_text_of_its_own_are_that_text(name: str, text: str, prompt: str) -> None:
+    """As `transformers` decodes the tokens alone."""
+    tokenizer = TOKENIZERS[name]
+    before, tokens = tokenizer.encode(prompt).ids, tokenizer.encode(text).ids
+    assert answer(tokenizer, before, tokens, continues=False).text == tokenizer.decode(tokens)
+
+
+@pytest.mark.parametrize(("name", "first"), [("byte_level", "the"), ("metaspace", " the"), ("unigram", " the")])
+def test_the_texts_of_scores_are_those_in_the_text(name: str, first: str) -> None:
+    """SentencePiece's tokens begin with the space before a word, which the first of a text loses."""
+    tokenizer = TOKENIZERS[name]
+    before, tokens = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("Hello", "the world, it is"))
+    made = answer(tokenizer, before, tokens)
+    assert "".join(score.text for score in made.log_probs) == made.text == f"{first} world, it is"
+    alone = answer(tokenizer, before, tokens, continues=False)
+    assert "".join(score.text for score in alone.log_probs) == alone.text == "the world, it is"
 
 
 def test_bytes_that_form_no_character_are_no_error() -> None:

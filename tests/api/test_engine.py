@@ -7,13 +7,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import aclosing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
 from tests.conftest import DEMO_MODEL
+from tests.core.test_detokenizer import TOKENIZERS
 from tests.patience import PATIENCE, eventually
 from trtforge import Chat, Engine, Piece, SamplingParams, Tokens, Usage
 from trtforge.api.prompts import Prompts
@@ -119,11 +122,20 @@ def test_a_directory_of_builds_is_not_loaded(build: Path) -> None:
     assert caught.value.hint == f"Give one of them, such as {build}."
 
 
-@pytest.mark.parametrize("prompt", [5, "\ud800", Tokens([-1]), Tokens([2**70]), Tokens(["a"]), Tokens([1.5])])  # type: ignore[list-item]
-def test_what_is_no_prompt_is_refused(engine: Engine, prompt: Any) -> None:
-    with pytest.raises(
-        RequestError, match=r"5 is no prompt|half of a surrogate pair|the prompt's token ids|outside of any vocabulary"
-    ):
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (5, "5 is no prompt"),
+        ("\ud800", "half of a surrogate pair"),
+        (Tokens([-1]), "outside of any vocabulary"),
+        (Tokens([2**70]), "outside of any vocabulary"),
+        (Tokens(["a"]), "the prompt's token ids"),  # type: ignore[list-item]
+        (Tokens([1.5]), "the prompt's token ids"),  # type: ignore[list-item]
+        (Tokens([[5, 6]]), "the prompt's token ids"),  # type: ignore[list-item]
+    ],
+)
+def test_what_is_no_prompt_is_refused(engine: Engine, prompt: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
         engine.generate(prompt)
 
 
@@ -210,6 +222,34 @@ def test_messages_are_rendered_as_transformers_does(engine: Engine) -> None:
     assert engine.generate(Chat(MESSAGES), params).tokens == engine.generate(Tokens(ids), params).tokens
 
 
+class _Answering:
+    """A runtime that answers every request with the same tokens."""
+
+    def __init__(self, tokens: tuple[int, ...]) -> None:
+        self._tokens = tokens
+
+    def statistics(self) -> SimpleNamespace:
+        return SimpleNamespace(tokens_per_block=16)
+
+    def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
+        on_output(Output(request.request_id, self._tokens))
+        on_output(Output(request.request_id, (), "end_id"))
+
+    def close(self) -> None: ...
+
+
+def test_the_answer_to_messages_begins_as_a_text_does(tmp_path: Path) -> None:
+    """As from the server: SentencePiece's first token loses its space, unless the text goes on after a prompt's."""
+    tokenizer = TOKENIZERS["metaspace"]
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("{% for each in messages %}{{ each.content }}{% endfor %}")
+    tokens = tuple(tokenizer.encode("the world", add_special_tokens=False).ids)
+    runtime: Any = _Answering(tokens)
+    engine = Engine(runtime, Prompts(tmp_path))
+    answers = engine.generate([Chat(MESSAGES), "Hello", Tokens(tokens)])
+    assert [answer.text for answer in answers] == ["the world", " the world", " the world"]
+
+
 def test_text_ends_before_a_stop_word_wherever_tokens_end(engine: Engine) -> None:
     whole = engine.generate(PROMPT, SamplingParams(max_tokens=40)).text
     word = whole[len(whole) // 2 : len(whole) // 2 + 3]
@@ -242,7 +282,13 @@ def test_guided_answers_follow_their_schema(engine: Engine) -> None:
 def test_a_closed_stream_cancels_its_request(engine: Engine) -> None:
     stream = engine.stream(PROMPT, SamplingParams(max_tokens=200, ignore_end=True))
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
+
+    async def leave() -> None:
+        async with aclosing(engine.astream(PROMPT, SamplingParams(max_tokens=200, ignore_end=True))) as pieces:
+            assert (await anext(pieces)).finish_reason is None
+
+    asyncio.run(leave())
     assert engine.generate(PROMPT, SamplingParams(max_tokens=2)).usage.completion_tokens == 2
     assert eventually(lambda: engine.statistics().active_requests == 0)
 

@@ -66,7 +66,7 @@ def test_tokens_after_a_stop_word_do_not_count_however_they_come(tokenizer: Toke
     from text_answer import TextAnswer
     from text_engine import Piece
     from text_options import TextOptions
-    from token_texts import TokenTexts  # type: ignore[import-not-found]
+    from token_texts import ScoredTexts  # type: ignore[import-not-found]
 
     ids = tokenizer.encode("one, two, three", add_special_tokens=False).ids
     counted = len(tokenizer.encode("one,", add_special_tokens=False).ids)
@@ -74,7 +74,7 @@ def test_tokens_after_a_stop_word_do_not_count_however_they_come(tokenizer: Toke
     asked = {name: np.array([[True]]) for name in ("return_num_output_tokens", "return_logprobs")}
     for size in (1, 3, len(ids)):
         call = Call()
-        report = AnswerReport(TextOptions.of(asked), [], 99, TokenTexts(tokenizer))
+        report = AnswerReport(TextOptions.of(asked), [], 99, ScoredTexts(tokenizer))
         outputs = {name: name for name in ("output_log_probs", "cum_log_probs")}
         texts = SequenceTexts(tokenizer, [], [","], 1)
         answer = TextAnswer(call, texts, outputs, report, streaming=False, prompt="", on_stopped=lambda: None)
@@ -93,9 +93,9 @@ def test_tokens_after_a_stop_word_do_not_count_however_they_come(tokenizer: Toke
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_bytes_of_scored_tokens_make_the_text(name: str) -> None:
     """Without special tokens, and without the space that some tokenizers leave out at a text's beginning."""
-    from token_texts import TokenTexts
+    from token_texts import ScoredTexts
 
-    tokenizer, texts = TOKENIZERS[name], TokenTexts(TOKENIZERS[name])
+    tokenizer, texts = TOKENIZERS[name], ScoredTexts(TOKENIZERS[name])
     special = [token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special]
     ids = tokenizer.encode("Hello world, 日本 🙂", add_special_tokens=False).ids
     for answer in (ids, [*special, *ids[:3], *special, *ids[3:]]):

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING, Literal
 
 from trtforge.core.detokenizer import Detokenizer
 from trtforge.core.stop_text import StopText
+from trtforge.core.token_texts import TokenTexts
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from tokenizers import Tokenizer
 
 EndReason = Literal["stop", "length", "cancelled"]
 """`stop`: the model ended, or a stop word came; `length`: max_tokens, or the engine's max_seq_len."""
@@ -74,15 +73,25 @@ class Answer:
 
 
 class Assembly:
-    """Outputs of one request in, pieces out."""
+    """Outputs of one `request` in, pieces out.
+
+    `continues`: the answer's text goes on after the prompt's; that of chat messages is a text of its own.
+    """
 
     def __init__(
-        self, request: GenerationRequest, stop: "Sequence[str]", tokenizer: "Tokenizer", block_tokens: int
+        self,
+        request: GenerationRequest,
+        stop: "Sequence[str]",
+        texts: TokenTexts,
+        block_tokens: int,
+        *,
+        continues: bool,
     ) -> None:
-        self._request = request
-        self._tokenizer = tokenizer
+        self.request = request
+        self._texts = texts
         self._block_tokens = block_tokens
-        self._text = Detokenizer(tokenizer, request.prompt)
+        self._text = Detokenizer(texts.tokenizer, request.prompt if continues else ())
+        self._begins = not continues
         self._stop = StopText(stop)
         self._count = 0
         self.finished = False
@@ -106,17 +115,19 @@ class Assembly:
 
     def _scores(self, output: Output) -> tuple[TokenScore, ...]:
         tops = output.top_log_probs or ((),) * len(output.log_probs)
-        return tuple(
-            TokenScore(token, self._named(token), log_prob, tuple(TokenScore(t, self._named(t), p) for t, p in top))
-            for token, log_prob, top in zip(output.tokens, output.log_probs, tops, strict=False)
-        )
+        found = []
+        for token, log_prob, top in zip(output.tokens, output.log_probs, tops, strict=False):
+            found.append(self._score(token, log_prob, tuple(self._score(*each) for each in top)))
+            self._begins = self._begins and self._texts.begin((token,))
+        return tuple(found)
 
-    def _named(self, token: int) -> str:
-        return self._tokenizer.decode([token], skip_special_tokens=False)
+    def _score(self, token: int, log_prob: float, top: tuple[TokenScore, ...] = ()) -> TokenScore:
+        text, _ = self._texts.of(token, begins=self._begins)
+        return TokenScore(token, text, log_prob, top)
 
     def _usage(self, output: Output) -> Usage:
-        reused = min(output.reused_blocks * self._block_tokens, len(self._request.prompt))
-        return Usage(len(self._request.prompt), self._count, reused)
+        reused = min(output.reused_blocks * self._block_tokens, len(self.request.prompt))
+        return Usage(len(self.request.prompt), self._count, reused)
 
 
 def joined(pieces: "Sequence[Piece]") -> Answer:

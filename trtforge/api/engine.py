@@ -3,20 +3,21 @@
 import asyncio
 import itertools
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import overload
 
 from trtforge.api.answers import Answer, Assembly, Piece, joined
 from trtforge.api.options import LoadOptions
-from trtforge.api.prompts import Prompt, Prompts, SamplingParams, checked, named
+from trtforge.api.prompts import Chat, Prompt, Prompts, SamplingParams, checked, named
 from trtforge.core.defaults import KV_CACHE_DIR_BYTES
 from trtforge.core.errors import RequestError
 from trtforge.core.places import artifact_at
 from trtforge.core.serving import SchedulerPolicy
+from trtforge.core.token_texts import TokenTexts
 from trtforge.core.verified import open_to_run
-from trtforge.engine_process.requests import GenerationRequest, Output
+from trtforge.engine_process.requests import Output
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.engine import Engine as Runtime
 from trtforge.runtime.engine import EngineStatistics
@@ -31,6 +32,7 @@ class Engine:
     def __init__(self, runtime: Runtime, prompts: Prompts) -> None:
         self._runtime = runtime
         self._prompts = prompts
+        self._texts = TokenTexts(prompts.tokenizer)
         self._block_tokens = runtime.statistics().tokens_per_block
         self._numbers = itertools.count()
 
@@ -106,38 +108,35 @@ class Engine:
             message = f"there are {len(prompts)} prompts and {len(each)} SamplingParams"
             raise RequestError(message, hint="Give one for all prompts, or one for each.")
         usable = [checked(of) for of in each]
-        requests = [self._request(one, of, streamed=False) for one, of in zip(prompts, usable, strict=True)]
-        stops = [of.stop for of in usable]
-        pieces: dict[str, list[Piece]] = {request.request_id: [] for request in requests}
-        for name, piece in self._pieces(requests, stops):
+        assemblies = [self._assembly(one, of, streamed=False) for one, of in zip(prompts, usable, strict=True)]
+        pieces: dict[str, list[Piece]] = {assembly.request.request_id: [] for assembly in assemblies}
+        for name, piece in self._pieces(assemblies):
             pieces[name].append(piece)
         answers = [joined(found) for found in pieces.values()]
         return answers[0] if alone else answers
 
-    def stream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> Generator[Piece, None, None]:
         """The pieces of an answer as they are generated. Closing the iterator cancels the request.
 
         Raises RequestError.
         """
-        params = checked(params)
-        for _, piece in self._pieces([self._request(prompt, params, streamed=True)], [params.stop]):
+        for _, piece in self._pieces([self._assembly(prompt, checked(params), streamed=True)]):
             yield piece
 
-    def astream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> AsyncIterator[Piece]:
+    def astream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> AsyncGenerator[Piece, None]:
         """As `stream`, without blocking the event loop."""
         return self._apieces(prompt, params, streamed=True)
 
-    async def _apieces(self, prompt: Prompt, params: SamplingParams, *, streamed: bool) -> AsyncIterator[Piece]:
+    async def _apieces(self, prompt: Prompt, params: SamplingParams, *, streamed: bool) -> AsyncGenerator[Piece, None]:
         params, loop = checked(params), asyncio.get_running_loop()
         outputs: asyncio.Queue[Output] = asyncio.Queue()
-        request = await asyncio.to_thread(self._request, prompt, params, streamed=streamed)
-        assembly = self._assembly(request, params.stop)
-        self._runtime.submit(request, lambda output: _hand_over(loop, outputs, output))
+        assembly = await asyncio.to_thread(self._assembly, prompt, params, streamed=streamed)
+        self._runtime.submit(assembly.request, lambda output: _hand_over(loop, outputs, output))
         try:
             while not assembly.finished:
                 yield assembly.take(await outputs.get())
         finally:
-            self._runtime.cancel(request.request_id)
+            self._runtime.cancel(assembly.request.request_id)
 
     async def agenerate(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> Answer:
         """As `generate` for one prompt, without blocking the event loop."""
@@ -157,27 +156,22 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _request(self, prompt: Prompt, params: SamplingParams, *, streamed: bool) -> GenerationRequest:
-        return replace(named(self._prompts.request(prompt, params), next(self._numbers)), streamed=streamed)
+    def _assembly(self, prompt: Prompt, params: SamplingParams, *, streamed: bool) -> Assembly:
+        request = named(self._prompts.request(prompt, params), next(self._numbers))
+        request, continues = replace(request, streamed=streamed), not isinstance(prompt, Chat)
+        return Assembly(request, params.stop, self._texts, self._block_tokens, continues=continues)
 
-    def _assembly(self, request: GenerationRequest, stop: Sequence[str]) -> Assembly:
-        return Assembly(request, stop, self._prompts.tokenizer, self._block_tokens)
-
-    def _pieces(
-        self, requests: Sequence[GenerationRequest], stops: Sequence[Sequence[str]]
-    ) -> Iterator[tuple[str, Piece]]:
+    def _pieces(self, assemblies: Sequence[Assembly]) -> Iterator[tuple[str, Piece]]:
         """Each piece with the name of its request, in the order of their arrival."""
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        assemblies = {
-            request.request_id: self._assembly(request, stop) for request, stop in zip(requests, stops, strict=True)
-        }
+        named_so = {assembly.request.request_id: assembly for assembly in assemblies}
         try:
-            for request in requests:
-                self._runtime.submit(request, outputs.put)
-            unfinished = len(requests)
+            for assembly in assemblies:
+                self._runtime.submit(assembly.request, outputs.put)
+            unfinished = len(assemblies)
             while unfinished:
                 output = outputs.get()
-                assembly = assemblies[output.request_id]
+                assembly = named_so[output.request_id]
                 if assembly.finished:  # by a stop word
                     continue
                 piece = assembly.take(output)
@@ -186,7 +180,7 @@ class Engine:
                     self._runtime.cancel(output.request_id)
                 yield output.request_id, piece
         finally:
-            for name, assembly in assemblies.items():
+            for name, assembly in named_so.items():
                 if not assembly.finished:
                     self._runtime.cancel(name)
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _KEPT = 8
-_INCOMPLETE = "\ufffd"
+INCOMPLETE = "\ufffd"
 _MOST_HELD, _LAST_HELD = 32, 4
 """Characters that may be held back, and what of more than these still is: the bytes of one character."""
 
@@ -57,7 +57,7 @@ class Detokenizer:
             return ""
         self._window.append(token)
         text = self._decode(self._window)
-        whole = text.rstrip(_INCOMPLETE)
+        whole = text.rstrip(INCOMPLETE)
         stray = len(text) - max(self._shown, len(whole)) > _MOST_HELD  # these bytes form no character
         if stray:
             whole = text[:-_LAST_HELD]
