@@ -1,11 +1,13 @@
 """The Python API on the demo model; docs/python.md: every snippet runs."""
 
 import asyncio
+import gc
 import json
 import re
 import shutil
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -325,6 +327,21 @@ def test_a_reused_prefix_is_counted(build: Path) -> None:
     assert 0 < second.reused_tokens < second.prompt_tokens
     with pytest.raises(ForgeError, match="the engine is closed"):
         engine.generate(PROMPT)
+
+
+def test_an_engine_that_is_dropped_ends_and_frees_its_memory(build: Path) -> None:
+    """Without waiting for the garbage collector, which does not know how much memory tensors take."""
+    gc.disable()
+    try:
+        engine = Engine.load(build, kv_cache_tokens=1024)
+        engine.generate(PROMPT, SamplingParams(max_tokens=2))
+        runtime, thread = weakref.ref(engine._runtime), engine._runtime._thread
+        ranks = weakref.ref(engine._runtime._ranks)
+        del engine
+        assert not thread.is_alive()
+        assert (runtime(), ranks()) == (None, None)
+    finally:
+        gc.enable()
 
 
 def test_a_repository_stands_for_its_engine(build: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import queue
+import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,8 @@ class Engine:
         self._texts = TokenTexts(prompts.tokenizer)
         self._block_tokens = runtime.statistics().tokens_per_block
         self._numbers = itertools.count()
+        # A dropped engine ends, such as that of a notebook's cell that is run again; at exit the runtime ends itself.
+        weakref.finalize(self, runtime.close).atexit = False
 
     @classmethod
     def load(

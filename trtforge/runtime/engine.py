@@ -59,14 +59,14 @@ class Engine:
         self._source = source
         self._ranks = ranks
         self._options = options
-        self._adapters = EngineAdapters(source, lambda: {each.adapter for each in self._sequences.values()})
+        self._sequences = sequences = dict[str, Sequence]()
+        self._adapters = EngineAdapters(source, lambda: {each.adapter for each in sequences.values()})
         self._scheduler = new_scheduler(source, ranks, options, store, self._adapters.most)
         self._guides = Guides(source.directory / TOKENIZER_DIRECTORY, source.config.vocab_size)
         self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device), self._guides)
         self._trace = trace
         self._inbox = Inbox()
         self._after_steps: tuple[Callable[[], None], ...] = ()
-        self._sequences: dict[str, Sequence] = {}
         self._arrivals, self._counts = 0, Counters()
         self._drafter, self._store = drafter, store
         self._copies, self._pace = Copies(shares=not source.keeps_states), Pace()

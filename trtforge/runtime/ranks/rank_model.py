@@ -1,6 +1,7 @@
 """One rank of an engine: its decoder, its KV cache, and the steps it computes."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -118,15 +119,16 @@ class RankModel:
         spare = int(self._capture is not None)
         self._cache = self._decoder.new_cache(num_blocks + spare, size, window_blocks + spare if window_blocks else 0)
         columns = -(-longest // size)
+        outputs = partial(_outputs, self._decoder, self._layer_caches)  # not of self: a cycle would keep the memory
         if self._capture is not None:
             padded = PaddedMemory(columns, size, num_blocks, self._place.device, window_blocks or None)
-            self._graphs = StepGraphs(self._outputs, self._capture, padded)
+            self._graphs = StepGraphs(outputs, self._capture, padded)
             if self._decoder.spec.latent is None:  # which reads the blocks of a chunk by torch
                 prompts = PromptMemory(size, num_blocks, self._place.device, window_blocks or None)
-                self._prompts = StepGraphs(self._outputs, self._capture, prompts)
+                self._prompts = StepGraphs(outputs, self._capture, prompts)
         elif self._calls is not None:
             common = CommonMemory(columns, size, windowed=window_blocks > 0)
-            self._graphs = StepGraphs(self._outputs, self._calls, common)
+            self._graphs = StepGraphs(outputs, self._calls, common)
         if self._network is not None:
             self._cache.append(self._network.allocate_cache(num_blocks + self._spare_blocks, size))
         self._windowed = window_blocks > 0
@@ -255,11 +257,6 @@ class RankModel:
     def _layer_caches(self) -> list[LayerCache]:
         return self._cache[: self._decoder.spec.num_layers]
 
-    def _outputs(self, batch: Batch) -> Outputs:
-        """What a graph computes of a step."""
-        logits = self._decoder.forward(batch, self._layer_caches)
-        return Outputs(logits, *self._decoder.kept)
-
     def _parts(self, step: Step) -> list[Step]:
         """The parts of a step, as they are recorded. Layers that keep states of sequences take it whole."""
         spec = self._decoder.spec
@@ -296,3 +293,9 @@ def placement_of(source: Source, index: int) -> Placement:
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return Placement(device, dtype)
+
+
+def _outputs(decoder: Decoder, caches: list[LayerCache], batch: Batch) -> Outputs:
+    """What a graph computes of a step."""
+    logits = decoder.forward(batch, caches)
+    return Outputs(logits, *decoder.kept)
