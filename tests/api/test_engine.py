@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import pickle
 import re
 import shutil
 import subprocess
@@ -128,6 +129,8 @@ def test_a_directory_of_builds_is_not_loaded(build: Path) -> None:
     ("prompt", "message"),
     [
         (5, "5 is no prompt"),
+        (b"abc", "b'abc' is no prompt"),
+        ((text for text in ("a", "b")), "<generator object .* is no prompt"),
         ("\ud800", "half of a surrogate pair"),
         (Tokens([-1]), "outside of any vocabulary"),
         (Tokens([2**70]), "outside of any vocabulary"),
@@ -277,6 +280,8 @@ def test_guided_answers_follow_their_schema(engine: Engine) -> None:
     for given in (schema, json.dumps(schema)):
         assert json.loads(engine.generate(PROMPT, SamplingParams(json_schema=given)).text)["n"] in range(10)
     assert engine.generate(PROMPT, SamplingParams(grammar='root ::= "a" "b"')).text == "ab"
+    with pytest.raises(RequestError, match="json_schema is not JSON: Object of type set"):
+        engine.generate(PROMPT, SamplingParams(json_schema={"enum": {1, 2}}))
     with pytest.raises(RequestError, match="more than one of json_schema, regex and grammar"):
         engine.generate(PROMPT, SamplingParams(regex="a", grammar="root ::= []"))
 
@@ -342,6 +347,12 @@ def test_an_engine_that_is_dropped_ends_and_frees_its_memory(build: Path) -> Non
         assert (runtime(), ranks()) == (None, None)
     finally:
         gc.enable()
+
+
+def test_an_engine_is_not_pickled(engine: Engine) -> None:
+    with pytest.raises(ForgeError, match="an engine cannot be pickled") as caught:
+        pickle.dumps(engine)
+    assert caught.value.hint == "Load it in the process that uses it."
 
 
 def test_a_repository_stands_for_its_engine(build: Path, tmp_path: Path) -> None:

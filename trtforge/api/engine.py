@@ -7,13 +7,13 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
+from typing import NoReturn, overload
 
 from trtforge.api.answers import Answer, Assembly, Piece, joined
 from trtforge.api.options import LoadOptions
 from trtforge.api.prompts import Chat, Prompt, Prompts, SamplingParams, checked, named
 from trtforge.core.defaults import KV_CACHE_DIR_BYTES
-from trtforge.core.errors import RequestError
+from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.places import artifact_at
 from trtforge.core.serving import SchedulerPolicy
 from trtforge.core.token_texts import TokenTexts
@@ -104,7 +104,7 @@ class Engine:
         `params`: for all prompts, or one for each. Raises RequestError if one of the requests is refused, and ends the
         others.
         """
-        alone = isinstance(prompt, str) or not isinstance(prompt, Sequence)
+        alone = isinstance(prompt, str | bytes) or not isinstance(prompt, Sequence)
         prompts: Sequence[Prompt] = (prompt,) if alone else prompt  # type: ignore[assignment]
         each = list(params) if isinstance(params, list | tuple) else [params] * len(prompts)
         if len(each) != len(prompts):
@@ -158,6 +158,10 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __reduce__(self) -> NoReturn:
+        message = "an engine cannot be pickled, which would send it to another process"
+        raise ForgeError(message, hint="Load it in the process that uses it.")
 
     def _assembly(self, prompt: Prompt, params: SamplingParams, *, streamed: bool) -> Assembly:
         request = named(self._prompts.request(prompt, params), next(self._numbers))

@@ -45,9 +45,10 @@ Prompt = str | Chat | Tokens
 class SamplingParams:
     """Options of a request: greedy unless `top_k` or `top_p` is given, as in TensorRT-LLM.
 
-    `stop`: the text ends before the first of these; `bad`: words that are not generated, with or without a space before
-    them, unless in other tokens than the tokenizer gives them. `log_probs`: score each token, with `top_log_probs`
-    alternatives. `json_schema` (a schema, or its JSON text), `regex` or `grammar` (EBNF, with a rule root): what the
+    `seed` None counts as 0, so that equal requests get equal tokens. `stop`: the text ends before the first of these;
+    `bad`: words that are not generated, with or without a space before them, unless in other tokens than the tokenizer
+    gives them. `log_probs`: score each token, with `top_log_probs` alternatives. `json_schema` (a schema, such as a
+    pydantic class's `model_json_schema()`, or its JSON text), `regex` or `grammar` (EBNF, with a rule root): what the
     answer must be, by the package xgrammar. `adapter`: name of a LoRA adapter of the engine. `priority`: from 0 to 1;
     of waiting requests the highest runs first. `lookahead`: window, n-gram and verification set sizes, at most those of
     an engine with lookahead decoding; (1, 1, 0): no draft tokens.
@@ -75,13 +76,14 @@ class SamplingParams:
     lookahead: tuple[int, int, int] | None = None
 
     def guide(self) -> Guide | None:
-        """The guide that is given. Raises RequestError for two."""
+        """The guide that is given. Raises RequestError for two, and for a schema that is not JSON."""
         schema = self.json_schema
-        text = schema if isinstance(schema, str) or schema is None else json.dumps(schema, ensure_ascii=False)
         given = [
             guide
             for guide in (
-                None if text is None else Guide("json_schema", text),
+                None
+                if schema is None
+                else Guide("json_schema", schema if isinstance(schema, str) else _as_json(schema)),
                 None if self.regex is None else Guide("regex", self.regex),
                 None if self.grammar is None else Guide("ebnf_grammar", self.grammar),
             )
@@ -107,6 +109,14 @@ class SamplingParams:
             return_log_probs=self.log_probs or self.top_log_probs > 0,
             top_log_probs=self.top_log_probs,
         )
+
+
+def _as_json(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(schema, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        hint = "Give what JSON has: mappings, lists, text, numbers, true, false and null."
+        raise RequestError(f"json_schema is not JSON: {error}", hint=hint) from None
 
 
 _PARAMS = TypeAdapter(SamplingParams)
@@ -180,7 +190,9 @@ class Prompts:
         if isinstance(prompt, Chat):
             return self._encoded(self._rendered(prompt), special=False)
         if not isinstance(prompt, str):
-            raise RequestError(f"{prompt!r:.60} is no prompt", hint="Give text, Chat or Tokens.")
+            raise RequestError(
+                f"{prompt!r:.60} is no prompt", hint="Give text, Chat or Tokens; generate takes a list of them too."
+            )
         return self._encoded(prompt)
 
     def _encoded(self, text: str, *, special: bool = True) -> list[int]:
@@ -220,7 +232,7 @@ def _token_ids(prompt: Tokens) -> list[int]:
     try:
         ids = [index(each) for each in prompt.ids]
     except TypeError as error:
-        raise RequestError(f"the prompt's token ids: {error}", hint="Give whole numbers.") from None
+        raise RequestError(f"the prompt's token ids: {error}", hint="Give whole numbers, in one list.") from None
     if any(not 0 <= each <= _MOST_ID for each in ids):
         raise RequestError("the prompt holds token ids outside of any vocabulary", hint="Give ids of its tokenizer.")
     return ids
