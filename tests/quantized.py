@@ -167,11 +167,11 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}
 
 
-def awq(zero: int = 8) -> Pack:
-    """AutoAWQ's gemm layout: everything is (in, out), eight outputs a word."""
+def awq(zero: int = 8, *, by_output: bool = False) -> Pack:
+    """AutoAWQ's gemm layout: everything is (in, out), eight outputs a word. `by_output`: one group of all inputs."""
 
     def pack(module: str, weight: Tensor) -> tuple[Stored, Tensor]:
-        codes, scales = codes_and_scales(weight)
+        codes, scales = codes_and_scales(weight, weight.shape[1] if by_output else GROUP)
         zeros = torch.full((scales.shape[1], weight.shape[0]), zero)
         stored = {
             "qweight": words(codes.T, AWQ_ORDER),
@@ -183,32 +183,41 @@ def awq(zero: int = 8) -> Pack:
     return pack
 
 
-def gptq(stored_zero: int = 7) -> Pack:
-    """AutoGPTQ's layout: eight inputs a word, (in / 8, out); zero points (in / group, out / 8)."""
+def gptq(stored_zero: int = 7, *, by_output: bool = False) -> Pack:
+    """AutoGPTQ's layout: eight inputs a word, (in / 8, out); zero points (in / group, out / 8).
+
+    `by_output`: one group of all inputs.
+    """
 
     def pack(module: str, weight: Tensor) -> tuple[Stored, Tensor]:
-        codes, scales = codes_and_scales(weight)
+        group = weight.shape[1] if by_output else GROUP
+        codes, scales = codes_and_scales(weight, group)
         zeros = torch.full((scales.shape[1], weight.shape[0]), stored_zero)
         stored = {
             "qweight": words(codes).T,
             "qzeros": words(zeros),
             "scales": scales.T,
-            "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // GROUP,
+            "g_idx": torch.arange(weight.shape[1], dtype=torch.int32) // group,
         }
         return stored, meant_by(codes, scales)
 
     return pack
 
 
-def pack_quantized(module: str, weight: Tensor) -> tuple[Stored, Tensor]:
+def pack_quantized(module: str, weight: Tensor, group: int = GROUP) -> tuple[Stored, Tensor]:
     """compressed-tensors' INT4: eight inputs a word, (out, in / 8)."""
-    codes, scales = codes_and_scales(weight)
+    codes, scales = codes_and_scales(weight, group)
     stored = {
         "weight_packed": words(codes),
         "weight_scale": scales,
         "weight_shape": torch.tensor(weight.shape, dtype=torch.int64),
     }
     return stored, meant_by(codes, scales)
+
+
+def pack_quantized_by_output(module: str, weight: Tensor) -> tuple[Stored, Tensor]:
+    """The same with a scale for each output."""
+    return pack_quantized(module, weight, weight.shape[1])
 
 
 def fp8_static(equal: bool = True) -> Pack:
@@ -319,9 +328,10 @@ def compressed(format_: str, weights: str, inputs: str | None, **more: Any) -> d
     }
     if format_ == "pack-quantized":
         group |= {
-            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP},
+            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": weights},
             "input_activations": None,
         }
+        group["weights"]["group_size"] = GROUP if weights == "group" else None
     group |= SCHEMES.get(format_, {})
     return {
         "quant_method": "compressed-tensors",

@@ -24,6 +24,7 @@ from tests.quantized import (
     fp8_rows,
     gptq,
     pack_quantized,
+    pack_quantized_by_output,
     tiny_moe,
     write_quantized,
 )
@@ -97,6 +98,16 @@ def test_int4(pack: Pack, values: dict[str, Any], layout: dict[str, int], tmp_pa
     prefix, experts = "transformer.layers.0.mlp.fc", 4 // layout.get("ep", 1)
     assert torch.equal(rank[f"{prefix}.prequant_scaling_factor"], torch.ones(experts, 128).half())
     assert rank[f"{prefix}.weight"].shape[0] == rank[f"{prefix}.weights_scaling_factor"].shape[0] == experts
+
+
+def test_int4_with_a_scale_for_each_output(tmp_path: Path) -> None:
+    values = compressed("pack-quantized", "channel", None) | {"ignore": INT4["ignore"]}
+    source = moe(tmp_path / "hf", pack_quantized_by_output, values)
+    assert_streams(source.directory, source.model, torch.tensor([TOKENS]))
+    out = convert(ConvertConfig(), source.directory, tmp_path / "out").path
+    (made,) = computed(out, TOKENS)
+    expected = logits(source.model)
+    assert float((made - expected).norm() / expected.norm()) < 1e-5
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "".join(f"{k}{v}" for k, v in layout.items()) or "one")

@@ -310,7 +310,7 @@ GROUP_INPUTS = FP8_INPUTS | {"strategy": "group", "dynamic": True}
         (AWQ | {"version": "marlin"}, "AWQ version marlin is not converted"),
         (AWQ | {"backend": "llm-awq"}, "AWQ backend llm-awq is not converted"),
         (AWQ | {"bits": 8}, "bits is 8: only 4-bit codes"),
-        (AWQ | {"group_size": -1}, "group_size is -1: TensorRT-LLM's W4A16_AWQ has groups of 64 or 128"),
+        (AWQ | {"group_size": -2}, "group_size is -2: TensorRT-LLM's W4A16_AWQ has groups of 64 or 128"),
         (AWQ | {"modules_to_not_convert": "gate"}, 'modules_to_not_convert is "gate", a list of names'),
         (GPTQ | {"desc_act": True}, "desc_act is true: act-order permutes the inputs"),
         (GPTQ | {"bits": 3}, "bits is 3: only 4-bit codes"),
@@ -362,7 +362,6 @@ GROUP_INPUTS = FP8_INPUTS | {"strategy": "group", "dynamic": True}
         (compressed(INT4_WEIGHTS | {"symmetric": False}, None, format="pack-quantized"), "symmetric is false"),
         (compressed(INT4_WEIGHTS | {"actorder": "group"}, None, format="pack-quantized"), "actorder permutes"),
         (compressed(INT4_WEIGHTS | {"num_bits": 8}, None, format="pack-quantized"), "4-bit integer weights"),
-        (compressed(INT4_WEIGHTS | {"strategy": "channel"}, None, format="pack-quantized"), "strategy is channel"),
         (compressed(INT4_WEIGHTS, FP8_INPUTS, format="pack-quantized"), "input_activations are quantised"),
     ],
 )

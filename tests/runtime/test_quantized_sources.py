@@ -27,6 +27,7 @@ from tests.quantized import (
     int8_static,
     nvfp4_divided,
     pack_quantized,
+    pack_quantized_by_output,
     write_quantized,
 )
 from tests.runtime.checkpoints import write_engine
@@ -38,6 +39,7 @@ STATIC = compressed("float-quantized", "tensor", "tensor")
 ROWS = compressed("float-quantized", "channel", "token")
 ONE_SCALE = compressed("float-quantized", "tensor", "token")
 INT4 = compressed("pack-quantized", "group", None)
+INT4_BY_OUTPUT = compressed("pack-quantized", "channel", None)
 INT8 = compressed("int-quantized", "channel", "tensor")
 NVFP4 = compressed("nvfp4-pack-quantized", "tensor_group", "tensor_group")
 LAYOUTS = pytest.mark.parametrize("layout", [{}, {"tp": 2}, {"tp": 2, "pp": 2}], ids=["tp1", "tp2", "tp2pp2"])
@@ -90,6 +92,24 @@ def test_int4(pack: Pack, values: dict[str, Any], layout: dict[str, int], tmp_pa
     assert relative(made, logits(source.model)) < 1e-5
 
 
+@pytest.mark.parametrize(
+    ("pack", "values"),
+    [
+        (awq(by_output=True), AWQ | {"group_size": -1}),
+        (gptq(by_output=True), GPTQ | {"group_size": -1, "desc_act": True}),
+        (pack_quantized_by_output, INT4_BY_OUTPUT),
+    ],
+    ids=["awq", "gptq", "pack_quantized"],
+)
+def test_int4_with_a_scale_for_each_output(pack: Pack, values: dict[str, Any], tmp_path: Path) -> None:
+    """Every group of 128 inputs gets it. The order of quantisation (desc_act) moves no input out of the one group."""
+    source = write_quantized(tmp_path / "hf", pack, values, hidden_size=256, intermediate_size=512)
+    for tp in (1, 2):
+        out = convert(ConvertConfig(tp=tp), source.directory, tmp_path / f"tp{tp}").path
+        (made,) = computed(out, TOKENS)
+        assert relative(made, logits(source.model)) < 1e-5
+
+
 @LAYOUTS
 def test_fp8_with_static_scales(layout: dict[str, int], tmp_path: Path) -> None:
     source = write_quantized(tmp_path / "hf", fp8_static(), STATIC, dtype=torch.bfloat16)
@@ -114,8 +134,14 @@ def test_fp8_with_a_scale_for_each_token(
 
 @pytest.mark.parametrize(
     ("pack", "values"),
-    [(fp8_static(), STATIC), (fp8_rows, ROWS), (pack_quantized, INT4), (int8_static, INT8)],
-    ids=["tensor", "rows", "pack_quantized", "int8"],
+    [
+        (fp8_static(), STATIC),
+        (fp8_rows, ROWS),
+        (pack_quantized, INT4),
+        (pack_quantized_by_output, INT4_BY_OUTPUT),
+        (int8_static, INT8),
+    ],
+    ids=["tensor", "rows", "pack_quantized", "pack_quantized_by_output", "int8"],
 )
 def test_compressed_tensors_own_reading(pack: Pack, values: dict[str, Any], tmp_path: Path) -> None:
     """The package that defines the format computes the same logits from the same files."""

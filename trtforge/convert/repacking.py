@@ -12,7 +12,16 @@ from trtforge.core.dtypes import Dtype
 from trtforge.core.errors import ForgeError
 from trtforge.formats.quantization_values import ORIGINAL
 from trtforge.formats.shards import RowReader, StoredTensor
-from trtforge.models.content import Repacked, Rescaled, StoredPreQuant, StoredScalar, StoredScalarRows, StoredScalars
+from trtforge.models.content import (
+    Repacked,
+    Rescaled,
+    StoredPreQuant,
+    StoredRowScales,
+    StoredScalar,
+    StoredScalarRows,
+    StoredScalars,
+    StoredVector,
+)
 from trtforge.models.repack import repack_awq, repack_gptq, rescale_fp8
 from trtforge.models.split import Cut
 from trtforge.models.stored_parts import Expected, StoredSources
@@ -41,6 +50,13 @@ class SmallTensors:
         with RowReader() as reader:
             reader.read_bytes(stored, 0, memoryview(data))
         return torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name])
+
+    def finite(self, name: str) -> Tensor:
+        """As `take`. Raises ForgeError for scaling factors that are not finite."""
+        vector = self.take(name)
+        if not all_finite(vector):
+            raise ForgeError(f"{name} holds NaN or infinity, scaling factors must be finite", hint=_DAMAGED)
+        return vector
 
     def scalar(self, name: str) -> Tensor:
         """(1,) float32."""
@@ -153,12 +169,7 @@ def _rescaled(part: Part, dtype: Dtype, cut: Cut, *, scale: Tensor, new_scale: T
     return as_bytes(rescale_fp8(torch.from_numpy(part).view(TORCH[dtype.name]), scale, new_scale))
 
 
-def stored_vector(
-    content: StoredScalar | StoredScalars | StoredScalarRows | StoredPreQuant,
-    small: SmallTensors,
-    tp_rank: int,
-    model_dtype: Dtype,
-) -> Bytes:
+def stored_vector(content: StoredVector, small: SmallTensors, tp_rank: int, model_dtype: Dtype) -> Bytes:
     """A rank's tensor that is made of scalars or one vector of the source."""
     match content:
         case StoredScalar(names=names, least=least, divisors=divisors):
@@ -170,12 +181,13 @@ def stored_vector(
             return as_bytes(
                 torch.cat([small.scalar(name).expand(count) for name, count in zip(names, rows, strict=True)])
             )
+        case StoredRowScales(names=names, cuts=cuts, groups=groups):
+            spans = [(name, rows) for name, own in zip(names, cuts, strict=True) for rows in own[tp_rank].rows]
+            scales = torch.cat([small.finite(name)[rows.start : rows.stop].float() for name, rows in spans])
+            return as_bytes(scales.unsqueeze(1).expand(-1, groups))
         case StoredPreQuant(names=names, cuts=cuts, experts=experts):
             columns, dtype = cuts[tp_rank].cols, TORCH[model_dtype.name]
             if not names or not small.has(names[0]):
                 return as_bytes(torch.ones(len(columns) * (experts or 1), dtype=dtype))
-            vector = small.take(names[0])
-            if not all_finite(vector):
-                raise ForgeError(f"{names[0]} holds NaN or infinity, scaling factors must be finite", hint=_DAMAGED)
-            part = vector[columns.start : columns.stop].to(dtype)
+            part = small.finite(names[0])[columns.start : columns.stop].to(dtype)
             return as_bytes(part if experts is None else part.repeat(experts, 1))

@@ -36,9 +36,11 @@ from trtforge.models.content import (
     Repacked,
     Rescaled,
     StoredPreQuant,
+    StoredRowScales,
     StoredScalar,
     StoredScalarRows,
     StoredScalars,
+    StoredVector,
     Target,
     WeightOnly,
     sources_of,
@@ -177,7 +179,9 @@ class _Execution:
                     self._emit(scales, rank)
             case Repacked() | Rescaled() as content:
                 self._repacked(content)
-            case StoredScalar() | StoredScalars() | StoredScalarRows() | StoredPreQuant() as content:
+            case (
+                StoredScalar() | StoredScalars() | StoredScalarRows() | StoredRowScales() | StoredPreQuant() as content
+            ):
                 self._small(content)
             case _:
                 self._computed(target.content)
@@ -208,7 +212,7 @@ class _Execution:
         for piece, encode in zip(content.pieces, encoders, strict=True):
             self._piece(piece, encode)
 
-    def _small(self, content: StoredScalar | StoredScalars | StoredScalarRows | StoredPreQuant) -> None:
+    def _small(self, content: StoredVector) -> None:
         from trtforge.convert.repacking import SmallTensors, stored_vector
 
         small = SmallTensors(self.sources)

@@ -29,6 +29,7 @@ class _Scheme:
 
     packing: Packing
     group_size: int = 128
+    scale_per_output: bool = False
 
     @property
     def names(self) -> Mapping[str, Any]:
@@ -63,6 +64,7 @@ def compressed_tensors(values: Values) -> QuantizedSource:
                 never=(*left, *others) if everywhere_else else left,
                 only=None if everywhere_else else own,
                 group_size=scheme.group_size,
+                scale_per_output=scheme.scale_per_output,
                 fp8_kv_cache=cache,
                 **scheme.names,
             )
@@ -83,7 +85,7 @@ def _scheme(values: Values, group: Values) -> _Scheme:
         case "float-quantized" | "naive-quantized":
             return _Scheme(_fp8(group))
         case "pack-quantized":
-            return _Scheme("pack_quantized", _int4(group))
+            return _Scheme("pack_quantized", *_int4(group))
         case "nvfp4-pack-quantized":
             return _nvfp4(group)
         case _:
@@ -154,7 +156,8 @@ def _fp8(group: Values) -> Packing:
             )
 
 
-def _int4(group: Values) -> int:
+def _int4(group: Values) -> tuple[int, bool]:
+    """The group size, and whether there is one scale an output."""
     weights = group.part("weights")
     if (weights.get("num_bits"), weights.get("type")) != (4, "int"):
         raise weights.refusal("4-bit integer weights are expected")
@@ -167,9 +170,8 @@ def _int4(group: Values) -> int:
             "actorder permutes the inputs: TensorRT-LLM's groups are consecutive inputs",
             "Quantise with actorder static, or convert the original checkpoint.",
         )
-    if weights.get("strategy") == "channel":
-        raise weights.refusal("strategy is channel: TensorRT-LLM's W4A16_AWQ has groups of 64 or 128 inputs")
-    return weights.group_size("group_size")
+    size, per_output = weights.int4_groups("group_size")
+    return size, per_output or weights.get("strategy") == "channel"
 
 
 def _pattern(values: Values, name: str) -> str:

@@ -122,11 +122,13 @@ def _awq(values: Values) -> QuantizedSource:
     if values.get("backend") == "llm-awq":
         raise values.refusal("AWQ backend llm-awq is not converted: its packing differs from AutoAWQ's")
     values.require_int4("bits", "w_bit")
+    group_size, scale_per_output = values.int4_groups("group_size", "q_group_size")
     return QuantizedSource(
         tool="AutoAWQ",
         packing="awq",
         never=("^lm_head$", *(re.escape(name) for name in values.names("modules_to_not_convert"))),
-        group_size=values.group_size("group_size", "q_group_size"),
+        group_size=group_size,
+        scale_per_output=scale_per_output,
     )
 
 
@@ -141,7 +143,9 @@ def _gptq(values: Values) -> QuantizedSource:
             "Save the model again with checkpoint_format gptq, or convert the original checkpoint.",
         )
     values.require_int4("bits")
-    if values.get("desc_act") and not values.get("static_groups"):  # these are of consecutive inputs in any order
+    group_size, scale_per_output = values.int4_groups("group_size")
+    ordered = scale_per_output or values.get("static_groups")  # groups of consecutive inputs, whatever came first
+    if values.get("desc_act") and not ordered:
         raise values.refusal(
             "desc_act is true: act-order permutes the inputs, TensorRT-LLM's groups are consecutive inputs",
             "Use a GPTQ checkpoint with desc_act false, or convert the original one.",
@@ -153,7 +157,8 @@ def _gptq(values: Values) -> QuantizedSource:
         packing="gptq",
         never=("^lm_head$", *_left_by_rule(values)),
         only=_blocks(values),
-        group_size=values.group_size("group_size"),
+        group_size=group_size,
+        scale_per_output=scale_per_output,
         stored_zero=_GPTQ_STORED_ZERO[form],
     )
 

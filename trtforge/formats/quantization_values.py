@@ -68,6 +68,12 @@ class Values:
         """Raises ForgeError unless codes have 4 bits."""
         self.require(keys[0], self.get(*keys), (4,), "only 4-bit codes have a TensorRT-LLM layout for every GPU")
 
+    def int4_groups(self, *keys: str) -> tuple[int, bool]:
+        """The group size of 4-bit codes, and whether it is -1: outputs of one scale, as of equal ones of all groups."""
+        size = self.get(*keys)
+        per_output = size == -1 and not isinstance(size, bool)
+        return (_GROUPS[-1], True) if per_output else (self.group_size(*keys), False)
+
     def group_size(self, *keys: str, algorithm: str = "W4A16_AWQ") -> int:
         """The group size, 128 if absent. Raises ForgeError for one that TensorRT-LLM does not support."""
         size = self.get(*keys)

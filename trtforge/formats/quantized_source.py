@@ -58,6 +58,7 @@ class QuantizedSource:
 
     Both hold regular expressions, searched in a module's full name. `named`: the full names of its modules, None if
     the patterns tell. `others`: of mixed precision, the quantisations of further modules; no module is in two.
+    `scale_per_output`: its INT4 scales are of whole outputs, and count as those of all groups of `group_size` inputs.
     `stored_zero`: the stored code of zero point 8. `weight_scale` and `input_scale`: the names inside a module of the
     scales of FP8, INT8 and NVFP4's inputs; `weight` and `tensor_scale`: those of NVFP4's codes and of its scale of a
     tensor, which with `divisors` divides, as that of inputs.
@@ -68,6 +69,7 @@ class QuantizedSource:
     never: tuple[str, ...]
     only: tuple[str, ...] | None = None
     group_size: int = 128
+    scale_per_output: bool = False
     stored_zero: int = 8
     fp8_kv_cache: bool = False
     weight_scale: str = "weight_scale"

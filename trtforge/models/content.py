@@ -178,6 +178,18 @@ class StoredScalarRows:
 
 
 @dataclass(frozen=True)
+class StoredRowScales:
+    """(out, `groups`) float32: the source's scale of each row, repeated for its groups of inputs.
+
+    `names`: a vector for each matrix that is concatenated by rows; `cuts`: of that matrix, for each rank.
+    """
+
+    names: tuple[str, ...]
+    cuts: tuple[tuple[Cut, ...], ...]
+    groups: int
+
+
+@dataclass(frozen=True)
 class StoredPreQuant:
     """(in,), or (experts, in), in the model's dtype: the source's pre-quantisation scale, equal under all `names`; ones
     if absent."""
@@ -187,7 +199,10 @@ class StoredPreQuant:
     experts: int | None = None
 
 
-StoredContent = Repacked | Rescaled | StoredScalar | StoredScalars | StoredScalarRows | StoredPreQuant
+StoredVector = StoredScalar | StoredScalars | StoredScalarRows | StoredRowScales | StoredPreQuant
+"""Made of scalars or vectors of a quantised source, each read whole."""
+
+StoredContent = Repacked | Rescaled | StoredVector
 """Contents from a quantised source, computed by `convert.repacking`."""
 
 Content = (
@@ -226,6 +241,8 @@ def sources_of(content: Content) -> tuple[str, ...]:
         case StoredScalars(groups=groups):
             names = tuple(name for of_rank in groups for group in of_rank for name in group)
         case StoredScalar(names=names) | StoredScalarRows(names=names) | StoredPreQuant(names=names):
+            pass
+        case StoredRowScales(names=names):
             pass
     return (*(piece.source for piece in pieces_of(content)), *names)
 

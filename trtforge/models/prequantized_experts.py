@@ -11,7 +11,7 @@ from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.shards import TensorSpec
 from trtforge.models.content import Repacked, Rescaled, StoredPreQuant, StoredScalars, Target
-from trtforge.models.prequantized_targets import FLOAT32, NamedContent, QuantizedRows, cast_of
+from trtforge.models.prequantized_targets import FLOAT32, NamedContent, QuantizedRows
 from trtforge.models.quantized_targets import Matrix
 from trtforge.models.stored_parts import StoredPart
 
@@ -53,7 +53,7 @@ class QuantizedLayers(QuantizedRows):
             for cut in part.weight.cuts:
                 self.packed(part, cut, 2, group)
         yield "weight", dtype_named("int8"), matrix.stacked(out // 2, inputs), self.codes(parts)
-        scales = cast_of(tuple(self.int4_scales(part) for part in parts))
+        scales = self.int4_scales(parts, inputs // group)
         yield "weights_scaling_factor", FLOAT32, matrix.stacked(out, inputs // group), scales
         names = self.pre_quant_names(parts)
         vector = StoredPreQuant(names, matrix.cuts, matrix.experts)

@@ -17,6 +17,7 @@ from trtforge.models.content import (
     Repacked,
     Rescaled,
     StoredPreQuant,
+    StoredRowScales,
     StoredScalar,
     StoredScalarRows,
     Target,
@@ -80,8 +81,8 @@ class QuantizedRows(StoredParts):
             for cut in part.weight.cuts:
                 self.packed(part, cut, 2, group)
         yield "weight", dtype_named("int8"), (out // 2, inputs), self.codes(parts)
-        scales = tuple(self.int4_scales(part) for part in parts)
-        yield "weights_scaling_factor", FLOAT32, (out, inputs // group), cast_of(scales)
+        scales = self.int4_scales(parts, inputs // group)
+        yield "weights_scaling_factor", FLOAT32, (out, inputs // group), scales
         if source.packing == "modelopt_w4a8":
             yield "weights_scaling_factor_2", FLOAT32, (1,), self.largest(parts, "weight_scale_2")
             yield "activation_scaling_factor", FLOAT32, (1,), self.largest(parts, source.input_scale)
@@ -136,23 +137,29 @@ class QuantizedRows(StoredParts):
             case _:
                 return Repacked(tuple(self.piece(p, "weight", byte, rows=2) for p in parts))
 
-    def int4_scales(self, part: StoredPart) -> Piece:
-        """The scales (out, in / group) of 4-bit codes, whose zero points must be symmetric."""
-        source, group = part.source, part.source.group_size
-        match source.packing:
-            case "awq" | "gptq":
-                code = source.stored_zero
-                zeros = (part.inputs // group, part.out // _CODES_PER_WORD)
-                self.expect(f"{part.module}.qzeros", zeros, ("int32",), holds="zero_points", code=code)
-                if source.packing == "gptq":
-                    indices = ("int32", "int64")
-                    self.expect(
-                        f"{part.module}.g_idx", (part.inputs,), indices, holds="groups_in_order", code=group,
-                        optional=True,
-                    )  # fmt: skip
-                return self.piece(part, "scales", FLOATS, columns=group, transposed=True)
-            case _:
-                return self.piece(part, "weight_scale", FLOATS, columns=group)
+    def int4_scales(self, parts: tuple[StoredPart, ...], groups: int) -> Cast | StoredRowScales:
+        """The scales (out, `groups`) of 4-bit codes, whose zero points must be symmetric."""
+        source = parts[0].source
+        transposed = source.packing in ("awq", "gptq")
+        suffix = "scales" if transposed else "weight_scale"
+        for part in parts if transposed else ():
+            self._expect_symmetric(part, part.inputs if source.scale_per_output else source.group_size)
+        if not source.scale_per_output:
+            columns = source.group_size
+            pieces = [self.piece(p, suffix, FLOATS, columns=columns, transposed=transposed) for p in parts]
+            return cast_of(tuple(pieces))
+        names = tuple(f"{part.module}.{suffix}" for part in parts)
+        for name, part in zip(names, parts, strict=True):
+            self.expect(name, (part.out,), FLOATS)
+        return StoredRowScales(names, tuple(part.weight.cuts for part in parts), groups)
+
+    def _expect_symmetric(self, part: StoredPart, group: int) -> None:
+        """Zero points of AutoAWQ or GPTQ, one for an output and `group` inputs; GPTQ's inputs are in their order."""
+        zeros, code = (part.inputs // group, part.out // _CODES_PER_WORD), part.source.stored_zero
+        self.expect(f"{part.module}.qzeros", zeros, ("int32",), holds="zero_points", code=code)
+        if part.source.packing == "gptq":
+            name, indices = f"{part.module}.g_idx", ("int32", "int64")
+            self.expect(name, (part.inputs,), indices, holds="groups_in_order", code=group, optional=True)
 
     def _fp8(self, parts: tuple[StoredPart, ...], shared: tuple[str, ...]) -> Iterator[NamedContent]:
         weights = tuple(self.piece(part, "weight", ("float8_e4m3fn",)) for part in parts)
