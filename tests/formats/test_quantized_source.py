@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
@@ -238,6 +239,26 @@ def test_groups_of_compressed_tensors_have_their_formats(tmp_path: Path) -> None
     assert formats == ["int4_awq", "fp8", None, "fp8", None]
 
 
+def test_overlapping_targets_are_taken_as_compressed_tensors_does(tmp_path: Path) -> None:
+    """Names before expressions, these in the order of their characters, then the class."""
+    from compressed_tensors.utils.match import match_targets
+
+    layer = "model.layers.0"
+    int4 = [r"re:.*gate_proj", r"re:.*\.0\..*_proj", f"{layer}.self_attn.q_proj", r"re:.*mlp.*down_proj"]
+    fp8 = [r"re:.*mlp\..*", "Linear", f"{layer}.mlp.up_proj", r"re:.*self_attn.[kq]_proj"]
+    source = found(groups(IN_FP8 | {"targets": fp8}, IN_INT4 | {"targets": int4}), tmp_path)
+    formats = set()
+    for name in ("q", "k", "v", "gate", "up", "down"):
+        module = f"model.layers.{0 if name in 'qk' else 2}.{'self_attn' if name in 'qkv' else 'mlp'}.{name}_proj"
+        for each in (module, module.replace(".2.", ".0."), module.replace(".0.", ".2.")):
+            (first, *_) = match_targets(each, torch.nn.Linear(1, 1), [*fp8, *int4])
+            taken = source.of(each)
+            assert taken is not None
+            assert taken.format == ("int4_awq" if first in int4 else "fp8"), (each, first)
+            formats.add(taken.format)
+    assert formats == {"int4_awq", "fp8"}
+
+
 def test_groups_of_one_scheme_are_one(tmp_path: Path) -> None:
     attention, mlp = ({**IN_FP8, "targets": [rf"re:.*{name}.*"]} for name in ("self_attn", "mlp"))
     source = found(groups(attention, mlp), tmp_path)
@@ -357,6 +378,10 @@ GROUP_INPUTS = FP8_INPUTS | {"strategy": "group", "dynamic": True}
         (OUTPUTS, "output_activations are quantised: TensorRT-LLM's layers quantise inputs alone"),
         (compressed(FP8_WEIGHTS, FP8_INPUTS, config_groups={}), "no layer is quantised"),
         (groups(IN_FP8, IN_INT4 | {"targets": ["Linear"]}), "2 different groups have the target Linear"),
+        (
+            groups(IN_FP8 | {"targets": [r"re:.*up_proj"]}, IN_INT4),
+            r"2 different groups have the target re:\.\*up_proj",
+        ),
         (groups(IN_FP8, IN_INT4, IN_INT8), "layers in int4_awq, int8_sq, fp8: a checkpoint has one format"),
         (compressed(FP8_WEIGHTS, FP8_INPUTS, kv_cache_scheme={"num_bits": 4, "type": "float"}), "8-bit float KV"),
         (compressed(INT4_WEIGHTS | {"symmetric": False}, None, format="pack-quantized"), "symmetric is false"),

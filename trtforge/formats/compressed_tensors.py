@@ -1,10 +1,12 @@
 """compressed-tensors' `quantization_config`: the schemes that TensorRT-LLM's layers support.
 
-Which group a module belongs to: `match_targets` in compressed_tensors/utils/match.py (0.20).
+Which group a module belongs to: `match_targets` in compressed_tensors/utils/match.py (0.20). An exact name goes before
+an expression, that before the class of a module; of several expressions the first in the order of their characters.
 """
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ from trtforge.formats.quantized_source import Packing, QuantizedSource
 
 _TOOL = "compressed-tensors"
 _EVERY_LINEAR = "Linear"
+_EXPRESSION = "re:"
 _NVFP4_NAMES = {
     "weight": "weight_packed",
     "tensor_scale": "weight_global_scale",
@@ -47,16 +50,16 @@ def compressed_tensors(values: Values) -> QuantizedSource:
     for name in groups.values:
         group = groups.part(name)
         targets.setdefault(_scheme(values, group), []).extend(group.names("targets"))
-    everywhere = [scheme for scheme, names in targets.items() if _EVERY_LINEAR in names]
-    if len(everywhere) > 1:
-        raise groups.refusal(f"{len(everywhere)} different groups have the target {_EVERY_LINEAR}")
+    for target, count in Counter(name for names in targets.values() for name in set(names)).items():
+        if count > 1:
+            raise groups.refusal(f"{count} different groups have the target {target}")
     left = tuple(_pattern(values, name) for name in values.names("ignore"))
-    patterns = {scheme: tuple(_pattern(groups, name) for name in names) for scheme, names in targets.items()}
+    patterns = _own_patterns(groups, targets)
     cache = static_fp8_kv_cache(values)
     found = []
     for scheme, own in patterns.items():
         others = tuple(each for other, names in patterns.items() if other != scheme for each in names)
-        everywhere_else = scheme in everywhere
+        everywhere_else = _EVERY_LINEAR in targets[scheme]
         found.append(
             QuantizedSource(
                 tool=_TOOL,
@@ -70,6 +73,22 @@ def compressed_tensors(values: Values) -> QuantizedSource:
             )
         )
     return mixed_source(groups, found)
+
+
+def _own_patterns(values: Values, targets: Mapping[_Scheme, Sequence[str]]) -> Mapping[_Scheme, tuple[str, ...]]:
+    """The patterns of each scheme's targets, without the modules that an earlier target of another scheme names."""
+    owners = {target: scheme for scheme, names in targets.items() for target in names}
+    earlier: list[tuple[str, str]] = []  # targets and their patterns
+    found: dict[_Scheme, tuple[str, ...]] = dict.fromkeys(targets, ())
+    for target in sorted(owners, key=lambda target: (target.startswith(_EXPRESSION), target)):
+        scheme, pattern = owners[target], _pattern(values, target)
+        if target.startswith(_EXPRESSION):
+            others = [(name, own) for name, own in earlier if owners[name] != scheme]
+            taken = [own for name, own in others if name.startswith(_EXPRESSION) or re.match(pattern, name)]
+            pattern = "".join(f"(?!{own})" for own in taken) + pattern
+        earlier.append((target, pattern))
+        found[scheme] += (pattern,)
+    return found
 
 
 def _scheme(values: Values, group: Values) -> _Scheme:
@@ -176,4 +195,5 @@ def _int4(group: Values) -> tuple[int, bool]:
 
 def _pattern(values: Values, name: str) -> str:
     """A `re:` expression, matched from the start, or a module's exact name."""
-    return values.regex(name[3:]) if name.startswith("re:") else f"^{re.escape(name)}$"
+    is_expression = name.startswith(_EXPRESSION)
+    return values.regex(name.removeprefix(_EXPRESSION)) if is_expression else f"^{re.escape(name)}$"
