@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +77,45 @@ def test_tokenizer_in_its_older_form_is_converted(tmp_path: Path) -> None:
     converted = Tokenizer.from_file(str(repository / "ensemble" / "1" / "tokenizer" / "tokenizer.json"))
     expected = BertTokenizer.from_pretrained(directory)("hello world")["input_ids"]
     assert converted.encode("hello world").ids == expected
+
+
+def changed(directory: Path, change: Callable[[dict[str, int]], None]) -> Path:
+    """The demo model's tokenizer with another vocabulary."""
+    tokenizer_directory(directory)
+    values = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
+    change(values["model"]["vocab"])
+    (directory / "tokenizer.json").write_text(json.dumps(values))
+    return directory
+
+
+def test_another_tokenizer_than_the_engines_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Guides follow the engine's tokenizer, prompts and texts that of the repository."""
+    engine = torch_engine(tmp_path / "engine", {"rank0.safetensors": b"x"})
+    tokenizer_directory(engine / "tokenizer")
+
+    def swap(vocabulary: dict[str, int]) -> None:
+        vocabulary["get"], vocabulary["return"] = vocabulary["return"], vocabulary["get"]
+
+    other, same = changed(tmp_path / "other", swap), tokenizer_directory(tmp_path / "same")
+    package(PackageConfig(), engine, same, tmp_path / "out")
+    assert caplog.messages == []
+    package(PackageConfig(), engine, other, tmp_path / "out")
+    (message,) = caplog.messages
+    assert message == (
+        f"{other / 'tokenizer.json'} and the engine's own tokenizer differ in 2 tokens, such as 'get': prompts and "
+        "texts follow the first, the model and its guides the second. Leave out --tokenizer, unless the model was "
+        "trained with these"
+    )
+
+
+def test_a_tokenizer_of_a_larger_vocabulary_is_refused(tmp_path: Path) -> None:
+    """Its special tokens may lie beyond: Gemma 3 without vision has one for images."""
+    engine = torch_engine(tmp_path / "engine", {"rank0.safetensors": b"x"})
+    other = changed(tmp_path / "other", lambda vocabulary: vocabulary.update(more=2048))
+    with pytest.raises(ForgeError, match=r"has ids up to 2048, and the engine's vocabulary 2048 ids") as caught:
+        package(PackageConfig(), engine, other, tmp_path / "out")
+    assert caught.value.hint.startswith("Leave out --tokenizer")
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(str(other / "tokenizer.json"))
+    assert package(PackageConfig(), engine, other, tmp_path / "out").path.is_dir()

@@ -17,7 +17,7 @@ from trtforge.package.engine_facts import read_engine
 from trtforge.package.parameters import require_servable, serving_args
 from trtforge.package.repository import EngineFiles, RepositoryWriter, own_modules, template_files
 from trtforge.package.target import check_target
-from trtforge.package.tokenizer import find_tokenizer, read_tokenizer
+from trtforge.package.tokenizer import find_tokenizer, other_tokenizer, read_tokenizer
 from trtforge.package.triton_models import model_specs, repository_facts
 
 _LOG = logging.getLogger(__name__)
@@ -28,8 +28,9 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
 
     `tokenizer`: a Hugging Face directory; None: the files that compile put into the engine. The repository holds the
     engine (hard-linked if possible) and the tokenizer, so it can be moved. Raises ForgeError, before anything is
-    written, for an incomplete engine, a missing or damaged tokenizer, an end id beyond the vocabulary, a setting that
-    the engine cannot serve, and an engine that cannot run on `config.target`; logs warnings if it may not run there.
+    written, for an incomplete engine, a missing or damaged tokenizer, ids beyond the vocabulary, a setting that the
+    engine cannot serve, and an engine that cannot run on `config.target`; logs warnings if it may not run there, and
+    for another tokenizer than the engine's own.
     """
     manifest = engine_manifest(engine)
     if config.features is not None:
@@ -38,6 +39,8 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
     warnings = [*check_target(facts, config.target), *require_servable(config, facts)]
     draft = read_draft(config, facts)
     warnings += draft_warnings(draft, config) if draft is not None else ()
+    if tokenizer is not None:
+        warnings += other_tokenizer(tokenizer, engine, facts.vocab_size, guides=facts.backend == "torch")
     for warning in dict.fromkeys(warnings):
         _LOG.warning(warning)
     assets = read_tokenizer(find_tokenizer(tokenizer, engine), facts.vocab_size)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.figures import counted
 from trtforge.formats.chat_template import ChatTemplate, read_chat_template, syntax_error
 from trtforge.formats.hf import TOKENIZER_DIRECTORY, tokenizer_files
 from trtforge.formats.special_tokens import read_special_tokens
@@ -74,13 +75,19 @@ class TokenizerAssets:
 
 def find_tokenizer(given: Path | None, engine: Path) -> Path:
     """The directory given, or the one that compile put into the engine. Raises ForgeError if there is no tokenizer."""
-    beside = engine / TOKENIZER_DIRECTORY
-    directory = given or (beside if beside.is_dir() else engine)
+    directory = given or _own_directory(engine)
     names = {path.name for path in tokenizer_files(directory)}
     if TOKENIZER_FILE not in names and not names.intersection(SLOW_FILES):
         where = f"{directory} has no {TOKENIZER_FILE}" if given else f"{engine} contains none"
+        where = where if directory.is_dir() else f"{directory} is not a directory"
         raise ForgeError(f"tokenizer missing: {where}", hint=_HINT)
     return directory
+
+
+def _own_directory(engine: Path) -> Path:
+    """Where compile puts an engine's tokenizer: of backend llmapi beside its other files."""
+    beside = engine / TOKENIZER_DIRECTORY
+    return beside if beside.is_dir() else engine
 
 
 def read_tokenizer(directory: Path, vocab_size: int) -> TokenizerAssets:
@@ -88,6 +95,35 @@ def read_tokenizer(directory: Path, vocab_size: int) -> TokenizerAssets:
     require_tokenizer(directory, vocab_size)
     special = read_special_tokens(directory)
     return TokenizerAssets(directory, special.end_ids, special.pad_id, _usable_template(directory))
+
+
+def other_tokenizer(given: Path, engine: Path, vocab_size: int, *, guides: bool) -> tuple[str, ...]:
+    """A warning for a tokenizer that gives tokens other ids than the engine's own; nothing if either is not fast.
+
+    `guides`: whether the engine makes guides, from its own tokenizer. Raises ForgeError for ids of words beyond
+    `vocab_size`, which the engine refuses.
+    """
+    file, own_file = given / TOKENIZER_FILE, _own_directory(engine) / TOKENIZER_FILE
+    if not file.is_file():
+        return ()
+    tokenizer = load_tokenizer(file)
+    largest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=0)
+    if largest >= vocab_size:
+        raise ForgeError(
+            f"{file} has ids up to {largest}, and the engine's vocabulary {vocab_size} ids: it is another model's",
+            hint="Leave out --tokenizer, or give the directory of the model that the engine was made from.",
+        )
+    if not own_file.is_file() or file.samefile(own_file):
+        return ()
+    other = tokenizer.get_vocab().items() ^ load_tokenizer(own_file).get_vocab().items()
+    if not other:
+        return ()
+    count, example = len({token for token, _ in other}), min(other, key=lambda pair: pair[::-1])[0]
+    whose = "the model and its guides" if guides else "the model"
+    return (
+        f"{file} and the engine's own tokenizer differ in {counted(count, 'token')}, such as {example!r}: prompts and "
+        f"texts follow the first, {whose} the second. Leave out --tokenizer, unless the model was trained with these",
+    )
 
 
 def _usable_template(directory: Path) -> ChatTemplate | None:
