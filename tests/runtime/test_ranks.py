@@ -73,8 +73,12 @@ def two_ranks(llama: LlamaForCausalLM, tmp_path: Path) -> Path:
 
 
 def test_a_dead_rank_ends_every_request_with_its_name(two_ranks: Path) -> None:
+    """It does not die of Ctrl-C, which a terminal sends to all of a program's processes."""
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     with Engine.load(two_ranks) as engine:
+        os.kill(engine.worker_pids[0], signal.SIGINT)
+        engine.submit(GenerationRequest("interrupted", (1, 2, 3), 2), outputs.put)
+        assert [outputs.get(timeout=PATIENCE).finish_reason for _ in range(2)] == [None, "length"]
         engine.submit(GenerationRequest("a", (1, 2, 3), 100), outputs.put)
         outputs.get(timeout=PATIENCE)
         os.kill(engine.worker_pids[0], signal.SIGKILL)

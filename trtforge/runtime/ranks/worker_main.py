@@ -4,6 +4,7 @@ It exits when its standard input is closed, so it never outlives rank 0.
 """
 
 import os
+import signal
 import sys
 import threading
 from dataclasses import replace
@@ -22,6 +23,7 @@ from trtforge.runtime.scheduling.batch import Step
 
 def main() -> int:
     """Load the rank, connect to the others and compute steps until rank 0 ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole process group; rank 0 decides
     threading.Thread(target=_end_with_parent, daemon=True).start()
     job = WorkerJob.model_validate_json(sys.argv[1])
     try:
