@@ -34,8 +34,10 @@ def test_two_of_them_are_a_wrong_command(tmp_path: Path) -> None:
 
 def test_a_file_that_is_wrong_is_named_with_its_line(tmp_path: Path) -> None:
     schema = tmp_path / "schema.json"
-    with pytest.raises(ForgeError, match=r"schema\.json"):
-        guide_of(schema, None, None)
+    for given in (schema, Path('{"type": "object"}')):
+        with pytest.raises(ForgeError, match=r"schema\.json|type") as caught:
+            guide_of(given, None, None)
+        assert caught.value.hint == "The option takes the name of a file that holds it."
     schema.write_text('{"type":\n object}')
     with pytest.raises(ForgeError, match=r"schema\.json: not JSON: .*line 2"):
         guide_of(schema, None, None)

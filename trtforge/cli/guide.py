@@ -42,6 +42,7 @@ Grammar = Annotated[
     ),
 ]
 _HINT = "Correct the file that the option names."
+_ABSENT = "The option takes the name of a file that holds it."
 
 
 def guide_of(json_schema: Path | None, regex: str | None, grammar: Path | None) -> "Guide | None":
@@ -54,7 +55,7 @@ def guide_of(json_schema: Path | None, regex: str | None, grammar: Path | None) 
     if len(names) > 1:
         raise UsageError(f"{names[0]} with {names[1]}: an answer follows one of them", hint="Give one of them.")
     if json_schema is not None:
-        read_json(json_schema, hint=_HINT, absent=_HINT)  # names the line that is wrong
+        read_json(json_schema, hint=_HINT, absent=_ABSENT)  # names the line that is wrong
         return Guide("json_schema", _text(json_schema))
     if grammar is not None:
         return Guide("ebnf_grammar", _text(grammar))
@@ -64,4 +65,4 @@ def guide_of(json_schema: Path | None, regex: str | None, grammar: Path | None) 
 def _text(path: Path) -> str:
     from trtforge.core.reading import MIB, as_text, read_limited
 
-    return as_text(read_limited(path, MIB, hint=_HINT, absent=_HINT), str(path), hint=_HINT)
+    return as_text(read_limited(path, MIB, hint=_HINT, absent=_ABSENT), str(path), hint=_HINT)
