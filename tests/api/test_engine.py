@@ -55,7 +55,8 @@ def engine(build: Path) -> Iterator[Engine]:
 
 
 def test_importing_the_package_loads_no_torch() -> None:
-    code = "import sys, trtforge; assert not {'torch', 'transformers', 'numpy'} & set(sys.modules); trtforge.Engine"
+    code = "import sys, trtforge; 'Engine' in dir(trtforge) or exit(1)"
+    code += "; assert not {'torch', 'transformers', 'numpy'} & set(sys.modules); trtforge.Engine"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 

@@ -28,7 +28,10 @@ _GREEDY = SamplingParams()
 
 
 class Engine:
-    """An engine of the torch backend in this process; requests run together. Methods may be called from any thread."""
+    """An engine of the torch backend in this process, which `Engine.load` opens; requests run together.
+
+    Methods may be called from any thread.
+    """
 
     def __init__(self, runtime: Runtime, prompts: Prompts) -> None:
         self._runtime = runtime
