@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import aclosing
@@ -96,6 +97,11 @@ def test_host_memory_for_kv_blocks(build: Path, size: int | str) -> None:
     assert again.tokens == first.tokens
 
 
+def said(error: BaseException) -> str:
+    """Its traceback."""
+    return "".join(traceback.format_exception(error))
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -115,8 +121,9 @@ def test_host_memory_for_kv_blocks(build: Path, size: int | str) -> None:
 def test_values_of_other_types_are_refused_alone(engine: Engine, params: Any, message: str) -> None:
     with pytest.raises(RequestError, match=re.escape(message)):
         engine.generate(PROMPT, params)
-    with pytest.raises(RequestError, match=re.escape(message)):
+    with pytest.raises(RequestError, match=re.escape(message)) as caught:
         list(engine.stream(PROMPT, params))
+    assert sys.version_info < (3, 11) or f"hint: {caught.value.hint}" in said(caught.value)
     assert engine.generate(PROMPT, SamplingParams(max_tokens=2)).usage.completion_tokens == 2
 
 
@@ -363,8 +370,9 @@ def test_a_repository_stands_for_its_engine(build: Path, tmp_path: Path) -> None
 
 
 def test_a_directory_that_is_no_engine_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ForgeError):
+    with pytest.raises(ForgeError) as caught:
         Engine.load(tmp_path)
+    assert sys.version_info < (3, 11) or "\nhint: Give a checkpoint or engine directory." in said(caught.value)
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))

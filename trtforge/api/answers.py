@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from trtforge.api.hints import hinted
 from trtforge.core.detokenizer import Detokenizer
 from trtforge.core.stop_text import StopText
 from trtforge.core.token_texts import TokenTexts
@@ -104,7 +105,8 @@ class Assembly:
     def take(self, output: Output) -> Piece:
         """The piece of an output. Raises its error."""
         if output.error is not None:
-            raise output.error
+            with hinted():
+                raise output.error
         self._count += len(output.tokens)
         text = self._stop.push(self._text.push(output.tokens))
         if output.finish_reason is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn, overload
 
 from trtforge.api.answers import Answer, Assembly, Piece, joined
+from trtforge.api.hints import hinted
 from trtforge.api.options import LoadOptions
 from trtforge.api.prompts import Chat, Prompt, Prompts, SamplingParams, checked, named
 from trtforge.core.defaults import KV_CACHE_DIR_BYTES
@@ -43,6 +44,7 @@ class Engine:
         weakref.finalize(self, runtime.close).atexit = False
 
     @classmethod
+    @hinted()
     def load(
         cls,
         directory: str | Path,
@@ -99,6 +101,7 @@ class Engine:
         self, prompt: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = _GREEDY
     ) -> list[Answer]: ...
 
+    @hinted()
     def generate(
         self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = _GREEDY
     ) -> Answer | list[Answer]:
@@ -113,8 +116,7 @@ class Engine:
         if len(each) != len(prompts):
             message = f"there are {len(prompts)} prompts and {len(each)} SamplingParams"
             raise RequestError(message, hint="Give one for all prompts, or one for each.")
-        usable = [checked(of) for of in each]
-        assemblies = [self._assembly(one, of, streamed=False) for one, of in zip(prompts, usable, strict=True)]
+        assemblies = [self._assembly(one, of, streamed=False) for one, of in zip(prompts, each, strict=True)]
         pieces: dict[str, list[Piece]] = {assembly.request.request_id: [] for assembly in assemblies}
         for name, piece in self._pieces(assemblies):
             pieces[name].append(piece)
@@ -126,7 +128,7 @@ class Engine:
 
         Raises RequestError.
         """
-        for _, piece in self._pieces([self._assembly(prompt, checked(params), streamed=True)]):
+        for _, piece in self._pieces([self._assembly(prompt, params, streamed=True)]):
             yield piece
 
     def astream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> AsyncGenerator[Piece, None]:
@@ -134,7 +136,7 @@ class Engine:
         return self._apieces(prompt, params, streamed=True)
 
     async def _apieces(self, prompt: Prompt, params: SamplingParams, *, streamed: bool) -> AsyncGenerator[Piece, None]:
-        params, loop = checked(params), asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[Output] = asyncio.Queue()
         assembly = await asyncio.to_thread(self._assembly, prompt, params, streamed=streamed)
         self._runtime.submit(assembly.request, lambda output: _hand_over(loop, outputs, output))
@@ -166,7 +168,9 @@ class Engine:
         message = "an engine cannot be pickled, which would send it to another process"
         raise ForgeError(message, hint="Load it in the process that uses it.")
 
-    def _assembly(self, prompt: Prompt, params: SamplingParams, *, streamed: bool) -> Assembly:
+    @hinted()
+    def _assembly(self, prompt: Prompt, given: object, *, streamed: bool) -> Assembly:
+        params = checked(given)
         request = named(self._prompts.request(prompt, params), next(self._numbers))
         request, continues = replace(request, streamed=streamed), not isinstance(prompt, Chat)
         return Assembly(request, params.stop, self._texts, self._block_tokens, continues=continues)
