@@ -244,7 +244,7 @@ def test_overlapping_targets_are_taken_as_compressed_tensors_does(tmp_path: Path
     from compressed_tensors.utils.match import match_targets
 
     layer = "model.layers.0"
-    int4 = [r"re:.*gate_proj", r"re:.*\.0\..*_proj", f"{layer}.self_attn.q_proj", r"re:.*mlp.*down_proj"]
+    int4 = [r"re:(?i).*GATE_proj", r"re:.*\.0\..*_proj", f"{layer}.self_attn.q_proj", r"re:.*mlp.*down_proj"]
     fp8 = [r"re:.*mlp\..*", "Linear", f"{layer}.mlp.up_proj", r"re:.*self_attn.[kq]_proj"]
     source = found(groups(IN_FP8 | {"targets": fp8}, IN_INT4 | {"targets": int4}), tmp_path)
     formats = set()

@@ -31,6 +31,9 @@ def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+_FLAGS = re.compile(r"\(\?([aimsux]+)\)")  # at the start of an expression, for all of it
+
+
 class Values:
     """A JSON object and its location, for error messages."""
 
@@ -88,7 +91,8 @@ class Values:
             re.compile(pattern)
         except re.error as error:
             raise self.refusal(f"{pattern} is not a regular expression: {error}", DAMAGED) from None
-        return f"^(?:{pattern})"
+        flags = _FLAGS.match(pattern)  # they may stand only where an expression begins
+        return f"^(?{flags[1]}:{pattern[flags.end() :]})" if flags else f"^(?:{pattern})"
 
 
 def static_fp8_kv_cache(values: Values) -> bool:
