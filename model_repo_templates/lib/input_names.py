@@ -4,7 +4,7 @@ Triton's generate endpoint makes a parameter of every name that is no input of t
 a misspelled option would be left out without a word.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
 from responder import RequestFailed
@@ -12,6 +12,9 @@ from responder import RequestFailed
 _TRITONS_OWN = frozenset(("sequence_id", "sequence_start", "sequence_end", "priority", "timeout"))
 """Parameters that Triton takes itself (server, docs/protocol/extension_parameters.md)."""
 _NEAR = 0.8  # of difflib's ratio: one letter of four may be wrong
+_MOST_PARAMETERS = 64
+"""Comparing a name with those of the inputs takes a fraction of a millisecond, for which other requests wait."""
+_LONGEST_NAME = 64  # characters that are compared: all names of inputs are much shorter
 
 
 class InputNames:
@@ -21,13 +24,17 @@ class InputNames:
         self._known = frozenset(known)
         self._elsewhere = {theirs: ours for theirs, ours in elsewhere.items() if theirs not in self._known}
 
-    def check(self, parameters: Iterable[str]) -> None:
-        """Raises RequestFailed for a parameter that is meant to be an input."""
+    def check(self, parameters: Collection[str]) -> None:
+        """Raises RequestFailed for a parameter that is meant to be an input, and for too many parameters."""
+        if len(parameters) > _MOST_PARAMETERS:
+            raise RequestFailed(f"the request has {len(parameters)} parameters; at most {_MOST_PARAMETERS} are allowed")
         for name in parameters:
             if name in _TRITONS_OWN:
                 continue
             if name in self._known:
                 raise RequestFailed(f"{name} is an input of this model, not a parameter")
-            meant = self._elsewhere.get(name) or next(iter(get_close_matches(name, self._known, 1, _NEAR)), None)
+            meant = self._elsewhere.get(name) or next(
+                iter(get_close_matches(name[:_LONGEST_NAME], self._known, 1, _NEAR)), None
+            )
             if meant is not None:
                 raise RequestFailed(f"{name} is no input of this model; did you mean {meant}?")

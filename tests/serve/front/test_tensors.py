@@ -10,6 +10,7 @@ from trtforge.serve.front.refusal import Refusal
 from trtforge.serve.front.tensors import check_generate, check_infer
 
 GOOD: dict[str, Any] = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["a"]}
+MANY = {f"name{number}": 1 for number in range(129)}
 
 
 def check(document: object, binary: bytes = b"", *, shared: bool = False, length: int | None = None) -> None:
@@ -59,6 +60,9 @@ def test_a_wrong_input_is_refused(change: dict[str, Any], said: str) -> None:
         ({"inputs": [GOOD, GOOD]}, "inputs names a tensor twice"),
         ({"inputs": [GOOD], "outputs": [{"name": str(i)} for i in range(65)]}, "outputs has 65 tensors, at most 64"),
         ({"inputs": [{k: v for k, v in GOOD.items() if k != "data"}]}, "input 'text_input' has no data"),
+        ({"inputs": [GOOD], "parameters": []}, "parameters must be an object, not an array"),
+        ({"inputs": [GOOD], "parameters": MANY}, "parameters has 129 names, at most 128 are accepted"),
+        ({"inputs": [GOOD | {"parameters": MANY}]}, "parameters has 129 names, at most 128 are accepted"),
     ],
 )
 def test_a_wrong_request_is_refused(document: object, said: str) -> None:
@@ -87,3 +91,13 @@ def test_parameters_of_generate_are_an_object() -> None:
     check_generate(b'{"text_input":"a","parameters":{"id":"x"}}', FrontLimits())
     with pytest.raises(Refusal, match="parameters must be an object, not an array"):
         check_generate(b'{"parameters":[]}', FrontLimits())
+
+
+def test_what_triton_makes_parameters_of_is_bounded() -> None:
+    few = dict(list(MANY.items())[:-1])
+    check_generate(json.dumps(few).encode(), FrontLimits())
+    check_generate(json.dumps({"parameters": few}).encode(), FrontLimits())
+    with pytest.raises(Refusal, match="the request has 129 names, at most 128 are accepted"):
+        check_generate(json.dumps(MANY).encode(), FrontLimits())
+    with pytest.raises(Refusal, match="parameters has 129 names, at most 128 are accepted"):
+        check_generate(json.dumps({"parameters": MANY}).encode(), FrontLimits())

@@ -38,6 +38,9 @@ class FrontLimits:
     """Arrays and objects in JSON."""
     number_digits: int = 40
     """Characters of one number in JSON."""
+    members: int = 128
+    """Names in an object that Triton makes parameters of: the time that it takes grows with the square of their number,
+    and some requests of 40,000 names each keep all its HTTP threads busy for longer than it may be silent."""
     tensors: int = 64
     """Inputs, and outputs, of one inference request."""
     dimensions: int = 8

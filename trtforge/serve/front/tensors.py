@@ -24,11 +24,13 @@ def check_infer(body: bytes, header_length: int | None, limits: FrontLimits, *, 
     elif not 0 < header_length <= len(body):
         refuse(f"Inference-Header-Content-Length is {header_length}, the body has {len(body)} bytes")
     document = parse_object(body[:header_length], limits)
+    _parameters(document, limits)
     inputs = _tensors(document, "inputs", limits)
     outputs = _tensors(document, "outputs", limits)
     if not inputs:
         refuse("inputs is missing or empty")
-    if not shared_memory and any(name in _parameters(one) for one in (*inputs, *outputs) for name in _SHARED_MEMORY):
+    given = [_parameters(one, limits) for one in (*inputs, *outputs)]
+    if not shared_memory and any(name in parameters for parameters in given for name in _SHARED_MEMORY):
         raise Refusal(HTTPStatus.FORBIDDEN, "shared memory is closed on this server")
     binary = sum(_check_input(one, limits) for one in inputs)
     if binary != len(body) - header_length:
@@ -38,7 +40,8 @@ def check_infer(body: bytes, header_length: int | None, limits: FrontLimits, *, 
 def check_generate(body: bytes, limits: FrontLimits) -> None:
     """Check the body of `/generate` and `/generate_stream`. Raises Refusal (400, 413)."""
     document = parse_object(body, limits)
-    _parameters(document)
+    _check_members("the request", document, limits)
+    _parameters(document, limits)
 
 
 def _tensors(document: dict[str, Any], key: str, limits: FrontLimits) -> list[dict[str, Any]]:
@@ -71,7 +74,7 @@ def _check_input(tensor: dict[str, Any], limits: FrontLimits) -> int:
         refuse(f"input {name}: shape {shape} has more than {limits.elements} elements")
     if not isinstance(datatype, str) or datatype not in _DATATYPES:
         refuse(f"input {name}: datatype must be one of {', '.join(sorted(_DATATYPES))}")
-    parameters = _parameters(tensor)
+    parameters = _parameters(tensor, limits)
     size = parameters.get("binary_data_size")
     if size is None:
         if "data" not in tensor and not any(one in parameters for one in _SHARED_MEMORY):
@@ -82,8 +85,14 @@ def _check_input(tensor: dict[str, Any], limits: FrontLimits) -> int:
     return size
 
 
-def _parameters(holder: dict[str, Any]) -> dict[str, Any]:
+def _parameters(holder: dict[str, Any], limits: FrontLimits) -> dict[str, Any]:
     parameters = holder.get("parameters", {})
     if not isinstance(parameters, dict):
         refuse(f"parameters must be an object, not {json_type(parameters)}")
+    _check_members("parameters", parameters, limits)
     return parameters
+
+
+def _check_members(what: str, found: dict[str, Any], limits: FrontLimits) -> None:
+    if len(found) > limits.members:
+        refuse(f"{what} has {len(found)} names, at most {limits.members} are accepted")
