@@ -8,7 +8,7 @@ import numpy as np
 from input_values import INT32_MAX, InputValues
 from numpy.typing import NDArray
 from responder import RequestFailed
-from word_lists import MOST_WORDS, words_of
+from word_lists import LONGEST_WORDS, MOST_WORDS, words_of
 
 from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
@@ -320,8 +320,11 @@ def _guide(values: InputValues, item: int) -> Guide | None:
 def _words(values: InputValues, name: str, item: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:
     if name not in values:
         return ()
+    lists = values.array(name)[item]
+    if lists.shape[-1] > LONGEST_WORDS:
+        raise values.refused(name, f"{lists.shape[-1]} tokens", f"at most {LONGEST_WORDS}")
     try:
-        words = tuple(words_of(values.array(name)[item]))
+        words = tuple(words_of(lists))
     except ValueError as error:
         raise RequestFailed(f"{values.shown(name)}: {error}") from None
     if len(words) > MOST_WORDS:

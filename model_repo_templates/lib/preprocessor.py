@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from responder import RequestFailed
 from tokenizer_file import load_tokenizer
 from tokenizers import Tokenizer
-from word_lists import MOST_WORDS, embedding_bias, encode_words, word_list
+from word_lists import LONGEST_WORDS, MOST_WORDS, embedding_bias, encode_words, word_list
 
 _UNKNOWN_LENGTH = 1 << 20
 _LONGEST_WORD = 1024  # bytes
 _MESSAGE_FIELDS = 1 << 16  # characters that roles and other fields may take beside the text
 _MOST_BIASES = 1024
+_LONGEST_LOGIT_BIAS = 1 << 16  # characters of its JSON
 _LARGEST_BIAS = float(np.finfo(np.float32).max)
 
 
@@ -42,7 +43,8 @@ class Preprocessor:
         self._chat_template = ChatTemplate.load(tokenizer_directory) if config.flag("chat_template", False) else None
         # Longer text cannot fit, whatever its tokens are: refuse it before tokenizing, which would block others.
         longest_token = max(len(token) for token in self.tokenizer.get_vocab())
-        self.longest_text = config.integer("max_input_len", _UNKNOWN_LENGTH) * (longest_token + 1)
+        self._longest_prompt = config.integer("max_input_len", _UNKNOWN_LENGTH)
+        self.longest_text = self._longest_prompt * (longest_token + 1)
 
     def prepare(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """The tensors of the preprocessing model's response. Raises RequestFailed."""
@@ -55,12 +57,12 @@ class Preprocessor:
         end_id = values.integer("END_ID", 0, self._end_ids[0] if self._end_ids else -1, -1, last)
         outputs["OUT_END_ID"] = _number(end_id)
         outputs["OUT_PAD_ID"] = _number(values.integer("PAD_ID", 0, self._pad_id, -1, max(last, self._pad_id)))
-        stop_words = self._words(values, "STOP_WORDS_DICT")
+        stop_words = encode_words(self.tokenizer, self._words(values, "STOP_WORDS_DICT"))
         if "END_ID" not in values:
             stop_words += self._more_stop_words
         if stop_words:
             outputs["STOP_WORDS_IDS"] = word_list(stop_words)
-        if bad_words := self._words(values, "BAD_WORDS_DICT"):
+        if bad_words := encode_words(self.tokenizer, self._words(values, "BAD_WORDS_DICT")):
             outputs["BAD_WORDS_IDS"] = word_list(bad_words)
         outputs |= self._bias(values)
         if "PROMPT_TABLE_EXTRA_ID" in values:
@@ -77,6 +79,10 @@ class Preprocessor:
             return self._encode_messages(values)
         if given == ["input_ids"]:
             ids = values.array("input_ids").reshape(1, -1).astype(np.int32)
+            if ids.size > self._longest_prompt:
+                raise RequestFailed(
+                    f"the prompt has {ids.size} tokens, this engine takes at most {self._longest_prompt}"
+                )
             return {"INPUT_ID": ids, "REQUEST_INPUT_LEN": _number(ids.size)}
         return self._encode(values, "QUERY", "INPUT_ID", "REQUEST_INPUT_LEN")
 
@@ -109,15 +115,19 @@ class Preprocessor:
             raise RequestFailed(f"{values.shown(name)} has no tokens")
         return {ids_name: np.array([encoded.ids], dtype=np.int32), length_name: _number(len(encoded.ids))}
 
-    def _words(self, values: InputValues, name: str) -> list[list[int]]:
+    def _words(self, values: InputValues, name: str) -> list[str]:
+        """The words of an input, before they are tokenized, for which other requests wait."""
         words = values.texts(name, MOST_WORDS)
         for word in words:
             if len(word.encode()) > _LONGEST_WORD:
                 raise values.refused(name, f"a word of {len(word.encode())} bytes", f"at most {_LONGEST_WORD} bytes")
-        return encode_words(self.tokenizer, words)
+        size = sum(len(word.encode()) for word in words)
+        if size > LONGEST_WORDS:
+            raise values.refused(name, f"{size} bytes of words", f"at most {LONGEST_WORDS} bytes together")
+        return words
 
     def _bias(self, values: InputValues) -> dict[str, NDArray[Any]]:
-        words = values.texts("EMBEDDING_BIAS_WORDS", MOST_WORDS)
+        words = self._words(values, "EMBEDDING_BIAS_WORDS")
         name = "EMBEDDING_BIAS_WEIGHTS"
         weights = values.array(name).flatten() if name in values else np.empty(0)
         if len(words) != len(weights):
@@ -140,6 +150,8 @@ class Preprocessor:
         texts = values.texts("logit_bias", 1)
         if not texts:
             return {}
+        if len(texts[0]) > _LONGEST_LOGIT_BIAS:
+            raise RequestFailed(f"logit_bias has {len(texts[0])} characters; at most {_LONGEST_LOGIT_BIAS} are allowed")
         try:
             bias = {int(token): float(weight) for token, weight in json.loads(texts[0]).items()}
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):

@@ -199,8 +199,8 @@ class TextModel(ABC):
         return names
 
     def _is_long(self, inputs: Mapping[str, NDArray[Any]]) -> bool:
-        texts = (text for name in ("text_input", "messages") for text in inputs.get(name, _NONE).flat)
-        return any(isinstance(text, bytes) and len(text) > _LONG_TEXT for text in texts)
+        texts = (text for name in _TOKENIZED for text in inputs.get(name, _NONE).flat)
+        return sum(len(text) for text in texts if isinstance(text, bytes)) > _LONG_TEXT
 
     def _ping(self, call: TextCall) -> None:
         def answer(failure: tuple[str, str] | None) -> None:
@@ -216,6 +216,7 @@ class TextModel(ABC):
             self._engine.cancel(call.started)
 
 
+_TOKENIZED = ("text_input", "messages", "stop_words", "bad_words", "embedding_bias_words")
 _PREPARED = ("messages", "input_ids", "logit_bias")
 _REPORTED = ("num_input_tokens", "num_output_tokens")
 _NONE = np.empty(0, dtype=object)

@@ -8,6 +8,8 @@ from tokenizers import Tokenizer
 
 MOST_WORDS = 256
 """Stop words, bad words or biased words that one request may have."""
+LONGEST_WORDS = 16384
+"""Bytes of their texts together, and tokens together: an engine compares them after every token."""
 
 
 def word_list(words: Sequence[Sequence[int]]) -> NDArray[np.int32]:

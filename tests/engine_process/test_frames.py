@@ -93,6 +93,24 @@ def test_requests_arrive_as_they_were_sent(requests: tuple[GenerationRequest, ..
     assert [request.request_id for request in found.requests] == [str(7 + place) for place in range(len(requests))]
 
 
+@given(requests=st.lists(REQUESTS, min_size=1, max_size=2), seeds=st.lists(st.none() | st.integers(0, 9), max_size=3))
+def test_copies_arrive_as_they_were_sent_and_cost_little(
+    requests: list[GenerationRequest], seeds: list[int | None]
+) -> None:
+    last = replace(requests[-1], guide=Guide("regex", "a" * 1000))
+    place = str(len(requests) - 1)
+    copies = [replace(last, copy_of=place, sampling=replace(last.sampling, seed=seed)) for seed in seeds]
+    sent = [*requests[:-1], last, *copies, replace(last, copy_of=place, max_tokens=7)]
+    frame = Submission(tuple(sent), None, 0).encode()
+    assert frame.encode().count(b"a" * 1000) == 1 + (last.max_tokens != 7)
+    found = Submission.decode(frame).requests
+    for number, (before, after) in enumerate(zip(sent, found, strict=True)):
+        bias = tuple(after.sampling.embedding_bias)
+        assert replace(after, sampling=replace(after.sampling, embedding_bias=bias)) == replace(
+            before, request_id=str(number)
+        )
+
+
 READABLE = {"id": 1, "prompt": 1, "bias": 0, "max_tokens": 1, "sampling": {}}
 READABLE |= {"end_ids": [], "stop_words": [], "bad_words": []}
 
@@ -119,6 +137,7 @@ def test_a_name_or_timeout_that_is_no_number_is_a_bad_frame(header: dict[str, ob
         {"id": 1, "prompt": 5, "bias": 0},
         {"id": 1, "prompt": -1, "bias": 0},
         {"id": 1, "prompt": 0, "bias": 0, "max_tokens": 1, "sampling": {"unknown": 1}},
+        {"id": 1, "copy_of": 0, "seed": None},
     ],
 )
 def test_a_request_that_cannot_be_read_is_a_bad_frame(row: dict[str, object]) -> None:

@@ -16,7 +16,7 @@ from trtforge.engine_process.client import EngineClient
 from trtforge.engine_process.control import EngineControl, EngineUnreachable
 from trtforge.engine_process.frames import Frame
 from trtforge.engine_process.messages import Update
-from trtforge.engine_process.requests import ErrorCode, GenerationRequest, Output
+from trtforge.engine_process.requests import ErrorCode, GenerationRequest, Output, RequestFailure
 from trtforge.engine_process.server import EngineServer
 
 
@@ -151,6 +151,22 @@ def test_what_is_too_much_is_refused_at_once_and_as_a_whole(place: Place, client
     assert failure.message.startswith("the queue is full: 3 sequences run or wait, at most 4")  # type: ignore[attr-defined]
     assert EngineControl(place.path).status().refused == 3
     assert (kept[0].ends, kept[2].ends) == ({}, {})
+
+
+def test_a_request_that_is_too_large_for_a_frame_fails_alone(
+    place: Place, client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ask(client)
+    assert eventually(lambda: len(place.engine.requests) == 1)
+    monkeypatch.setattr("trtforge.engine_process.frames.LARGEST_HEADER", 1000)
+    large = Kept()
+    client.submit((GenerationRequest("", (1,), 9, stop_words=((7,) * 1000,)),), large)
+    failure = large.ends[0]
+    assert isinstance(failure, RequestFailure)
+    assert failure.code is ErrorCode.INVALID_ARGUMENT
+    assert failure.message.startswith("the request is too large for the engine: frame too large: 2")
+    place.engine.step({0: [1]}, finish="length")
+    assert eventually(lambda: kept.ends == {0: "length"})
 
 
 def test_a_client_that_leaves_ends_its_requests_only(place: Place, client: EngineClient) -> None:

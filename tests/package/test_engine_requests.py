@@ -1,12 +1,14 @@
 """Tensors of the engine model: requests for beams, and the tensors that answer them."""
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.conftest import DEMO_MODEL
 from trtforge.engine_process.messages import Submission, Update, decode_updates, encode_updates
 from trtforge.engine_process.requests import Beam, BeamParams, GenerationRequest
 
@@ -48,6 +50,8 @@ def test_beams_have_tensorrt_llms_names_and_defaults() -> None:
         ({"beam_width": 2, "num_return_sequences": 3}, "num_return_sequences is 3"),
         ({"beam_width": 2, "beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate is 0.5"),
         ({"beam_width": 2, "len_penalty": float("nan")}, "len_penalty is nan"),
+        ({"stop_words_list": [[1] * 16385] * 2}, "stop_words_list is 16385 tokens; it must be at most 16384"),
+        ({"bad_words_list": [[1] * 16385] * 2}, "bad_words_list is 16385 tokens; it must be at most 16384"),
         ({"priority": 1.5}, "priority is 1.5; it must be from 0 to 1"),
         ({"priority": -0.5}, "priority is -0.5; it must be a finite number, at least 0"),
     ],
@@ -176,3 +180,53 @@ def test_tensorrt_llm_streams_where_pieces_are_watched(*, watched: bool) -> None
 
     asyncio.run(start())
     assert [bool(given["streaming"][0, 0]) for given in seen] == [watched]
+
+
+def test_parameters_are_too_few_to_take_long() -> None:
+    from input_names import InputNames  # type: ignore[import-not-found]
+    from responder import RequestFailed
+
+    names = InputNames({"text_input", "max_tokens"}, {"top_n": "top_k"})
+    names.check({f"own{number}": 1 for number in range(63)} | {"x" * 1_000_000: 1})
+    with pytest.raises(RequestFailed, match="max_token is no input of this model; did you mean max_tokens"):
+        names.check({"max_token": 1})
+    with pytest.raises(RequestFailed, match="the request has 65 parameters; at most 64 are allowed"):
+        names.check({f"own{number}": 1 for number in range(65)})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"STOP_WORDS_DICT": [b"a" * 1025]}, "STOP_WORDS_DICT is a word of 1025 bytes; it must be at most 1024"),
+        (
+            {"BAD_WORDS_DICT": [b"a" * 1000] * 17},
+            "BAD_WORDS_DICT is 17000 bytes of words; it must be at most 16384 bytes together",
+        ),
+        (
+            {"EMBEDDING_BIAS_WORDS": [b"a" * 1025], "EMBEDDING_BIAS_WEIGHTS": 1.0},
+            "EMBEDDING_BIAS_WORDS is a word of 1025 bytes",
+        ),
+        ({"logit_bias": [b" " * 65537]}, "logit_bias has 65537 characters; at most 65536 are allowed"),
+        ({"QUERY": None, "input_ids": [5] * 33}, "the prompt has 33 tokens, this engine takes at most 32"),
+    ],
+)
+def test_what_would_take_long_to_tokenize_is_refused_before(given: dict[str, Any], message: str) -> None:
+    from model_config import ModelConfig  # type: ignore[import-not-found]
+    from preprocessor import Preprocessor  # type: ignore[import-not-found]
+    from responder import RequestFailed
+
+    values = {"tokenizer_dir": str(DEMO_MODEL), "max_input_len": "32", "vocab_size": "2048"}
+    parameters = {name: {"string_value": value} for name, value in values.items()}
+    config = json.dumps({"parameters": parameters})
+    repository = {"model_repository": "", "model_version": "1", "model_name": "preprocessing"}
+    preprocessor = Preprocessor(ModelConfig({"model_config": config, **repository}))
+    asked = {"QUERY": [b"a file"], "REQUEST_OUTPUT_LEN": 4} | given
+    texts = {name: np.array([value], dtype=object) for name, value in asked.items() if given_text(value)}
+    others = {name: value for name, value in asked.items() if name not in texts and value is not None}
+    with pytest.raises(RequestFailed) as caught:
+        preprocessor.prepare(texts | {name: inputs(**{name: value})[name] for name, value in others.items()})
+    assert message in str(caught.value)
+
+
+def given_text(value: object) -> bool:
+    return isinstance(value, list) and isinstance(value[0], bytes)

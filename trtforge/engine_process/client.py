@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from trtforge.engine_process.frames import BadFrame, Frame, FrameReader
+from trtforge.engine_process.frames import BadFrame, Frame, FrameReader, require_readable
 from trtforge.engine_process.messages import Submission, Update, decode_updates
 from trtforge.engine_process.requests import ErrorCode, GenerationRequest, RequestFailure
 
@@ -83,8 +83,15 @@ class EngineClient:
             submitted = Submitted(names, receiver)
             for name in names:
                 self._submitted[name] = submitted
-        if not self._send(Submission(requests, timeout, names.start).encode()):
-            self._fail(dict.fromkeys(names, submitted), _NOT_LOADED)
+        data = Submission(requests, timeout, names.start).encode().encode()
+        try:
+            require_readable(data)
+        except BadFrame as error:
+            failure = RequestFailure(ErrorCode.INVALID_ARGUMENT, f"the request is too large for the engine: {error}")
+            self._fail(dict.fromkeys(names, submitted), failure)
+        else:
+            if not self._send(data):
+                self._fail(dict.fromkeys(names, submitted), _NOT_LOADED)
         return submitted
 
     @contextmanager
@@ -103,7 +110,7 @@ class EngineClient:
         with self._lock:
             names = [name for name in submitted.names if name in self._submitted]
         if names:
-            self._send(Frame({"type": "cancel", "names": names}))
+            self._send(Frame({"type": "cancel", "names": names}).encode())
 
     def ping(self, answer: Callable[[RequestFailure | None], None]) -> None:
         """Call `answer` once: with None after the next iteration of the engine's loop, else with the failure."""
@@ -111,7 +118,7 @@ class EngineClient:
             number = self._next_name
             self._next_name += 1
             self._pings[number] = answer
-        if not self._send(Frame({"type": "ping", "number": number})):
+        if not self._send(Frame({"type": "ping", "number": number}).encode()):
             with self._lock:
                 lost = self._pings.pop(number, None) is not None
             if lost:
@@ -157,7 +164,7 @@ class EngineClient:
             now = time.monotonic()
             if now >= beat_at:
                 beat_at = now + _HEARTBEAT_INTERVAL
-                self._send(Frame({"type": "beat", "unanswered": len(self._submitted)}))
+                self._send(Frame({"type": "beat", "unanswered": len(self._submitted)}).encode())
             if not select.select([channel], [], [], min(0.25, beat_at - now))[0]:
                 continue
             data = channel.recv(_READ_SIZE)
@@ -210,11 +217,11 @@ class EngineClient:
     def _fail(self, submitted: Mapping[int, Submitted], failure: RequestFailure) -> None:
         self._hand_out({name: Update(finish_reason="error", failure=failure) for name in submitted})
 
-    def _send(self, frame: Frame) -> bool:
+    def _send(self, frame: bytes) -> bool:
         if self._holder == threading.get_ident():
-            self._held += frame.encode()
+            self._held += frame
             return True
-        return self._write(frame.encode())
+        return self._write(frame)
 
     def _write(self, data: bytes | bytearray) -> bool:
         """Send bytes; returns whether that succeeded. The reading thread handles a broken connection."""

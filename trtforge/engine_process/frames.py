@@ -53,9 +53,7 @@ class FrameReader:
         self._buffer += data
         start = 0
         while len(self._buffer) - start >= _SIZES.size:
-            header_size, payload_size = _SIZES.unpack_from(self._buffer, start)
-            if header_size > LARGEST_HEADER or payload_size > LARGEST_PAYLOAD:
-                raise BadFrame(f"frame too large: {header_size} + {payload_size} bytes")
+            header_size, payload_size = _sizes(self._buffer, start)
             body = start + _SIZES.size
             end = body + header_size + payload_size
             if len(self._buffer) < end:
@@ -64,6 +62,19 @@ class FrameReader:
             yield Frame(header, bytes(self._buffer[body + header_size : end]))
             start = end
         del self._buffer[:start]
+
+
+def require_readable(data: bytes) -> None:
+    """Raises BadFrame for an encoded frame that the other side would not take: it ends the connection then."""
+    _sizes(data, 0)
+
+
+def _sizes(data: bytes | bytearray, start: int) -> tuple[int, int]:
+    """Sizes of the header and payload of the frame that begins at `start`. Raises BadFrame if they are too large."""
+    header_size, payload_size = _SIZES.unpack_from(data, start)
+    if header_size > LARGEST_HEADER or payload_size > LARGEST_PAYLOAD:
+        raise BadFrame(f"frame too large: {header_size} + {payload_size} bytes")
+    return header_size, payload_size
 
 
 def _header(data: bytes) -> Mapping[str, Any]:

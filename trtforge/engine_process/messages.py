@@ -5,7 +5,7 @@ Token ids travel as int32, embedding biases as float32 and adapters as they are 
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from trtforge.engine_process.frames import BadFrame, Frame
@@ -50,8 +50,11 @@ class Submission:
     def encode(self) -> Frame:
         """The frame that asks for these sequences."""
         payload = bytearray()
-        rows = []
+        rows: list[dict[str, Any]] = []
         for name, request in enumerate(self.requests, start=self.first):
+            if self._is_copy(request):
+                rows.append({"id": name, "copy_of": int(request.copy_of or 0), "seed": request.sampling.seed})
+                continue
             bias = array("f", request.sampling.embedding_bias)
             sampling = {key: value for key, value in vars(request.sampling).items() if value != _DEFAULTS[key]}
             sampling.pop("embedding_bias", None)
@@ -83,9 +86,13 @@ class Submission:
     @classmethod
     def decode(cls, frame: Frame) -> "Submission":
         """The inverse of `encode`. Raises BadFrame."""
-        requests, start = [], 0
+        requests: list[GenerationRequest] = []
+        start = 0
         try:
             for row in frame.header["requests"]:
+                if "seed" in row:
+                    requests.append(_copy(requests[row["copy_of"]], row))
+                    continue
                 prompt, start = _numbers(frame.payload, "i", start, row["prompt"])
                 bias, start = _numbers(frame.payload, "f", start, row["bias"])
                 sent, start = _adapter(frame.payload, start, row["adapter"]) if "adapter" in row else (None, start)
@@ -113,10 +120,25 @@ class Submission:
                 )
             timeout = frame.header.get("timeout")
             seconds = None if timeout is None else float(timeout)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, ValueError) as error:
             raise BadFrame(f"a request that cannot be read: {error!r}") from None
         first = int(requests[0].request_id) if requests else 0
         return cls(tuple(requests), seconds, first)
+
+    def _is_copy(self, request: GenerationRequest) -> bool:
+        """Whether a request differs from its original in its seed alone: all else need not be sent again."""
+        if request.copy_of is None:
+            return False
+        original = self.requests[int(request.copy_of)]
+        own = _copy(original, {"id": 0, "copy_of": request.copy_of, "seed": request.sampling.seed})
+        return replace(request, request_id=own.request_id) == own
+
+
+def _copy(original: GenerationRequest, row: Mapping[str, Any]) -> GenerationRequest:
+    """A request that differs from its original in its seed. A sent adapter came with the original."""
+    sampling = replace(original.sampling, seed=row["seed"])
+    name, of = str(int(row["id"])), str(int(row["copy_of"]))
+    return replace(original, request_id=name, copy_of=of, sampling=sampling, sent_adapter=None)
 
 
 def _logits_of(request: GenerationRequest) -> tuple[bool, bool]:
