@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,10 +21,11 @@ from trtforge.gateway.service import Service
 
 @dataclass(frozen=True)
 class Gateway:
-    """A gateway that listens on `port`."""
+    """A gateway that listens on `port`; `connections`: those that it holds."""
 
     port: int
     service: Service
+    connections: Set[object]
 
     @property
     def root(self) -> str:
@@ -61,7 +62,7 @@ def running(
     thread.start()
     assert eventually(lambda: server.started)
     try:
-        yield Gateway(server.servers[0].sockets[0].getsockname()[1], service)
+        yield Gateway(server.servers[0].sockets[0].getsockname()[1], service, server.server_state.connections)
     finally:
         server.should_exit = True
         thread.join(PATIENCE)

@@ -1,5 +1,6 @@
 """The edges of HTTP: errors as OpenAI's client classes, limits, keys, clients that leave."""
 
+import asyncio
 import json
 import logging
 import socket
@@ -9,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from tests.gateway.fake import FakeBackend
 from tests.gateway.support import Gateway, running
@@ -17,6 +20,7 @@ from trtforge.core.api_keys import ApiKeys
 from trtforge.gateway.backend import GONE, BackendError
 from trtforge.gateway.exchange import Exchange
 from trtforge.gateway.limits import GatewayLimits
+from trtforge.gateway.protocol import BoundedProtocol
 
 KEY = "a-key-of-this-test-0123"
 USER = {"role": "user", "content": "one two three"}
@@ -242,6 +246,41 @@ def test_a_client_that_does_not_read_is_given_up() -> None:
     with running([fake], limits=GatewayLimits(stalled_seconds=0.2)) as gateway, connected(gateway) as stalled:
         stalled.sendall(request_bytes(body))
         assert eventually(lambda: fake.cancelled == 1)
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+def test_the_connection_of_a_client_that_does_not_read_ends(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtforge.gateway.protocol.UNREAD_SECONDS", 0.2)
+    fake = FakeBackend(words=("x" * 1_000_000,) * 20)
+    body = f'{{"model":"ensemble","prompt":"a","max_tokens":20,"stream":{stream}}}'
+    with running([fake]) as gateway, connected(gateway) as stalled:
+        stalled.sendall(request_bytes(body))
+        assert eventually(lambda: len(fake.requests) == 1)
+        assert eventually(lambda: not gateway.connections)
+
+
+def test_a_closing_connection_waits_for_a_slow_reader_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtforge.gateway.protocol.UNREAD_SECONDS", 0.05)
+
+    class Transport(asyncio.Transport):
+        closing = aborted = False
+
+        def is_closing(self) -> bool:
+            return self.closing
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    async def aborted(*, closing: bool) -> bool:
+        protocol = BoundedProtocol(uvicorn.Config(lambda: None, log_config=None), ServerState(), {})
+        protocol.connection_made(transport := Transport())
+        transport.closing = closing
+        protocol.on_response_complete()
+        await asyncio.sleep(0.1)
+        return transport.aborted
+
+    assert asyncio.run(aborted(closing=True))
+    assert not asyncio.run(aborted(closing=False))
 
 
 def test_a_bug_is_an_error_without_the_text_of_the_request(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""HTTP/1.1 of uvicorn by h11, which bounds the size of headers, with a limit of time for them."""
+"""HTTP/1.1 of uvicorn by h11, which bounds the size of headers, with limits of time for clients that do nothing."""
 
 import asyncio
 from typing import Any
@@ -7,12 +7,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_SECONDS = 10.0
 """From the start of a connection, or the first byte of a later request, until its headers are complete."""
+UNREAD_SECONDS = 60.0
+"""For a client that does not read."""
 
 
 class BoundedProtocol(H11Protocol):
-    """A connection that is closed if a request's headers do not come. uvicorn itself would wait for ever."""
+    """A connection that ends if a request's headers do not come, or what was sent is not read.
+
+    uvicorn itself would wait for ever, and count the connection: until then others could be refused.
+    """
 
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         """See asyncio.Protocol."""
@@ -22,6 +28,7 @@ class BoundedProtocol(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
         self._stop()
+        self._was_read()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -31,6 +38,27 @@ class BoundedProtocol(H11Protocol):
             self._stop()
         elif self._timer is None:
             self._start()
+
+    def pause_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().pause_writing()
+        self._is_unread()
+
+    def resume_writing(self) -> None:
+        """See asyncio.Protocol."""
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._was_read()
+
+    def on_response_complete(self) -> None:
+        """See H11Protocol."""
+        super().on_response_complete()
+        self._closes()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """See H11Protocol."""
+        super().timeout_keep_alive_handler()
+        self._closes()
 
     @property
     def _waiting(self) -> bool:
@@ -49,3 +77,18 @@ class BoundedProtocol(H11Protocol):
         self._timer = None
         if self._waiting:
             self.transport.close()
+            self._closes()
+
+    def _closes(self) -> None:
+        """A transport that is closing waits until everything is sent, however long that takes."""
+        if self.transport.is_closing():
+            self._is_unread()
+
+    def _is_unread(self) -> None:
+        if self._unread is None:
+            self._unread = self.loop.call_later(UNREAD_SECONDS, self.transport.abort)
+
+    def _was_read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None

@@ -20,6 +20,7 @@ from tests.serve.front.support import (
     request_bytes,
     running,
 )
+from trtforge.serve.front.incoming import ClientGone, Incoming
 from trtforge.serve.front.keys import read_keys
 from trtforge.serve.front.limits import FrontLimits
 
@@ -163,6 +164,18 @@ async def _until_left(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     """Begins a stream and goes on until the other side leaves."""
     writer.write(SSE + chunk(EVENT))
     await reader.read()
+
+
+def test_a_connection_whose_answer_is_not_read_ends() -> None:
+    class Unread:
+        def close(self) -> None: ...
+
+        async def wait_closed(self) -> None:
+            await asyncio.Event().wait()
+
+    client = Incoming(Unread(), Unread(), FrontLimits(stalled_seconds=0.05))  # type: ignore[arg-type]
+    with pytest.raises(ClientGone):
+        asyncio.run(client.close())
 
 
 def test_a_client_that_leaves_ends_its_request_in_triton() -> None:

@@ -115,6 +115,14 @@ class Incoming:
         self.answering = False
         return True
 
+    async def close(self) -> None:
+        """Close the connection. Raises ClientGone if the client does not take the rest of its answer."""
+        self._writer.close()
+        try:
+            await asyncio.wait_for(self._writer.wait_closed(), self._limits.stalled_seconds)
+        except asyncio.TimeoutError:
+            raise ClientGone from None
+
     async def _body(self, limit: int) -> bytes:
         if self._connection.they_are_waiting_for_100_continue:
             await self._send(h11.InformationalResponse(status_code=HTTPStatus.CONTINUE, headers=[]))

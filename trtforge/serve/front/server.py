@@ -62,6 +62,7 @@ class Front:
         try:
             await self._serve(client)
             await linger(reader, writer, self._policy.limits.linger_seconds)
+            await client.close()
         except (ClientGone, ConnectionError, asyncio.CancelledError):
             writer.transport.abort()
         finally:
