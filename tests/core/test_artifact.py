@@ -12,7 +12,7 @@ from tests.patience import eventually
 from trtforge.core.artifact import produce, require_space
 from trtforge.core.errors import ForgeError
 from trtforge.core.locks import take_lock
-from trtforge.core.manifest import Identity, open_artifact, read_manifest
+from trtforge.core.manifest import Identity, open_artifact, read_manifest, record_of
 
 
 def identity(**config: object) -> Identity:
@@ -170,6 +170,18 @@ def test_damaged_manifest_is_named(tmp_path: Path) -> None:
     (out / "forge.json").write_text("{")
     with pytest.raises(ForgeError, match=r"forge.json: not JSON"):
         read_manifest(out)
+
+
+@pytest.mark.parametrize("name", ["../data", "a/../../data", "/etc/passwd", ""])
+def test_a_manifest_lists_only_files_below_its_directory(tmp_path: Path, name: str) -> None:
+    (tmp_path / "data").write_text("x")
+    out = produce(tmp_path / "out", identity(), writer("x")).path
+    manifest = read_manifest(out)
+    assert manifest is not None
+    manifest.files[name] = record_of(tmp_path / "data")
+    manifest.write(out)
+    with pytest.raises(ForgeError, match=r"forge.json: '.*' is not the path of a file below"):
+        open_artifact(out, "checkpoint")
 
 
 def _produce_slowly(out: Path, log: Path) -> None:

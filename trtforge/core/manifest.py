@@ -80,6 +80,11 @@ class Manifest(Config):
         return text_digest(self.to_json())
 
 
+def lies_below(name: str) -> bool:
+    """Whether a recorded path stays below its directory: files are read, copied and linked by it."""
+    return bool(name) and not Path(name).is_absolute() and ".." not in Path(name).parts
+
+
 def is_foreign(manifest: Manifest) -> bool:
     """Whether others made the artifact, and `trtforge adopt` its manifest. Its source is not recorded then."""
     return manifest.identity.config.get(FOREIGN) is True
@@ -97,7 +102,14 @@ def read_manifest(directory: Path) -> Manifest | None:
             f"{path}: written by another version of trtforge",
             hint=f"Delete {directory} and build it again with this version.",
         )
-    return Manifest.parse(values, str(path))
+    manifest = Manifest.parse(values, str(path))
+    elsewhere = next((name for name in manifest.files if not lies_below(name)), None)
+    if elsewhere is not None:
+        raise ForgeError(
+            f"{path}: {elsewhere!r} is not the path of a file below {directory}",
+            hint=f"Delete {directory} and build it again.",
+        )
+    return manifest
 
 
 def record_of(path: Path) -> FileRecord:

@@ -14,7 +14,7 @@ from pydantic import Field
 from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json
-from trtforge.core.manifest import FileRecord, Identity, fault_of
+from trtforge.core.manifest import FileRecord, Identity, fault_of, lies_below
 
 RECORD = ".finished.json"
 
@@ -100,10 +100,7 @@ def keep_only(directory: Path, names: Collection[str]) -> None:
 
 
 def _is_whole(directory: Path, group: Group) -> bool:
-    return all(
-        not Path(name).is_absolute() and ".." not in Path(name).parts and fault_of(directory / name, record) is None
-        for name, record in group.files.items()
-    )
+    return all(lies_below(name) and fault_of(directory / name, record) is None for name, record in group.files.items())
 
 
 def _read(directory: Path) -> _Record | None:
