@@ -336,6 +336,20 @@ def test_a_stream_that_begins_with_an_error_gets_its_status() -> None:
     with_front(test, triton=FakeTriton(answer=SSE + chunk(event) + b"0\r\n\r\n"))
 
 
+def test_an_error_with_status_200_gets_its_own() -> None:
+    error = b'{"error":"generate expects model to produce exactly 1 response, use generate stream"}'
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+    async def test(front: Running) -> None:
+        answer = await front.post(GENERATE, GOOD)
+        assert (answer.status, answer.error.split(",")[0]) == (
+            400,
+            "generate expects model to produce exactly 1 response",
+        )
+
+    with_front(test, triton=FakeTriton(answer=head + chunk(error) + b"0\r\n\r\n"))
+
+
 def test_plain_endpoints_have_a_time_limit() -> None:
     async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -15,6 +15,7 @@ from trtforge.core.server_errors import (
 )
 from trtforge.serve.front.refusal import Refusal
 
+_ERROR = b'{"error":'
 _STREAM_ERROR = re.compile(rb"""\s*data: ?(\{"error": ?.*?\})\s*(?:\n|$)""", re.DOTALL)
 _LATER = (TRITON_QUEUE_FULL, TRITON_NOT_LOADED, TRITON_STOPPING)
 _WRONG_BODY = ("attempt to access JSON", "Unable to parse")
@@ -40,6 +41,11 @@ def stream_error(first: bytes) -> bytes | None:
     """The error object of server-sent events that begin with one, None if they begin with an answer."""
     found = _STREAM_ERROR.match(first)
     return None if found is None else found[1]
+
+
+def whole_error(first: bytes) -> bytes | None:
+    """A JSON answer that is an error, None if it is none: Triton sends one with status 200 for a second response."""
+    return first if first.startswith(_ERROR) else None
 
 
 def _message(body: bytes) -> str:

@@ -8,7 +8,7 @@ from http import HTTPStatus
 import h11
 
 from trtforge.serve.address import Address
-from trtforge.serve.front.answers import as_refusal, stream_error
+from trtforge.serve.front.answers import as_refusal, stream_error, whole_error
 from trtforge.serve.front.incoming import ClientGone, Incoming, too_large
 from trtforge.serve.front.json_body import parse_object
 from trtforge.serve.front.keys import Keys
@@ -118,9 +118,10 @@ class Handler:
         headers = [(name, value) for name, value in response.headers if name in _PASSED_BACK]
         streaming = any(value.startswith(b"text/event-stream") for name, value in headers if name == b"content-type")
         pieces = triton.pieces()
+        error_in = stream_error if streaming else whole_error
         try:
             async for piece in pieces:
-                if streaming and not client.answering and (error := stream_error(piece)) is not None:
+                if not client.answering and (error := error_in(piece)) is not None:
                     raise as_refusal(HTTPStatus.BAD_REQUEST, error, self._policy.limits.retry_seconds)
                 if not client.answering:
                     await client.start(response.status_code, headers)
