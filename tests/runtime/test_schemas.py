@@ -102,6 +102,11 @@ def test_what_xgrammar_would_ignore_is_enforced(schema: Any, valid: str, invalid
         ({"type": "string", "pattern": 'a"b'}, "is always escaped in JSON, which is not supported"),
         ({"type": "string", "pattern": r"^[\x22\t]$"}, "is always escaped in JSON, which is not supported"),
         ({"type": "string", "pattern": r"^\\\\$"}, "is always escaped in JSON, which is not supported"),
+        ({"type": "string", "pattern": "[a-z]{0,9}" * 24}, "207 parts of a regular expression may be left out"),
+        (
+            {"type": "object", "properties": {f"p{n}": {"type": "string", "pattern": "a?" * 200} for n in range(5)}},
+            "too many parts of the patterns may be left out",
+        ),
         ({"type": "string", "pattern": "^(a.{1,5000})$"}, "may repeat its parts more than 2000 times together"),
         ({"prefixItems": [{"pattern": f"(a.{{1,{1994 + n}}})"} for n in range(6)]}, "more than 10000 times together"),
         ({"type": "string", "format": "json-pointer"}, "#: the format json-pointer is not supported"),
@@ -136,6 +141,7 @@ def test_strings_are_json_in_structural_tags_too(schema: Any, invalid: str) -> N
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
+        ("[a-z]?" * 202, "201 parts of a regular expression may be left out beside others, at most 200 can be"),
         ("a(?=b)b", "lookahead in a regular expression is not supported"),
         ("a^b", r"\^ inside of a regular expression is not supported"),
         ("(a$)*b", r"\$ inside of a regular expression is not supported"),

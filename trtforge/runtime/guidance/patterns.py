@@ -31,6 +31,11 @@ _MUCH_WORK = 100
 """Times that parts of a pattern without groups are repeated in an automaton, which takes long to make of more."""
 _MOST_WORK = 2000
 """Times that parts of a pattern with groups are repeated, all together: about two seconds of compilation."""
+_MOST_OPTIONAL = 200
+"""Parts of a pattern that may be left out beside others: about two seconds of compilation, whose time grows with the
+square of their number."""
+_LONG_REPETITION = 128
+"""xgrammar compiles a repetition with a wider range as one part."""
 _Range = tuple[int, int]
 _ALL: list[_Range] = [(0, 0x10FFFF)]
 _ESCAPED: list[_Range] = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)]
@@ -46,11 +51,13 @@ _REFUSED = "bBpPk123456789"
 
 
 class _Token(NamedTuple):
-    """A part of an expression: `kind` is repeat, atom, (, ), |, ^, $ or other. `times`: of a repetition, at most."""
+    """A part of an expression: `kind` is repeat, atom, (, ), |, ^, $ or other. `times`: of a repetition, at most;
+    `optional`: how many of these may be left out."""
 
     kind: str
     text: str
     times: int = 1
+    optional: int = 0
 
 
 def expression(pattern: str) -> str:
@@ -80,6 +87,16 @@ def json_expression(pattern: str) -> str:
 def automaton_work(pattern: str) -> int:
     """How often the parts of a `json_expression` are repeated at most, all together, if it becomes an automaton."""
     return 0 if pattern.endswith(_NO_AUTOMATON) else _work(map(_token, _TOKEN.finditer(pattern)))
+
+
+def optional_parts(pattern: str) -> int:
+    """How many parts of an expression may be left out beside others."""
+    return _optional([_token(found) for found in _TOKEN.finditer(pattern)])
+
+
+def _optional(tokens: list[_Token]) -> int:
+    found = [token.optional for token in tokens if token.optional <= _LONG_REPETITION]
+    return sum(found) - max(found, default=0)
 
 
 def _work(tokens: Iterable[_Token]) -> int:
@@ -180,6 +197,10 @@ def _checked(pattern: str) -> list[_Token]:
         depth += (token.kind == "(") - (token.kind == ")")
         if depth > DEEPEST:
             raise Unenforced(f"a regular expression has more than {DEEPEST} brackets within one another")
+    if (optional := _optional(tokens)) > _MOST_OPTIONAL:
+        raise Unenforced(
+            f"{optional} parts of a regular expression may be left out beside others, at most {_MOST_OPTIONAL} can be"
+        )
     most_repeated((token.kind, token.times) for token in tokens)
     return [token for token in tokens if token.kind not in "^$"]
 
@@ -188,9 +209,11 @@ def _token(found: "re.Match[str]") -> _Token:
     text = found[0]
     if found["repeat"]:
         if found["least"] is None:
-            return _Token("repeat", text, 2)
+            return _Token("repeat", text, 2, int(text[0] == "?"))
         most = found["most"] or found["least"]
-        return _Token("repeat", text, int(most) if len(most) < 10 else 10**9)
+        times = int(most) if len(most) < 10 else 10**9
+        bounded = found["open"] is None or bool(found["most"])
+        return _Token("repeat", text, times, times - int(found["least"][:10]) if bounded else 0)
     if found["open_group"]:
         return _Token("(", "(" if text.endswith(">") else text)
     return _Token("atom" if found["atom"] else text, text)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from trtforge.runtime.guidance.patterns import automaton_work, json_expression
+from trtforge.runtime.guidance.patterns import automaton_work, json_expression, optional_parts
 from trtforge.runtime.guidance.schema_merging import both, disjoint
 from trtforge.runtime.guidance.schema_objects import object_schema
 from trtforge.runtime.guidance.schema_types import ASSERTIONS, FORMATS, Place, enumerated, inferred_types, typed
@@ -25,6 +25,8 @@ _REFUSED = (
 _MOST_PARTS = 20_000
 _MOST_WORK = 10_000
 """Times that parts of patterns with groups are repeated, all together: about ten seconds of compilation."""
+_MOST_LEFT_OUT = 160_000
+"""Of the squares of the numbers of parts that each pattern may leave out: about ten seconds of compilation."""
 _MOST_OPTIONAL = 500
 """Properties of an object with optional ones, or as much work in several: about five seconds of compilation."""
 _MOST_LEVELS = 100
@@ -49,7 +51,7 @@ class _Translation:
 
     def __init__(self, root: object, *, controls: bool) -> None:
         self._controls = controls
-        self._work = self._optional = 0
+        self._work = self._optional = self._left_out = 0
         self.definitions: dict[str, Schema] = {}
         self._root = root
         self._names: dict[str, str] = {}
@@ -149,6 +151,11 @@ class _Translation:
     def _bound(self, schema: Schema, where: Place) -> None:
         """Raises Unenforced for what would take long to compile."""
         patterns = [schema.get("pattern"), schema.get("propertyNames", {}).get("pattern")]
+        self._left_out += sum(
+            optional_parts(each) ** 2 for each in (*patterns, *schema.get("patternProperties", ())) if each
+        )
+        if self._left_out > _MOST_LEFT_OUT:
+            raise Unenforced(f"{where}: too many parts of the patterns may be left out")
         self._work += sum(automaton_work(each) for each in (*patterns, *schema.get("patternProperties", ())) if each)
         if self._work > _MOST_WORK:
             raise Unenforced(f"{where}: the patterns may repeat their parts more than {_MOST_WORK} times together")
