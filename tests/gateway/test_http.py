@@ -193,6 +193,23 @@ def test_compressed_bodies_are_refused(gateway: Gateway) -> None:
     assert response.status_code == 415
 
 
+def test_what_is_no_http_gets_an_error_of_openais_form(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
+    with connected(gateway) as garbage:
+        garbage.sendall(b"\x16\x03\x01\r\n\r\n")
+        head, _, body = garbage.makefile("rb").read().partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body)["error"]["message"] == "the request is not HTTP/1.1"
+    with connected(gateway) as refused:
+        refused.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Encoding: a\r\n\r\n"
+        )
+        assert refused.recv(4096).startswith(b"HTTP/1.1 415 ")
+        refused.sendall(b"no chunk\r\n")
+        while refused.recv(4096):
+            pass
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/v1/completions", 405), ("POST", "/v1/embeddings", 404), ("GET", "/", 404)]
 )

@@ -3,7 +3,10 @@
 import asyncio
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from trtforge.gateway.errors import bad_request
 
 HEAD_SECONDS = 10.0
 """From the start of a connection, or the first byte of a later request, until its headers are complete."""
@@ -58,6 +61,20 @@ class BoundedProtocol(H11Protocol):
     def timeout_keep_alive_handler(self) -> None:
         """See H11Protocol."""
         super().timeout_keep_alive_handler()
+        self._closes()
+
+    def send_400_response(self, msg: str) -> None:
+        """See H11Protocol, which fails if a response has begun: bytes after a request that was refused early."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = bad_request("the request is not HTTP/1.1").body()
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+            ]
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
         self._closes()
 
     @property

@@ -50,6 +50,7 @@ def run(config: GatewayConfig, on_listening: Callable[[], None] | None = None) -
         lifespan="off",
         access_log=False,
         log_config=None,
+        log_level=logging.ERROR,  # its warnings are about what clients send: a line for each would fill the log
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=_IDLE_SECONDS,
