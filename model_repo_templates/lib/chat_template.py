@@ -64,6 +64,9 @@ class ChatTemplate:
                     "add_generation_prompt": bool(request.get("add_generation_prompt", not to_continue)),
                 }
             )
+            prompt.encode()
+        except UnicodeEncodeError:
+            raise RequestFailed("messages: a string has half a surrogate pair, which is not valid Unicode") from None
         except TemplateError as error:
             raise RequestFailed(f"messages: the chat template refuses them: {_shortened(error)}") from None
         except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:

@@ -111,6 +111,7 @@ def test_the_template_for_tools_is_used_with_tools_only(tmp_path: Path) -> None:
         ({"messages": QUESTION, "tools": {}}, "messages: tools is not an array"),
         ({"messages": QUESTION, "chat_template_kwargs": []}, "messages: chat_template_kwargs is not an object"),
         ([{"role": "user", "content": "x"}] * 5000, "messages: there are 5000 messages; at most 4096 are allowed"),
+        ([{"role": "user", "content": "\ud800"}], "messages: a string has half a surrogate pair"),
         (SYSTEM, "messages: the chat template refuses them: System role not supported"),
         (QUESTION * 2, "messages: the chat template refuses them: Conversation roles must alternate"),
         ({"messages": [{"role": "user", "content": None}], "continue_final_message": True}, "has no text"),
