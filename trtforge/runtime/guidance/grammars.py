@@ -13,6 +13,7 @@ from trtforge.core.extras import install_command
 from trtforge.core.json_text import parse_json
 from trtforge.engine_process.requests import LONGEST_GUIDE, Guide
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
+from trtforge.runtime.guidance.compiler_process import CompilerProcess
 from trtforge.runtime.guidance.ebnf import check_grammar
 from trtforge.runtime.guidance.patterns import expression
 from trtforge.runtime.guidance.schemas import enforceable
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _MOST_KEPT = 256
 _MOST_KEPT_BYTES = 256 << 20
 _SPACE = 0x20
+_JSON = ("json", "json_schema")
+_LEFT_OUT = re.compile(r"[?*]|\{0")
+_FEW_LEFT_OUT = 30
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+: (Check failed: \(.*?\) is false: )?")
 """Where in its own code xgrammar found an error."""
 _HINTS = {
@@ -52,7 +56,11 @@ class Grammars:
         """`directory`: with tokenizer.json."""
         self._directory = directory
         self._vocab_size = vocab_size
+        self._vocabularies: dict[bool, Any] = {}
         self._compilers: dict[bool, Any] = {}
+        self._whole: Any = None
+        self._apart: CompilerProcess | None = None
+        self._closed = False
         self._lock = threading.Lock()
         self._kept: OrderedDict[Guide, Any] = OrderedDict()
         self._kept_bytes = 0
@@ -81,41 +89,50 @@ class Grammars:
         self._keep(guide, grammar)
         return grammar
 
+    def close(self) -> None:
+        """End what is being compiled in a process of its own. No such guide is compiled any more."""
+        with self._lock:
+            self._closed = True
+            apart = self._apart
+        if apart is not None:
+            apart.close()
+
     def _compile(self, guide: Guide) -> Any:
-        compiler, text = self._compiler(json_only=guide.kind in ("json", "json_schema")), _enforced(guide)
-        match guide.kind:
-            case "json":
-                return compiler.compile_builtin_json_grammar()
-            case "json_schema":
-                # White space is fixed: a model could go on with it for ever.
-                return compiler.compile_json_schema(text, any_whitespace=False)
-            case "structural_tag":
-                return compiler.compile_structural_tag(text)
-        return compiler.compile_grammar(text)
+        text, vocabulary = _enforced(guide), self._vocabulary_for(guide.kind)
+        import xgrammar
 
-    def _compiler(self, *, json_only: bool) -> Any:
-        """For JSON the vocabulary lacks control characters, which strings of bounded length would let through."""
-        if json_only not in self._compilers:
-            import xgrammar
+        if may_take_long(guide.kind, text):
+            return xgrammar.CompiledGrammar.deserialize_json(self._process().compile(guide.kind, text), vocabulary)
+        for_json = guide.kind in _JSON
+        if for_json not in self._compilers:
+            self._compilers[for_json] = compiler_for(vocabulary)
+        return compiled_by(self._compilers[for_json], guide.kind, text)
 
-            whole = self._vocabulary()
-            vocabulary = xgrammar.TokenizerInfo(
-                [b"" if min(text, default=0) < _SPACE else text for text in whole.decoded_vocab],
-                xgrammar.VocabType.RAW,
-                vocab_size=self._vocab_size,
-                stop_token_ids=[],
-                add_prefix_space=whole.add_prefix_space,
-            )
-            self._compilers[json_only] = xgrammar.GrammarCompiler(
-                vocabulary if json_only else whole, max_threads=1, cache_enabled=False
-            )
-        return self._compilers[json_only]
+    def _process(self) -> CompilerProcess:
+        vocabulary = self._vocabulary()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the engine is closed")
+            if self._apart is None:
+                self._apart = CompilerProcess(vocabulary.serialize_json())
+            return self._apart
+
+    def _vocabulary_for(self, kind: str) -> Any:
+        for_json = kind in _JSON
+        if for_json not in self._vocabularies:
+            self._vocabularies[for_json] = vocabulary_for(kind, self._vocabulary())
+        return self._vocabularies[for_json]
 
     def _vocabulary(self) -> Any:
         """The vocabulary as xgrammar.TokenizerInfo. Special tokens have no text, so that no grammar allows them.
 
         Each request says what ends it: an end id that is named here as well would be allowed within any text.
         """
+        if self._whole is None:
+            self._whole = self._read_vocabulary()
+        return self._whole
+
+    def _read_vocabulary(self) -> Any:
         import xgrammar
         from transformers import PreTrainedTokenizerFast
 
@@ -144,6 +161,55 @@ class Grammars:
             while len(self._kept) > _MOST_KEPT or (self._kept_bytes > _MOST_KEPT_BYTES and len(self._kept) > 1):
                 _, dropped = self._kept.popitem(last=False)
                 self._kept_bytes -= dropped.memory_size_bytes
+
+
+def compiled_by(compiler: Any, kind: str, text: str) -> Any:
+    """The grammar (xgrammar.CompiledGrammar) of a guide's text, by an xgrammar.GrammarCompiler. Raises RuntimeError."""
+    match kind:
+        case "json":
+            return compiler.compile_builtin_json_grammar()
+        case "json_schema":
+            # White space is fixed: a model could go on with it for ever.
+            return compiler.compile_json_schema(text, any_whitespace=False)
+        case "structural_tag":
+            return compiler.compile_structural_tag(text)
+    return compiler.compile_grammar(text)
+
+
+def may_take_long(kind: str, text: str) -> bool:
+    """Whether compiling a text for xgrammar may take longer than a second with a large vocabulary.
+
+    Parts that may be left out one after the other take time with the square of their number. Schemas and expressions
+    have a bounded number of them, the rules of a grammar any.
+    """
+    if kind == "ebnf_grammar" or (kind == "structural_tag" and '"type": "grammar"' in text):
+        return True
+    return len(_LEFT_OUT.findall(text)) > _FEW_LEFT_OUT
+
+
+def vocabulary_for(kind: str, whole: Any) -> Any:
+    """The vocabulary (xgrammar.TokenizerInfo) for guides of a kind, of the whole one.
+
+    For JSON it lacks control characters, which strings of bounded length would let through.
+    """
+    if kind not in _JSON:
+        return whole
+    import xgrammar
+
+    return xgrammar.TokenizerInfo(
+        [b"" if min(text, default=0) < _SPACE else text for text in whole.decoded_vocab],
+        xgrammar.VocabType.RAW,
+        vocab_size=whole.vocab_size,
+        stop_token_ids=[],
+        add_prefix_space=whole.add_prefix_space,
+    )
+
+
+def compiler_for(vocabulary: Any) -> Any:
+    """xgrammar's compiler for a vocabulary, which keeps nothing."""
+    import xgrammar
+
+    return xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
 
 
 def token_texts(tokenizer: "Tokenizer", vocab_size: int) -> list[str]:

@@ -109,6 +109,7 @@ class Guides:
         """End the thread. No sequence is prepared any more."""
         if self._thread is not None:
             self._work.put(None)
+            self._grammars.close()
             self._thread.join(_CLOSE_TIMEOUT)
 
     def _compile(self) -> None:

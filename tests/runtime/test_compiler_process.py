@@ -1,0 +1,109 @@
+"""Grammars that are compiled in a process of their own, which ends when one takes too long."""
+
+import json
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.conftest import DEMO_MODEL
+from tests.patience import PATIENCE, eventually
+from trtforge.core.errors import RequestError
+from trtforge.engine_process.requests import Guide
+from trtforge.runtime.guidance import compiler_process
+from trtforge.runtime.guidance.grammars import Grammars, compiled_by, compiler_for, may_take_long, vocabulary_for
+
+SIZE = 2048
+WORDS = 'root ::= "yes" | "no" word\nword ::= " " [a-z] [a-z]'
+
+
+@pytest.fixture
+def grammars() -> Iterator[Grammars]:
+    made = Grammars(DEMO_MODEL, SIZE)
+    yield made
+    made.close()
+
+
+def endless(rules: int) -> str:
+    """Rules of which each may be left out: compiling takes time with the square of their number."""
+    first = "root ::= r0\n"
+    return first + "".join(f'r{i} ::= ([a-z] | "") r{i + 1}\n' for i in range(rules)) + f'r{rules} ::= "x"\n'
+
+
+def masks(grammar: object, text: str) -> list[list[int]]:
+    """What a grammar allows before each byte of a text."""
+    import xgrammar
+
+    matcher = xgrammar.GrammarMatcher(grammar, override_stop_tokens=[1])
+    found = []
+    for character in text:
+        mask = xgrammar.allocate_token_bitmask(1, SIZE)
+        matcher.fill_next_token_bitmask(mask)
+        found.append(mask[0].tolist())
+        assert matcher.accept_string(character)
+    return found
+
+
+def test_a_grammar_from_the_process_is_the_one_that_is_compiled_here(grammars: Grammars) -> None:
+    here = compiled_by(compiler_for(grammars._vocabulary()), "ebnf_grammar", WORDS)
+    apart = grammars.compiled(Guide("ebnf_grammar", WORDS))
+    assert masks(apart, "no ab") == masks(here, "no ab")
+    tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": WORDS}}
+    tagged = grammars.compiled(Guide("structural_tag", json.dumps(tag)))
+    assert masks(tagged, "no ab") == masks(here, "no ab")
+    schema = {"type": "string", "pattern": "^" + "[a-c]?" * 40 + "$"}
+    made = grammars.compiled(Guide("json_schema", json.dumps(schema)))
+    compiler = compiler_for(vocabulary_for("json_schema", grammars._vocabulary()))
+    assert masks(made, '"abca"') == masks(compiled_by(compiler, "json_schema", json.dumps(schema)), '"abca"')
+    with pytest.raises(RequestError) as caught:
+        grammars.compiled(Guide("ebnf_grammar", "root ::= nobody"))
+    assert caught.value.message.startswith("the guide of type ebnf_grammar is refused: ")
+    assert 'Rule "nobody" is not defined' in caught.value.message
+    assert grammars._apart is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "expected"),
+    [
+        ("ebnf_grammar", WORDS, True),
+        ("structural_tag", '{"format": {"type": "grammar", "grammar": "root ::= [a]"}}', True),
+        ("structural_tag", '{"format": {"type": "regex", "pattern": "a?b"}}', False),
+        ("regex", 'root ::= Regex("' + "[a-z]?" * 31 + '")', True),
+        ("regex", 'root ::= Regex("' + "[a-z]?" * 30 + '")', False),
+        ("json_schema", json.dumps({"properties": {str(i): {"type": "string"} for i in range(99)}}), False),
+        ("json", "", False),
+    ],
+)
+def test_what_may_take_long_is_compiled_apart(kind: str, text: str, expected: bool) -> None:
+    assert may_take_long(kind, text) == expected
+
+
+def test_one_that_takes_too_long_ends_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_process, "MOST_SECONDS", 1)
+    with pytest.raises(RequestError) as caught:
+        grammars.compiled(Guide("ebnf_grammar", endless(300)))
+    assert (caught.value.message, caught.value.hint) == (
+        "the guide takes longer than 1 s to compile",
+        "Ask for a simpler one, with fewer parts that may be left out.",
+    )
+    assert grammars.compiled(Guide("ebnf_grammar", WORDS)) is not None
+
+
+def test_closing_ends_a_compilation(grammars: Grammars) -> None:
+    errors: list[Exception] = []
+
+    def compile_one() -> None:
+        try:
+            grammars.compiled(Guide("ebnf_grammar", endless(900)))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=compile_one)
+    thread.start()
+    assert eventually(lambda: errors != [] or (grammars._apart is not None and grammars._apart._process is not None))
+    grammars.close()
+    thread.join(PATIENCE)
+    assert not thread.is_alive()
+    assert "the process that compiles grammars ended with status -9" in str(errors[0])
+    with pytest.raises(RequestError, match="the engine is closed"):
+        grammars.compiled(Guide("ebnf_grammar", WORDS))

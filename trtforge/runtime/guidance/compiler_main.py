@@ -1,0 +1,53 @@
+"""Process that compiles grammars: `python -m trtforge.runtime.guidance.compiler_main SECONDS`.
+
+It reads a vocabulary and then kinds and texts of guides from standard input, and writes results to standard output. A
+grammar that takes longer than SECONDS of CPU time ends it by SIGXCPU; it also ends when its standard input is closed.
+"""
+
+import math
+import os
+import resource
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+import xgrammar
+
+from trtforge.runtime.guidance.compiler_process import COMPILED, REFUSED, receive, send
+from trtforge.runtime.guidance.grammars import compiled_by, compiler_for, vocabulary_for
+
+
+def main() -> int:
+    """Compile until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole process group; the engine decides
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    with suppress(EOFError, BrokenPipeError):
+        vocabulary = xgrammar.TokenizerInfo.deserialize_json(receive(sys.stdin.buffer))
+        compilers: dict[str, Any] = {}
+        while True:
+            kind, text = receive(sys.stdin.buffer), receive(sys.stdin.buffer)
+            _limit(int(sys.argv[1]))
+            try:
+                if kind not in compilers:
+                    compilers[kind] = compiler_for(vocabulary_for(kind, vocabulary))
+                result, said = COMPILED, compiled_by(compilers[kind], kind, text).serialize_json()
+            except (RuntimeError, UnicodeError) as error:  # xgrammar's own errors derive from RuntimeError
+                result, said = REFUSED, "it cannot be parsed" if isinstance(error, UnicodeError) else str(error)
+            send(answers, result)
+            send(answers, said)
+    return 0
+
+
+def _limit(seconds: int) -> None:
+    """Let this process use so many more seconds of CPU time."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = math.ceil(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

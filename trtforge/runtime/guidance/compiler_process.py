@@ -1,0 +1,112 @@
+"""Starts and ends the process that compiles grammars whose compilation cannot be bounded beforehand."""
+
+import signal
+import struct
+import subprocess
+import threading
+from contextlib import suppress
+from typing import IO
+
+from trtforge.core.errors import RequestError
+from trtforge.core.interpreter import python_environment, python_interpreter
+
+MOST_SECONDS = 10
+"""CPU time that one grammar may take."""
+COMPILED, REFUSED = "compiled", "refused"
+_SIZE = struct.Struct("<I")
+_ENCODING = "surrogatepass"  # a guide may hold a half of a surrogate pair, which xgrammar refuses
+
+
+class CompilerProcess:
+    """A process with a vocabulary. It starts when the first grammar comes, and again after one that took too long.
+
+    Nothing can interrupt xgrammar's compiler within a process: other guides would wait behind one that takes minutes.
+    """
+
+    def __init__(self, vocabulary: str) -> None:
+        """`vocabulary`: JSON of xgrammar.TokenizerInfo."""
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closed = False
+
+    def compile(self, kind: str, text: str) -> str:
+        """JSON of the compiled grammar (xgrammar.CompiledGrammar) of a text of this guide kind.
+
+        Raises RequestError if that takes longer than `MOST_SECONDS`, RuntimeError with the compiler's message. Only one
+        thread at a time may call it.
+        """
+        process = self._running()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            for part in (kind, text):
+                send(process.stdin, part)
+            result, said = receive(process.stdout), receive(process.stdout)
+        except (OSError, EOFError):
+            status = self._end()
+            if status == -signal.SIGXCPU:
+                raise RequestError(
+                    f"the guide takes longer than {MOST_SECONDS} s to compile",
+                    hint="Ask for a simpler one, with fewer parts that may be left out.",
+                ) from None
+            raise RuntimeError(f"the process that compiles grammars ended with status {status}") from None
+        if result == REFUSED:
+            raise RuntimeError(said)
+        return said
+
+    def close(self) -> None:
+        """End the process, also while it compiles. No grammar is compiled any more."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.kill()
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the engine is closed")
+            if self._process is not None:
+                return self._process
+            process = subprocess.Popen(
+                [python_interpreter(), "-m", "trtforge.runtime.guidance.compiler_main", str(MOST_SECONDS)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=python_environment(),
+            )
+            self._process = process
+        assert process.stdin is not None
+        with suppress(OSError):  # the first grammar tells that it has ended
+            send(process.stdin, self._vocabulary)
+        return process
+
+    def _end(self) -> int:
+        with self._lock:
+            process, self._process = self._process, None
+        assert process is not None
+        for stream in (process.stdin, process.stdout):
+            assert stream is not None
+            with suppress(OSError):
+                stream.close()
+        return process.wait()
+
+
+def send(stream: IO[bytes], text: str) -> None:
+    """Write a text with its size in bytes. Raises OSError."""
+    data = text.encode("utf-8", _ENCODING)
+    stream.write(_SIZE.pack(len(data)) + data)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> str:
+    """Read a text that `send` wrote. Raises EOFError if the stream ends before."""
+    (size,) = _SIZE.unpack(_read(stream, _SIZE.size))
+    return _read(stream, size).decode("utf-8", _ENCODING)
+
+
+def _read(stream: IO[bytes], size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
