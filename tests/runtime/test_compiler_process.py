@@ -9,7 +9,7 @@ import pytest
 from tests.conftest import DEMO_MODEL
 from tests.patience import PATIENCE, eventually
 from trtforge.core.errors import RequestError
-from trtforge.engine_process.requests import Guide
+from trtforge.engine_process.requests import Guide, GuideKind
 from trtforge.runtime.guidance import compiler_process
 from trtforge.runtime.guidance.grammars import Grammars, compiled_by, compiler_for, may_take_long, vocabulary_for
 
@@ -66,16 +66,17 @@ def test_a_grammar_from_the_process_is_the_one_that_is_compiled_here(grammars: G
     ("kind", "text", "expected"),
     [
         ("ebnf_grammar", WORDS, True),
-        ("structural_tag", '{"format": {"type": "grammar", "grammar": "root ::= [a]"}}', True),
+        ("structural_tag", '{"format": {"\\u0074ype": "gramm\\u0061r", "grammar": "root ::= [a]"}}', True),
         ("structural_tag", '{"format": {"type": "regex", "pattern": "a?b"}}', False),
-        ("regex", 'root ::= Regex("' + "[a-z]?" * 31 + '")', True),
-        ("regex", 'root ::= Regex("' + "[a-z]?" * 30 + '")', False),
-        ("json_schema", json.dumps({"properties": {str(i): {"type": "string"} for i in range(99)}}), False),
+        ("regex", "[a-z]?" * 32, True),
+        ("regex", "[a-z]?" * 31, False),
+        ("json_schema", '{"pattern": "%s"}' % ("[a-z]\\u003f" * 32), True),
+        ("json_schema", '{"items": {"format": "ipv6"}, "properties": {"a?": {"format": "date-time"}}}', False),
         ("json", "", False),
     ],
 )
-def test_what_may_take_long_is_compiled_apart(kind: str, text: str, expected: bool) -> None:
-    assert may_take_long(kind, text) == expected
+def test_what_may_take_long_is_compiled_apart(kind: GuideKind, text: str, expected: bool) -> None:
+    assert may_take_long(Guide(kind, text)) == expected
 
 
 def test_one_that_takes_too_long_ends_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:

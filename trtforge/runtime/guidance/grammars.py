@@ -15,7 +15,7 @@ from trtforge.engine_process.requests import LONGEST_GUIDE, Guide
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
 from trtforge.runtime.guidance.compiler_process import CompilerProcess
 from trtforge.runtime.guidance.ebnf import check_grammar
-from trtforge.runtime.guidance.patterns import expression
+from trtforge.runtime.guidance.patterns import expression, optional_parts
 from trtforge.runtime.guidance.schemas import enforceable
 from trtforge.runtime.guidance.tags import enforceable_tag
 from trtforge.runtime.guidance.unenforced import Unenforced
@@ -27,7 +27,6 @@ _MOST_KEPT = 256
 _MOST_KEPT_BYTES = 256 << 20
 _SPACE = 0x20
 _JSON = ("json", "json_schema")
-_LEFT_OUT = re.compile(r"[?*]|\{0")
 _FEW_LEFT_OUT = 30
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+: (Check failed: \(.*?\) is false: )?")
 """Where in its own code xgrammar found an error."""
@@ -101,7 +100,7 @@ class Grammars:
         text, vocabulary = _enforced(guide), self._vocabulary_for(guide.kind)
         import xgrammar
 
-        if may_take_long(guide.kind, text):
+        if may_take_long(guide):
             return xgrammar.CompiledGrammar.deserialize_json(self._process().compile(guide.kind, text), vocabulary)
         for_json = guide.kind in _JSON
         if for_json not in self._compilers:
@@ -176,15 +175,18 @@ def compiled_by(compiler: Any, kind: str, text: str) -> Any:
     return compiler.compile_grammar(text)
 
 
-def may_take_long(kind: str, text: str) -> bool:
-    """Whether compiling a text for xgrammar may take longer than a second with a large vocabulary.
+def may_take_long(guide: Guide) -> bool:
+    """Whether compiling a guide may take longer than a second with a large vocabulary.
 
     Parts that may be left out one after the other take time with the square of their number. Schemas and expressions
     have a bounded number of them, the rules of a grammar any.
     """
-    if kind == "ebnf_grammar" or (kind == "structural_tag" and '"type": "grammar"' in text):
+    text = guide.text
+    if guide.kind in ("json_schema", "structural_tag"):
+        text = json.dumps(_parsed(guide))  # without the ways in which JSON can write a letter
+    if guide.kind == "ebnf_grammar" or (guide.kind == "structural_tag" and '"type": "grammar"' in text):
         return True
-    return len(_LEFT_OUT.findall(text)) > _FEW_LEFT_OUT
+    return optional_parts(text) > _FEW_LEFT_OUT
 
 
 def vocabulary_for(kind: str, whole: Any) -> Any:
