@@ -51,6 +51,16 @@ class Sampler:
             return cls(version)
         return cls(version, _LATER if release >= _FIRST_WITH_LOGITS else _LATER | _LOGITS)
 
+    def end_ids(self, request: GenerationRequest) -> list[int]:
+        """The ids that end this request's answer, in order.
+
+        None of an answer that must have all its tokens (as `trtforge bench` asks for) if `min_tokens` would not hold
+        them back: it holds back the first one, in samplers that apply it.
+        """
+        held_back = len(request.end_ids) < 2 and "min_tokens" not in self.ignored
+        whole = request.sampling.min_tokens >= request.max_tokens
+        return [] if whole and not held_back else sorted(request.end_ids)
+
     def require(self, request: GenerationRequest) -> None:
         """Raises RequestError for an input that this sampler ignores, and for scores that it does not return."""
         sampling = request.sampling
@@ -61,7 +71,7 @@ class Sampler:
             "bad_words_list": bool(request.bad_words),
             "runtime_top_p_decay": sampling.top_p_decay != 1.0,
             "embedding_bias": len(sampling.embedding_bias) > 0,
-            "min_tokens": sampling.min_tokens > 0,
+            "min_tokens": sampling.min_tokens > 0 and bool(self.end_ids(request)),
         }
         for name, given in asked.items():
             if given and name in self.ignored:
@@ -100,7 +110,7 @@ def sampling_params(request: GenerationRequest, sampler: Sampler) -> Any:
             "bad_words: the LLM API supports single-token words only", hint="Leave out words of several tokens."
         )
     sampler.require(request)
-    sampling, end_ids = request.sampling, sorted(request.end_ids)
+    sampling, end_ids = request.sampling, sampler.end_ids(request)
     draws = bool(sampling.top_k) or bool(sampling.top_p)
     decays = draws and sampling.top_p_decay != 1.0
     stops = [*end_ids[1:], *(word[0] for word in request.stop_words if len(word) == 1)]

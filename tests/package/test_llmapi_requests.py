@@ -156,7 +156,7 @@ def test_what_a_releases_sampler_ignores_is_refused_by_its_name(
     refused = {}
     for name, values in asked.items():
         try:
-            sampler.require(GenerationRequest("a", (5,), 1, SamplingParams(**values)))
+            sampler.require(GenerationRequest("a", (5,), 3, SamplingParams(**values), end_ids=frozenset({9})))
         except ForgeError as error:
             refused[name] = error.message
     assert set(refused) | ({"bad_words_list"} & ignored) == ignored | (set() if scores else SCORES)
@@ -164,6 +164,29 @@ def test_what_a_releases_sampler_ignores_is_refused_by_its_name(
     if "bad_words_list" in ignored:
         with pytest.raises(ForgeError, match=rf"^bad_words_list: the sampler of TensorRT-LLM {version} ignores it"):
             sampler.require(GenerationRequest("a", (5,), 1, bad_words=((4,),)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "end_ids", "expected"),
+    [
+        ({"speculative_config": {"decoding_type": "MTP"}}, {9}, (-1, None, None)),
+        ({}, {7, 9}, (-1, None, None)),
+        ({}, {9}, (9, None, 4)),
+    ],
+)
+def test_an_answer_that_must_have_all_its_tokens_has_them(
+    llm: Any, arguments: dict[str, Any], end_ids: set[int], expected: tuple[int | None, ...]
+) -> None:
+    """As `trtforge bench` asks, also where the sampler ignores `min_tokens` or holds back one end id of several."""
+    from llmapi_sampling import Sampler
+
+    llm._sampler = Sampler.of("1.2.1", arguments)
+    asked = GenerationRequest("a", (5, 9), 4, SamplingParams(min_tokens=4), end_ids=frozenset(end_ids))
+    found = run(llm, asked)
+    params = last_params()
+    assert (params.end_id, params.stop_token_ids, params.min_tokens) == expected
+    if params.end_id < 0:
+        assert (tokens_of(found), found[-1].finish_reason) == ([5, 9, 5, 9], "length")
 
 
 def test_scores_that_would_end_other_requests_are_refused(llm: Any) -> None:
