@@ -98,11 +98,18 @@ def test_what_the_user_of_the_container_may_not_read_is_said(tmp_path: Path, mon
     keys.write_text("short\n")
     with pytest.raises(ForgeError, match="line 1: a key has at least 16 printable"):
         said()
+    with monkeypatch.context() as patched:  # keys that were given to the user of the container, as the warning says
+        patched.setattr(os, "access", lambda *_: False)
+        assert said() == []
     keys.write_text("0123456789abcdef\n")
     assert said() == []
+    monkeypatch.setattr("trtforge.deploy.compose.USER", os.getuid())
+    (repository / "ensemble").chmod(0o700)
+    assert said() == []
+    (in_image,) = unreadable(manifest, repository, in_image=True)  # root owns the files there
+    assert f"may not read {repository / 'ensemble'}: " in in_image
     monkeypatch.setattr("trtforge.deploy.compose.USER", os.getuid() + 1000)  # another one than that of the test
     keys.chmod(0o600)
-    (repository / "ensemble").chmod(0o700)
     directory, file = said()
     user = os.getuid() + 1000
     assert directory == (

@@ -56,10 +56,14 @@ def compose_files(workload: Workload, config: ComposeConfig, repository: Path, o
     return {COMPOSE_FILE: as_yaml(value), **dockerfiles(workload)}
 
 
-def unreadable(manifest: Manifest, repository: Path) -> Iterator[str]:
-    """A warning of the first file or directory of a repository here that the container's user may not read."""
+def unreadable(manifest: Manifest, repository: Path, *, in_image: bool = False) -> Iterator[str]:
+    """A warning of the first file or directory of a repository here that the container's user may not read.
+
+    `in_image`: it is copied into an image, where root owns it.
+    """
     names = sorted({part.as_posix() for name in manifest.files for part in (Path(name), *Path(name).parents)})
-    found = next((path for name in names if (path := repository / name).exists() and not _may_read(path)), None)
+    paths = (path for name in names if (path := repository / name).exists())
+    found = next((path for path in paths if not _may_read(path, of_root=in_image)), None)
     if found is not None:
         yield _no_right(found, ["chmod", "-R", "a+rX", str(repository)])
 
@@ -67,12 +71,13 @@ def unreadable(manifest: Manifest, repository: Path) -> Iterator[str]:
 def unready_keys(file: Path) -> Iterator[str]:
     """A warning of a file of API keys that does not exist yet, or that the container's user may not read.
 
-    Raises ForgeError for one without keys.
+    Raises ForgeError for one without keys, unless only the container's user may read it.
     """
     if not file.exists():
         yield f"{file} does not exist yet: write the API keys to it, one per line, before the server starts"
         return
-    read_key_file(file)
+    if os.access(file, os.R_OK):
+        read_key_file(file)
     if not _may_read(file):
         yield _no_right(file, ["chown", str(USER), str(file)])
 
@@ -81,11 +86,11 @@ def _no_right(path: Path, fix: list[str]) -> str:
     return f"user {USER}, as which the server runs, may not read {path}: allow it with `{join(fix)}`"
 
 
-def _may_read(path: Path) -> bool:
-    """Whether the container's user may read a file, or a directory and what is in it."""
+def _may_read(path: Path, *, of_root: bool = False) -> bool:
+    """Whether the container's user may read a file, or a directory and what is in it; `of_root`: as root's."""
     found = path.stat()
     needed = 0o5 if path.is_dir() else 0o4
-    shift = 6 if found.st_uid == USER else 3 if found.st_gid == USER else 0
+    shift = 0 if of_root else 6 if found.st_uid == USER else 3 if found.st_gid == USER else 0
     return (found.st_mode >> shift) & needed == needed
 
 

@@ -58,7 +58,7 @@ def plan_deployment(target: Target, config: DeployConfig, repository: Path, out:
         assert isinstance(config, ClusterConfig)
         cluster = plan_cluster(manifest, config)
         workload, warnings = cluster.workload, [*cluster.workload.warnings]
-        warnings += unreadable(manifest, repository) if config.repository_image is not None else ()
+        warnings += unreadable(manifest, repository, in_image=True) if config.repository_image is not None else ()
         files = chart(cluster) if target == "helm" else manifests(cluster)
         place = ["--namespace", config.namespace, "--create-namespace"]
         kubectl = ["kubectl", "apply", "--kustomize", str(out)]
