@@ -277,10 +277,13 @@ def test_a_time_limit_that_no_clock_holds_is_wrong_usage(run: Any, words: tuple[
     assert (status, errors.split(": ")[:2]) == (2, ["error", f"Invalid value for '{words[-1]}'"])
 
 
-def test_a_wrong_address_names_the_option_that_has_it(run: Any) -> None:
+def test_a_wrong_address_or_model_names_the_option_that_has_it(run: Any) -> None:
     status, _, errors = run("gateway", "--backend", "x")
     assert status == 2
     assert errors.startswith("error: gateway: --backend: 'x' is not HOST:PORT")
+    status, _, errors = run("gateway", "--model", "")
+    assert status == 2
+    assert errors.splitlines()[-1] == "hint: Got ''; correct --model."
 
 
 def test_a_number_of_tokens_that_no_tensor_holds_is_wrong_usage(run: Any) -> None:

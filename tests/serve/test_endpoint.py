@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from trtforge.cli.gateway import _warn_of
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.serve.client import Protocol, Sampling, generate
 from trtforge.serve.endpoint import Endpoint
@@ -115,6 +116,19 @@ def mute() -> Iterator[str]:
 
 def test_what_a_port_speaks(http_only: str, grpc_only: str, mute: str) -> None:
     assert (spoken(http_only), spoken(grpc_only), spoken(mute), spoken("127.0.0.1:1")) == ("http", "grpc", None, None)
+
+
+def test_a_gateway_warns_of_backends_that_do_not_speak_grpc(
+    http_only: str, grpc_only: str, mute: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _warn_of([grpc_only, http_only, mute, "127.0.0.1:1"])
+    assert capsys.readouterr().err.splitlines() == [
+        f"warning: {http_only} speaks HTTP, not gRPC: give --backend its gRPC port (8001 by default)",
+        *(
+            f"warning: no gRPC server answers at {each}: requests are refused until one does"
+            for each in (mute, "127.0.0.1:1")
+        ),
+    ]
 
 
 @pytest.mark.parametrize("finish_reason", [False, True])

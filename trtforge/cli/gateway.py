@@ -2,13 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trtforge.cli import show
 from trtforge.cli.options import ENDPOINTS, MOST_SECONDS, Verbose, from_options
 from trtforge.core import defaults
 from trtforge.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from trtforge.gateway.config import GatewayConfig
 
 _MODELS = "Models"
 
@@ -98,7 +103,25 @@ def gateway(
         },
         "gateway",
     )
-    run(config, lambda: print(f"openai=http://{config.address}/v1", flush=True))
+    run(config, lambda: _listens(config))
+
+
+def _listens(config: "GatewayConfig") -> None:
+    print(f"openai=http://{config.address}/v1", flush=True)
+    Thread(target=_warn_of, args=(config.backends,), daemon=True).start()
+
+
+def _warn_of(backends: Sequence[str]) -> None:
+    """Warn of each backend that is not known to speak gRPC. Requests are sent all the same: it may start later."""
+    from trtforge.serve.spoken import spoken
+
+    for backend in backends:
+        protocol = spoken(backend)
+        if protocol == "http":
+            port = f"give --backend its gRPC port ({defaults.GRPC_PORT} by default)"
+            show.warning(f"{backend} speaks HTTP, not gRPC: {port}")
+        elif protocol is None:
+            show.warning(f"no gRPC server answers at {backend}: requests are refused until one does")
 
 
 def _adapters(words: Sequence[str]) -> Mapping[str, int]:

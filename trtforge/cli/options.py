@@ -198,6 +198,7 @@ _OPTIONS_OF = {
     "features": "--feature",
     "exclude_modules": "--exclude-module",
     "backends": "--backend",
+    "models": "--model",
     "client_namespaces": "--client-namespace",
     "name_prefix": "--name",
     "target.tensorrt_llm": "--target-version",

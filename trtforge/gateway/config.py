@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
@@ -15,7 +16,9 @@ class GatewayConfig(Config):
     """The options of `trtforge gateway`."""
 
     backends: tuple[str, ...] = Field(min_length=1, description="HOST:PORT of each server's gRPC endpoint.")
-    models: tuple[str, ...] = Field((), description="Text models; empty: those that the servers list.")
+    models: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="Text models; empty: those that the servers list."
+    )
     served_model_name: str | None = Field(None, min_length=1, description="Another name of the first model.")
     adapters: dict[str, int] = Field({}, description="Task ids of the first model's LoRA adapters, by name.")
     host: str = Field(defaults.LOOPBACK, description="Address to listen on.")
