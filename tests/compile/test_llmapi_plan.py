@@ -86,7 +86,8 @@ def test_the_engine_backend_still_ends_with_its_last_release() -> None:
         ("W8A16", None, "W8A16 is not supported in a Hugging Face checkpoint"),
         ("W4A8_AWQ", None, "W4A8_AWQ is not supported in a Hugging Face checkpoint"),
         ("W8A8_SQ_PER_CHANNEL", None, "W8A8_SQ_PER_CHANNEL is not supported in a Hugging Face checkpoint"),
-        (None, "INT8", "TensorRT-LLM's PyTorch backend has no INT8 KV cache"),
+        (None, "INT8", "the INT8 KV cache is not supported in a Hugging Face checkpoint"),
+        (None, "NVFP4", "the NVFP4 KV cache is not supported in a Hugging Face checkpoint"),
     ],
 )
 def test_formats_without_a_place_are_refused(quant: str | None, kv_cache: str | None, said: str) -> None:

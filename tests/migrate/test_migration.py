@@ -204,13 +204,21 @@ def test_an_engine_that_is_elsewhere_is_asked_for(tmp_path: Path) -> None:
     assert given.args.max_seq_len == 5120
 
 
-def test_an_int8_cache_has_no_successor(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "lacks"),
+    [
+        ("INT8", "the PyTorch backend has no such KV cache"),
+        ("NVFP4", "trtforge does not offer it in the LLM API"),  # TensorRT-LLM has it
+    ],
+)
+def test_a_cache_in_int8_or_nvfp4_has_no_successor(algorithm: str, lacks: str, tmp_path: Path) -> None:
     source = foreign_engine(tmp_path / "engine")
     values = json.loads((source / "config.json").read_text())
-    values["pretrained_config"]["quantization"]["kv_cache_quant_algo"] = "INT8"
+    values["pretrained_config"]["quantization"]["kv_cache_quant_algo"] = algorithm
     (source / "config.json").write_text(json.dumps(values))
     found = migrated(source)
-    assert "no such KV cache" in reason(found.attention, "pretrained_config.quantization.kv_cache_quant_algo")
+    why = reason(found.attention, "pretrained_config.quantization.kv_cache_quant_algo")
+    assert why == f"{lacks}: it will have the model's dtype"
     assert found.args.kv_cache_config.dtype is None
 
 

@@ -177,9 +177,10 @@ def _scheduler(rule: Carry, value: Any, found: Migration) -> str | None:
 def _cache_dtype(rule: Carry, value: Any, found: Migration) -> str | None:
     if value == "FP8":
         return "fp8"
-    found.attention.append(
-        Left(rule.key, value, "the PyTorch backend has no such KV cache: it will have the model's dtype")
-    )
+    why = "the PyTorch backend has no such KV cache"
+    if value == "NVFP4":
+        why = "trtforge does not offer it in the LLM API"
+    found.attention.append(Left(rule.key, value, f"{why}: it will have the model's dtype"))
     return None
 
 

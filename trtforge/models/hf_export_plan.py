@@ -57,9 +57,10 @@ def require_format(config: CheckpointConfig) -> None:
             f"{quantization.quant_algo} is not supported in a Hugging Face checkpoint for the LLM API",
             hint="Convert with --quant none, fp8, fp8_rowwise, int4_awq or nvfp4.",
         )
-    if quantization.kv_cache_quant_algo not in (None, "FP8"):
+    cache = quantization.kv_cache_quant_algo
+    if cache not in (None, "FP8"):
         raise ForgeError(
-            f"TensorRT-LLM's PyTorch backend has no {quantization.kv_cache_quant_algo} KV cache",
+            f"the {cache} KV cache is not supported in a Hugging Face checkpoint for the LLM API",
             hint="Convert with --kv-cache fp8 or none.",
         )
     if quantization.quant_algo == "W4A16_AWQ" and config.experts:
