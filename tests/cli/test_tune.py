@@ -103,6 +103,11 @@ def test_the_median_repetition_is_shown(run: Any, build: Path, finding: Any) -> 
     assert [row[2] for row in rows] == ["8", "8", "8"]
     assert [row[3] for row in rows] == ["100", "120", "60"]
     assert rows[1][-2:] == ["noise,", "+20%"]
+    answers = ((100, 40), (70, 45), (110, 50))  # tokens per second, and the times that --goal latency judges
+    measured = tuple(point(8, speed, answer=ms) for speed, ms in answers)
+    finding(Variant(), trials=(Trial(variant=Variant(), points=measured), *trials[1:]))
+    _, out, _ = run("tune", "build", "--goal", "latency")
+    assert out.splitlines()[1].split()[3] == "70"
 
 
 def test_present_settings_that_stay_are_served(run: Any, build: Path, finding: Any) -> None:

@@ -228,7 +228,9 @@ def _typical(trial: "Trial", load: int, tuning: "Tuning") -> "Point":
     if trial.variant.changes:
         counts = [len(trial.comparison.variant)] if trial.comparison is not None else []
     measured = [point for point in trial.points if point.concurrency == load]
-    repeated = sorted(measured[-max([*counts, 1]) :], key=lambda point: point.tokens_per_second)
+    repeated = measured[-max([*counts, 1]) :]
+    # Points that break a limit all have the score 0.
+    repeated.sort(key=lambda point: (tuning.goal.score(point), point.tokens_per_second))
     return repeated[(len(repeated) - 1) // 2]
 
 
