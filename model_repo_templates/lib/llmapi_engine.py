@@ -163,9 +163,12 @@ class Answer:
             if any(tuple(self._tokens[-len(word) :]) == word for word in self._words):
                 new, finish = new[:count], "stop_word"
                 break
-        may_end = len(self._tokens) > self._request.sampling.min_tokens
-        if finish == "length" and may_end and new and new[-1] in self._request.end_ids:
-            finish = "end_id"  # end ids but the first are stop words of the API, which looks at the length before them
+        if finish == "length" and new:  # the API looks at the length before its stop words: end ids but the first, too
+            may_end = len(self._tokens) > self._request.sampling.min_tokens
+            if may_end and new[-1] in self._request.end_ids:
+                finish = "end_id"
+            elif (new[-1],) in self._request.stop_words:
+                finish = "stop_word"
         if finish == "end_id":
             if new and new[-1] in self._request.end_ids:
                 new.pop()

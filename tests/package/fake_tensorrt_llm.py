@@ -131,10 +131,12 @@ class RequestOutput:
                 computed = following[self.reused :]
                 answer.prompt_logprobs = [likely(each, params.prompt_logprobs) for each in computed]
             assert params.end_id is not None, "it would end at the model's own end ids"
-            if token in {params.end_id, *(params.stop_token_ids or ())} and not params.ignore_eos:
+            if token == params.end_id and not params.ignore_eos:
                 answer.finish_reason = "stop"
             elif len(answer.token_ids) == params.max_tokens:
                 answer.finish_reason = "length"
+            elif token in (params.stop_token_ids or ()) and not params.ignore_eos:  # after the length, as TorchSampler
+                answer.finish_reason = "stop"
         self.finished = answer.finish_reason is not None
         if self.finished and params.return_perf_metrics:
             cache = SimpleNamespace(num_reused_blocks=1, num_total_allocated_blocks=3)

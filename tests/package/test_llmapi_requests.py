@@ -84,6 +84,8 @@ def test_an_end_id_that_the_api_has_as_a_stop_word_ends_at_the_last_token_too(ll
     found = run(llm, GenerationRequest("a", (5, 9), max_tokens=2, end_ids=frozenset({7, 9})))
     assert last_params().stop_token_ids == [9]
     assert (tokens_of(found), found[-1].finish_reason) == ([5], "end_id")
+    found = run(llm, GenerationRequest("b", (5, 6), max_tokens=2, stop_words=((6,),)))
+    assert (tokens_of(found), found[-1].finish_reason) == ([5, 6], "stop_word")
 
 
 def test_without_end_ids_only_stop_words_end_an_answer(llm: Any) -> None:
