@@ -9,7 +9,7 @@ LEVELS = $(shell grep -lE 'kernel_levels|level: Native|EVERY' tests/runtime/test
 # The CPU build where the package index offers one; a range would fetch gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
 # A file's tests stay together: many share what is made once. Files come in the order of tests/conftest.py.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-levels test-clients test-gpu check coverage bench bench-gpu bench-peers assault soak clean
@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml
 demo: install ## Build the demo model in INT4-AWQ, serve it with Triton, stream one answer.
 	$(BIN)/python recipes/run_demo.py
 
-test: install ## All tests that need no GPU, in two processes.
+test: install ## All tests that need no GPU, in three processes, as those with servers mostly wait.
 	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
 
 test-levels: install ## The CPU kernels with every set of instructions that runs here, the GPU kernels for older GPUs too.
