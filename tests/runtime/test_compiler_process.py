@@ -11,7 +11,7 @@ from tests.patience import PATIENCE, eventually
 from trtforge.core.errors import RequestError
 from trtforge.engine_process.requests import Guide, GuideKind
 from trtforge.runtime.guidance import compiler_process
-from trtforge.runtime.guidance.grammars import Grammars, compiled_by, compiler_for, may_take_long, vocabulary_for
+from trtforge.runtime.guidance.grammars import Grammars, may_take_long, value_of
 
 SIZE = 2048
 WORDS = 'root ::= "yes" | "no" word\nword ::= " " [a-z] [a-z]'
@@ -45,7 +45,7 @@ def masks(grammar: object, text: str) -> list[list[int]]:
 
 
 def test_a_grammar_from_the_process_is_the_one_that_is_compiled_here(grammars: Grammars) -> None:
-    here = compiled_by(compiler_for(grammars._vocabulary()), "ebnf_grammar", WORDS)
+    here = grammars._compiler.compile("ebnf_grammar", WORDS)
     apart = grammars.compiled(Guide("ebnf_grammar", WORDS))
     assert masks(apart, "no ab") == masks(here, "no ab")
     tag = {"type": "structural_tag", "format": {"type": "grammar", "grammar": WORDS}}
@@ -53,8 +53,7 @@ def test_a_grammar_from_the_process_is_the_one_that_is_compiled_here(grammars: G
     assert masks(tagged, "no ab") == masks(here, "no ab")
     schema = {"type": "string", "pattern": "^" + "[a-c]?" * 40 + "$"}
     made = grammars.compiled(Guide("json_schema", json.dumps(schema)))
-    compiler = compiler_for(vocabulary_for("json_schema", grammars._vocabulary()))
-    assert masks(made, '"abca"') == masks(compiled_by(compiler, "json_schema", json.dumps(schema)), '"abca"')
+    assert masks(made, '"abca"') == masks(grammars._compiler.compile("json_schema", json.dumps(schema)), '"abca"')
     with pytest.raises(RequestError) as caught:
         grammars.compiled(Guide("ebnf_grammar", "root ::= nobody"))
     assert caught.value.message.startswith("the guide of type ebnf_grammar is refused: ")
@@ -76,7 +75,7 @@ def test_a_grammar_from_the_process_is_the_one_that_is_compiled_here(grammars: G
     ],
 )
 def test_what_may_take_long_is_compiled_apart(kind: GuideKind, text: str, expected: bool) -> None:
-    assert may_take_long(Guide(kind, text)) == expected
+    assert may_take_long(kind, value_of(Guide(kind, text))) == expected
 
 
 def test_one_that_takes_too_long_ends_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:

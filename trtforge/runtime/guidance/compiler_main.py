@@ -10,12 +10,11 @@ import resource
 import signal
 import sys
 from contextlib import suppress
-from typing import Any
 
 import xgrammar
 
 from trtforge.runtime.guidance.compiler_process import COMPILED, REFUSED, receive, send
-from trtforge.runtime.guidance.grammars import compiled_by, compiler_for, vocabulary_for
+from trtforge.runtime.guidance.vocabulary_compiler import VocabularyCompiler
 
 
 def main() -> int:
@@ -25,16 +24,13 @@ def main() -> int:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
     with suppress(EOFError, BrokenPipeError):
-        vocabulary = xgrammar.TokenizerInfo.deserialize_json(receive(sys.stdin.buffer))
-        compilers: dict[str, Any] = {}
+        compiler = VocabularyCompiler(xgrammar.TokenizerInfo.deserialize_json(receive(sys.stdin.buffer)))
         while True:
             kind, text = receive(sys.stdin.buffer), receive(sys.stdin.buffer)
             _limit(int(sys.argv[1]))
             try:
-                if kind not in compilers:
-                    compilers[kind] = compiler_for(vocabulary_for(kind, vocabulary))
-                result, said = COMPILED, compiled_by(compilers[kind], kind, text).serialize_json()
-            except (RuntimeError, UnicodeError) as error:  # xgrammar's own errors derive from RuntimeError
+                result, said = COMPILED, compiler.compile(kind, text).serialize_json()
+            except (RuntimeError, UnicodeError) as error:
                 result, said = REFUSED, "it cannot be parsed" if isinstance(error, UnicodeError) else str(error)
             send(answers, result)
             send(answers, said)

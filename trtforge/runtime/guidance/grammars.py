@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from trtforge.core.errors import ForgeError, RequestError, first_line
 from trtforge.core.extras import install_command
 from trtforge.core.json_text import parse_json
-from trtforge.engine_process.requests import LONGEST_GUIDE, Guide
+from trtforge.engine_process.requests import LONGEST_GUIDE, Guide, GuideKind
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
 from trtforge.runtime.guidance.compiler_process import CompilerProcess
 from trtforge.runtime.guidance.ebnf import check_grammar
@@ -23,10 +24,11 @@ from trtforge.runtime.guidance.unenforced import Unenforced
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+    from trtforge.runtime.guidance.vocabulary_compiler import VocabularyCompiler
+
 _MOST_KEPT = 256
 _MOST_KEPT_BYTES = 256 << 20
-_SPACE = 0x20
-_JSON = ("json", "json_schema")
+_AS_JSON = ("json_schema", "structural_tag")
 _FEW_LEFT_OUT = 30
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+: (Check failed: \(.*?\) is false: )?")
 """Where in its own code xgrammar found an error."""
@@ -55,9 +57,6 @@ class Grammars:
         """`directory`: with tokenizer.json."""
         self._directory = directory
         self._vocab_size = vocab_size
-        self._vocabularies: dict[bool, Any] = {}
-        self._compilers: dict[bool, Any] = {}
-        self._whole: Any = None
         self._apart: CompilerProcess | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -97,18 +96,13 @@ class Grammars:
             apart.close()
 
     def _compile(self, guide: Guide) -> Any:
-        text, vocabulary = _enforced(guide), self._vocabulary_for(guide.kind)
-        import xgrammar
+        value = value_of(guide)
+        text, compiler = _enforced(guide.kind, value), self._compiler
+        if may_take_long(guide.kind, value):
+            return compiler.read(guide.kind, self._process(compiler.whole).compile(guide.kind, text))
+        return compiler.compile(guide.kind, text)
 
-        if may_take_long(guide):
-            return xgrammar.CompiledGrammar.deserialize_json(self._process().compile(guide.kind, text), vocabulary)
-        for_json = guide.kind in _JSON
-        if for_json not in self._compilers:
-            self._compilers[for_json] = compiler_for(vocabulary)
-        return compiled_by(self._compilers[for_json], guide.kind, text)
-
-    def _process(self) -> CompilerProcess:
-        vocabulary = self._vocabulary()
+    def _process(self, vocabulary: Any) -> CompilerProcess:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the engine is closed")
@@ -116,22 +110,17 @@ class Grammars:
                 self._apart = CompilerProcess(vocabulary.serialize_json())
             return self._apart
 
-    def _vocabulary_for(self, kind: str) -> Any:
-        for_json = kind in _JSON
-        if for_json not in self._vocabularies:
-            self._vocabularies[for_json] = vocabulary_for(kind, self._vocabulary())
-        return self._vocabularies[for_json]
+    @cached_property
+    def _compiler(self) -> "VocabularyCompiler":
+        from trtforge.runtime.guidance.vocabulary_compiler import VocabularyCompiler
+
+        return VocabularyCompiler(self._vocabulary())
 
     def _vocabulary(self) -> Any:
         """The vocabulary as xgrammar.TokenizerInfo. Special tokens have no text, so that no grammar allows them.
 
         Each request says what ends it: an end id that is named here as well would be allowed within any text.
         """
-        if self._whole is None:
-            self._whole = self._read_vocabulary()
-        return self._whole
-
-    def _read_vocabulary(self) -> Any:
         import xgrammar
         from transformers import PreTrainedTokenizerFast
 
@@ -162,56 +151,16 @@ class Grammars:
                 self._kept_bytes -= dropped.memory_size_bytes
 
 
-def compiled_by(compiler: Any, kind: str, text: str) -> Any:
-    """The grammar (xgrammar.CompiledGrammar) of a guide's text, by an xgrammar.GrammarCompiler. Raises RuntimeError."""
-    match kind:
-        case "json":
-            return compiler.compile_builtin_json_grammar()
-        case "json_schema":
-            # White space is fixed: a model could go on with it for ever.
-            return compiler.compile_json_schema(text, any_whitespace=False)
-        case "structural_tag":
-            return compiler.compile_structural_tag(text)
-    return compiler.compile_grammar(text)
-
-
-def may_take_long(guide: Guide) -> bool:
-    """Whether compiling a guide may take longer than a second with a large vocabulary.
+def may_take_long(kind: GuideKind, value: Any) -> bool:
+    """Whether compiling a guide of this kind and value may take longer than a second with a large vocabulary.
 
     Parts that may be left out one after the other take time with the square of their number. Schemas and expressions
     have a bounded number of them, the rules of a grammar any.
     """
-    text = guide.text
-    if guide.kind in ("json_schema", "structural_tag"):
-        text = json.dumps(_parsed(guide))  # without the ways in which JSON can write a letter
-    if guide.kind == "ebnf_grammar" or (guide.kind == "structural_tag" and '"type": "grammar"' in text):
+    text = json.dumps(value) if kind in _AS_JSON else value
+    if kind == "ebnf_grammar" or (kind == "structural_tag" and '"type": "grammar"' in text):
         return True
     return optional_parts(text) > _FEW_LEFT_OUT
-
-
-def vocabulary_for(kind: str, whole: Any) -> Any:
-    """The vocabulary (xgrammar.TokenizerInfo) for guides of a kind, of the whole one.
-
-    For JSON it lacks control characters, which strings of bounded length would let through.
-    """
-    if kind not in _JSON:
-        return whole
-    import xgrammar
-
-    return xgrammar.TokenizerInfo(
-        [b"" if min(text, default=0) < _SPACE else text for text in whole.decoded_vocab],
-        xgrammar.VocabType.RAW,
-        vocab_size=whole.vocab_size,
-        stop_token_ids=[],
-        add_prefix_space=whole.add_prefix_space,
-    )
-
-
-def compiler_for(vocabulary: Any) -> Any:
-    """xgrammar's compiler for a vocabulary, which keeps nothing."""
-    import xgrammar
-
-    return xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_enabled=False)
 
 
 def token_texts(tokenizer: "Tokenizer", vocab_size: int) -> list[str]:
@@ -230,26 +179,29 @@ def _refused(guide: Guide, said: str) -> RequestError:
     return RequestError(f"the guide of type {guide.kind} is refused: {said}", hint=_HINTS[guide.kind])
 
 
-def _enforced(guide: Guide) -> str:
-    """The text for xgrammar, of which it ignores nothing. Raises RequestError, and Unenforced."""
+def value_of(guide: Guide) -> Any:
+    """The JSON of a schema or structural tag, the text of another guide. Raises RequestError."""
     if len(guide.text) > LONGEST_GUIDE:
         message = f"the guide has {len(guide.text)} characters, at most {LONGEST_GUIDE} are accepted"
         raise RequestError(message, hint="Ask for a smaller structure.")
-    match guide.kind:
-        case "json_schema":
-            return json.dumps(enforceable(_parsed(guide), controls=False), ensure_ascii=False)
-        case "structural_tag":
-            return json.dumps(enforceable_tag(_parsed(guide)), ensure_ascii=False)
-        case "regex":
-            # Of an expression in a grammar xgrammar makes an automaton, whose steps are bounded.
-            return f"root ::= Regex({json.dumps(expression(guide.text), ensure_ascii=False)})"
-        case "ebnf_grammar":
-            check_grammar(guide.text)
-    return guide.text
-
-
-def _parsed(guide: Guide) -> Any:
+    if guide.kind not in _AS_JSON:
+        return guide.text
     try:
         return parse_json(guide.text, f"the guide of type {guide.kind}", hint=_HINTS[guide.kind])
     except ForgeError as error:
         raise RequestError(error.message, hint=error.hint) from None
+
+
+def _enforced(kind: GuideKind, value: Any) -> str:
+    """The text for xgrammar, of which it ignores nothing. Raises Unenforced."""
+    match kind:
+        case "json_schema":
+            return json.dumps(enforceable(value, controls=False), ensure_ascii=False)
+        case "structural_tag":
+            return json.dumps(enforceable_tag(value), ensure_ascii=False)
+        case "regex":
+            # Of an expression in a grammar xgrammar makes an automaton, whose steps are bounded.
+            return f"root ::= Regex({json.dumps(expression(value), ensure_ascii=False)})"
+        case "ebnf_grammar":
+            check_grammar(value)
+    return str(value)
