@@ -18,14 +18,20 @@ def sequence(params: SamplingParams, prompt: tuple[int, ...] = (1, 2, 3), **chan
     return Sequence.of(request, 0, 1000, lambda output: None)
 
 
+KINDS = ("kernels", "torch", "gpu")
+
+
 def sampler_of(kind: str) -> Sampler:
-    """On the CPU, by what it does, or by what a GPU does."""
+    """On the CPU by its kernels or by torch's operations, or by what a GPU does."""
     sampler = Sampler(VOCAB, torch.device("cpu"))
+    assert sampler._kernels is not None
+    if kind != "kernels":
+        sampler._kernels = None
     sampler._sorts = kind == "gpu"
     return sampler
 
 
-def drawn(params: SamplingParams, logits: Tensor, count: int = 4000, kind: str = "cpu") -> Tensor:
+def drawn(params: SamplingParams, logits: Tensor, count: int = 4000, kind: str = "kernels") -> Tensor:
     """Share of each token over many seeds."""
     rows = [sequence(replace(params, seed=seed)) for seed in range(count)]
     sampler = sampler_of(kind)
@@ -59,7 +65,7 @@ def test_without_top_k_and_top_p_the_most_likely_token_is_taken(params: Sampling
         SamplingParams(top_p=1.0, temperature=0.5),
     ],
 )
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_draws_follow_the_distribution_of_transformers(kind: str, params: SamplingParams) -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
     warpers = LogitsProcessorList()
@@ -82,7 +88,7 @@ def test_draws_follow_the_distribution_of_transformers(kind: str, params: Sampli
         assert chi_square < bound  # p = 0.001, by Wilson and Hilferty
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_different_parameters_draws_what_each_row_draws_alone(kind: str) -> None:
     params = [
         SamplingParams(),
@@ -112,6 +118,19 @@ def test_presence_counts_a_token_once_and_frequency_every_time() -> None:
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
     Sampler(VOCAB, torch.device("cpu")).sample([sequence(params, (7, 7, 7, 8))], logits)
     assert (logits[0, 7], logits[0, 8], logits[0, 9]) == (-1.25, -0.75, 0.0)
+
+
+def test_sequences_of_other_lengths_are_penalised_each_for_its_own_tokens() -> None:
+    """The first is long, the second has one token, and the third none of the penalties."""
+    params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
+    rows = [sequence(params, (7, 7, 8, *range(20, 40))), sequence(params, (9,)), sequence(SamplingParams(top_k=3))]
+    logits = torch.zeros(3, VOCAB)
+    Sampler(VOCAB, torch.device("cpu")).sample(rows, logits)
+    expected = torch.zeros(3, VOCAB)
+    expected[0, [7, 8, *range(20, 40)]] = -0.75
+    expected[0, 7] = -1.0
+    expected[1, 9] = -0.75
+    assert torch.equal(logits, expected)
 
 
 def test_what_was_generated_is_penalised_too() -> None:

@@ -1,4 +1,4 @@
-"""Log probabilities of the prompts' own tokens, and their logits, from those of a step that computes them."""
+"""Log probabilities of tokens; those of the prompts' own, and their logits, from those of a step that computes them."""
 
 from collections.abc import Sequence as Rows
 
@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from trtforge.engine_process.requests import TopLogProbs
+from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.sampling import log_sums
 from trtforge.runtime.scheduling.rows import Row
 
 
@@ -21,9 +23,16 @@ def score_prompts(rows: Rows[Row], logits: Tensor) -> None:
         first += row.wanted
 
 
-def top_log_probs(log_probs: Tensor, count: int) -> list[TopLogProbs]:
-    """The `count` most likely tokens of each row of (rows, vocabulary)."""
-    values, tokens = log_probs.topk(min(count, log_probs.shape[1]), dim=1)
+def log_sums_of(logits: Tensor) -> Tensor:
+    """log(sum of exp(logit)) of each row of float32 logits (rows, vocabulary); minus it, they are log probabilities."""
+    kernels = native_for(logits.device, logits.dtype)
+    return logits.logsumexp(dim=1) if kernels is None else log_sums(kernels, logits)
+
+
+def top_log_probs(logits: Tensor, sums: Tensor, count: int) -> list[TopLogProbs]:
+    """The `count` most likely tokens of each row of (rows, vocabulary). `sums`: of `log_sums_of`."""
+    values, tokens = logits.topk(min(count, logits.shape[1]), dim=1)
+    values -= sums.unsqueeze(1)
     return [tuple(zip(ids, row, strict=True)) for ids, row in zip(tokens.tolist(), values.tolist(), strict=True)]
 
 
@@ -39,8 +48,8 @@ def _score(row: Row, logits: Tensor) -> None:
         sequence.context_logits += own.cpu().numpy().tobytes()
     if not sequence.request.sampling.prompt_log_probs:
         return
-    log_probs = own.log_softmax(dim=1)
+    sums = log_sums_of(own)
     targets = torch.tensor(prompt[begin + 1 : end + 1], device=logits.device)
-    sequence.prompt_log_probs += log_probs.gather(1, targets.unsqueeze(1)).squeeze(1).tolist()
+    sequence.prompt_log_probs += (own.gather(1, targets.unsqueeze(1)).squeeze(1) - sums).tolist()
     if count := sequence.request.sampling.top_log_probs:
-        sequence.prompt_top += top_log_probs(log_probs, count)
+        sequence.prompt_top += top_log_probs(own, sums, count)

@@ -17,11 +17,13 @@ from trtforge.runtime.candidates import chosen_places, most_likely_kept, nucleus
 from trtforge.runtime.cuda.pinned import sent
 from trtforge.runtime.decoder.logits import most_likely, most_likely_tokens
 from trtforge.runtime.guidance.guides import Guides
-from trtforge.runtime.prompt_scores import top_log_probs
+from trtforge.runtime.native.bindings import native_for
+from trtforge.runtime.native.sampling import Limits, draw_tokens, kept_weights
+from trtforge.runtime.penalties import LARGEST, Penalties
+from trtforge.runtime.prompt_scores import log_sums_of, top_log_probs
 from trtforge.runtime.scheduling.sequence import Sequence
 
 _MINUS_INFINITY = float("-inf")
-_LARGEST = torch.finfo(torch.float32).max
 _SORTED = 16  # rows at once, for which 128,000 tokens take 50 MB
 _STREAM = 0xD1342543DE82EF95  # between the seeds of streams: odd, and far from differences of users' seeds
 
@@ -40,14 +42,15 @@ class Sampled:
 
 
 class Sampler:
-    """Samples tokens. Keeps token counts and biases of unfinished sequences; call `forget` when a sequence ends."""
+    """Samples tokens. Keeps what penalties and biases of unfinished sequences need; call `forget` when one ends."""
 
     def __init__(self, vocab_size: int, device: torch.device, guides: Guides | None = None) -> None:
         self._vocab_size = vocab_size
         self._device = device
         self._guides = guides
         self._sorts = device.type == "cuda"
-        self._counts: dict[Sequence, Tensor] = {}
+        self._kernels = native_for(device, torch.float32)
+        self._penalties = Penalties(device)
         self._biases: dict[Sequence, Tensor] = {}
 
     def sample(self, rows: list[Sequence], logits: Tensor, depth: int = 0) -> Sampled:
@@ -64,75 +67,62 @@ class Sampler:
         tokens = self.choose(rows, logits, depth)
         chosen: list[int] = tokens.tolist()
         stuck = _stuck([index for index, row in enumerate(rows) if _restricted(row)], logits, chosen)
-        for row, token in zip(rows, chosen, strict=True):
-            if row in self._counts:
-                self._counts[row][token] += 1
         if not any(row.request.sampling.return_log_probs for row in rows):
             return Sampled(chosen, stuck=stuck)
-        picked = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
-        normalisers = logits.logsumexp(dim=1)
-        return Sampled(chosen, (picked - normalisers).tolist(), self._top(rows, logits, normalisers), stuck)
+        picked, sums = logits.gather(1, tokens.unsqueeze(1)).squeeze(1), log_sums_of(logits)
+        return Sampled(chosen, (picked - sums).tolist(), self._top(rows, logits, sums), stuck)
 
     def choose(self, rows: list[Sequence], logits: Tensor, depth: int = 0) -> Tensor:
         """`sample` without guides: int64 (rows,), for which the host does not wait if all rows `follow_logits`."""
         if all(row.plain for row in rows):
             return most_likely(logits)
         self._change(rows, logits)
-        drawn = [index for index, row in enumerate(rows) if not row.request.sampling.greedy]
+        sampled = [index for index, row in enumerate(rows) if not row.request.sampling.greedy]
+        proposed = [index for index in sampled if _was_drawn(rows[index], depth)]
+        drawn = [index for index in sampled if index not in proposed] if proposed else sampled
         if len(drawn) == len(rows):
-            return self._draw(rows, logits, depth)
+            return self._draw(rows, logits, drawn)
         tokens = most_likely(logits)
         if drawn:
-            at = self._index(drawn)
-            tokens[at] = self._draw([rows[index] for index in drawn], logits[at], depth)
+            tokens[self._index(drawn)] = self._draw([rows[index] for index in drawn], logits, drawn)
+        for index in proposed:
+            tokens[index] = self._verified(rows[index], logits[index], depth)
         return tokens
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a finished sequence."""
-        self._counts.pop(sequence, None)
+        self._penalties.forget(sequence)
         self._biases.pop(sequence, None)
         if self._guides is not None:
             self._guides.forget(sequence)
 
-    def _top(self, rows: list[Sequence], logits: Tensor, normalisers: Tensor) -> list[TopLogProbs] | None:
+    def _top(self, rows: list[Sequence], logits: Tensor, sums: Tensor) -> list[TopLogProbs] | None:
         """The most likely tokens of the rows that ask for them, with their log probabilities."""
         counts = [row.request.sampling.top_log_probs for row in rows]
         most = max(counts)
         if most == 0:
             return None
-        top = top_log_probs(logits - normalisers.unsqueeze(1), most)
+        top = top_log_probs(logits, sums, most)
         return [_possible(found[:count]) for found, count in zip(top, counts, strict=True)]
 
     def _change(self, rows: list[Sequence], logits: Tensor) -> None:
         params = [row.request.sampling for row in rows]
-        for index, row in enumerate(rows):
-            if len(row.request.sampling.embedding_bias):
-                logits[index] += self._bias(row)
+        biased = [index for index, p in enumerate(params) if len(p.embedding_bias)]
+        for index in biased:
+            logits[index] += self._bias(rows[index])
         if any(p.temperature for p in params):
             logits.div_(self._column([p.temperature or 1.0 for p in params]))
         penalised = [index for index, p in enumerate(params) if p.penalises]
         if penalised:
-            self._penalise([rows[index] for index in penalised], logits, self._index(penalised))
+            self._penalties.apply([rows[index] for index in penalised], logits, penalised)
         for index, row in enumerate(rows):
             if row.generated < row.request.sampling.min_tokens:
                 ends = [token for token in row.request.end_ids if 0 <= token < self._vocab_size]
                 logits[index, ends] = _MINUS_INFINITY
             if row.request.bad_words:
                 logits[index, _banned(row)] = _MINUS_INFINITY
-        if penalised or any(len(p.embedding_bias) for p in params):
-            logits.clamp_(max=_LARGEST)  # of infinities a softmax makes no probabilities
-
-    def _penalise(self, rows: list[Sequence], logits: Tensor, indices: Tensor) -> None:
-        params = [row.request.sampling for row in rows]
-        counts = torch.stack([self._count(row) for row in rows])
-        seen = counts > 0
-        changed = logits[indices]
-        repetition = self._column([p.repetition_penalty for p in params])
-        repeated = torch.where(changed < 0, changed * repetition, changed / repetition)
-        changed = torch.where(seen, repeated, changed)
-        changed -= seen * self._column([p.presence_penalty for p in params])
-        changed -= counts * self._column([p.frequency_penalty for p in params])
-        logits[indices] = changed
+        for index in biased:
+            logits[index].clamp_(max=LARGEST)
 
     def log_probs(self, rows: list[Sequence], logits: Tensor) -> Tensor:
         """Log probabilities (rows, vocabulary) after bias, temperature, penalties and bans; changes `logits`.
@@ -146,32 +136,38 @@ class Sampler:
     def distribution(self, row: Sequence, logits: Tensor) -> Tensor:
         """Probabilities (vocabulary,) that the next token is drawn from, of logits (vocabulary,), which are changed."""
         self._change([row], logits.unsqueeze(0))
-        _, candidates, weights = next(self._kept([row], logits.unsqueeze(0)))
-        return self._dense(candidates[0], weights[0])
+        return self._probabilities(row, logits)
 
-    def _draw(self, rows: list[Sequence], logits: Tensor, depth: int) -> Tensor:
-        """Inverse transform sampling from the tokens that top_k and top_p keep."""
+    def _draw(self, rows: list[Sequence], logits: Tensor, places: list[int]) -> Tensor:
+        """Inverse transform sampling from the tokens that top_k and top_p keep. `places`: of the rows in the logits."""
         points = uniform([p.request.sampling.seed or 0 for p in rows], [row.generated for row in rows])
         shares = sent(points, self._device)
+        if self._kernels is not None:
+            limits = Limits([self._top_k(row) for row in rows], [_top_p(row) for row in rows])
+            return draw_tokens(self._kernels, logits, places, limits, shares)
+        logits = self._at(places, logits)
         tokens = torch.empty(len(rows), dtype=torch.int64, device=self._device)
         for indices, candidates, weights in self._kept(rows, logits):
             at = self._index(indices)
             choice = chosen_places(weights, shares[at])
             tokens[at] = candidates.gather(1, choice.unsqueeze(1)).squeeze(1)
-            for place, index in enumerate(indices):
-                row = rows[index]
-                if row.draft.distributions is not None and depth < len(row.draft.tokens):
-                    tokens[index] = verified_token(
-                        row.draft.tokens[depth],
-                        row.draft.distributions[depth],
-                        self._dense(candidates[place], weights[place]),
-                        (row.request.sampling.seed or 0, row.generated),
-                    )
         return tokens
 
-    def _dense(self, candidates: Tensor, weights: Tensor) -> Tensor:
-        dense = weights.new_zeros(self._vocab_size)
-        return dense.scatter_(0, candidates, weights / weights.sum())
+    def _verified(self, row: Sequence, logits: Tensor, depth: int) -> int:
+        """The token after `depth` others of a draft that was drawn."""
+        draft, at = row.draft, (row.request.sampling.seed or 0, row.generated)
+        assert draft.distributions is not None
+        wanted = self._probabilities(row, logits)
+        return verified_token(draft.tokens[depth], draft.distributions[depth], wanted, at)
+
+    def _probabilities(self, row: Sequence, logits: Tensor) -> Tensor:
+        """Those of all tokens, of logits (vocabulary,): 0 for what top_k and top_p exclude."""
+        if self._kernels is not None:
+            weights = kept_weights(self._kernels, logits, self._top_k(row), _top_p(row))
+            return weights / weights.sum()
+        _, candidates, kept = next(self._kept([row], logits.unsqueeze(0)))
+        dense = kept.new_zeros(self._vocab_size)
+        return dense.scatter_(0, candidates[0], kept[0] / kept[0].sum())
 
     def _kept(self, rows: list[Sequence], logits: Tensor) -> Iterator[tuple[list[int], Tensor, Tensor]]:
         """Indices of some rows, their tokens (rows, candidates) and the tokens' weights: 0 for what is excluded.
@@ -179,7 +175,7 @@ class Sampler:
         Rows with top_k come together; on a GPU so do those with top_p, as it sorts all tokens sooner than the host
         finds the likely ones. How a row is treated does not depend on the others.
         """
-        bounds = [min(row.request.sampling.top_k or self._vocab_size, self._vocab_size) for row in rows]
+        bounds = [self._top_k(row) for row in rows]
         bounded = [index for index, bound in enumerate(bounds) if bound < self._vocab_size]
         others = [index for index, bound in enumerate(bounds) if bound == self._vocab_size]
         shares = [_top_p(row) for row in rows]
@@ -188,18 +184,19 @@ class Sampler:
         for indices in filter(None, (bounded, *_parts(likely))):
             top_k = self._column([bounds[index] for index in indices])
             top_p = self._column([shares[index] for index in indices])
-            of_these = logits if len(indices) == len(rows) else logits[self._index(indices)]
-            yield indices, *most_likely_kept(of_these, top_k, top_p, max(bounds[index] for index in indices))
+            most = max(bounds[index] for index in indices)
+            yield indices, *most_likely_kept(self._at(indices, logits), top_k, top_p, most)
         for index in alone:
             candidates, weights = nucleus(logits[index], shares[index])
             yield [index], candidates.unsqueeze(0), weights.unsqueeze(0)
 
-    def _count(self, row: Sequence) -> Tensor:
-        """How often each token occurs in prompt and output."""
-        if row not in self._counts:
-            tokens = torch.tensor(row.tokens, device=self._device)
-            self._counts[row] = torch.bincount(tokens, minlength=self._vocab_size).float()
-        return self._counts[row]
+    def _top_k(self, row: Sequence) -> int:
+        """The whole vocabulary without top_k."""
+        return min(row.request.sampling.top_k or self._vocab_size, self._vocab_size)
+
+    def _at(self, places: list[int], logits: Tensor) -> Tensor:
+        """These rows of the logits."""
+        return logits if len(places) == len(logits) else logits[self._index(places)]
 
     def _bias(self, row: Sequence) -> Tensor:
         if row not in self._biases:
@@ -224,6 +221,11 @@ def _parts(indices: list[int]) -> list[list[int]]:
 def _possible(top: TopLogProbs) -> TopLogProbs:
     """Without tokens that a guide or bad words rule out."""
     return top if not top or top[-1][1] > _MINUS_INFINITY else [each for each in top if each[1] > _MINUS_INFINITY]
+
+
+def _was_drawn(row: Sequence, depth: int) -> bool:
+    """Whether the row has a draft token for this position that was drawn from a distribution."""
+    return row.draft.distributions is not None and depth < len(row.draft.tokens)
 
 
 def _restricted(row: Sequence) -> bool:

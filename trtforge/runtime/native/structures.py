@@ -191,6 +191,15 @@ class Steps(ctypes.Structure):
     )
 
 
+class Draws(ctypes.Structure):
+    """`Draws` of source/sampling.cpp."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("logits", "places", "top_k", "top_p", "shares", "tokens", "weights")),
+        *((name, _integer) for name in ("rows", "vocabulary", "stride")),
+    )
+
+
 class Call(ctypes.Structure):
     """`Call` of source/calls.h."""
 
@@ -258,6 +267,8 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "round_block": (_integer, _integer, _pointer),
     "refine": (_integer, _integer, _pointer),
     "best_steps": (_integer, _pointer),
+    "draw_tokens": (_pointer,),
+    "log_sums": (_pointer, _pointer, _integer, _integer, _integer),
 }
 RECORDED = (
     "rms_norm",

@@ -1,0 +1,73 @@
+"""Draws of tokens, and sums of their probabilities, by the kernels (source/sampling.cpp)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trtforge.runtime.native.bindings import Native
+from trtforge.runtime.native.structures import Draws
+
+
+@dataclass(frozen=True)
+class Limits:
+    """For each token that is drawn: how many of the most likely ones top_k and, of these, top_p leave.
+
+    top_k: at most the vocabulary, which is all; top_p: in (0, 1], 1 for all.
+    """
+
+    top_k: Sequence[int]
+    top_p: Sequence[float]
+
+
+def draw_tokens(kernels: Native, logits: Tensor, places: Sequence[int], limits: Limits, shares: Tensor) -> Tensor:
+    """int64 (tokens,): of each of `places`, which are rows of the float32 logits, the first token up to which more than
+    its share of the weights lies, in the vocabulary's order.
+
+    shares: float64 (tokens,) in [0, 1). Token 0 where none is possible.
+    """
+    tokens = torch.empty(len(places), dtype=torch.int64)
+    _run(kernels, logits, places, limits, shares, tokens, None)
+    return tokens
+
+
+def kept_weights(kernels: Native, logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Of float32 logits (vocabulary,) the weights (vocabulary,) that `draw_tokens` draws by: 0 for what is excluded."""
+    weights = torch.empty_like(logits)
+    shares, token = torch.zeros(1, dtype=torch.float64), torch.empty(1, dtype=torch.int64)
+    _run(kernels, logits.unsqueeze(0), [0], Limits([top_k], [top_p]), shares, token, weights)
+    return weights
+
+
+def log_sums(kernels: Native, logits: Tensor) -> Tensor:
+    """log(sum of exp(logit)) of each row of float32 logits (rows, vocabulary), without memory for all of them."""
+    sums = logits.new_empty(len(logits))
+    kernels.run("log_sums", logits.data_ptr(), sums.data_ptr(), *logits.shape, logits.stride(0))
+    return sums
+
+
+def _run(
+    kernels: Native,
+    logits: Tensor,
+    places: Sequence[int],
+    limits: Limits,
+    shares: Tensor,
+    tokens: Tensor,
+    weights: Tensor | None,
+) -> None:
+    rows, top_k = (torch.tensor(numbers, dtype=torch.int64) for numbers in (places, limits.top_k))
+    top_p = torch.tensor(limits.top_p, dtype=torch.float64)
+    given = Draws(
+        logits=logits.data_ptr(),
+        places=rows.data_ptr(),
+        top_k=top_k.data_ptr(),
+        top_p=top_p.data_ptr(),
+        shares=shares.data_ptr(),
+        tokens=tokens.data_ptr(),
+        weights=None if weights is None else weights.data_ptr(),
+        rows=len(places),
+        vocabulary=logits.shape[1],
+        stride=logits.stride(0),
+    )
+    kernels.run("draw_tokens", given)

@@ -1,0 +1,245 @@
+// Draws of tokens from what top_k and top_p leave of the probabilities that logits give, and what makes log probabilities
+// of logits.
+//
+// Weights, exp(logit - largest logit), stay in the vocabulary's order (runtime/candidates.py says why), and nothing is
+// sorted but a few: the least weight that is kept is enclosed by numbers that come closer and closer.
+
+#include "team.h"
+#include "vectors.h"
+
+#include <cfloat>
+#include <functional>
+#include <limits>
+
+// logits (any, vocabulary), `stride` apart, of which row `places[i]` is for token i. top_k: of the most likely tokens,
+// the vocabulary for all; top_p: up to 1, of the weights that top_k leaves; shares: in [0, 1), of the weights that are
+// left. `weights`: where these go, (rows, vocabulary), or null.
+struct Draws {
+    const float* logits;
+    const int64_t* places;
+    const int64_t* top_k;
+    const double* top_p;
+    const double* shares;
+    int64_t* tokens;
+    float* weights;
+    int64_t rows, vocabulary, stride;
+};
+
+namespace {
+
+constexpr int64_t BLOCK = 1024;   // weights that are summed before they are looked at one by one
+constexpr int64_t FEW = 64;       // weights that are sorted
+constexpr int LEVELS = 8;         // numbers that enclose the least weight, at once
+constexpr float LOWEST = -87.0f;  // of logit - largest logit; what is less likely than 10^-38 gets no weight
+
+// The weights of one row, of which `count` are whole blocks, with zeros behind the vocabulary.
+struct Weights {
+    float* all;
+    float* band;   // room for as many, and a vector
+    double* sums;  // of blocks
+    int64_t count;
+};
+
+// In memory of the calling thread.
+Weights weights_for(int64_t vocabulary) {
+    const int64_t count = (vocabulary + BLOCK - 1) / BLOCK * BLOCK;
+    float* memory = memory_for<float>(2 * count + WIDTH);
+    return {memory, memory + count, memory_for<double>(count / BLOCK), count};
+}
+
+float largest_of(const float* logits, int64_t size) {
+    float largest = -std::numeric_limits<float>::infinity();
+    Vector most = Vector() + largest;
+    int64_t i = 0;
+    for (; i + WIDTH <= size; i += WIDTH) {
+        const Vector v = load(logits + i);
+        most = v > most ? v : most;
+    }
+    for (; i < size; ++i) largest = std::max(largest, logits[i]);
+    for (int64_t lane = 0; lane < WIDTH; ++lane) largest = std::max(largest, float(most[lane]));
+    return largest;
+}
+
+// Impossible tokens get no weight.
+void fill(const float* logits, int64_t size, float largest, const Weights& into) {
+    int64_t i = 0;
+    for (; i + WIDTH <= size; i += WIDTH) {
+        const Vector x = load(logits + i) - largest;
+        put(into.all + i, x >= LOWEST ? exponential(x) : Vector());
+    }
+    for (; i < size; ++i) {
+        const float x = logits[i] - largest;
+        into.all[i] = x >= LOWEST ? exponential(x) : 0.0f;
+    }
+    std::fill(into.all + size, into.all + into.count, 0.0f);
+}
+
+double sum_blocks(const Weights& w) {
+    double total = 0.0;
+    for (int64_t block = 0; block < w.count / BLOCK; ++block) {
+        Vector lanes[2] = {};
+        for (const float *at = w.all + block * BLOCK, *end = at + BLOCK; at < end; at += 2 * WIDTH) {
+            lanes[0] += load(at);
+            lanes[1] += load(at + WIDTH);
+        }
+        double sum = 0.0;
+        for (int64_t lane = 0; lane < WIDTH; ++lane) sum += double(lanes[0][lane]) + double(lanes[1][lane]);
+        w.sums[block] = sum;
+        total += sum;
+    }
+    return total;
+}
+
+// What is counted of weights that are kept.
+struct Number {
+    template <typename V>
+    static V of(V) { return V() + 1.0f; }
+};
+
+struct Probability {
+    template <typename V>
+    static V of(V weight) { return weight; }
+};
+
+// Adds to sums[k] what is counted of the weights that are levels[k] at least. Zeros follow the last one.
+template <class Counted>
+void add_from(const float* weights, int64_t count, const float (&levels)[LEVELS], double* sums) {
+    for (int64_t first = 0; first < count; first += BLOCK) {
+        Vector lanes[LEVELS];
+        clear(lanes);
+        for (int64_t i = first; i < std::min(first + BLOCK, count); i += WIDTH) {
+            const Vector w = load(weights + i), counted = Counted::of(w);
+#pragma GCC unroll 8
+            for (int k = 0; k < LEVELS; ++k) lanes[k] += w >= levels[k] ? counted : Vector();
+        }
+        for (int k = 0; k < LEVELS; ++k)
+            for (int64_t lane = 0; lane < WIDTH; ++lane) sums[k] += double(lanes[k][lane]);
+    }
+}
+
+// Copies weights in [low, high), followed by zeros; `into` may be `from`. Returns how many.
+int64_t select(const float* from, int64_t count, float low, float high, float* into) {
+    int64_t found = 0;
+#if defined(__AVX512F__)
+    for (int64_t i = 0; i < count; i += WIDTH) {  // zeros follow the last one
+        const __m512 w = _mm512_loadu_ps(from + i);
+        const __mmask16 in = _mm512_cmp_ps_mask(w, _mm512_set1_ps(low), _CMP_GE_OQ) &
+                             _mm512_cmp_ps_mask(w, _mm512_set1_ps(high), _CMP_LT_OQ);
+        _mm512_storeu_ps(into + found, _mm512_maskz_compress_ps(in, w));
+        found += __builtin_popcount(in);
+    }
+#else
+    for (int64_t i = 0; i < count; ++i) {
+        const float w = from[i];
+        into[found] = w;
+        found += int64_t(w >= low) & int64_t(w < high);
+    }
+#endif
+    put(into + found, Vector());
+    return found;
+}
+
+// Weights above `least`, and the first `equal` of those that are equal to it.
+struct Kept {
+    float least;
+    int64_t equal;
+};
+
+// The fewest of the largest weights of which together `wanted` is counted.
+template <class Counted>
+Kept fewest(const Weights& w, double wanted) {
+    uint32_t low = to_bits(FLT_MIN), high = to_bits(1.0f) + 1;  // bits of positive numbers have their order
+    double above = 0.0;                                        // of weights from `high` on
+    const float* from = w.all;
+    int64_t count = w.count;
+    while (count > FEW && high - low > 1) {
+        const uint32_t first = low, step = (high - low + LEVELS - 1) / LEVELS;
+        float levels[LEVELS];
+        double sums[LEVELS + 1] = {};
+        for (int k = 0; k < LEVELS; ++k)
+            levels[k] = first + k * step < high ? from_bits(first + k * step) : std::numeric_limits<float>::infinity();
+        add_from<Counted>(from, count, levels, sums);
+        int k = LEVELS - 1;
+        while (k > 0 && above + sums[k] < wanted) --k;
+        above += sums[k + 1];
+        low = first + k * step;
+        high = std::min(high, low + step);
+        count = select(from, count, from_bits(low), from_bits(high), w.band);
+        from = w.band;
+    }
+    if (high - low > 1) std::sort(w.band, w.band + count, std::greater<float>());
+    int64_t kept = 0;
+    for (; kept < count && above < wanted; ++kept) above += double(Counted::of(w.band[kept]));
+    if (kept == 0) return {from_bits(high), w.count};
+    const float least = w.band[kept - 1];
+    return {least, std::count(w.band, w.band + kept, least)};
+}
+
+// The other weights become 0.
+void keep(const Weights& w, Kept kept) {
+    Integers lanes = {};
+    for (float *at = w.all, *end = at + w.count; at < end; at += WIDTH) {
+        const Vector v = load(at);
+        put(at, v >= kept.least ? v : Vector());
+        lanes -= (Integers)(v == kept.least);
+    }
+    int64_t equal = 0;
+    for (int64_t lane = 0; lane < WIDTH; ++lane) equal += lanes[lane];
+    for (float* at = w.all + w.count; equal > kept.equal;)
+        if (*--at == kept.least) {
+            *at = 0.0f;
+            --equal;
+        }
+}
+
+// The first place up to which more than `target` of the weights lies, or the last one that has weight.
+int64_t place_of(const Weights& w, double target) {
+    int64_t block = 0;
+    double before = 0.0, sum = 0.0;
+    for (int64_t i = 0; i < w.count / BLOCK && sum <= target; ++i)
+        if (w.sums[i] > 0.0) {
+            block = i;
+            before = sum;
+            sum += w.sums[i];
+        }
+    int64_t place = block * BLOCK;
+    sum = before;
+    for (int64_t i = place; i < (block + 1) * BLOCK && sum <= target; ++i)
+        if (w.all[i] > 0.0f) {
+            place = i;
+            sum += double(w.all[i]);
+        }
+    return place;
+}
+
+// Token 0 where none is possible.
+int64_t draw(const Draws& d, int64_t row, const Weights& w) {
+    const float* logits = d.logits + d.places[row] * d.stride;
+    fill(logits, d.vocabulary, largest_of(logits, d.vocabulary), w);
+    if (d.top_k[row] < d.vocabulary) keep(w, fewest<Number>(w, double(d.top_k[row])));
+    double total = sum_blocks(w);
+    if (d.top_p[row] < 1.0) {
+        keep(w, fewest<Probability>(w, d.top_p[row] * total));
+        total = sum_blocks(w);
+    }
+    if (d.weights) std::copy(w.all, w.all + d.vocabulary, d.weights + row * d.vocabulary);
+    return place_of(w, d.shares[row] * total);
+}
+
+}  // namespace
+
+EXPORT void draw_tokens(const Draws* d) {
+    team::for_each(d->rows, d->rows * d->vocabulary >= PARALLEL_FROM,
+                   [=](int64_t row) { d->tokens[row] = draw(*d, row, weights_for(d->vocabulary)); });
+}
+
+// sums (rows,): log(sum of exp(logit)) of logits (rows, vocabulary), `stride` apart.
+EXPORT void log_sums(const float* logits, float* sums, int64_t rows, int64_t vocabulary, int64_t stride) {
+    team::for_each(rows, rows * vocabulary >= PARALLEL_FROM, [=](int64_t row) {
+        const float* from = logits + row * stride;
+        const Weights w = weights_for(vocabulary);
+        const float largest = largest_of(from, vocabulary);
+        fill(from, vocabulary, largest, w);
+        sums[row] = largest + float(std::log(sum_blocks(w)));
+    });
+}

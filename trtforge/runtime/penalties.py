@@ -1,0 +1,78 @@
+"""Penalties of tokens that occurred. Only their logits are read and written: hundreds of a vocabulary's 128,000."""
+
+from collections.abc import Sequence as Several
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from trtforge.runtime.cuda.pinned import sent
+from trtforge.runtime.scheduling.sequence import Sequence
+
+LARGEST = torch.finfo(torch.float32).max
+"""Above all logits: of infinities a softmax makes no probabilities."""
+
+
+class Penalties:
+    """Repetition, presence and frequency penalties. Keeps what occurred in unfinished sequences; call `forget`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._occurred: dict[Sequence, _Occurrences] = {}
+
+    def apply(self, rows: Several[Sequence], logits: Tensor, places: Several[int]) -> None:
+        """Change the logits of sequences, which are these places of (any, vocabulary), as penaltyKernels.cu does."""
+        occurred = [self._occurrences(row) for row in rows]
+        most = max(each.count for each in occurred)
+        tokens = np.stack([_lengthened(each.tokens[: each.count], most) for each in occurred])
+        counts = sent(np.stack([_lengthened(each.counts[: each.count], most) for each in occurred]), self._device)
+        at = (sent(np.array(places, dtype=np.int64), self._device).unsqueeze(1), sent(tokens, self._device))
+        params = [row.request.sampling for row in rows]
+        changed = logits[at]
+        repetition = self._column([p.repetition_penalty for p in params])
+        changed = torch.where(changed < 0, changed * repetition, changed / repetition)
+        changed -= self._column([p.presence_penalty for p in params])
+        changed -= counts * self._column([p.frequency_penalty for p in params])
+        logits[at] = changed.clamp_(max=LARGEST)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what is kept of a finished sequence."""
+        self._occurred.pop(sequence, None)
+
+    def _occurrences(self, row: Sequence) -> "_Occurrences":
+        found = self._occurred.get(row)
+        if found is None:
+            found = self._occurred[row] = _Occurrences(row.limit)
+        found.add(row.tokens)
+        return found
+
+    def _column(self, values: list[float]) -> Tensor:
+        return sent(np.array(values, dtype=np.float32), self._device).unsqueeze(1)
+
+
+class _Occurrences:
+    """The different tokens of a sequence of at most `limit`, and how often each occurs: the first `count` of both."""
+
+    def __init__(self, limit: int) -> None:
+        self.tokens = np.empty(limit, dtype=np.int64)
+        self.counts = np.zeros(limit, dtype=np.float32)
+        self.count = 0
+        self._places: dict[int, int] = {}
+        self._known = 0
+
+    def add(self, tokens: Several[int]) -> None:
+        """Count those of a sequence's tokens that were added to it."""
+        for token in tokens[self._known :]:
+            place = self._places.setdefault(token, self.count)
+            if place == self.count:
+                self.tokens[place] = token
+                self.count += 1
+            self.counts[place] += 1
+        self._known = len(tokens)
+
+
+def _lengthened(values: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
+    """The last one repeated: a token that is there twice gets the same logit twice."""
+    return np.pad(values, (0, length - len(values)), mode="edge")
