@@ -16,7 +16,8 @@ from trtforge.engine_process.requests import LONGEST_GUIDE, Guide, GuideKind
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
 from trtforge.runtime.guidance.compiler_process import CompilerProcess
 from trtforge.runtime.guidance.ebnf import check_grammar
-from trtforge.runtime.guidance.patterns import expression, optional_parts
+from trtforge.runtime.guidance.long_repetitions import expression_grammar, has_long_repetitions
+from trtforge.runtime.guidance.patterns import optional_parts
 from trtforge.runtime.guidance.schemas import enforceable
 from trtforge.runtime.guidance.tags import enforceable_tag
 from trtforge.runtime.guidance.unenforced import Unenforced
@@ -30,8 +31,13 @@ _MOST_KEPT = 256
 _MOST_KEPT_BYTES = 256 << 20
 _AS_JSON = ("json_schema", "structural_tag")
 _FEW_LEFT_OUT = 30
-_SOURCE = re.compile(r"^\[[\d:]+\] \S+: (Check failed: \(.*?\) is false: )?")
-"""Where in its own code xgrammar found an error."""
+_SOURCE = re.compile(
+    r"^\[[\d:]+\] \S+: (Check failed: \(.*?\) is false: )?"
+    r"(Failed to build the automaton for rule \S+ with regex .*?: (?=Regex parsing error|Invalid ))?"
+    r"(Regex parsing error at position \d+: )?",
+    re.DOTALL,
+)
+"""Where xgrammar found an error: in its own code, and in an expression that was written otherwise."""
 _HINTS = {
     "json": "Report this as a bug.",
     "json_schema": "Correct the JSON schema; xgrammar takes most of draft 2020-12.",
@@ -155,12 +161,12 @@ def may_take_long(kind: GuideKind, value: Any) -> bool:
     """Whether compiling a guide of this kind and value may take longer than a second with a large vocabulary.
 
     Parts that may be left out one after the other take time with the square of their number. Schemas and expressions
-    have a bounded number of them, the rules of a grammar any.
+    have a bounded number of them, the rules of a grammar any. Characters that are repeated often take seconds as well.
     """
     text = json.dumps(value) if kind in _AS_JSON else value
     if kind == "ebnf_grammar" or (kind == "structural_tag" and '"type": "grammar"' in text):
         return True
-    return optional_parts(text) > _FEW_LEFT_OUT
+    return optional_parts(text) > _FEW_LEFT_OUT or (kind == "regex" and has_long_repetitions(text))
 
 
 def token_texts(tokenizer: "Tokenizer", vocab_size: int) -> list[str]:
@@ -200,8 +206,7 @@ def _enforced(kind: GuideKind, value: Any) -> str:
         case "structural_tag":
             return json.dumps(enforceable_tag(value), ensure_ascii=False)
         case "regex":
-            # Of an expression in a grammar xgrammar makes an automaton, whose steps are bounded.
-            return f"root ::= Regex({json.dumps(expression(value), ensure_ascii=False)})"
+            return expression_grammar(value)
         case "ebnf_grammar":
             check_grammar(value)
     return str(value)

@@ -20,7 +20,7 @@ _TOKEN = re.compile(
 )
 
 
-_ITEM = re.compile(r"\\u\{[0-9A-Fa-f]+\}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\c[A-Za-z]|\\.|.", re.DOTALL)
+ITEM = re.compile(r"\\u\{[0-9A-Fa-f]+\}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\c[A-Za-z]|\\.|.", re.DOTALL)
 _REWRITTEN = {".": r"[^\n\r]", r"\s": r"[\x09-\x0d ]", r"\S": r"[^\x09-\x0d ]"}
 _NOTHING = "x{0}"
 """Between the parts of an expression: automata of xgrammar 0.2 are wrong for some that begin or end with a repetition,
@@ -34,13 +34,13 @@ _MOST_WORK = 2000
 _MOST_OPTIONAL = 200
 """Parts of a pattern that may be left out beside others: about two seconds of compilation, whose time grows with the
 square of their number."""
-_LONG_REPETITION = 128
+LONG_REPETITION = 128
 """xgrammar compiles a repetition with a wider range as one part."""
-_Range = tuple[int, int]
-_ALL: list[_Range] = [(0, 0x10FFFF)]
-_ESCAPED: list[_Range] = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)]
+Range = tuple[int, int]
+_ALL: list[Range] = [(0, 0x10FFFF)]
+_ESCAPED: list[Range] = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)]
 """What cannot stand in a JSON string without an escape, and surrogates."""
-_CLASSES: dict[str, list[_Range]] = {
+_CLASSES: dict[str, list[Range]] = {
     "d": [(0x30, 0x39)],
     "w": [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
     "s": [(0x09, 0x0D), (0x20, 0x20)],
@@ -50,7 +50,7 @@ _REFUSED = "bBpPk123456789"
 """Escapes that xgrammar refuses itself."""
 
 
-class _Token(NamedTuple):
+class Token(NamedTuple):
     """A part of an expression: `kind` is repeat, atom, (, ), |, ^, $ or other. `times`: of a repetition, at most;
     `optional`: how many of these may be left out."""
 
@@ -65,7 +65,11 @@ def expression(pattern: str) -> str:
 
     Raises Unenforced for what xgrammar would ignore: assertions, anchors inside, escapes that it does not know.
     """
-    tokens = _checked(pattern)
+    return joined(checked(pattern))
+
+
+def joined(tokens: list[Token]) -> str:
+    """The expression of tokens of `checked`."""
     return _apart(tokens, [_REWRITTEN.get(token.text) or _delimited(token.text) for token in tokens])
 
 
@@ -74,7 +78,7 @@ def json_expression(pattern: str) -> str:
 
     Raises Unenforced if a part of it has no such character.
     """
-    tokens = _checked(pattern)
+    tokens = checked(pattern)
     texts = [_json_atom(token.text) if token.kind == "atom" else token.text for token in tokens]
     times = _work(tokens)
     if times > _MUCH_WORK and all(token.kind != "(" for token in tokens):
@@ -89,21 +93,26 @@ def automaton_work(pattern: str) -> int:
     return 0 if pattern.endswith(_NO_AUTOMATON) else _work(map(_token, _TOKEN.finditer(pattern)))
 
 
+def refuses(token: Token) -> bool:
+    """Whether an atom has an escape that xgrammar refuses itself."""
+    return any(item[0] == "\\" and item[1] in _REFUSED for item in ITEM.findall(token.text))
+
+
 def optional_parts(pattern: str) -> int:
     """How many parts of an expression may be left out beside others."""
     return _optional([_token(found) for found in _TOKEN.finditer(pattern)])
 
 
-def _optional(tokens: list[_Token]) -> int:
-    found = [token.optional for token in tokens if token.optional <= _LONG_REPETITION]
+def _optional(tokens: list[Token]) -> int:
+    found = [token.optional for token in tokens if token.optional <= LONG_REPETITION]
     return sum(found) - max(found, default=0)
 
 
-def _work(tokens: Iterable[_Token]) -> int:
+def _work(tokens: Iterable[Token]) -> int:
     return sum(token.times for token in tokens if token.kind == "repeat")
 
 
-def _apart(tokens: list[_Token], texts: list[str]) -> str:
+def _apart(tokens: list[Token], texts: list[str]) -> str:
     """The texts of tokens, with nothing between groups and what is in them."""
     made = [_NOTHING]
     for token, text in zip(tokens, texts, strict=True):
@@ -115,7 +124,7 @@ def _delimited(text: str) -> str:
     """A token whose codes of characters end, which for xgrammar would go on with the next digit."""
     return "".join(
         f"\\u{{{item[2:]}}}" if len(item) > 3 and item[:2] in (r"\x", r"\u") and item[2] != "{" else item
-        for item in _ITEM.findall(text)
+        for item in ITEM.findall(text)
     )
 
 
@@ -125,20 +134,20 @@ def _json_atom(text: str) -> str:
         return text
     if text[0] == "\\" and text[1] in _REFUSED:
         return text
-    left = _without(_characters(text), _ESCAPED)
+    left = _without(characters(text), _ESCAPED)
     if not left:
         raise Unenforced(f"the part {text[:40]!r} of a pattern is always escaped in JSON, which is not supported")
     return "[" + "".join(f"\\u{{{first:x}}}-\\u{{{last:x}}}" for first, last in left) + "]"
 
 
-def _characters(text: str) -> list[_Range]:
+def characters(text: str) -> list[Range]:
     """The characters of an atom."""
     if text == ".":
         return _without(_ALL, [(0x0A, 0x0A), (0x0D, 0x0D)])
     if text[0] != "[":
         return _item(text)
     negated = text.startswith("[^")
-    items, found = _ITEM.findall(text[1 + negated : -1]), []
+    items, found = ITEM.findall(text[1 + negated : -1]), []
     while items:
         first = _item(items.pop(0))
         if len(items) > 1 and items[0] == "-" and len(first) == 1:
@@ -149,7 +158,7 @@ def _characters(text: str) -> list[_Range]:
     return _without(_ALL, found) if negated else _without(found, [])
 
 
-def _item(text: str) -> list[_Range]:
+def _item(text: str) -> list[Range]:
     """A character, or an escape of one or several."""
     if text[0] != "\\":
         return [(ord(text), ord(text))]
@@ -165,9 +174,9 @@ def _item(text: str) -> list[_Range]:
     return [(code, code)]
 
 
-def _without(ranges: list[_Range], excluded: list[_Range]) -> list[_Range]:
+def _without(ranges: list[Range], excluded: list[Range]) -> list[Range]:
     """Ranges of characters, sorted, without others."""
-    left: list[_Range] = []
+    left: list[Range] = []
     for first, last in sorted(ranges):
         if left and first <= left[-1][1] + 1:
             left[-1] = (left[-1][0], max(last, left[-1][1]))
@@ -179,10 +188,12 @@ def _without(ranges: list[_Range], excluded: list[_Range]) -> list[_Range]:
     return left
 
 
-def _checked(pattern: str) -> list[_Token]:
+def checked(pattern: str) -> list[Token]:
     """The parts of an expression but for its anchors: outputs match as a whole."""
     tokens = [_token(found) for found in _TOKEN.finditer(pattern)]
-    for token in tokens:
+    for before, token in zip([None, *tokens], tokens, strict=False):
+        if token.kind == "repeat" and (before is None or before.kind in "(|^"):
+            raise Unenforced(f"nothing comes before {token.text} in a regular expression")
         for letter in re.findall(r"\\(.)", token.text, re.DOTALL):
             if letter.isascii() and letter.isalnum() and letter not in _ESCAPES:
                 raise Unenforced(f"the escape \\{letter} in a regular expression is not supported")
@@ -205,21 +216,21 @@ def _checked(pattern: str) -> list[_Token]:
     return [token for token in tokens if token.kind not in "^$"]
 
 
-def _token(found: "re.Match[str]") -> _Token:
+def _token(found: "re.Match[str]") -> Token:
     text = found[0]
     if found["repeat"]:
         if found["least"] is None:
-            return _Token("repeat", text, 2, int(text[0] == "?"))
+            return Token("repeat", text, 2, int(text[0] == "?"))
         most = found["most"] or found["least"]
         times = int(most) if len(most) < 10 else 10**9
         bounded = found["open"] is None or bool(found["most"])
-        return _Token("repeat", text, times, times - int(found["least"][:10]) if bounded else 0)
+        return Token("repeat", text, times, times - int(found["least"][:10]) if bounded else 0)
     if found["open_group"]:
-        return _Token("(", "(" if text.endswith(">") else text)
-    return _Token("atom" if found["atom"] else text, text)
+        return Token("(", "(" if text.endswith(">") else text)
+    return Token("atom" if found["atom"] else text, text)
 
 
-def _check_anchors(tokens: list[_Token], anchor: str, begin: str, end: str) -> None:
+def _check_anchors(tokens: list[Token], anchor: str, begin: str, end: str) -> None:
     """Raises Unenforced for an anchor after (of `$`: before) something, which no output could follow. `tokens` from the
     side that the anchor belongs to."""
     at_edge, groups = True, [True]
@@ -238,7 +249,7 @@ def _check_anchors(tokens: list[_Token], anchor: str, begin: str, end: str) -> N
                 groups.pop()
 
 
-def _repeated(tokens: list[_Token], index: int, begin: str) -> bool:
+def _repeated(tokens: list[Token], index: int, begin: str) -> bool:
     """Whether the group that begins here is repeated."""
     if begin == ")":
         return index > 0 and tokens[index - 1].kind == "repeat"
