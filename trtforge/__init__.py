@@ -7,16 +7,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trtforge.api.answers import Answer, Piece, TokenScore, Usage
+    from trtforge.api.answers import Answer, Completion, Piece, TokenScore, Usage
     from trtforge.api.engine import Engine
     from trtforge.api.prompts import Chat, SamplingParams, Tokens
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Chat", "Engine", "Piece", "SamplingParams", "TokenScore", "Tokens", "Usage", "__version__"]
+__all__ = [
+    "Answer",
+    "Chat",
+    "Completion",
+    "Engine",
+    "Piece",
+    "SamplingParams",
+    "TokenScore",
+    "Tokens",
+    "Usage",
+    "__version__",
+]
 
 _PLACES = {
     "Engine": "engine",
-    **dict.fromkeys(("Answer", "Piece", "TokenScore", "Usage"), "answers"),
+    **dict.fromkeys(("Answer", "Completion", "Piece", "TokenScore", "Usage"), "answers"),
     **dict.fromkeys(("Chat", "SamplingParams", "Tokens"), "prompts"),
 }
 

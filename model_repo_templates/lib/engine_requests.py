@@ -14,6 +14,7 @@ from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
     GUIDE_KINDS,
     LONGEST_GUIDE,
+    MOST_SEED,
     MOST_TOP_LOG_PROBS,
     BeamParams,
     GenerationRequest,
@@ -21,6 +22,7 @@ from trtforge.engine_process.requests import (
     LookaheadSizes,
     SamplingParams,
     SentAdapter,
+    with_seed,
 )
 
 _READ = frozenset(
@@ -70,7 +72,6 @@ _NEUTRAL: Mapping[str, float] = {
     "draft_acceptance_threshold": 0,
 }
 """Inputs that are accepted with their neutral value only."""
-_UINT64_MAX = 2**64 - 1
 _TOP_P_MIN = 1e-6
 
 
@@ -135,8 +136,7 @@ def requested_sequences(
             count = values.integer("num_return_sequences", item, 1, 1, most)
         seed = limits.seed if request.sampling.seed is None else request.sampling.seed
         for index in range(count):
-            # Sequences of one prompt differ in their seeds.
-            own = request if not index or seed is None else _with_seed(request, seed + index)
+            own = request if not index or seed is None else with_seed(request, seed + index)
             copy_of = str(len(found) - index) if index else None
             sent = None if index else own.sent_adapter  # once is enough
             found.append(RequestedSequence(item, index, replace(own, copy_of=copy_of, sent_adapter=sent)))
@@ -218,7 +218,7 @@ def _beams(values: InputValues, item: int, most: int) -> BeamParams | None:
 def _adapter(values: InputValues, item: int, limits: RequestLimits) -> int | None:
     if _LORA not in values:
         return None
-    task = values.integer(_LORA, item, None, 0, _UINT64_MAX)
+    task = values.integer(_LORA, item, None, 0, MOST_SEED)
     if task not in limits.lora_task_ids and not limits.takes_adapters:
         raise values.refused(_LORA, task, f"one of this engine's: {', '.join(map(str, limits.lora_task_ids))}")
     return task
@@ -259,7 +259,7 @@ def _sampling(values: InputValues, item: int, vocab_size: int) -> SamplingParams
     top_p = values.number("runtime_top_p", item, None, 0.0)
     if top_p is not None and top_p > 1:
         raise values.refused("runtime_top_p", top_p, "from 0 (none) to 1")
-    seed = values.integer("seed", item, -1, -1, _UINT64_MAX) if "seed" in values else None
+    seed = values.integer("seed", item, -1, -1, MOST_SEED) if "seed" in values else None
     top_k = values.integer("runtime_top_k", item, None, 0, INT32_MAX) if "runtime_top_k" in values else None
     return SamplingParams(
         temperature=values.number("temperature", item, None, 0.0),
@@ -333,7 +333,3 @@ def _words(values: InputValues, name: str, item: int, vocab_size: int) -> tuple[
     if wrong:
         raise RequestFailed(f"{values.shown(name)} holds the id {wrong[0]}; ids are from 0 to {vocab_size - 1}")
     return words
-
-
-def _with_seed(request: GenerationRequest, seed: int) -> GenerationRequest:
-    return replace(request, sampling=replace(request.sampling, seed=seed & _UINT64_MAX))

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tests.conftest import DEMO_MODEL
 from tests.core.test_detokenizer import TOKENIZERS
 from trtforge import SamplingParams
-from trtforge.api.answers import Answer, Assembly, joined
+from trtforge.api.answers import Answer, Assembly
 from trtforge.api.prompts import Prompts
 from trtforge.core.token_texts import TokenTexts
 from trtforge.engine_process.requests import GenerationRequest, Output
@@ -20,9 +20,9 @@ from trtforge.engine_process.requests import GenerationRequest, Output
 def answer(tokenizer: Tokenizer, prompt: list[int], tokens: list[int], *, continues: bool = True) -> Answer:
     """What becomes of an output in single tokens."""
     request, texts = GenerationRequest("a", tuple(prompt), 100), TokenTexts(tokenizer)
-    assembly = Assembly(request, (), texts, 16, continues=continues)
-    pieces = [assembly.take(Output("a", (token,), log_probs=(-1.0,))) for token in tokens]
-    return joined([*pieces, assembly.take(Output("a", (), "length"))])
+    assembly = Assembly([request], (), texts, 16, continues=continues)
+    pieces = [piece for token in tokens for piece in assembly.take(Output("a", (token,), log_probs=(-1.0,)))]
+    return assembly.answer([*pieces, *assembly.take(Output("a", (), "length"))])
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -27,6 +27,7 @@ from trtforge.api.prompts import Prompts
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError, RequestError
+from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import EngineConfig
 from trtforge.engine_process.requests import GenerationRequest, Output
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
@@ -47,6 +48,15 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
     checkpoint = convert(ConvertConfig(dtype="float32"), DEMO_MODEL, place / "checkpoint").path
     compile_engine(EngineConfig(backend="torch"), checkpoint, place / "engine")
     return place
+
+
+@pytest.fixture(scope="module")
+def beams(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The engine that the page compiles for beams and logits."""
+    features = FeaturesConfig(context_logits=True, generation_logits=True)
+    directory = tmp_path_factory.mktemp("beams") / "engine"
+    compile_engine(EngineConfig(backend="torch", max_beam_width=4, features=features), build / "checkpoint", directory)
+    return directory
 
 
 @pytest.fixture(scope="module")
@@ -377,9 +387,15 @@ def test_a_directory_that_is_no_engine_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_the_pages_snippets_run(
-    number: int, build: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    number: int,
+    build: Path,
+    beams: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "beams").symlink_to(beams)
     (tmp_path / "build" / "demo-int4awq").symlink_to(build)
     monkeypatch.chdir(tmp_path)
     exec(compile(SNIPPETS[number], f"{PAGE.name}, example {number + 1}", "exec"), {"__name__": "__main__"})

@@ -1,6 +1,6 @@
-"""Answers of the Python API: text, tokens, scores and counts, whole and in pieces."""
+"""Answers of the Python API: text, tokens, scores, logits and counts, whole and in pieces."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from trtforge.api.hints import hinted
@@ -11,6 +11,11 @@ from trtforge.engine_process.requests import FinishReason, GenerationRequest, Ou
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Logits = NDArray[np.float32]
 
 EndReason = Literal["stop", "length", "cancelled"]
 """`stop`: the model ended, or a stop word came; `length`: max_tokens, or the engine's max_seq_len."""
@@ -34,7 +39,10 @@ class TokenScore:
 
 @dataclass(frozen=True)
 class Usage:
-    """Numbers of tokens. `reused_tokens`: of the prompt, whose keys and values earlier requests had left."""
+    """Numbers of tokens. `reused_tokens`: of the prompt, whose keys and values earlier requests had left.
+
+    `completion_tokens`: of all sequences or beams that are returned.
+    """
 
     prompt_tokens: int
     completion_tokens: int
@@ -42,59 +50,101 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Of prompt and answer."""
+        """Of prompt and completions."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True)
 class Piece:
-    """New text and tokens of an answer; the last piece has a finish reason and the usage."""
+    """New text and tokens of the sequence `index` of an answer, whose last piece has a finish reason.
+
+    The last piece of all has the usage. `context_logits` come once, with the first sequence's first token.
+    """
 
     text: str
     tokens: tuple[int, ...] = ()
     log_probs: tuple[TokenScore, ...] = ()
     finish_reason: EndReason | None = None
     usage: Usage | None = None
+    index: int = 0
+    context_logits: "Logits | None" = field(default=None, repr=False, compare=False)
+    generation_logits: "Logits | None" = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A whole answer. `tokens` may go on after a stop word, which `text` ends before."""
+class Completion:
+    """One sequence or beam of an answer. `tokens` may go on after a stop word, which `text` ends before.
+
+    `cumulative_log_prob`: of `log_probs`; of a beam it is always known and includes the end id's.
+    `generation_logits`: (tokens, vocabulary), from which each token was chosen, before anything that sampling does.
+    """
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: EndReason
-    usage: Usage
     log_probs: tuple[TokenScore, ...] = ()
+    cumulative_log_prob: float = 0.0
+    generation_logits: "Logits | None" = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer: one completion, `n` sequences in the order of their seeds, or beams, the best first.
+
+    `text`, `tokens` and so on are the first completion's. `context_logits`: (tokens of the prompt, vocabulary), whose
+    row i predicts what follows token i.
+    """
+
+    completions: tuple[Completion, ...]
+    usage: Usage
+    context_logits: "Logits | None" = field(default=None, repr=False, compare=False)
+
+    @property
+    def text(self) -> str:
+        """Of the first completion, as the following."""
+        return self.completions[0].text
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Token ids."""
+        return self.completions[0].tokens
+
+    @property
+    def finish_reason(self) -> EndReason:
+        """Why it ends."""
+        return self.completions[0].finish_reason
+
+    @property
+    def log_probs(self) -> tuple[TokenScore, ...]:
+        """The tokens' scores."""
+        return self.completions[0].log_probs
 
     @property
     def cumulative_log_prob(self) -> float:
         """Sum of the tokens' log probabilities."""
-        return sum(score.log_prob for score in self.log_probs)
+        return self.completions[0].cumulative_log_prob
+
+    @property
+    def generation_logits(self) -> "Logits | None":
+        """The logits of its tokens."""
+        return self.completions[0].generation_logits
 
 
-class Assembly:
-    """Outputs of one `request` in, pieces out.
+class SequenceText:
+    """Tokens of one sequence or beam in, text and scores out.
 
-    `continues`: the answer's text goes on after the prompt's; that of chat messages is a text of its own.
+    `continues`: the text goes on after the prompt's; that of an answer to chat messages is a text of its own.
     """
 
     def __init__(
-        self,
-        request: GenerationRequest,
-        stop: "Sequence[str]",
-        texts: TokenTexts,
-        block_tokens: int,
-        *,
-        continues: bool,
+        self, prompt: "Sequence[int]", stop: "Sequence[str]", texts: TokenTexts, index: int, *, continues: bool
     ) -> None:
-        self.request = request
         self._texts = texts
-        self._block_tokens = block_tokens
-        self._text = Detokenizer(texts.tokenizer, request.prompt if continues else ())
+        self._text = Detokenizer(texts.tokenizer, prompt if continues else ())
         self._begins = not continues
         self._stop = StopText(stop)
-        self._count = 0
+        self._prompt_tokens, self._index = len(prompt), index
+        self.count, self.cumulative_log_prob = 0, 0.0
         self.finished = False
 
     @property
@@ -103,17 +153,23 @@ class Assembly:
         return self._stop.found
 
     def take(self, output: Output) -> Piece:
-        """The piece of an output. Raises its error."""
-        if output.error is not None:
-            with hinted():
-                raise output.error
-        self._count += len(output.tokens)
+        """The piece of an output, without usage."""
+        self.count += len(output.tokens)
+        self.cumulative_log_prob += sum(output.log_probs)
         text = self._stop.push(self._text.push(output.tokens))
         if output.finish_reason is not None:
             text += self._stop.push(self._text.flush()) + self._stop.flush()
         reason = "stop" if self._stop.found else _REASONS.get(output.finish_reason) if output.finish_reason else None
         self.finished = reason is not None
-        return Piece(text, output.tokens, self._scores(output), reason, self._usage(output) if reason else None)
+        return Piece(
+            text,
+            output.tokens,
+            self._scores(output),
+            reason,
+            index=self._index,
+            context_logits=_rows(output.context_logits, self._prompt_tokens),
+            generation_logits=_rows(output.generation_logits, len(output.tokens)),
+        )
 
     def _scores(self, output: Output) -> tuple[TokenScore, ...]:
         tops = output.top_log_probs or ((),) * len(output.log_probs)
@@ -127,20 +183,109 @@ class Assembly:
         text, _ = self._texts.of(token, begins=self._begins)
         return TokenScore(token, text, log_prob, top)
 
-    def _usage(self, output: Output) -> Usage:
-        reused = min(output.reused_blocks * self._block_tokens, len(self.request.prompt))
-        return Usage(len(self.request.prompt), self._count, reused)
+
+class Assembly:
+    """Outputs of one prompt's `requests` in, pieces out. Each request is a sequence, a beam search several."""
+
+    def __init__(
+        self,
+        requests: "Sequence[GenerationRequest]",
+        stop: "Sequence[str]",
+        texts: TokenTexts,
+        block_tokens: int,
+        *,
+        continues: bool,
+    ) -> None:
+        self.requests = tuple(requests)
+        self._block_tokens = block_tokens
+        self._reused = 0
+        beams = requests[0].beams
+        count = len(requests) if beams is None else beams.returned
+        self._sequences = [
+            SequenceText(requests[0].prompt, stop, texts, index, continues=continues) for index in range(count)
+        ]
+        self._index_of = {request.request_id: index for index, request in enumerate(requests)}
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last piece has come."""
+        return all(sequence.finished for sequence in self._sequences)
+
+    def runs(self, request_id: str) -> bool:
+        """Whether more of a request is wanted."""
+        return not self._sequences[self._index_of[request_id]].finished
+
+    def take(self, output: Output) -> list[Piece]:
+        """The pieces of an output; none after a stop word. Raises its error."""
+        if not self.runs(output.request_id):
+            return []
+        if output.error is not None:
+            with hinted():
+                raise output.error
+        index = self._index_of[output.request_id]
+        if index == 0:  # the others share its prompt
+            self._reused = output.reused_blocks * self._block_tokens
+        searches = self.requests[0].beams is not None
+        pieces = self._take_beams(output) if searches else [self._sequences[index].take(output)]
+        if self.finished:
+            pieces[-1] = replace(pieces[-1], usage=self._usage())
+        return pieces
+
+    def answer(self, pieces: "Sequence[Piece]") -> Answer:
+        """The answer that all pieces make."""
+        usage = pieces[-1].usage
+        assert usage is not None, "the last piece has the usage"
+        of_index: dict[int, list[Piece]] = {index: [] for index in range(len(self._sequences))}
+        for piece in pieces:
+            of_index[piece.index].append(piece)
+        completions = [
+            _completion(of_index[index], sequence.cumulative_log_prob) for index, sequence in enumerate(self._sequences)
+        ]
+        context = [piece.context_logits for piece in pieces if piece.context_logits is not None]
+        return Answer(tuple(completions), usage, context[0] if context else None)
+
+    def _take_beams(self, output: Output) -> list[Piece]:
+        """Where bad words and `min_tokens` leave fewer beams, fewer are returned."""
+        if output.finish_reason == "cancelled":
+            return [sequence.take(output) for sequence in self._sequences]
+        del self._sequences[len(output.beams) :]
+        pieces = []
+        for sequence, beam in zip(self._sequences, output.beams, strict=True):
+            made = Output(output.request_id, tuple(beam.tokens), beam.finish_reason, log_probs=tuple(beam.log_probs))
+            pieces.append(sequence.take(made))
+            sequence.cumulative_log_prob = beam.cumulative_log_prob
+        return pieces
+
+    def _usage(self) -> Usage:
+        prompt = len(self.requests[0].prompt)
+        return Usage(prompt, sum(sequence.count for sequence in self._sequences), min(self._reused, prompt))
 
 
-def joined(pieces: "Sequence[Piece]") -> Answer:
-    """The answer that pieces make; the last one has the finish reason."""
-    last = pieces[-1]
-    assert last.finish_reason is not None
-    assert last.usage is not None
-    return Answer(
+def _completion(pieces: "Sequence[Piece]", cumulative_log_prob: float) -> Completion:
+    reason = pieces[-1].finish_reason
+    assert reason is not None, "a sequence's last piece has a finish reason"
+    return Completion(
         "".join(piece.text for piece in pieces),
         tuple(token for piece in pieces for token in piece.tokens),
-        last.finish_reason,
-        last.usage,
+        reason,
         tuple(score for piece in pieces for score in piece.log_probs),
+        cumulative_log_prob,
+        _together([piece.generation_logits for piece in pieces if piece.generation_logits is not None]),
     )
+
+
+def _rows(data: bytes, count: int) -> "Logits | None":
+    """Logits of `count` tokens."""
+    if not data:
+        return None
+    import numpy as np
+
+    return np.frombuffer(data, np.float32).reshape(count, -1)
+
+
+def _together(rows: "Sequence[Logits]") -> "Logits | None":
+    if len(rows) < 2:
+        return rows[0] if rows else None
+    import numpy as np
+
+    return np.concatenate(rows)

@@ -4,15 +4,16 @@ import asyncio
 import itertools
 import queue
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, overload
 
-from trtforge.api.answers import Answer, Assembly, Piece, joined
+from trtforge.api.answers import Answer, Assembly, Piece
 from trtforge.api.hints import hinted
 from trtforge.api.options import LoadOptions
-from trtforge.api.prompts import Chat, Prompt, Prompts, SamplingParams, checked, named
+from trtforge.api.prompts import Chat, Prompt, Prompts, SamplingParams, checked, sequences
 from trtforge.core.defaults import KV_CACHE_DIR_BYTES
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.places import artifact_at
@@ -117,38 +118,52 @@ class Engine:
             message = f"there are {len(prompts)} prompts and {len(each)} SamplingParams"
             raise RequestError(message, hint="Give one for all prompts, or one for each.")
         assemblies = [self._assembly(one, of, streamed=False) for one, of in zip(prompts, each, strict=True)]
-        pieces: dict[str, list[Piece]] = {assembly.request.request_id: [] for assembly in assemblies}
-        for name, piece in self._pieces(assemblies):
-            pieces[name].append(piece)
-        answers = [joined(found) for found in pieces.values()]
+        pieces: dict[Assembly, list[Piece]] = {assembly: [] for assembly in assemblies}
+        for assembly, piece in self._pieces(assemblies):
+            pieces[assembly].append(piece)
+        answers = [assembly.answer(found) for assembly, found in pieces.items()]
         return answers[0] if alone else answers
 
     def stream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> Generator[Piece, None, None]:
-        """The pieces of an answer as they are generated. Closing the iterator cancels the request.
+        """The pieces of an answer as they are generated; those of several sequences have an `index`.
 
-        Raises RequestError.
+        Closing the iterator cancels the request. Raises RequestError, also for a `beam_width` above 1.
         """
         for _, piece in self._pieces([self._assembly(prompt, params, streamed=True)]):
             yield piece
 
-    def astream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> AsyncGenerator[Piece, None]:
+    async def astream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> AsyncGenerator[Piece, None]:
         """As `stream`, without blocking the event loop."""
-        return self._apieces(prompt, params, streamed=True)
+        assembly = await asyncio.to_thread(self._assembly, prompt, params, streamed=True)
+        async with aclosing(self._apieces(assembly)) as pieces:
+            async for piece in pieces:
+                yield piece
 
-    async def _apieces(self, prompt: Prompt, params: SamplingParams, *, streamed: bool) -> AsyncGenerator[Piece, None]:
+    async def _apieces(self, assembly: Assembly) -> AsyncGenerator[Piece, None]:
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[Output] = asyncio.Queue()
-        assembly = await asyncio.to_thread(self._assembly, prompt, params, streamed=streamed)
-        self._runtime.submit(assembly.request, lambda output: _hand_over(loop, outputs, output))
+
+        def hand_over(output: Output) -> None:
+            """Called on the engine's thread. A loop that was closed meanwhile wants nothing more."""
+            try:
+                loop.call_soon_threadsafe(outputs.put_nowait, output)
+            except RuntimeError:
+                self._runtime.cancel(output.request_id)
+
         try:
+            for request in assembly.requests:
+                self._runtime.submit(request, hand_over)
             while not assembly.finished:
-                yield assembly.take(await outputs.get())
+                for piece in self._taken(assembly, await outputs.get()):
+                    yield piece
         finally:
-            self._runtime.cancel(assembly.request.request_id)
+            self._cancel(assembly)
 
     async def agenerate(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> Answer:
         """As `generate` for one prompt, without blocking the event loop."""
-        return joined([piece async for piece in self._apieces(prompt, params, streamed=False)])
+        assembly = await asyncio.to_thread(self._assembly, prompt, params, streamed=False)
+        async with aclosing(self._apieces(assembly)) as pieces:
+            return assembly.answer([piece async for piece in pieces])
 
     def statistics(self) -> EngineStatistics:
         """Requests, KV blocks and tokens, now and so far."""
@@ -171,36 +186,45 @@ class Engine:
     @hinted()
     def _assembly(self, prompt: Prompt, given: object, *, streamed: bool) -> Assembly:
         params = checked(given)
-        request = named(self._prompts.request(prompt, params), next(self._numbers))
-        request, continues = replace(request, streamed=streamed), not isinstance(prompt, Chat)
-        return Assembly(request, params.stop, self._texts, self._block_tokens, continues=continues)
+        if streamed and params.beam_width > 1:
+            raise RequestError(
+                f"beam_width is {params.beam_width}, and beams are known only when their search has ended",
+                hint="Use generate or agenerate, or stream with a beam_width of 1.",
+            )
+        request = replace(self._prompts.request(prompt, params), streamed=streamed)
+        requests, continues = sequences(request, params.n, next(self._numbers)), not isinstance(prompt, Chat)
+        return Assembly(requests, params.stop, self._texts, self._block_tokens, continues=continues)
 
-    def _pieces(self, assemblies: Sequence[Assembly]) -> Iterator[tuple[str, Piece]]:
-        """Each piece with the name of its request, in the order of their arrival."""
+    def _pieces(self, assemblies: Sequence[Assembly]) -> Iterator[tuple[Assembly, Piece]]:
+        """Each piece with its assembly, in the order of their arrival."""
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        named_so = {assembly.request.request_id: assembly for assembly in assemblies}
+        of_name = {request.request_id: assembly for assembly in assemblies for request in assembly.requests}
         try:
             for assembly in assemblies:
-                self._runtime.submit(assembly.request, outputs.put)
+                for request in assembly.requests:
+                    self._runtime.submit(request, outputs.put)
             unfinished = len(assemblies)
             while unfinished:
                 output = outputs.get()
-                assembly = named_so[output.request_id]
-                if assembly.finished:  # by a stop word
+                assembly = of_name[output.request_id]
+                if assembly.finished:  # by stop words
                     continue
-                piece = assembly.take(output)
+                pieces = self._taken(assembly, output)
                 unfinished -= assembly.finished
-                if assembly.stopped:
-                    self._runtime.cancel(output.request_id)
-                yield output.request_id, piece
+                for piece in pieces:
+                    yield assembly, piece
         finally:
-            for name, assembly in named_so.items():
-                if not assembly.finished:
-                    self._runtime.cancel(name)
+            for assembly in assemblies:
+                self._cancel(assembly)
 
+    def _taken(self, assembly: Assembly, output: Output) -> list[Piece]:
+        """The pieces of an output, which may end its request before the engine does."""
+        pieces = assembly.take(output)
+        if output.finish_reason is None and not assembly.runs(output.request_id):
+            self._runtime.cancel(output.request_id)
+        return pieces
 
-def _hand_over(loop: asyncio.AbstractEventLoop, outputs: "asyncio.Queue[Output]", output: Output) -> None:
-    """Called on the engine's thread; a loop that was closed meanwhile wants nothing."""
-    put: Callable[[Output], None] = outputs.put_nowait
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(put, output)
+    def _cancel(self, assembly: Assembly) -> None:
+        for request in assembly.requests:
+            if assembly.runs(request.request_id):
+                self._runtime.cancel(request.request_id)

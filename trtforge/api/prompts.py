@@ -5,12 +5,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from trtforge.core.errors import ForgeError, RequestError, first_line
-from trtforge.engine_process.requests import DEFAULT_PRIORITY, GenerationRequest, Guide, LookaheadSizes
+from trtforge.engine_process.requests import (
+    DEFAULT_PRIORITY,
+    MOST_LENGTH_PENALTY,
+    BeamParams,
+    GenerationRequest,
+    Guide,
+    LookaheadSizes,
+    with_seed,
+)
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
 from trtforge.formats.chat_template import read_chat_template
 from trtforge.formats.special_tokens import read_special_tokens
@@ -39,6 +47,7 @@ class Tokens:
 
 
 Prompt = str | Chat | Tokens
+_MOST_SEQUENCES = 128
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,10 @@ class SamplingParams:
     answer must be, by the package xgrammar. `adapter`: name of a LoRA adapter of the engine. `priority`: from 0 to 1;
     of waiting requests the highest runs first. `lookahead`: window, n-gram and verification set sizes, at most those of
     an engine with lookahead decoding; (1, 1, 0): no draft tokens.
+
+    `n`: sequences of the prompt, sampled with `seed`, `seed` + 1 and so on; with a `beam_width` above 1 the best beams
+    of a search, which ends as `length_penalty` and `early_stopping` say and samples nothing. `context_logits`,
+    `generation_logits`: return those of an engine that was compiled with these features.
     """
 
     max_tokens: int = 64
@@ -74,6 +87,12 @@ class SamplingParams:
     adapter: str | None = None
     priority: float = DEFAULT_PRIORITY
     lookahead: tuple[int, int, int] | None = None
+    n: Annotated[int, Field(ge=1, le=_MOST_SEQUENCES)] = 1
+    beam_width: Annotated[int, Field(ge=1)] = 1
+    length_penalty: Annotated[float, Field(ge=-MOST_LENGTH_PENALTY, le=MOST_LENGTH_PENALTY)] = 0.0
+    early_stopping: bool = True
+    context_logits: bool = False
+    generation_logits: bool = False
 
     def guide(self) -> Guide | None:
         """The guide that is given. Raises RequestError for two, and for a schema that is not JSON."""
@@ -94,6 +113,12 @@ class SamplingParams:
                 "more than one of json_schema, regex and grammar is given", hint="An answer follows one of them."
             )
         return given[0] if given else None
+
+    def beams(self) -> BeamParams | None:
+        """The beam search that is asked for."""
+        if self.beam_width == 1:
+            return None
+        return BeamParams(self.beam_width, self.n, self.length_penalty, self.early_stopping)
 
     def sampling(self) -> EngineSampling:
         """The part that the sampler reads."""
@@ -137,6 +162,10 @@ def checked(params: object) -> SamplingParams:
         ) from None
     if not all(found.stop):
         raise RequestError("a stop text is empty", hint="Leave it out.")
+    if 1 < found.beam_width < found.n:
+        raise RequestError(
+            f"n is {found.n}, beam_width {found.beam_width}", hint="Ask for at most as many beams as are searched."
+        )
     return found
 
 
@@ -171,6 +200,9 @@ class Prompts:
             lora_task_id=None if params.adapter is None else self._task_id(params.adapter),
             priority=params.priority,
             lookahead=None if params.lookahead is None else LookaheadSizes(*params.lookahead),
+            beams=params.beams(),
+            context_logits=params.context_logits,
+            generation_logits=params.generation_logits,
         )
 
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -238,6 +270,10 @@ def _token_ids(prompt: Tokens) -> list[int]:
     return ids
 
 
-def named(request: GenerationRequest, number: int) -> GenerationRequest:
-    """A request with a name of its own in the engine."""
-    return replace(request, request_id=f"api-{number}")
+def sequences(request: GenerationRequest, count: int, number: int) -> list[GenerationRequest]:
+    """The requests of `count` sequences of a prompt, with names of their own in the engine; one of a beam search."""
+    first = replace(request, request_id=f"api-{number}")
+    copy = replace(first, copy_of=first.request_id, context_logits=False)
+    more = range(1, count if request.beams is None else 1)
+    seed = request.sampling.seed or 0
+    return [first, *(with_seed(replace(copy, request_id=f"api-{number}.{index}"), seed + index) for index in more)]

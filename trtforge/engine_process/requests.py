@@ -1,7 +1,7 @@
 """Requests to an engine and their outputs. Needs no torch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
@@ -179,6 +179,14 @@ class GenerationRequest:
     lookahead: LookaheadSizes | None = None
     sent_adapter: SentAdapter | None = None
     streamed: bool = True
+
+
+MOST_SEED = 2**64 - 1
+
+
+def with_seed(request: GenerationRequest, seed: int) -> GenerationRequest:
+    """Another sequence of a request: sequences of one prompt differ in their seeds."""
+    return replace(request, sampling=replace(request.sampling, seed=seed & MOST_SEED))
 
 
 MOST_LENGTH_PENALTY = 10
