@@ -212,6 +212,20 @@ def test_two_engines_of_a_process_write_the_same_block(
     later.close()
 
 
+def test_an_engine_finds_what_another_one_stores_meanwhile(opened: Opened) -> None:
+    """It counts its bytes once, also if it stores the block itself."""
+    first, second = opened(), opened()
+    assert not second.holds(KEY)
+    first.keep(KEY, 3)
+    first.close()
+    assert second.holds(KEY)
+    assert second.fetch(KEY, 5)
+    assert block_of(second.take_fills()[5]) == ({3.5}, {3})
+    second._write(second._name(KEY), bytes(first._used))
+    assert second._used == first._used > 0
+    second.close()
+
+
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "renamed"])
 def test_a_damaged_file_is_deleted_and_not_used(opened: Opened, tmp_path: Path, damage: str) -> None:
     first = opened()

@@ -87,9 +87,17 @@ class KvStore:
         self._writer.start()
 
     def holds(self, key: bytes) -> bool:
-        """Whether the block of `key` is stored; `fetch` may still find it damaged."""
+        """Whether the block of `key` is stored, perhaps by another engine; `fetch` may still find it damaged."""
+        name = self._name(key)
         with self._lock:
-            return self._name(key) in self._sizes
+            if name in self._sizes:
+                return True
+        try:
+            size = os.stat(f"{self._root}/{name}").st_size
+        except OSError:
+            return False
+        self._note(name, size)
+        return True
 
     def fetch(self, key: bytes, block: int) -> bool:
         """Read the block of `key`, with which `block` is filled before the next step; False if that fails."""
@@ -184,9 +192,13 @@ class KvStore:
             with suppress(OSError):
                 draft.unlink()
             raise
+        self._note(name, len(content))
+
+    def _note(self, name: str, size: int) -> None:
+        """A file has been written, by this engine or another one."""
         with self._lock:
-            self._sizes[name] = len(content)
-            self._used += len(content)
+            self._used += size - self._sizes.get(name, 0)
+            self._sizes[name] = size
 
     def _make_room(self, wanted: int) -> None:
         while self._used + wanted > self._most_bytes:
