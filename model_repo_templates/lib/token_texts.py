@@ -27,7 +27,7 @@ class ScoredTexts(TokenTexts):
         for token, value, others in zip(tokens, values, alternatives, strict=True):
             likely = [self._entry(int(each), score, begins=begins) for each, score in others]
             found.append({**self._entry(token, value, begins=begins), "top_logprobs": likely})
-            begins = begins and token in self._special
+            begins = begins and token in self.special
         return found
 
     def prompt(
@@ -39,7 +39,7 @@ class ScoredTexts(TokenTexts):
             *self.scored(tokens[1:], values[1:], top[1:], begins=False),
         ]
         for token, entry in zip(tokens, found, strict=True):
-            if token in self._special:
+            if token in self.special:
                 entry["bytes"] = list(self.of(token)[0].encode())
         return found
 

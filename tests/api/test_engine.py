@@ -360,9 +360,10 @@ def test_an_engine_that_is_dropped_ends_and_frees_its_memory(build: Path) -> Non
         engine.generate(PROMPT, SamplingParams(max_tokens=2))
         runtime, thread = weakref.ref(engine._runtime), engine._runtime._thread
         ranks = weakref.ref(engine._runtime._ranks)
+        tokenizer = weakref.ref(engine._prompts.tokenizer)
         del engine
         assert not thread.is_alive()
-        assert (runtime(), ranks()) == (None, None)
+        assert (runtime(), ranks(), tokenizer()) == (None, None, None)
     finally:
         gc.enable()
 

@@ -3,7 +3,8 @@
 import asyncio
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,13 @@ from transformers import AutoModelForCausalLM
 from tests.conftest import DEMO_MODEL
 from tests.patience import eventually
 from trtforge import Answer, Engine, Piece, SamplingParams, Tokens
+from trtforge.api.prompts import Prompts
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import RequestError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import EngineConfig
+from trtforge.engine_process.requests import GenerationRequest, Output
 
 PROMPT = "Return the number of items in the list, and a tuple of the first and the last of them"
 SAMPLED = SamplingParams(max_tokens=12, n=3, top_p=0.95, temperature=1.4, seed=5)
@@ -208,3 +211,34 @@ def test_a_stream_of_sequences_that_is_left_ends_them_all(engine: Engine) -> Non
     assert eventually(lambda: ended(engine))
     asyncio.run(cancelled())
     assert eventually(lambda: ended(engine))
+
+
+class _Held:
+    """A runtime whose outputs come when they are told to."""
+
+    def __init__(self) -> None:
+        self.submitted: list[tuple[GenerationRequest, Callable[[Output], None]]] = []
+        self.cancelled: list[str] = []
+
+    def statistics(self) -> SimpleNamespace:
+        return SimpleNamespace(tokens_per_block=16)
+
+    def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
+        self.submitted.append((request, on_output))
+        on_output(Output(request.request_id, (100,)))
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+
+    def close(self) -> None: ...
+
+
+def test_what_comes_after_an_event_loop_was_closed_ends_the_request() -> None:
+    runtime: Any = _Held()
+    loop, stream = asyncio.new_event_loop(), Engine(runtime, Prompts(DEMO_MODEL)).astream(PROMPT)
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    ((request, on_output),) = runtime.submitted
+    assert runtime.cancelled == []
+    on_output(Output(request.request_id, (101,)))
+    assert runtime.cancelled == [request.request_id]

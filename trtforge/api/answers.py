@@ -140,7 +140,7 @@ class SequenceText:
         self, prompt: "Sequence[int]", stop: "Sequence[str]", texts: TokenTexts, index: int, *, continues: bool
     ) -> None:
         self._texts = texts
-        self._text = Detokenizer(texts.tokenizer, prompt if continues else ())
+        self._text = Detokenizer(texts.tokenizer, prompt if continues else (), texts.special)
         self._begins = not continues
         self._stop = StopText(stop)
         self._prompt_tokens, self._index = len(prompt), index

@@ -16,23 +16,29 @@ _MOST_HELD, _LAST_HELD = 32, 4
 """Characters that may be held back, and what of more than these still is: the bytes of one character."""
 
 
-@lru_cache(maxsize=8)
 def special_ids(tokenizer: "Tokenizer") -> frozenset[int]:
     """The ids of special tokens, which give no text."""
     return frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
 
+_known_special_ids = lru_cache(maxsize=8)(special_ids)
+
+
 class Detokenizer:
     """The text of one sequence. `context`: ids before it (the prompt), whose text is not returned.
+
+    `special`: the tokenizer's `special_ids`; None: found once for each of the last eight tokenizers, which are kept.
 
     Incomplete characters are held back; special tokens give no text. Each step decodes only a window of the last ids,
     because decoders look back only a few tokens (spaces between words, the bytes of one character): the cost of a token
     does not grow with the text. `DecodeStream` of tokenizers raises errors where bytes form no character.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", context: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: "Tokenizer", context: Sequence[int] = (), special: frozenset[int] | None = None
+    ) -> None:
         self._tokenizer = tokenizer
-        self._special = special_ids(tokenizer)
+        self._special = _known_special_ids(tokenizer) if special is None else special
         self._window: list[int] = list(context)
         text = self._decode(self._window)
         self._shown = len(text)

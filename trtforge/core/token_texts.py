@@ -26,7 +26,7 @@ class TokenTexts:
         self._before = tokenizer.encode("a", add_special_tokens=False).ids[-1:]
         self._shown = self._decode(self._before)
         self._known: dict[tuple[int, bool], tuple[str, list[int]]] = {}
-        self._special = special_ids(tokenizer)
+        self.special = special_ids(tokenizer)
         # Byte-level tokenizers write each byte of a token as one character.
         self._byte_of = {character: byte for byte, character in _byte_characters().items()}
 
@@ -42,12 +42,12 @@ class TokenTexts:
 
     def begin(self, tokens: Sequence[int]) -> bool:
         """Whether a text that these tokens begin still has to begin."""
-        return self._special.issuperset(tokens)
+        return self.special.issuperset(tokens)
 
     def _find(self, token: int, *, begins: bool) -> tuple[str, list[int]]:
         whole = self._decode([*self._before, token])
         text = whole[len(self._shown) :] if whole.startswith(self._shown) else self._decode([token])
-        if token in self._special:
+        if token in self.special:
             return text, []
         if INCOMPLETE not in text:
             text = self._decode([token]) if begins else text
