@@ -5,7 +5,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -163,6 +163,7 @@ def test_logits_are_those_of_transformers(engine: Engine, llama: Any, tokenizer:
         rows = [piece.generation_logits for piece in pieces if piece.index == index and piece.tokens]
         np.testing.assert_allclose(np.concatenate(rows), each.generation_logits, atol=1e-3, rtol=1e-3)
     assert "logits" not in repr(answer)
+    assert {"completions", "usage", "context_logits"} == get_type_hints(Answer).keys()
     again = pickle.loads(pickle.dumps(answer))
     assert again == answer
     np.testing.assert_array_equal(again.context_logits, answer.context_logits)

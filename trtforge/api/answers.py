@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trtforge.api.hints import hinted
 from trtforge.core.detokenizer import Detokenizer
 from trtforge.core.stop_text import StopText
@@ -12,11 +15,7 @@ from trtforge.engine_process.requests import FinishReason, GenerationRequest, Ou
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Logits = NDArray[np.float32]
-
+Logits = NDArray[np.float32]
 EndReason = Literal["stop", "length", "cancelled"]
 """`stop`: the model ended, or a stop word came; `length`: max_tokens, or the engine's max_seq_len."""
 _REASONS: dict[FinishReason, EndReason] = {
@@ -67,8 +66,8 @@ class Piece:
     finish_reason: EndReason | None = None
     usage: Usage | None = None
     index: int = 0
-    context_logits: "Logits | None" = field(default=None, repr=False, compare=False)
-    generation_logits: "Logits | None" = field(default=None, repr=False, compare=False)
+    context_logits: Logits | None = field(default=None, repr=False, compare=False)
+    generation_logits: Logits | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class Completion:
     finish_reason: EndReason
     log_probs: tuple[TokenScore, ...] = ()
     cumulative_log_prob: float = 0.0
-    generation_logits: "Logits | None" = field(default=None, repr=False, compare=False)
+    generation_logits: Logits | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ class Answer:
 
     completions: tuple[Completion, ...]
     usage: Usage
-    context_logits: "Logits | None" = field(default=None, repr=False, compare=False)
+    context_logits: Logits | None = field(default=None, repr=False, compare=False)
 
     @property
     def text(self) -> str:
@@ -125,7 +124,7 @@ class Answer:
         return self.completions[0].cumulative_log_prob
 
     @property
-    def generation_logits(self) -> "Logits | None":
+    def generation_logits(self) -> Logits | None:
         """The logits of its tokens."""
         return self.completions[0].generation_logits
 
@@ -274,18 +273,14 @@ def _completion(pieces: "Sequence[Piece]", cumulative_log_prob: float) -> Comple
     )
 
 
-def _rows(data: bytes, count: int) -> "Logits | None":
+def _rows(data: bytes, count: int) -> Logits | None:
     """Logits of `count` tokens."""
     if not data:
         return None
-    import numpy as np
-
     return np.frombuffer(data, np.float32).reshape(count, -1)
 
 
-def _together(rows: "Sequence[Logits]") -> "Logits | None":
+def _together(rows: "Sequence[Logits]") -> Logits | None:
     if len(rows) < 2:
         return rows[0] if rows else None
-    import numpy as np
-
     return np.concatenate(rows)
