@@ -85,10 +85,13 @@ def test_metrics_beside_an_address_of_the_server(fake: Fake, monkeypatch: pytest
 def test_settings_are_those_that_are_open(fake: Fake) -> None:
     answers = {"/metrics": text("embedded"), "/v2/models/tensorrt_llm/config": json.dumps(CONFIG)}
     sources = Sources.at([fake.start(answers)])
-    assert sources.settings(["tensorrt_llm", "other"]) == ({"tensorrt_llm": {"max_num_tokens": "512"}}, False)
+    assert sources.settings(["tensorrt_llm", "other"]) == (
+        {"tensorrt_llm": {"max_num_tokens": "512"}},
+        {"other": {404}},
+    )
     for damaged in ("[1]", "{", json.dumps({"parameters": [1]})):
         answers["/v2/models/tensorrt_llm/config"] = damaged
-        assert sources.settings(["tensorrt_llm"]) == ({}, False)
+        assert sources.settings(["tensorrt_llm"]) == ({}, {})
 
 
 def test_settings_may_need_a_key(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,12 +99,29 @@ def test_settings_may_need_a_key(fake: Fake, monkeypatch: pytest.MonkeyPatch) ->
     address = fake.start({"/metrics": busy, "/v2/models/tensorrt_llm/config": json.dumps(CONFIG)})
     fake.key = "the-key-of-the-server"
     monkeypatch.delenv("TRTFORGE_API_KEY", raising=False)
-    assert Sources.at([address]).settings(["tensorrt_llm"]) == ({}, True)
+    assert Sources.at([address]).settings(["tensorrt_llm"]) == ({}, {"tensorrt_llm": {401}})
     _, missing = judged(observe(Sources.at([address]), 0.05, lambda _: None)[0])
     needed = "tensorrt_llm: max_num_tokens, as its model configuration needs an API key (TRTFORGE_API_KEY)"
     assert [each.lacks for each in missing] == [needed]
     monkeypatch.setenv("TRTFORGE_API_KEY", fake.key)
-    assert Sources.at([address]).settings(["tensorrt_llm"]) == ({"tensorrt_llm": {"max_num_tokens": "512"}}, False)
+    assert Sources.at([address]).settings(["tensorrt_llm"]) == ({"tensorrt_llm": {"max_num_tokens": "512"}}, {})
+
+
+def test_which_address_has_the_engine_may_not_be_known(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One says nothing of its models, another wants a key: the engine may be either's."""
+    monkeypatch.delenv("TRTFORGE_API_KEY", raising=False)
+    busy = text("embedded", {'request_type="waiting"': 5, 'request_type="scheduled"': 4})
+    wants = Fake()
+    wants.key = "the-key-of-the-server"
+    try:
+        metrics, locked = fake.start({"/metrics": busy}), wants.start({})
+        sources = Sources((metrics,), (metrics, locked))
+        assert sources.settings(["tensorrt_llm"]) == ({}, {"tensorrt_llm": {401, 404}})
+        _, missing = judged(observe(sources, 0.05, lambda _: None)[0])
+    finally:
+        wants.stop()
+    either = "is closed or needs an API key (TRTFORGE_API_KEY)"
+    assert [each.lacks for each in missing] == [f"tensorrt_llm: max_num_tokens, as its model configuration {either}"]
 
 
 def test_a_server_is_observed_until_it_stops(fake: Fake) -> None:

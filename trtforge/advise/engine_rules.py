@@ -1,6 +1,7 @@
 """What limits an engine: rules over its gauges."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from http import HTTPStatus
 
 from trtforge.advise.advice import Advice, Confidence, Found, Missing
 from trtforge.advise.readings import FEW_REQUESTS, EngineObserved, Observation
@@ -147,9 +148,7 @@ def tokens_of_a_step(engine: EngineObserved, seen: Observation) -> Iterator[Foun
     """Steps are full of prompt tokens."""
     text = (engine.settings or {}).get("max_num_tokens", "")
     if not text.isdecimal():
-        told = "has none"
-        if engine.settings is None:
-            told = f"needs an API key ({KEY_VARIABLE})" if seen.locked else "is closed"
+        told = "has none" if engine.settings is not None else _closed(seen.refusals.get(engine.name, ()))
         yield Missing(rule="tokens", lacks=f"{engine.name}: max_num_tokens, as its model configuration {told}")
         return
     most, context = int(text), _context_of_a_step(engine)
@@ -182,6 +181,14 @@ def gpu(engine: EngineObserved, seen: Observation) -> Iterator[Found]:
         effect="shorter steps with few requests in flight",
         confidence="possible",
     )
+
+
+def _closed(refusals: Collection[int]) -> str:
+    """Why a configuration is not known. Several addresses may refuse it, and which has the engine is not known."""
+    if HTTPStatus.UNAUTHORIZED not in refusals:
+        return "is closed"
+    key = f"needs an API key ({KEY_VARIABLE})"
+    return key if set(refusals) == {HTTPStatus.UNAUTHORIZED} else f"is closed or {key}"
 
 
 def _context_of_a_step(engine: EngineObserved) -> float | None:

@@ -1,7 +1,7 @@
 """A server's metrics at one moment, and over an interval: typed, with None for what a server does not tell."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pydantic import Field
 
@@ -144,12 +144,12 @@ Settings = Mapping[str, str]
 class Observation:
     """Readings of one server, two at least. `settings`: of an engine, by its model; absent if it is not open.
 
-    `locked`: the server tells them to clients with an API key only, and none or a wrong one was sent.
+    `refusals`: HTTP statuses of the requests for them that were refused, by model; 401: without a valid API key.
     """
 
     readings: Sequence[Reading]
     settings: Mapping[str, Settings]
-    locked: bool = False
+    refusals: Mapping[str, Collection[int]] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:

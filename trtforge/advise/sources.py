@@ -58,18 +58,19 @@ class Sources:
         samples = [sample for address in self.metrics for sample in read_metrics(address)]
         return Reading.of(time.monotonic(), samples)
 
-    def settings(self, models: Sequence[str]) -> tuple[dict[str, Settings], bool]:
-        """The parameters of these models, as far as a server tells them, and whether it wants an API key for others."""
+    def settings(self, models: Sequence[str]) -> tuple[dict[str, Settings], dict[str, set[int]]]:
+        """The parameters of these models, as far as a server tells them, and by which statuses it refused others."""
         found: dict[str, Settings] = {}
-        locked = False
+        refusals: dict[str, set[int]] = {}
         for address in self.http:
             for model in models:
                 answer = None if model in found else _answer(address, model)
                 if answer is not None and answer.status == HTTPStatus.OK:
                     parameters = _parameters(answer.text, address)
                     found |= {model: parameters} if parameters is not None else {}
-                locked = locked or (answer is not None and answer.status == HTTPStatus.UNAUTHORIZED)
-        return found, locked
+                elif answer is not None:
+                    refusals.setdefault(model, set()).add(answer.status)
+        return found, refusals
 
 
 def observe(sources: Sources, seconds: float, done: Callable[[float], None]) -> tuple[Observation, str]:
@@ -79,7 +80,7 @@ def observe(sources: Sources, seconds: float, done: Callable[[float], None]) -> 
     readings.
     """
     readings = [sources.reading()]
-    settings, locked = sources.settings(list(readings[0].engines))
+    settings, refusals = sources.settings(list(readings[0].engines))
     until, ended = time.monotonic() + seconds, ""
     while (left := until - time.monotonic()) > 0 or len(readings) < 2:
         pause = min(_PERIOD, max(left, _PERIOD / 10))
@@ -92,7 +93,7 @@ def observe(sources: Sources, seconds: float, done: Callable[[float], None]) -> 
             ended = error.message
             break
         done(pause)
-    return Observation(readings, settings, locked), ended
+    return Observation(readings, settings, refusals), ended
 
 
 def _has_metrics(address: str, prefixes: tuple[str, ...]) -> bool:
