@@ -111,6 +111,7 @@ CASES = [
     (b"GET /v2 HTTP/3.0\r\nHost: x\r\n\r\n", 505, "use HTTP/1.0 or HTTP/1.1"),
     (b"GET /v2 HTTP/1.1\r\nHost: x\r\nBad Header: 1\r\n\r\n", 400, "not HTTP/1.1"),
     (b"GET /v2 HTTP/1.1\r\nHost: x\r\nX: a\x00b\r\n\r\n", 400, "not HTTP/1.1"),
+    (b"GET /v2 HTTP/1.1\r\nHost: x\r\nno header\r\n\r\n", 400, "the request is not HTTP/1.1: illegal header line"),
     (request_bytes("GET", "/v2/logging"), 403, "logging is closed on this server"),
     (request_bytes("GET", "/nothing"), 404, "no such endpoint"),
     (request_bytes("PUT", GENERATE), 405, "this endpoint takes POST"),
@@ -125,6 +126,7 @@ def test_malformed_requests_are_answered_and_do_not_reach_triton(data: bytes, st
         assert answer.status == status
         if status != 200:
             assert said in answer.error
+            assert "bytearray" not in answer.error
             assert front.triton.heads == []
 
     with_front(test)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TypeVar
@@ -14,6 +15,7 @@ from trtforge.serve.front.refusal import Refusal, error_body
 _PIECE = 64 * 1024
 _NAME = b"trtforge"
 _GRACE = 0.05  # seconds
+_QUOTED = re.compile(r": bytearray\(.*", re.DOTALL)  # the line of the client, as h11 shows it
 T = TypeVar("T")
 
 
@@ -150,7 +152,8 @@ class Incoming:
             except h11.RemoteProtocolError as error:
                 if self._reader.at_eof():
                     raise ClientGone from None
-                raise Refusal(error.error_status_hint, f"the request is not HTTP/1.1: {error}") from None
+                said = _QUOTED.sub("", str(error))
+                raise Refusal(error.error_status_hint, f"the request is not HTTP/1.1: {said}") from None
             if event is not h11.NEED_DATA:
                 return event
             self._connection.receive_data(await self._reader.read(_PIECE))
