@@ -17,7 +17,7 @@ MAX_TOKENS = 32
 async def _load(port: int, connections: int, requests: int, *, stream: bool) -> dict[str, object]:
     values = {"model": "ensemble", "prompt": PROMPT, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": stream}
     body = json.dumps(values).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}"
     message = head.encode() + b"\r\n\r\n" + body
     taken: list[float] = []
     left = requests

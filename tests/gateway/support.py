@@ -11,6 +11,7 @@ import uvicorn
 
 from tests.patience import PATIENCE, eventually
 from trtforge.core.api_keys import ApiKeys
+from trtforge.core.host_check import HostCheck
 from trtforge.gateway.app import make_app
 from trtforge.gateway.backend import Backend
 from trtforge.gateway.limits import GatewayLimits
@@ -52,9 +53,10 @@ def running(
     keys: ApiKeys | None = None,
     limits: GatewayLimits | None = None,
     served_name: str | None = None,
+    hosts: HostCheck | None = None,
 ) -> Iterator[Gateway]:
     """A gateway that answers meanwhile."""
-    service = Service(Router(backends, served_name), keys, limits)
+    service = Service(Router(backends, served_name), keys, limits, hosts)
     server = uvicorn.Server(
         uvicorn.Config(make_app(service), port=0, http=BoundedProtocol, lifespan="off", log_level="warning", ws="none")
     )

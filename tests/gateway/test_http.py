@@ -17,6 +17,7 @@ from tests.gateway.fake import FakeBackend
 from tests.gateway.support import Gateway, running
 from tests.patience import PATIENCE, eventually
 from trtforge.core.api_keys import ApiKeys
+from trtforge.core.host_check import HostCheck
 from trtforge.gateway.backend import GONE, BackendError
 from trtforge.gateway.exchange import Exchange
 from trtforge.gateway.limits import GatewayLimits
@@ -106,6 +107,52 @@ def test_keys_are_required_for_everything_but_health() -> None:
         assert [model.id for model in client(gateway, KEY).models.list()] == ["ensemble"]
         assert httpx.get(f"{gateway.root}/health", timeout=PATIENCE).status_code == 200
         assert httpx.get(f"{gateway.url}/models", headers={"x-api-key": KEY}, timeout=PATIENCE).status_code == 200
+
+
+LOCAL = HostCheck.of("127.0.0.1", ("llm.example",), with_keys=False)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "evil.example", "origin": "http://evil.example"},
+        {"origin": "http://evil.example"},
+        {"origin": "null", "content-type": "text/plain"},
+    ],
+)
+def test_web_pages_of_others_reach_no_gateway_on_loopback_without_keys(headers: dict[str, str]) -> None:
+    fake = FakeBackend()
+    body = '{"model":"ensemble","prompt":"a","max_tokens":1}'
+    with running([fake], hosts=LOCAL) as gateway:
+        answers = [
+            httpx.post(f"{gateway.url}/completions", content=body, headers=headers, timeout=PATIENCE),
+            httpx.get(f"{gateway.url}/models", headers=headers, timeout=PATIENCE),
+            httpx.get(f"{gateway.root}/metrics", headers=headers, timeout=PATIENCE),
+        ]
+        assert httpx.get(f"{gateway.root}/health", headers=headers, timeout=PATIENCE).status_code == 200
+    for answer in answers:
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["code"]) == (403, "request_forbidden", "host_not_allowed")
+        assert "not allowed: this server listens on loopback without API keys" in error["message"]
+        assert "access-control-allow-origin" not in answer.headers
+    assert fake.requests == []
+
+
+def test_clients_of_this_machine_and_allowed_names_reach_it() -> None:
+    with running([FakeBackend()], hosts=LOCAL) as gateway:
+        assert ask(gateway)
+        for host in (f"localhost:{gateway.port}", "[::1]:1", "llm.example"):
+            assert gateway_models(gateway, host=host).status_code == 200
+            assert gateway_models(gateway, host=host, origin="http://localhost:3000").status_code == 200
+        with connected(gateway) as old:
+            old.sendall(b"GET /v1/models HTTP/1.0\r\n\r\n")
+            assert old.recv(4096).startswith(b"HTTP/1.1 200")
+
+
+def gateway_models(gateway: Gateway, **headers: str) -> httpx.Response:
+    """The models as a client with these headers gets them."""
+    return httpx.get(f"{gateway.url}/models", headers=headers, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,24 @@ def test_keys_that_cannot_be_read_are_said(tmp_path: Path) -> None:
     assert "error: the API keys cannot be read" in said
 
 
+def test_web_pages_of_others_do_not_reach_a_front_on_loopback(tmp_path: Path) -> None:
+    """503: the request went on to Triton, which does not run here."""
+    wanted = command(tmp_path, allowed_hosts=("llm.example",))
+    url, body = f"http://127.0.0.1:{wanted.port}/v2/models/ensemble/generate", b'{"text_input":"a"}'
+
+    def status(**headers: str) -> int:
+        return httpx.post(url, content=body, headers=headers, timeout=PATIENCE).status_code
+
+    with running(wanted):
+        assert eventually(lambda: listens(wanted))
+        assert [status(), status(host="localhost:8000"), status(host="llm.example")] == [503, 503, 503]
+        assert [status(host="evil.example"), status(origin="https://evil.example")] == [403, 403]
+        answer = httpx.post(url, content=body, headers={"host": "evil.example"}, timeout=PATIENCE)
+        assert answer.json()["error"].startswith("the Host 'evil.example' is not allowed: ")
+        health = f"http://127.0.0.1:{wanted.port}/v2/health/ready"
+        assert httpx.get(health, headers={"host": "evil.example"}, timeout=PATIENCE).status_code == 503
+
+
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     wanted = command(tmp_path)
     program = f"import subprocess, time\nsubprocess.Popen({list(wanted.argv)!r})\ntime.sleep(600)"

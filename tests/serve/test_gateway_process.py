@@ -107,6 +107,46 @@ def test_the_command_has_the_same_keys_and_is_shown(fake_repository: Path, tmp_p
     assert plan_launch(ServeConfig(), fake_repository, facts, RUNTIME).gateway is None
 
 
+def test_the_gateway_and_the_front_allow_the_same_hosts(fake_repository: Path) -> None:
+    facts = read_facts(open_to_run(fake_repository, "repository"))
+    config = ServeConfig(openai_port=8003, allowed_hosts=("llm.example", "gpu1"))
+    launch = plan_launch(config, fake_repository, facts, RUNTIME)
+    assert launch.gateway is not None
+    assert launch.front is not None
+    for command in (launch.gateway, launch.front):
+        assert command.argv[-2:] == ("--allow-host=llm.example", "--allow-host=gpu1")
+
+
+@pytest.mark.parametrize(("host", "status"), [("localhost", 200), ("llm.example", 200), ("evil.example", 403)])
+def test_a_gateway_on_loopback_looks_at_the_host(host: str, status: int) -> None:
+    port = free_ports(1)[0]
+    words = ("--backend", "127.0.0.1:1", "--port", str(port), "--allow-host", "llm.example")
+    with subprocess.Popen([sys.executable, "-m", "trtforge", "gateway", *words], stdout=subprocess.PIPE) as gateway:
+        try:
+            assert gateway.stdout is not None
+            assert gateway.stdout.readline() == f"openai=http://127.0.0.1:{port}/v1\n".encode()
+            url = f"http://127.0.0.1:{port}/metrics"
+            answer = eventually_answered(url, host)
+            assert answer.status_code == status
+        finally:
+            gateway.terminate()
+
+
+def eventually_answered(url: str, host: str) -> httpx.Response:
+    """The answer of a server that says where it listens a moment before it does."""
+    answers: list[httpx.Response] = []
+
+    def asked() -> bool:
+        try:
+            answers.append(httpx.get(url, headers={"host": host}, timeout=PATIENCE))
+        except httpx.ConnectError:
+            return False
+        return True
+
+    assert eventually(asked)
+    return answers[0]
+
+
 @pytest.mark.parametrize("keys", [None, Path("keys")])
 @pytest.mark.parametrize("port", [None, 8003])
 def test_commands_to_try_hold_addresses_and_no_key(keys: Path | None, port: int | None) -> None:

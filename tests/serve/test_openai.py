@@ -369,7 +369,7 @@ def test_a_client_that_leaves_frees_its_blocks(served: Served, stream: bool) -> 
     before = departures()
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as client:
         client.sendall(
-            f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
+            f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()
         )
         assert eventually(holds_blocks)
     assert eventually(lambda: departures() == before + 1)

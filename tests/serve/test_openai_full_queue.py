@@ -43,7 +43,7 @@ def full(server: Server) -> Iterator[None]:
     port = int(address(server).rsplit(":", 1)[1].split("/")[0])
     values = {"model": "ensemble", "prompt": "Return the", "max_tokens": 100_000, "stream": True}
     body = json.dumps({**values, "logit_bias": {"1": -100, "3": -100}})
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
 
     def held() -> tuple[int, int]:
         gauges = server.gauges()

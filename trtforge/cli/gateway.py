@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import show
-from trtforge.cli.options import ENDPOINTS, MOST_SECONDS, Verbose, from_options
+from trtforge.cli.options import ENDPOINTS, MOST_SECONDS, AllowHost, Verbose, from_options
 from trtforge.core import defaults
 from trtforge.core.errors import UsageError
 
@@ -69,6 +69,7 @@ def gateway(
             show_default=False,
         ),
     ] = None,
+    allow_host: AllowHost = None,
     drain_timeout: Annotated[
         float,
         typer.Option(
@@ -99,6 +100,7 @@ def gateway(
             "host": host,
             "port": port,
             "api_key_file": api_key_file,
+            "allowed_hosts": tuple(allow_host or ()),
             "drain_timeout": drain_timeout,
         },
         "gateway",

@@ -47,6 +47,16 @@ KvCacheDirBytes = Annotated[
         show_default=defaults.KV_CACHE_DIR_SIZE,
     ),
 ]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=ENDPOINTS,
+        help="Host name beside localhost that clients may use while the server listens on loopback without API keys; "
+        "repeatable.",
+        show_default=False,
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the traceback of an error and more of the log.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 Force = Annotated[bool, typer.Option("--force", help="Build again even if the artifact is up to date.")]
@@ -197,6 +207,7 @@ _OPTIONS_OF = {
     "data.sequence_length": "--seq-len",
     "features": "--feature",
     "exclude_modules": "--exclude-module",
+    "allowed_hosts": "--allow-host",
     "backends": "--backend",
     "models": "--model",
     "client_namespaces": "--client-namespace",

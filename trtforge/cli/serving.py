@@ -9,6 +9,7 @@ from trtforge.cli import completion
 from trtforge.cli.options import (
     ENDPOINTS,
     MOST_SECONDS,
+    AllowHost,
     KvCacheDir,
     KvCacheDirBytes,
     Verbose,
@@ -72,6 +73,7 @@ def serve(
             show_default=False,
         ),
     ] = None,
+    allow_host: AllowHost = None,
     launcher: Annotated[
         str,
         typer.Option(
@@ -179,6 +181,7 @@ def serve(
             "host": host,
             "open": parse_doors(open or ()),
             "api_key_file": api_key_file,
+            "allowed_hosts": tuple(allow_host or ()),
             "launcher": launcher,
             "hosts": [host.strip() for host in hosts.split(",")] if hosts else (),
             "nodes": nodes,

@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--host", required=True, help="address to listen on")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--api-key-file", type=Path, help="API keys, one per line, each of at least 16 characters")
+    parser.add_argument("--allow-host", action="append", default=[], help="a host name beside localhost")
     parser.add_argument("--drain-timeout", type=float, required=True, help="seconds for running requests")
     parser.add_argument("--wait", action="store_true", help="begin when the first backend listens")
     options = parser.parse_args()
@@ -42,6 +43,7 @@ def main() -> int:
         host=options.host,
         port=options.port,
         api_key_file=options.api_key_file,
+        allowed_hosts=tuple(options.allow_host),
         drain_timeout=options.drain_timeout,
     )
     try:

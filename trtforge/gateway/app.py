@@ -62,7 +62,11 @@ def make_app(service: Service) -> FastAPI:
         return Response(json.dumps({"ready": is_ready}).encode(), status, media_type="application/json")
 
     @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
+        try:
+            service.require_host(dict(request.headers.raw))
+        except ApiError as error:
+            return _error_response(error)
         return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     return app

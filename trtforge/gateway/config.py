@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 
 from trtforge.core import defaults
 from trtforge.core.config_model import Config
+from trtforge.core.host_check import AllowedHost
 
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
 
@@ -25,6 +26,9 @@ class GatewayConfig(Config):
     port: int = Field(defaults.GATEWAY_PORT, ge=1, le=65535, description="Port to listen on.")
     api_key_file: Path | None = Field(
         None, description="API keys, one per line, each of at least 16 characters; clients must send one."
+    )
+    allowed_hosts: tuple[AllowedHost, ...] = Field(
+        (), description="Host names beside localhost for clients of a gateway on loopback without API keys."
     )
     drain_timeout: float = Field(
         defaults.DRAIN_TIMEOUT, ge=0, description="Seconds that running requests may take after SIGTERM."

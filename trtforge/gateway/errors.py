@@ -17,6 +17,7 @@ _RETRY_SECONDS = 1
 _TYPES = {
     HTTPStatus.BAD_REQUEST: "invalid_request_error",
     HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "request_forbidden",
     HTTPStatus.NOT_FOUND: "invalid_request_error",
     HTTPStatus.METHOD_NOT_ALLOWED: "invalid_request_error",
     HTTPStatus.REQUEST_TIMEOUT: "invalid_request_error",

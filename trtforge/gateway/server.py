@@ -13,6 +13,7 @@ import uvicorn
 
 from trtforge.core.api_keys import ApiKeys, read_key_file
 from trtforge.core.errors import ForgeError
+from trtforge.core.host_check import HostCheck
 from trtforge.gateway.app import make_app
 from trtforge.gateway.config import GatewayConfig
 from trtforge.gateway.kserve import KServeBackend
@@ -42,8 +43,9 @@ def run(config: GatewayConfig, on_listening: Callable[[], None] | None = None) -
     listening = _listening(config)
     backends = [KServeBackend(address, config.models) for address in config.backends]
     router = Router(backends, config.served_model_name, config.adapters)
+    hosts = HostCheck.of(config.host, config.allowed_hosts, with_keys=keys is not None)
     options = uvicorn.Config(
-        make_app(Service(router, keys)),
+        make_app(Service(router, keys, hosts=hosts)),
         http=BoundedProtocol,
         limit_concurrency=min(_MOST_CONNECTIONS, raise_open_file_limit() // 2),
         ws="none",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.api_keys import ApiKeys
+from trtforge.core.host_check import HostCheck
 from trtforge.gateway.answers import DONE, Answer, ChatAnswer, CompletionAnswer
 from trtforge.gateway.backend import BackendError
 from trtforge.gateway.chat import read_chat
@@ -29,13 +30,20 @@ _CLIENT_LEFT = 499
 
 
 class Service:
-    """The gateway's endpoints. `keys` None: no key is required."""
+    """The gateway's endpoints. `keys` None: no key is required; `hosts` None: every Host and Origin is accepted."""
 
-    def __init__(self, router: Router, keys: ApiKeys | None = None, limits: GatewayLimits | None = None) -> None:
+    def __init__(
+        self,
+        router: Router,
+        keys: ApiKeys | None = None,
+        limits: GatewayLimits | None = None,
+        hosts: HostCheck | None = None,
+    ) -> None:
         self.router = router
         self.metrics = Metrics()
         self.limits = limits or GatewayLimits()
         self._keys = keys
+        self._hosts = hosts
         self._running = 0
         self._held = 0
         self._created = int(time.time())
@@ -49,12 +57,19 @@ class Service:
         await self._answer("completions", exchange, self._completion)
 
     def authorise(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raises ApiError (401) without a valid key, if keys are required."""
+        """Raises ApiError: 403 for a Host or Origin that is not allowed, 401 without a valid key, if there are keys."""
+        self.require_host(headers)
         reason = None if self._keys is None else self._keys.why_refused(headers)
         if reason is not None:
             raise ApiError(
                 HTTPStatus.UNAUTHORIZED, reason, code="invalid_api_key", headers={"www-authenticate": "Bearer"}
             )
+
+    def require_host(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raises ApiError (403) for a Host or Origin that is not allowed."""
+        reason = None if self._hosts is None else self._hosts.why_refused(headers)
+        if reason is not None:
+            raise ApiError(HTTPStatus.FORBIDDEN, reason, code="host_not_allowed")
 
     async def models(self) -> list[Mapping[str, object]]:
         """The entries of /v1/models. Raises ApiError."""

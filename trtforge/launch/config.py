@@ -7,10 +7,9 @@ from pydantic import Field, field_validator
 
 from trtforge.core import defaults
 from trtforge.core.config_model import Config
+from trtforge.core.host_check import AllowedHost, is_loopback
 from trtforge.core.sizes import Bytes
 from trtforge.launch.doors import Door
-
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class ServerConfig(Config):
@@ -25,6 +24,9 @@ class ServerConfig(Config):
     open: tuple[Door, ...] = Field((), description="Endpoint groups to open; all are closed by default.")
     api_key_file: Path | None = Field(
         None, description="API keys, one per line, each of at least 16 characters; HTTP clients must send one."
+    )
+    allowed_hosts: tuple[AllowedHost, ...] = Field(
+        (), description="Host names beside localhost for HTTP clients of a server on loopback without API keys."
     )
     drain_timeout: float = Field(
         defaults.DRAIN_TIMEOUT, ge=0, description="Seconds that running requests may take after SIGTERM."
@@ -46,7 +48,7 @@ class ServerConfig(Config):
     @property
     def grpc_host(self) -> str:
         """The address for gRPC: loopback if API keys are required, because Triton cannot check them."""
-        if self.api_key_file is None or self.host in _LOOPBACK:
+        if self.api_key_file is None or is_loopback(self.host):
             return self.host
         return "127.0.0.1"
 

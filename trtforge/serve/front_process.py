@@ -21,6 +21,7 @@ class FrontCommand:
     upstream: str
     opened: tuple[str, ...] = ()
     api_key_file: Path | None = None
+    allowed_hosts: tuple[str, ...] = ()
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -30,6 +31,7 @@ class FrontCommand:
             *(f"--host={self.host}", f"--port={self.port}", f"--upstream={self.upstream}"),
             *(f"--open={door}" for door in self.opened),
             *((f"--api-key-file={self.api_key_file}",) if self.api_key_file is not None else ()),
+            *(f"--allow-host={name}" for name in self.allowed_hosts),
         )
 
 
@@ -37,7 +39,7 @@ def behind_front(config: ServerConfig, runtime: Path) -> tuple[Listening, FrontC
     """Where Triton itself listens, and the front that clients reach."""
     upstream = private_http(runtime)
     keys = None if config.api_key_file is None else config.api_key_file.absolute()
-    front = FrontCommand(config.host, config.http_port, upstream, config.open, keys)
+    front = FrontCommand(config.host, config.http_port, upstream, config.open, keys, config.allowed_hosts)
     return Listening(http_arguments(upstream, config.http_port), new_secret(), direct=False), front
 
 

@@ -34,6 +34,7 @@ class GatewayCommand:
     api_key_file: Path | None = None
     required: bool = True
     adapters: tuple[tuple[str, int], ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -44,6 +45,7 @@ class GatewayCommand:
             *(f"--adapter={name}:{task}" for name, task in self.adapters),
             f"--drain-timeout={_DRAIN}",
             *((f"--api-key-file={self.api_key_file}",) if self.api_key_file is not None else ()),
+            *(f"--allow-host={name}" for name in self.allowed_hosts),
         )
 
 
@@ -54,7 +56,10 @@ def gateway_command(config: ServeConfig, facts: RepositoryFacts, *, required: bo
     keys = None if config.api_key_file is None else config.api_key_file.absolute()
     model = facts.model("ensemble")
     adapters = tuple(sorted(facts.adapters.items(), key=lambda each: each[1]))
-    return GatewayCommand(config.host, config.openai_port, config.grpc_address, model, keys, required, adapters)
+    allowed = config.allowed_hosts
+    return GatewayCommand(
+        config.host, config.openai_port, config.grpc_address, model, keys, required, adapters, allowed
+    )
 
 
 @contextmanager

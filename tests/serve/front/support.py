@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.patience import PATIENCE
 from tests.ports import free_ports
+from trtforge.core.host_check import HostCheck
 from trtforge.serve.address import Address
 from trtforge.serve.front.handler import Policy
 from trtforge.serve.front.keys import Keys
@@ -125,6 +126,7 @@ async def running(
     limits: FrontLimits | None = None,
     opened: tuple[str, ...] = (),
     keys: Keys | None = None,
+    hosts: HostCheck | None = None,
     *,
     upstream: bool = True,
 ) -> AsyncIterator[Running]:
@@ -134,7 +136,7 @@ async def running(
         path = str(Path(directory, "http.sock"))
         server = await asyncio.start_unix_server(triton.serve, path) if upstream else None
         port = free_ports(1)[0]
-        front = Front(Policy(Address(path), opened, keys, limits), "127.0.0.1", port)
+        front = Front(Policy(Address(path), opened, keys, limits, hosts), "127.0.0.1", port)
         serving = asyncio.ensure_future(front.run())
         while not serving.done():
             try:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.host_check import HostCheck
 from trtforge.launch.doors import DOORS
 from trtforge.machine.processes import end_with_parent
 from trtforge.serve.address import Address
@@ -23,11 +24,14 @@ def main() -> int:
     parser.add_argument("--upstream", type=Address.parse, required=True, help="Triton's HTTP: unix:/PATH or HOST:PORT")
     parser.add_argument("--open", action="append", default=[], choices=DOORS, help="an endpoint group to open")
     parser.add_argument("--api-key-file", type=Path, help="API keys, one per line")
+    parser.add_argument("--allow-host", action="append", default=[], help="a host name beside localhost")
     options = parser.parse_args()
     end_with_parent()
     try:
         keys = None if options.api_key_file is None else read_keys(options.api_key_file)
-        asyncio.run(_serve(Policy(options.upstream, frozenset(options.open), keys), options.host, options.port))
+        hosts = HostCheck.of(options.host, options.allow_host, with_keys=keys is not None)
+        policy = Policy(options.upstream, frozenset(options.open), keys, hosts=hosts)
+        asyncio.run(_serve(policy, options.host, options.port))
     except ForgeError as error:
         print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         return 1

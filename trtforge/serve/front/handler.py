@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 import h11
 
+from trtforge.core.host_check import HostCheck
 from trtforge.serve.address import Address
 from trtforge.serve.front.answers import as_refusal, stream_error, whole_error
 from trtforge.serve.front.incoming import ClientGone, Incoming, too_large
@@ -27,12 +28,13 @@ _LARGE = 32 * KIB
 
 @dataclass(frozen=True)
 class Policy:
-    """Where Triton listens, the open endpoint groups, the API keys and the limits."""
+    """Where Triton listens, the open endpoint groups, the API keys, the limits and the check of Host and Origin."""
 
     upstream: Address
     opened: Collection[str] = ()
     keys: Keys | None = None
     limits: FrontLimits = field(default_factory=FrontLimits)
+    hosts: HostCheck | None = None
 
 
 class Handler:
@@ -50,8 +52,8 @@ class Handler:
         route, path = find_route(
             request.method.decode("ascii"), request.target.decode("latin-1"), self._policy.opened, limits
         )
-        if self._policy.keys is not None and route.kind != "health":
-            self._policy.keys.require(headers)
+        if route.kind != "health":
+            self._require_allowed(headers)
         if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
             raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not accepted")
         counted = route.kind != "health"
@@ -70,6 +72,14 @@ class Handler:
         finally:
             self._held -= held
             self._running -= counted
+
+    def _require_allowed(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raises Refusal: 403 for a Host or Origin that is not allowed, 401 without a key."""
+        reason = None if self._policy.hosts is None else self._policy.hosts.why_refused(headers)
+        if reason is not None:
+            raise Refusal(HTTPStatus.FORBIDDEN, reason)
+        if self._policy.keys is not None:
+            self._policy.keys.require(headers)
 
     async def _check(self, body: bytes, route: Route, headers: Mapping[bytes, bytes]) -> None:
         limits = self._policy.limits

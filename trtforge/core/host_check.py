@@ -1,0 +1,101 @@
+"""Which Host and Origin headers a server on loopback without API keys accepts: those that no foreign web page sends.
+
+A page in a browser of the same machine reaches such a server too: under a name of the page's own site that its DNS
+server changes to 127.0.0.1 (DNS rebinding), so that the browser also lets it read the answers; or with a POST of a
+plain content type, for which a browser does not ask the server first. The first shows in Host, the second in Origin.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?", re.ASCII)
+_AUTHORITY = re.compile(r"(\[[0-9a-f:.]*\]|[^:]*)(?::\d*)?")
+_OF_CONTAINERS = ("host.docker.internal", "host.containers.internal")
+"""Names by which containers reach their machine's loopback interface."""
+_SHOWN = 100  # characters of a header in a message
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`, an address or a name that is always one of loopback."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _require_name(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise ValueError(f"{name!r} is not a host name, without scheme and port")
+    return name
+
+
+AllowedHost = Annotated[str, AfterValidator(_require_name)]
+"""A host name that clients may use beside those of loopback."""
+
+
+@dataclass(frozen=True)
+class HostCheck:
+    """The check of one server; `names`: host names that are accepted beside those of loopback, in lower case."""
+
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, host: str, allowed: Iterable[str], *, with_keys: bool) -> "HostCheck | None":
+        """The check of a server that listens on `host`.
+
+        None if every name is accepted: other machines reach the server, or it requires API keys, which pages do not
+        have.
+        """
+        if with_keys or not is_loopback(host):
+            return None
+        return cls(frozenset((*_OF_CONTAINERS, host.lower(), *(name.lower() for name in allowed))))
+
+    def why_refused(self, headers: Mapping[bytes, bytes]) -> str | None:
+        """None if the request may be from a program on this machine, else the reason. Header names are in lower case.
+
+        A Host that is an IP address is accepted, because no DNS server chooses it; so is an Origin that no web page
+        has, as extensions of browsers send.
+        """
+        host = _name_in(headers.get(b"host", b""))
+        if host and not _is_address(host) and not self._is_ours(host):
+            return _refusal(f"the Host {host[:_SHOWN]!r} is not allowed", host)
+        origin = headers.get(b"origin", b"").decode("latin-1").lower()
+        scheme, _, authority = origin.partition("://")
+        if origin != "null" and scheme not in ("http", "https"):
+            return None
+        page = _name_in(authority.encode("latin-1"))
+        if page and (page == host or self._is_ours(page)):
+            return None
+        return _refusal(f"requests of web pages from {origin[:_SHOWN]!r} are not allowed", page)
+
+    def _is_ours(self, name: str) -> bool:
+        return is_loopback(name) or name in self.names
+
+
+def _refusal(what: str, name: str) -> str:
+    """The message, with what allows the name, if it can be allowed."""
+    option = f"--allow-host {name} allows this one, " if _NAME.fullmatch(name) and len(name) <= _SHOWN else ""
+    return (
+        f"{what}: this server listens on loopback without API keys, so it answers only to localhost and IP addresses, "
+        f"and not to web pages of other hosts; {option}--api-key-file requires keys instead"
+    )
+
+
+def _name_in(authority: bytes) -> str:
+    """The host of HOST or HOST:PORT, in lower case; an IPv6 address without brackets."""
+    text = authority.decode("latin-1").strip().lower()
+    found = _AUTHORITY.fullmatch(text)
+    return (text if found is None else found[1].strip("[]")).removesuffix(".")
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
