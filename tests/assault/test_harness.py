@@ -83,6 +83,19 @@ def test_the_slope_is_that_of_the_later_samples() -> None:
     assert soak.slope(warm + flat) == pytest.approx(60.0)
 
 
+@pytest.mark.parametrize(
+    ("error", "foreign"),
+    [
+        ("incomplete string data for inference input 'text_input', expecting string of length 4294967295", True),
+        ("INVALID_ARGUMENT: top_p is nan; it must be between 0 and 1", True),
+        ("UNAVAILABLE: the queue is full", False),
+        ("INTERNAL: the engine process ended", False),
+    ],
+)
+def test_errors_of_malformed_requests_are_told_from_others(error: str, foreign: bool) -> None:
+    assert soak.of_malformed(error) is foreign
+
+
 @given(st.integers(1, 3000), st.integers())
 def test_a_plan_of_departures_makes_all_requests(requests: int, seed: int) -> None:
     groups, singles = departures.plan(random.Random(seed), requests)
