@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from trtforge.serve.server_log import first_error, last_lines, without_hint
+from trtforge.serve import log_limit
+from trtforge.serve.log_limit import emptied
+from trtforge.serve.server_log import LogMark, first_error, last_lines, without_hint
 
 LOADING = 'I1120 19:23:06.213422 5166 model_lifecycle.cc:472] "loading: pre:1"\n'
 
@@ -71,3 +73,50 @@ def test_last_lines_of_a_log_without_errors(tmp_path: Path) -> None:
 
 def test_log_that_is_not_there_has_no_error(tmp_path: Path) -> None:
     assert first_error(tmp_path / "log") == ""
+
+
+def test_a_full_log_is_emptied_and_those_who_append_go_on(tmp_path: Path) -> None:
+    log, kept = tmp_path / "log", tmp_path / "log.1"
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"old\n")
+        assert not emptied(log, kept, most=4)
+        writer.write(b"x")
+        log.chmod(0o600)
+        assert emptied(log, kept, most=4)
+        writer.write(b"new\n")
+    assert (log.read_bytes(), kept.read_bytes()) == (b"new\n", b"old\nx")
+    assert kept.stat().st_mode & 0o777 == 0o600
+    assert not emptied(tmp_path / "none", most=4)
+
+
+def test_a_disk_without_room_gets_no_copy(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_bytes(b"12345")
+    assert emptied(log, tmp_path / "missing" / "log.1", most=4)
+    assert log.read_bytes() == b""
+
+
+def test_a_healthy_server_empties_a_full_log_and_its_next_error_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtforge.serve.server_log.emptied", lambda log: log_limit.emptied(log, most=100))
+    log = tmp_path / "log"
+    mark = LogMark(log)
+    with log.open("a") as writer:
+        for second in range(0, 60, 6):
+            writer.write('E1120 19:26:08.853074 7935 a.cc:1] "of a request"\n')
+            writer.flush()
+            mark.advance(float(second))
+        assert log.stat().st_size <= 150
+        writer.write('E1120 19:26:09.853074 7935 a.cc:1] "of the server"\n')
+    mark.advance(60.0)
+    assert mark.offset <= log.stat().st_size
+    log.write_text("")
+    with log.open("a") as writer:
+        mark = LogMark(log)
+        mark.advance(0.0)
+        writer.write("x" * 200 + "\n")
+        writer.flush()
+        mark.advance(6.0)
+        writer.write('E1120 19:26:09.853074 7935 a.cc:1] "of the server"\n')
+    assert first_error(log, mark.offset) == "of the server"

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
+from trtforge.serve.log_limit import emptied
+
 _ENTRY = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ (?P<where>\S+)\] (?P<said>.*)")
 _ERROR = re.compile(r"[EF]\d{4} ")
 _OTHER_ERROR = re.compile(r"^(\S*Error\b|error:|Signal \(|terminate called|\[libprotobuf FATAL)", re.IGNORECASE)
@@ -26,9 +28,14 @@ class LogMark:
         self.offset = 0
 
     def advance(self, now: float) -> None:
-        """Record that the server is healthy at `now` (seconds); the mark follows some seconds later."""
+        """Record that the server is healthy at `now` (seconds); the mark follows some seconds later.
+
+        A log that is full is emptied: nobody needs what a healthy server has logged.
+        """
         if self._log is None or (self._next is not None and now - self._next[0] < _RECENT):
             return
+        if emptied(self._log):
+            self._next = (now, 0)
         if self._next is not None:
             self.offset = self._next[1]
         self._next = (now, self._log.stat().st_size if self._log.exists() else 0)

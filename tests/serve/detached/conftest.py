@@ -20,6 +20,7 @@ from trtforge.serve.restart import ServerFailed
 SERVER = """
 import signal, sys, threading, time
 from trtforge.core.errors import ForgeError
+from trtforge.serve.detached import process
 from trtforge.serve.detached.process import inherited
 from trtforge.serve.restart import ServerFailed
 
@@ -60,6 +61,8 @@ def live(background, behaviour):
     return 1 if behaviour == "cuts" else 0
 
 behaviour = sys.argv[1]
+if behaviour == "logs":
+    process._LOOK = 0.01
 handler = signal.SIG_IGN if behaviour == "stubborn" else lambda *_: stop.set()
 signal.signal(signal.SIGTERM, handler)
 background = inherited()

@@ -22,6 +22,7 @@ from trtforge.serve.detached.process import Log
 from trtforge.serve.detached.registry import Registry
 from trtforge.serve.detached.start import NotReadyError, require_unserved
 from trtforge.serve.detached.stop import ask, chosen
+from trtforge.serve.log_limit import MOST_BYTES
 
 STARTER = """
 import sys
@@ -53,6 +54,22 @@ def test_a_server_is_told_of_until_it_is_ready(background: Background, tmp_path:
         "ready http=127.0.0.1:1 grpc=127.0.0.1:2 metrics=127.0.0.1:3",
         "openai=http://127.0.0.1:4/v1",
     ]
+
+
+def test_a_log_that_is_full_begins_again(background: Background, tmp_path: Path) -> None:
+    server = background.start("logs", tmp_path / "demo")
+    first = server.log.read_bytes()
+    os.truncate(server.log, MOST_BYTES + 1)
+    assert eventually(lambda: server.log.stat().st_size == 0)
+    older = server.log.with_name("log.1")
+    assert (older.stat().st_size, older.stat().st_mode & 0o777) == (MOST_BYTES + 1, 0o600)
+    assert older.open("rb").read(len(first)) == first
+    os.kill(server.record.pid, signal.SIGTERM)
+    assert eventually(lambda: b" draining\n" in server.log.read_bytes())
+    assert b"\0" not in server.log.read_bytes()
+    assert eventually(lambda: not background.registry.is_alive("demo"))
+    background.registry.remove_ended("demo")
+    assert background.left() == []
 
 
 def test_a_server_that_fails_shows_why_and_leaves_nothing(background: Background, tmp_path: Path) -> None:

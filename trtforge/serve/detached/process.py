@@ -15,7 +15,10 @@ from trtforge.machine.processes import outlive_parent
 from trtforge.serve.announcements import openai_line, ready_line
 from trtforge.serve.detached.record import Record, State, write_record
 from trtforge.serve.detached.registry import Registry
+from trtforge.serve.log_limit import emptied
 from trtforge.serve.restart import ServerFailed
+
+_LOOK = 30.0  # seconds between two looks at the size of the log
 
 VARIABLE = "TRTFORGE_DETACHED"
 """The variable by which the command that starts a server hands it LOCK:NAME; LOCK is an inherited descriptor."""
@@ -61,6 +64,7 @@ class Background:
 
         Nothing is left of a server that has ended before it was complete: whoever started it is told.
         """
+        threading.Thread(target=self._bound_log, name="log-limit", daemon=True).start()
         try:
             status = serve()
         except BaseException as error:
@@ -99,6 +103,13 @@ class Background:
         """Kept for the end."""
         self._line = line
         print(line, file=sys.stderr, flush=True)
+
+    def _bound_log(self) -> None:
+        """For as long as this process lives: two logs at most, the older one as `log.1`."""
+        log = self._registry.log(self._name)
+        while True:
+            emptied(log, log.with_name(f"{log.name}.1"))
+            time.sleep(_LOOK)
 
     def _end(self, state: State, reason: str, error: BaseException | None = None, exit_status: int = 1) -> None:
         if not self._record.commands:
