@@ -257,6 +257,15 @@ def test_what_is_no_http_gets_an_error_of_openais_form(gateway: Gateway, caplog:
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+def test_headers_that_are_too_large_are_said(gateway: Gateway) -> None:
+    with connected(gateway) as large:
+        large.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70_000)
+        head, _, body = large.makefile("rb").read().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 431 ")
+    error = json.loads(body)["error"]
+    assert (error["message"], error["type"]) == ("the headers of the request are too large", "invalid_request_error")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/v1/completions", 405), ("POST", "/v1/embeddings", 404), ("GET", "/", 404)]
 )

@@ -23,6 +23,7 @@ _TYPES = {
     HTTPStatus.REQUEST_TIMEOUT: "invalid_request_error",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "invalid_request_error",
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "invalid_request_error",
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE: "invalid_request_error",
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
 }
 _BUSY = ("queue is full", TRITON_QUEUE_FULL, "too many ")

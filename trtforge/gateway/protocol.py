@@ -1,17 +1,20 @@
 """HTTP/1.1 of uvicorn by h11, which bounds the size of headers, with limits of time for clients that do nothing."""
 
 import asyncio
+import sys
+from http import HTTPStatus
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from trtforge.gateway.errors import bad_request
+from trtforge.gateway.errors import ApiError, bad_request
 
 HEAD_SECONDS = 10.0
 """From the start of a connection, or the first byte of a later request, until its headers are complete."""
 UNREAD_SECONDS = 60.0
 """For a client that does not read."""
+_TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
 class BoundedProtocol(H11Protocol):
@@ -66,13 +69,15 @@ class BoundedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """See H11Protocol, which fails if a response has begun: bytes after a request that was refused early."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = bad_request("the request is not HTTP/1.1").body()
+            refusal = _refusal_of(sys.exc_info()[1])  # uvicorn calls this while it handles h11's error
+            body = refusal.body()
             headers = [
                 ("content-type", "application/json"),
                 ("content-length", str(len(body))),
                 ("connection", "close"),
             ]
-            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            head = h11.Response(status_code=refusal.status, headers=headers)
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
         self._closes()
@@ -109,3 +114,9 @@ class BoundedProtocol(H11Protocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+
+def _refusal_of(error: BaseException | None) -> ApiError:
+    if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == _TOO_LARGE:
+        return ApiError(_TOO_LARGE, "the headers of the request are too large")
+    return bad_request("the request is not HTTP/1.1")
