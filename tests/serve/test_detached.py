@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.patience import PATIENCE, eventually
@@ -118,6 +119,24 @@ def test_a_server_in_the_background_serves_until_it_is_stopped(user: User) -> No
     assert not session_processes(pid)
     assert all(is_free(address) for address in (http, grpc, metrics))
     assert left_behind(pid) == []
+
+
+def test_ports_of_zero_are_chosen_before_the_start(user: User) -> None:
+    zero = [word for name in ("http", "grpc", "metrics", "openai") for word in (f"--{name}-port", "0")]
+    repository = os.path.relpath(user.repository, user.directory)
+    started = user.trtforge("serve", "--detach", *zero, "--", repository)
+    assert started.returncode == 0, started.stderr
+    ready, openai, _ = started.stdout.splitlines()
+    addresses = [word.partition("=")[2] for word in [*ready.split()[1:], openai.removesuffix("/v1")]]
+    found = {address.removeprefix("http://") for address in addresses}
+    assert len(found) == 4
+    (server,) = user.registry.seen()
+    assert server.record is not None
+    assert found == {f"127.0.0.1:{port}" for port in server.record.ports.values()}
+    assert "0" not in {address.rpartition(":")[2] for address in found}
+    assert httpx.get(f"{openai.removeprefix('openai=')}/models", timeout=PATIENCE).status_code == 200
+    assert user.trtforge("stop", server.name).returncode == 0
+    assert all(is_free(address) for address in found)
 
 
 def _streamed(grpc: str, begun: threading.Event) -> str:

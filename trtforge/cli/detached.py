@@ -29,8 +29,11 @@ Name = Annotated[
 ]
 
 
-def serve_detached(config: "ServeConfig", repository: Path) -> int:
-    """Serve in the background; the exit status. In the process that this starts: serve, until it is stopped."""
+def serve_detached(config: "ServeConfig", repository: Path, ports: Sequence[str]) -> int:
+    """Serve in the background; the exit status. In the process that this starts: serve, until it is stopped.
+
+    `ports`: options with the ports that were chosen in place of 0, which that process gets too.
+    """
     from trtforge.serve.announcements import Printed
     from trtforge.serve.detached.process import inherited
     from trtforge.serve.detached.start import NotReadyError, start
@@ -39,7 +42,9 @@ def serve_detached(config: "ServeConfig", repository: Path) -> int:
     background = inherited()
     if background is not None:
         return background.run(lambda: serve(config, repository, background))
-    command = [sys.executable, "-m", "trtforge", *sys.argv[1:]]
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)  # of the options
+    command = [sys.executable, "-m", "trtforge", *words[:end], *ports, *words[end:]]
     try:
         server = start(config, repository, command, Printed(), _show)
     except NotReadyError as error:

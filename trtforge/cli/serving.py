@@ -26,22 +26,22 @@ def serve(
     ],
     http_port: Annotated[
         int,
-        typer.Option(min=1, max=65535, metavar="PORT", rich_help_panel=ENDPOINTS, help="Port of the HTTP endpoint."),
+        typer.Option(min=0, max=65535, metavar="PORT", rich_help_panel=ENDPOINTS, help="Port of the HTTP endpoint."),
     ] = defaults.HTTP_PORT,
     grpc_port: Annotated[
         int,
-        typer.Option(min=1, max=65535, metavar="PORT", rich_help_panel=ENDPOINTS, help="Port of the gRPC endpoint."),
+        typer.Option(min=0, max=65535, metavar="PORT", rich_help_panel=ENDPOINTS, help="Port of the gRPC endpoint."),
     ] = defaults.GRPC_PORT,
     metrics_port: Annotated[
         int,
         typer.Option(
-            min=1, max=65535, metavar="PORT", rich_help_panel=ENDPOINTS, help="Port of the Prometheus metrics."
+            min=0, max=65535, metavar="PORT", rich_help_panel=ENDPOINTS, help="Port of the Prometheus metrics."
         ),
     ] = defaults.METRICS_PORT,
     openai_port: Annotated[
         int | None,
         typer.Option(
-            min=1,
+            min=0,
             max=65535,
             metavar="PORT",
             rich_help_panel=ENDPOINTS,
@@ -158,7 +158,8 @@ def serve(
     """Run Triton on a model repository, in the foreground or with --detach in the background.
 
     Prints `ready http=... grpc=... metrics=...` after the first generated token, and `openai=...` on the next line if
-    the extra `openai` is installed. SIGTERM and SIGINT drain the server; a second signal kills it.
+    the extra `openai` is installed. A port of 0 is any free one. SIGTERM and SIGINT drain the server; a second signal
+    kills it.
 
     Example: trtforge serve build/demo-int4awq/repository --http-port 9000
 
@@ -168,6 +169,7 @@ def serve(
     from trtforge.cli.places import artifact_at
     from trtforge.launch.doors import parse_doors
     from trtforge.serve.config import ServeConfig
+    from trtforge.serve.free_ports import ports_chosen
     from trtforge.serve.stage import serve as run
 
     config = from_options(
@@ -197,7 +199,12 @@ def serve(
         "serve",
     )
     repository = artifact_at(repo, "repository")
-    raise typer.Exit(serve_detached(config, repository) if detach and not dry_run else run(config, repository))
+    chosen = ports_chosen(config)
+    config = config.model_copy(update=chosen)
+    if detach and not dry_run:
+        words = [f"--{name.replace('_', '-')}={port}" for name, port in chosen.items()]
+        raise typer.Exit(serve_detached(config, repository, words))
+    raise typer.Exit(run(config, repository))
 
 
 def probe(

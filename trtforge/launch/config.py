@@ -15,9 +15,9 @@ from trtforge.launch.doors import Door
 class ServerConfig(Config):
     """What the command line of a server needs."""
 
-    http_port: int = Field(defaults.HTTP_PORT, ge=1, le=65535, description="HTTP port.")
-    grpc_port: int = Field(defaults.GRPC_PORT, ge=1, le=65535, description="gRPC port.")
-    metrics_port: int = Field(defaults.METRICS_PORT, ge=1, le=65535, description="Port of the Prometheus metrics.")
+    http_port: int = Field(defaults.HTTP_PORT, ge=0, le=65535, description="HTTP port.")
+    grpc_port: int = Field(defaults.GRPC_PORT, ge=0, le=65535, description="gRPC port.")
+    metrics_port: int = Field(defaults.METRICS_PORT, ge=0, le=65535, description="Port of the Prometheus metrics.")
     host: str = Field(defaults.LOOPBACK, description="Address to listen on.")
     hosts: tuple[str, ...] = Field((), description="mpi: hosts that the ranks are divided over, this machine first.")
     nodes: int = Field(1, ge=1, description="slurm, trtllm-serve: nodes that the ranks are divided over.")

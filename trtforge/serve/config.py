@@ -18,7 +18,7 @@ class ServeConfig(ServerConfig):
 
     openai: bool = Field(True, description="Offer OpenAI's API too, if its packages are installed.")
     openai_port: int | None = Field(
-        None, ge=1, le=65535, description="Port of OpenAI's API; default: a free one above the others."
+        None, ge=0, le=65535, description="Port of OpenAI's API; default: a free one above the others."
     )
     launcher: Launcher = Field(
         "auto",

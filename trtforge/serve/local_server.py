@@ -1,7 +1,6 @@
 """A server for one command: `trtforge serve` in a child process, on free ports of this machine, ended with it."""
 
 import contextlib
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from shlex import quote
 from trtforge.core.defaults import LOOPBACK
 from trtforge.core.errors import ForgeError
 from trtforge.machine.processes import end_with_parent
+from trtforge.serve.free_ports import free_ports
 
 _STOP_SECONDS = 20.0
 _LINES = 12  # of the log, shown when the server does not start
@@ -35,7 +35,7 @@ def local_server(repository: Path, *, ready_timeout: float) -> Iterator[LocalSer
     The child is in a session of its own, so that Ctrl-C in a terminal interrupts only the command that asks. Raises
     ForgeError, with the server's error, if it does not become ready.
     """
-    ports = _free_ports(3)
+    ports = free_ports(LOOPBACK, 3)
     names = ("--http-port", "--grpc-port", "--metrics-port")
     options = [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
     command = [sys.executable, "-m", "trtforge", "serve", str(repository), *options, "--no-openai"]
@@ -81,11 +81,3 @@ def _end(child: "subprocess.Popen[str]") -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [each.getsockname()[1] for each in sockets]
