@@ -54,12 +54,15 @@ def running(
     limits: GatewayLimits | None = None,
     served_name: str | None = None,
     hosts: HostCheck | None = None,
+    connections: int | None = None,
 ) -> Iterator[Gateway]:
     """A gateway that answers meanwhile."""
     service = Service(Router(backends, served_name), keys, limits, hosts)
-    server = uvicorn.Server(
-        uvicorn.Config(make_app(service), port=0, http=BoundedProtocol, lifespan="off", log_level="warning", ws="none")
+    options = uvicorn.Config(
+        make_app(service), port=0, http=BoundedProtocol, lifespan="off", log_level="warning", ws="none"
     )
+    options.limit_concurrency = connections
+    server = uvicorn.Server(options)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
     assert eventually(lambda: server.started)

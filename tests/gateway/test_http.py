@@ -257,6 +257,22 @@ def test_what_is_no_http_gets_an_error_of_openais_form(gateway: Gateway, caplog:
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+def test_more_connections_than_allowed_are_told_to_come_later() -> None:
+    with running([FakeBackend()], connections=3) as gateway:
+        idle = [connected(gateway), connected(gateway)]
+        assert eventually(lambda: len(gateway.connections) == 2)
+        with pytest.raises(openai.InternalServerError) as caught:
+            ask(gateway)
+        assert (caught.value.status_code, caught.value.code) == (503, "server_unavailable")
+        assert "3 connections are open; retry in 1 s" in str(caught.value)
+        headers = caught.value.response.headers
+        assert (headers["retry-after"], headers["connection"]) == ("1", "close")
+        for each in idle:
+            each.close()
+        assert eventually(lambda: not gateway.connections)
+        assert ask(gateway)
+
+
 def test_headers_that_are_too_large_are_said(gateway: Gateway) -> None:
     with connected(gateway) as large:
         large.sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 70_000)

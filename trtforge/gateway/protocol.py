@@ -9,6 +9,8 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trtforge.gateway.errors import ApiError, bad_request
+from trtforge.gateway.exchange import Exchange
+from trtforge.gateway.limits import GatewayLimits
 
 HEAD_SECONDS = 10.0
 """From the start of a connection, or the first byte of a later request, until its headers are complete."""
@@ -25,6 +27,25 @@ class BoundedProtocol(H11Protocol):
 
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        # uvicorn's own refusal beyond the limit is plain text, without Retry-After.
+        self._most, self.limit_concurrency = self.limit_concurrency, None
+        self._served, self.app = self.app, self._unless_too_many
+
+    async def _unless_too_many(self, scope: Any, receive: Any, send: Any) -> None:
+        """The application, which counts no connections."""
+        if self._most is None or len(self.connections) < self._most:
+            await self._served(scope, receive, send)
+            return
+        error = ApiError(
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            f"{self._most} connections are open; retry in 1 s",
+            code="server_unavailable",
+            headers={"retry-after": "1", "connection": "close"},
+        )
+        await Exchange(scope, receive, send, GatewayLimits()).whole(error.status, error.body(), error.headers)
 
     def connection_made(self, transport: Any) -> None:
         """See asyncio.Protocol."""
