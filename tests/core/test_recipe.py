@@ -65,9 +65,28 @@ def test_source_is_relative_to_the_recipe(tmp_path: Path) -> None:
         ("name: a\n", "model is missing", "Add model"),
         ("name: a\nmodel: {source: m}\nparallel: {tp: 0}\n", "parallel.tp", "correct parallel.tp"),
         ("name: a\nmodel: {source: m}\nquantization: {format: fp7}\n", "quantization.format", "fp7"),
-        ("name: a/b\nmodel: {source: m}\n", "name", "a/b"),
         ("name: a\nmodel: {source: m}\nengine: {tokens_per_block: 24}\n", "power of two", "24"),
-        ("- a\n", "not a mapping", "recipes show"),
+        (
+            "name: a\nmodel: ./m\n",
+            "line 2: model: Input should be keys with values",
+            "'./m'; give .*: source, revision",
+        ),
+        ("name: a\nmodel: {source: m}\nengine:\n", "engine: Input should be keys", "Got no value; give .*: backend"),
+        ("name: a/b\nmodel: {source: m}\n", "name", "Got 'a/b'. .* letters, digits, "),
+        ("name: a\nmodel: {source: m}\nparallel: {tp: true}\n", "tp: Input should be a number", "Got true"),
+        (
+            "name: a\nmodel: {source: m}\nquantization: {exclude_modules: '*.o_proj'}\n",
+            "exclude_modules: Input should be a list",
+            "Got .*; write .FIRST, SECOND.",
+        ),
+        (
+            "name: a\nmodel: {source: m}\nengine: {max_batch_size: 99999999999999}\n",
+            "max_batch_size: Input should be less than or equal to 1048576",
+            "correct engine.max_batch_size",
+        ),
+        ("name: a\nmodel: {source: m}\nquantization: {format: INT4_AWQ}\n", "format: Input", "did you mean int4_awq"),
+        ("- a\n", "not keys with values", "recipes show"),
+        ("# a\n", "it holds nothing", "recipes show"),
         ("name: [\n", "not YAML", "recipes show"),
     ],
 )
@@ -78,6 +97,14 @@ def test_mistake_is_named(tmp_path: Path, text: str, message: str, hint: str) ->
     import re
 
     assert re.search(hint, caught.value.hint)
+
+
+def test_a_recipe_of_another_encoding_is_to_be_saved_anew(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes("# grün\nname: a\n".encode("latin-1"))
+    with pytest.raises(ForgeError, match=r"recipe\.yaml: not UTF-8 text \(byte 4\)") as caught:
+        load_recipe(path)
+    assert caught.value.hint == "Save it as UTF-8."
 
 
 def test_overrides_are_applied(tmp_path: Path) -> None:
@@ -100,7 +127,7 @@ def test_wrong_override_is_named(tmp_path: Path, override: str, message: str) ->
         ("parallel.tp=0", "--set parallel.tp=0: Input should be greater than or equal to 1"),
         ("engine.max_batch=4", "--set engine.max_batch=4: unknown key engine.max_batch"),
         ("foo.bar=4", "--set foo.bar=4: unknown key foo"),
-        ("engine=3", "--set engine=3: Input should be a valid dictionary or instance of EngineConfig"),
+        ("engine=3", "--set engine=3: Input should be keys with values"),
         ("engine={max_batch_size: 0}", "--set engine={max_batch_size: 0}: engine.max_batch_size: Input should be grea"),
     ],
 )

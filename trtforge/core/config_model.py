@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from typing_extensions import Self
 
 from trtforge.core.errors import ForgeError, Repair, UsageError, Where
 from trtforge.core.nearest import nearest_name
+from trtforge.core.plausible import LARGEST
 from trtforge.core.yaml_text import parse_yaml
 
 Location = tuple[str | int, ...]
@@ -23,12 +24,35 @@ _ADDED = re.compile(r"int|float|bool|str|none|(?:function|constrained|nullable|l
 """Parts of a location that pydantic adds for the members of a union and for validators."""
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%", re.ASCII)
 _SHOWN = 60  # characters of a value in a message
+_SAID = {
+    "model_type": "Input should be keys with values",
+    "tuple_type": "Input should be a list",
+}
+"""Messages of pydantic about Python's types, in the words of YAML."""
 
 
 class Config(BaseModel):
     """A frozen configuration: unknown keys are errors; defaults and descriptions are part of the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse true and false where a number belongs: Python takes them for 1 and 0."""
+        types = _types_at(cls, info.field_name or "")
+        if isinstance(value, bool) and bool not in types and not {int, float}.isdisjoint(types):
+            raise ValueError("Input should be a number")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _plausible(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse what the readers of engines and models refuse, before anything is made of it."""
+        limit = LARGEST.get(info.field_name or "")
+        if limit is not None and isinstance(value, int) and value > limit:
+            raise ValueError(f"Input should be less than or equal to {limit}")
+        return value
 
     @classmethod
     def parse(
@@ -165,10 +189,19 @@ def _mistake(
         return _Mistake(location, f"unknown key {key}", f"{hint} Keys here: {', '.join(known)}.", repair)
     if problem["type"] == "missing":
         return _Mistake(location, f"{key} is missing", f"Add {key}.")
-    said = problem["msg"].removeprefix("Value error, ")
-    hint, repair = f"Got {problem.get('input')!r}; correct {key or 'it'}.", None
+    said = _SAID.get(problem["type"]) or problem["msg"].removeprefix("Value error, ")
+    hint, repair = f"Got {_as_written(problem.get('input'))}; correct {key or 'it'}.", None
+    if problem["type"] in _SAID:
+        fields = _fields_at(cls, path)
+        give = (
+            f"give keys with values: {', '.join(fields)}" if fields else "write [FIRST, SECOND], or one a line after -"
+        )
+        hint = f"Got {_as_written(problem['input'])}; {give}."
+    if problem["type"] == "string_pattern_mismatch" and (parent := _model_at(cls, path[:-1])):
+        hint = f"Got {problem['input']!r}. {parent.model_fields[path[-1]].description}"
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
-        near = get_close_matches(problem["input"], re.findall(r"'([^']*)'", problem["ctx"]["expected"]), n=1)
+        words = re.findall(r"'([^']*)'", problem["ctx"]["expected"])
+        near = get_close_matches(problem["input"].lower(), words, n=1)
         if near:
             hint, repair = f"Got {problem['input']!r}; did you mean {near[0]}?", Repair(problem["input"], near[0])
     if problem["type"] == "float_parsing" and (share := _PERCENT.fullmatch(problem["input"])):
@@ -177,6 +210,13 @@ def _mistake(
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
         hint = f"Got the number {problem['input']}: put it in quotes to make it text."
     return _Mistake(location, f"{key or 'value'}: {said}", hint, repair)
+
+
+def _as_written(value: object) -> str:
+    """A wrong value as YAML writes it, where Python's word is another."""
+    if value is None:
+        return "no value"
+    return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def _fields_at(cls: type[BaseModel], path: list[str]) -> tuple[str, ...]:

@@ -33,6 +33,8 @@ LARGEST: Mapping[str, int] = MappingProxyType(
         **dict.fromkeys(("tp_size", "pp_size", "cp_size", "moe_tp_size", "moe_ep_size", "world_size"), _RANKS),
         **dict.fromkeys(("tp", "pp", "ep", "cp"), _RANKS),
         **dict.fromkeys(("max_batch_size", "max_beam_width"), _REQUESTS),
+        **dict.fromkeys(("max_queue_size", "tokens_per_block"), _REQUESTS),
+        "kv_cache_tokens": _TOKENS * _REQUESTS,
     }
 )
 """The largest value of a key in a model's or an engine's configuration, at any level."""

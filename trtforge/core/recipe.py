@@ -179,7 +179,7 @@ class Recipe(Config):
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         max_length=LONGEST_NAME,
-        description="Names the build's output directory.",
+        description="Names the build's output directory: letters, digits, `.`, `_` and `-`, not first one of these.",
     )
     model: ModelConfig
     quantization: QuantizationConfig = QuantizationConfig()
@@ -278,7 +278,8 @@ def _sources(recipe: Recipe) -> tuple[str, ...]:
 def _read(path: Path) -> dict[str, Any]:
     values = read_yaml(path, hint=_COMPARE, absent=_GIVE)
     if not isinstance(values, dict):
-        raise ForgeError(f"{path}: not a recipe: not a mapping", hint=_COMPARE)
+        found = "it holds nothing" if values is None else "not keys with values"
+        raise ForgeError(f"{path}: not a recipe: {found}", hint=_COMPARE)
     return values
 
 

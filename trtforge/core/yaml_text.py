@@ -102,7 +102,7 @@ def read_yaml(path: Path, *, hint: str, absent: str | None = None) -> Any:
 
 def read_yaml_text(path: Path, *, hint: str, absent: str | None = None) -> str:
     """The text of a YAML file, not parsed. Raises as `read_yaml`, except for invalid YAML."""
-    return as_text(read_limited(path, MOST_BYTES, hint=hint, absent=absent), str(path), hint=hint)
+    return as_text(read_limited(path, MOST_BYTES, hint=hint, absent=absent), str(path), hint="Save it as UTF-8.")
 
 
 def parse_yaml(text: str, where: object, hint: str) -> Any:
