@@ -160,6 +160,18 @@ def test_a_model_without_a_generation_config_ends_as_its_config_says(
     assert read_special_tokens(out / "tokenizer").end_ids == end_ids
 
 
+def test_a_generation_config_without_end_ids_gets_those_of_the_config(source: Path, tmp_path: Path) -> None:
+    """config.json is not part of the checkpoint's tokenizer, so its end ids would be lost."""
+    (source / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": null, "pad_token_id": 3}')
+    values = json.loads((source / CONFIG).read_text()) | {"eos_token_id": [5, 7], "pad_token_id": 6}
+    (source / CONFIG).write_text(json.dumps(values))
+    before = read_special_tokens(source)
+    out = convert(ConvertConfig(), source, tmp_path / "out").path
+    written = json.loads((out / "tokenizer/generation_config.json").read_text())
+    assert written == {"temperature": 0.6, "eos_token_id": [5, 7], "pad_token_id": 3}
+    assert read_special_tokens(out / "tokenizer") == before
+
+
 def test_a_generation_config_is_copied_as_it_is(source: Path, tmp_path: Path) -> None:
     (source / "generation_config.json").write_text('{"eos_token_id": [3]}')
     out = convert(ConvertConfig(), source, tmp_path / "out").path

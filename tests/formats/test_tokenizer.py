@@ -19,6 +19,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest, files_below, read_manifest, record_of
 from trtforge.core.recipe import EngineConfig, GateConfig
 from trtforge.engine_process.requests import SamplingParams
+from trtforge.formats.special_tokens import require_end_ids
 from trtforge.formats.tokenizer import load_tokenizer, require_tokenizer
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
@@ -85,6 +86,13 @@ def test_without_a_tokenizer_end_ids_are_nobodys(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[UNK]")
     with pytest.raises(ForgeError, match=r"config\.json: eos_token_id 50256 is beyond"):
         require_tokenizer(tmp_path, VOCABULARY)
+
+
+@pytest.mark.parametrize("wrong", ['"</s>"', "true", "[1, 2.5]"])
+def test_an_end_id_that_is_no_number_is_refused(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": {wrong}}}')
+    with pytest.raises(ForgeError, match=r"generation_config\.json: eos_token_id .* is not a token id"):
+        require_end_ids(tmp_path, 10)
 
 
 def test_ids_within_the_vocabulary_and_unknown_vocabularies(tmp_path: Path) -> None:

@@ -147,12 +147,12 @@ def convert(
 
 
 def _write_tokenizer(directory: Path, files: Sequence[Path], config: HfConfig) -> None:
-    """Copies of a model's files, and where it has no generation_config.json one with its end ids."""
+    """Copies of a model's files; a generation_config.json that is missing or names no end id gets config.json's."""
     directory.mkdir()
     for path in files:
         copy_tokenizer_file(path, directory)
     generation = generation_config(config.values, directory)
-    if generation is not None and not (directory / GENERATION_CONFIG).exists():
+    if generation is not None:
         (directory / GENERATION_CONFIG).write_text(generation)
 
 

@@ -10,6 +10,7 @@ from trtforge.core.errors import AbsentFile, ForgeError
 from trtforge.core.json_text import read_json_object
 
 GENERATION_CONFIG = "generation_config.json"
+_AS_PUBLISHED = "Use the tokenizer and configuration files that came with the model."
 
 
 @dataclass(frozen=True)
@@ -35,23 +36,28 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
 
 
 def generation_config(config: Mapping[str, Any], tokenizer: Path) -> str | None:
-    """The text of a generation_config.json for a model without one; None if its config.json says no end id.
+    """The text of a generation_config.json for a model whose own says no end id; None if its config.json says none.
 
     The ids of config.json, as `transformers` takes them (`GenerationConfig.from_model_config`), and the end of text in
     the directory `tokenizer`: a chat model that was tuned without changing config.json ends its turns with that alone.
     """
+    written = _read(tokenizer / GENERATION_CONFIG)
     ends, pads = (_named(config, key) for key in ("eos_token_id", "pad_token_id"))
-    if not ends:
+    if not ends or _named(written, "eos_token_id"):
         return None
     ends = tuple(dict.fromkeys((*ends, *_ids(_special_ids(tokenizer).get("eos_token")))))
-    values = {"eos_token_id": list(ends) if len(ends) > 1 else ends[0]} | ({"pad_token_id": pads[0]} if pads else {})
+    values = written | {"eos_token_id": list(ends) if len(ends) > 1 else ends[0]}
+    if pads and not _named(written, "pad_token_id"):
+        values["pad_token_id"] = pads[0]
     return json.dumps(values, indent=2) + "\n"
 
 
 def require_end_ids(directory: Path, vocab_size: int) -> None:
-    """Raises ForgeError naming the file for an end id beyond the vocabulary, which a model never generates."""
+    """Raises ForgeError naming the file for an end id that is none, or beyond the vocabulary: it is never generated."""
     for name in (GENERATION_CONFIG, "config.json"):
-        for found in _named(_read(directory / name), "eos_token_id"):
+        values = _read(directory / name)
+        _require_numbers(directory / name, values.get("eos_token_id"))
+        for found in _named(values, "eos_token_id"):
             _require_in_vocabulary(f"{directory / name}: eos_token_id", found, vocab_size)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if "eos_token" in _read(directory / name):
@@ -59,11 +65,17 @@ def require_end_ids(directory: Path, vocab_size: int) -> None:
                 _require_in_vocabulary(f"{directory / name}: the id of eos_token,", found, vocab_size)
 
 
+def _require_numbers(path: Path, value: object) -> None:
+    for each in value if isinstance(value, list) else [value]:
+        if each is not None and (isinstance(each, bool) or not isinstance(each, int)):
+            raise ForgeError(f"{path}: eos_token_id {each!r:.40} is not a token id", hint=_AS_PUBLISHED)
+
+
 def _require_in_vocabulary(what: str, found: int, vocab_size: int) -> None:
     if found >= vocab_size:
         raise ForgeError(
             f"{what} {found} is beyond the model's vocabulary of {vocab_size} ids: generation would never stop",
-            hint="Use the tokenizer and configuration files that came with the model.",
+            hint=_AS_PUBLISHED,
         )
 
 
