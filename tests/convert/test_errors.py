@@ -12,6 +12,7 @@ import torch
 from tests.conftest import Edit, MakeHf
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
+from trtforge.formats.hf import resolve_source
 
 
 def refuse(source: Path, tmp_path: Path, match: str, **config: object) -> ForgeError:
@@ -27,6 +28,19 @@ def refuse(source: Path, tmp_path: Path, match: str, **config: object) -> ForgeE
 def test_missing_weights(golden_hf: Path, tmp_path: Path) -> None:
     (golden_hf / "model.safetensors").unlink()
     refuse(golden_hf, tmp_path, "has neither model.safetensors nor")
+
+
+def test_shards_without_their_index(make_hf: MakeHf, tmp_path: Path) -> None:
+    source = make_hf(shard_size="50KB")
+    (source / "model.safetensors.index.json").unlink()
+    assert "Download the index" in refuse(source, tmp_path, "has neither model.safetensors nor").hint
+
+
+@pytest.mark.parametrize("source", ["~/model", "$MODELS/llama/small", "./$MODELS"])
+def test_a_path_that_only_a_shell_expands(source: str) -> None:
+    with pytest.raises(ForgeError, match="no such directory") as caught:
+        resolve_source(source)
+    assert "~ and variables are not expanded" in caught.value.hint
 
 
 def test_pickled_weights(golden_hf: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def write_lines(path: Path, rows: list[object]) -> Path:
     [
         ("none.jsonl", r"none\.jsonl: no such file"),
         ("none.safetensors", r"none\.safetensors: no such file"),
-        ("a.csv", r"a\.csv: not a supported kind of data"),
+        ("a.csv", r"a\.csv: no such file"),
         (str(DEMO_MODEL), "demo-model: a directory, not a file with text"),
         ("hf:one/two/three", "hf:one/two/three: not a hub dataset"),
         ("hf:-spam-", "hf:-spam-: not a hub dataset"),
@@ -131,7 +131,8 @@ def test_builtin_text_needs_no_file() -> None:
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"text": "x"}\n{"txt": "y"}\n', r'a\.jsonl:2: neither a "text" string nor a "messages" list'),
-        ("a.jsonl", '{"text": 3}\n', r"a\.jsonl:1: neither"),
+        ("a.jsonl", '{"text": 3}\n', r"a\.jsonl:1: neither .* \(its text: 3\)"),
+        ("a.jsonl", '{"text": null}\n', r"a\.jsonl:1: neither .* \(its text: None\)"),
         ("a.jsonl", '{"prompt": "x", "n": 1}\n', r"a\.jsonl:1: neither .* \(its keys: prompt, n\)"),
         ("a.jsonl", '{"messages": []}\n', r"a\.jsonl:1: neither"),
         ("a.jsonl", '{"messages": [{"content": "x"}]}\n', r"a\.jsonl:1: neither .* with a role"),
@@ -165,6 +166,20 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
     source = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
     with pytest.raises(ForgeError, match=r"tokenizer.json cannot be loaded: "):
         windows(source, tmp_path)
+
+
+def test_data_that_cannot_be_read_says_what_to_give(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_bytes(b"")
+    for source, hint in (
+        (str(tmp_path / "a.jsonl.gz"), "Unpack it. "),
+        ("org/set", "A dataset of the hub is hf:org/set"),
+    ):
+        with pytest.raises(ForgeError) as caught:
+            require_data(source)
+        assert caught.value.hint.startswith(hint)
+    with pytest.raises(ForgeError, match="no such file") as caught:
+        require_data("org/set.jsonl")
+    assert caught.value.hint.startswith("Give FILE.jsonl")
 
 
 def test_absent_file_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ no padding enters a statistic.
 
 import logging
 import platform
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 BUILTIN = CALIBRATION_DATA
+_SUFFIXES = (".jsonl", ".txt", ".parquet", ".safetensors")
+_PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 _KINDS = f"FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors, hf:ID[@REVISION][:CONFIG[:SPLIT]] or {BUILTIN}"
 
 
@@ -163,10 +166,13 @@ def _documents(source: str, order: Random, part: Part) -> Iterator[_Document]:
 def _require_file(path: Path, source: str) -> None:
     if path.is_dir():
         raise ForgeError(f"{source}: a directory, not a file with text", hint=f"Give {_KINDS}.")
-    if path.suffix not in (".jsonl", ".txt", ".parquet", ".safetensors"):
-        raise ForgeError(f"{source}: not a supported kind of data", hint=f"Give {_KINDS}.")
     if not path.is_file():
-        raise ForgeError(f"{source}: no such file", hint=f"Give {_KINDS}.")
+        of_hub = path.suffix not in _SUFFIXES and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) is not None
+        hub = f"A dataset of the hub is {PREFIX}{source}. " if of_hub else ""
+        raise ForgeError(f"{source}: no such file", hint=f"{hub}Give {_KINDS}.")
+    if path.suffix not in _SUFFIXES:
+        unpack = "Unpack it. " if path.suffix in _PACKED else ""
+        raise ForgeError(f"{source}: not a supported kind of data", hint=f"{unpack}Give {_KINDS}.")
 
 
 def _read(path: Path, source: str) -> Iterator[_Document]:
@@ -210,7 +216,10 @@ def _row(row: object, where: str) -> _Document:
         messages = row.get("messages")
         if isinstance(messages, list) and messages and all(map(_is_message, messages)):
             return _Document(where, messages=tuple(messages))
-    keys = f" (its keys: {', '.join(map(str, row)) or 'none'})" if isinstance(row, dict) else ""
+    keys = ""
+    if isinstance(row, dict):
+        held = next((f"its {key}: {row[key]!r:.40}" for key in ("text", "messages") if key in row), None)
+        keys = f" ({held or 'its keys: ' + (', '.join(map(str, row)) or 'none')})"
     raise ForgeError(
         f'{where}: neither a "text" string nor a "messages" list of messages with a role{keys}',
         hint='Rows look like {"text": "..."} or {"messages": [{"role": "user", "content": "..."}]}.',

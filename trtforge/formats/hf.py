@@ -296,9 +296,11 @@ def resolve_source(source: str, revision: str = "main", *, metadata_only: bool =
         return directory
     if is_path(source):
         near = nearest_directory(directory)
-        raise ForgeError(
-            f"{source}: no such directory", hint=f"Did you mean {near}? {_GIVE}" if near else _GIVE
-        ).repaired_by(Repair(source, str(near)) if near else None)
+        hint = f"Did you mean {near}? {_GIVE}" if near else _GIVE
+        if source.startswith("~") or "$" in source:  # in a recipe, where no shell reads it
+            hint = "Write the whole path: ~ and variables are not expanded here."
+        repair = Repair(source, str(near)) if near else None
+        raise ForgeError(f"{source}: no such directory", hint=hint).repaired_by(repair)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -384,9 +386,9 @@ def _no_weights(directory: Path) -> ForgeError:
             f"{directory} holds pickled weights (pytorch_model.bin), which run code when loaded",
             hint="If you trust them, convert them: AutoModelForCausalLM.from_pretrained(...).save_pretrained(OUT).",
         )
-    return ForgeError(
-        f"{directory} has neither {SINGLE} nor {INDEX}", hint="Download the safetensors files of the checkpoint."
-    )
+    shards = any(directory.glob("*.safetensors"))
+    missing = "the index of the safetensors files" if shards else "the safetensors files"
+    return ForgeError(f"{directory} has neither {SINGLE} nor {INDEX}", hint=f"Download {missing} of the checkpoint.")
 
 
 def _read_json(path: Path, hint: str) -> dict[str, Any]:
