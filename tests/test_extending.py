@@ -6,17 +6,24 @@ import sys
 import textwrap
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from trtforge.cli.options import QUANT_HELP
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
+from trtforge.core.recipe import QuantFormat
 from trtforge.models import registry
+from trtforge.models.formats import FORMATS
+from trtforge.models.kernels import REFERENCE
+from trtforge.plan.formats import WEIGHT_FORMATS
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+RELEASES = Path(registry.__file__).parent.parent / "formats" / "release_data"
 CONFIG = {
     "architectures": ["BirchForCausalLM"],
     "torch_dtype": "float32",
@@ -113,3 +120,14 @@ def test_the_family_of_the_page_converts(tmp_path: Path) -> None:
 def test_without_the_recipe_the_architecture_is_refused() -> None:
     with pytest.raises(ForgeError, match="architecture BirchForCausalLM is not supported"):
         registry.family_of("BirchForCausalLM")
+
+
+def test_every_format_is_in_every_table() -> None:
+    """What the page's section on number formats says to change besides the arithmetic."""
+    formats = set(get_args(QuantFormat))
+    assert FORMATS.keys() == formats
+    assert REFERENCE.keys() == formats
+    assert {each.name for each in WEIGHT_FORMATS} == formats
+    known = json.loads((RELEASES / "build-config.json").read_text())["quant_algo"]
+    assert {each.algorithm for each in FORMATS.values() if each.algorithm} <= {each["quant_algo"] for each in known}
+    assert set(re.findall(r"\w+", QUANT_HELP)) >= formats

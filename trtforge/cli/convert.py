@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import completion, show
-from trtforge.cli.options import FORMAT_GROUP, Force, HfDirectory, Json, Out, Quiet, Verbose, from_options
+from trtforge.cli.options import FORMAT_GROUP, QUANT_HELP, Force, HfDirectory, Json, Out, Quiet, Verbose, from_options
 from trtforge.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def convert(
             metavar="FORMAT",
             autocompletion=completion.formats,
             rich_help_panel=FORMAT_GROUP,
-            help="Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4. "
-            "A quantised checkpoint keeps its own.",
+            help=f"{QUANT_HELP} A quantised checkpoint keeps its own.",
         ),
     ] = "none",
     kv_cache: Annotated[

@@ -97,16 +97,18 @@ HfDirectory = Annotated[
 CHOICE = "Formats, layout, hardware"
 """The group of the options that choose them in `--help`."""
 
+QUANT_HELP = "Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4."
+"""Help of every option --quant."""
+
 
 def _quant(metavar: str, further: str = "") -> Any:
     """The option --quant."""
-    formats = "Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4."
     return typer.Option(
         "--quant",
         metavar=metavar,
         autocompletion=completion.formats,
         rich_help_panel=CHOICE,
-        help=f"{formats}{further}",
+        help=f"{QUANT_HELP}{further}",
     )
 
 

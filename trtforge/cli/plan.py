@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trtforge.cli import completion, show
-from trtforge.cli.options import FORMAT_GROUP, Json, Set, Verbose
+from trtforge.cli.options import FORMAT_GROUP, QUANT_HELP, Json, Set, Verbose
 from trtforge.core.errors import ForgeError, Repair, UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def plan(
             metavar="FORMAT",
             autocompletion=completion.formats,
             rich_help_panel=FORMAT_GROUP,
-            help="Weight format: none, fp8, fp8_rowwise, int4_awq, w4a8_awq, int8_sq, int8_wo, int4_wo or nvfp4.",
+            help=QUANT_HELP,
         ),
     ] = None,
     kv_cache: Annotated[
