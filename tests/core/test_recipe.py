@@ -7,6 +7,7 @@ import pytest
 from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.recipe import load_recipe
+from trtforge.core.recipe_text import recipe_name
 
 SHIPPED = sorted(asset_directory("recipes").glob("*.yaml"))
 
@@ -166,3 +167,7 @@ def test_of_two_overrides_the_later_is_named(tmp_path: Path) -> None:
 def test_absent_recipe_is_named(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match=r"none.yaml: No such file"):
         load_recipe(tmp_path / "none.yaml")
+
+
+def test_a_name_made_of_a_directory_has_no_loose_ends() -> None:
+    assert recipe_name("my model é", "-fp8") == "my-model-fp8"

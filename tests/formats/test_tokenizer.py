@@ -1,6 +1,7 @@
 """Damaged tokenizers and end ids that no model makes are refused by file, everywhere before the work."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -86,6 +87,15 @@ def test_without_a_tokenizer_end_ids_are_nobodys(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[UNK]")
     with pytest.raises(ForgeError, match=r"config\.json: eos_token_id 50256 is beyond"):
         require_tokenizer(tmp_path, VOCABULARY)
+
+
+def test_a_directory_whose_name_is_not_text_is_to_be_renamed(tmp_path: Path) -> None:
+    directory = tmp_path / os.fsdecode(b"mod\xff")
+    directory.mkdir()
+    shutil.copy(DEMO_MODEL / "tokenizer.json", directory)
+    with pytest.raises(ForgeError, match="its name is not UTF-8") as caught:
+        load_tokenizer(directory / "tokenizer.json")
+    assert caught.value.hint == "Rename the model's directory."
 
 
 @pytest.mark.parametrize("wrong", ['"</s>"', "true", "[1, 2.5]"])

@@ -8,7 +8,7 @@ LONGEST_NAME = 100
 
 def recipe_name(text: str, suffix: str = "") -> str:
     """A recipe's name made from `text`, a file or a model, and `suffix`; only the suffix if nothing else is left."""
-    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")
+    cleaned = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("._-")
     return cleaned[: LONGEST_NAME - len(suffix)] + suffix
 
 

@@ -37,6 +37,10 @@ def load_tokenizer(path: Path) -> "Tokenizer":
 
     try:
         tokenizer = Tokenizer.from_file(str(path))
+    except UnicodeEncodeError:
+        raise ForgeError(
+            f"{path} cannot be loaded: its name is not UTF-8", hint="Rename the model's directory."
+        ) from None
     except BaseException as error:
         # The library raises plain Exception; a panic of its Rust code arrives as PanicException, a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
