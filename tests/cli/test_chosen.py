@@ -94,6 +94,14 @@ def test_overridden_data_is_found_from_the_build_directory(tmp_path: Path, monke
     assert choose(str(found.out), Choice()).recipe == found.recipe
 
 
+def test_a_derived_recipe_is_written_where_a_link_leads(tmp_path: Path) -> None:
+    """As the stages do, which make the directory."""
+    (tmp_path / "out").symlink_to("disk/build")
+    found = choose(str(DEMO_MODEL), Choice(quant="int4_awq"), out=tmp_path / "out")
+    found.write()
+    assert (tmp_path / "disk" / "build" / "recipe.yaml").read_text() == found.text
+
+
 def test_an_edited_recipe_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = choose(str(DEMO_MODEL), Choice())

@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from tests.compile.checkpoints import llama
+from trtforge.core.artifact import produce
 from trtforge.core.errors import ForgeError
+from trtforge.core.manifest import Identity
 from trtforge.core.parallel import Parallel
 from trtforge.formats.trtllm import read_checkpoint_config, read_engine_config
 
@@ -30,6 +32,16 @@ def test_the_mapping_of_an_engine_of_1_2_is_read(tmp_path: Path) -> None:
     read, _ = read_engine_config(tmp_path)
     assert read.mapping == MAPPING
     assert read.parallel == Parallel(tp=2)
+
+
+def test_another_stages_artifact_is_named(tmp_path: Path) -> None:
+    produce(tmp_path / "made", Identity(stage="calibration"), lambda _: {})
+    with pytest.raises(ForgeError) as caught:
+        read_checkpoint_config(tmp_path / "made")
+    assert caught.value.hint == (
+        f"It is a calibration: `trtforge convert HF_DIR OUT --calibration {tmp_path}/made`. "
+        "Give a checkpoint or engine directory."
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What `trtforge build`, `run` and `init` work on: a recipe, or one that is derived for a model."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,7 +122,7 @@ class Chosen:
             return None
         self.require_own()
         try:
-            self.out.mkdir(parents=True, exist_ok=True)
+            os.makedirs(os.path.realpath(self.out), exist_ok=True)  # where a link leads, as stages do
             replace_text(self.path, self.text)
         except OSError as error:
             raise ForgeError(f"{self.path}: {error.strerror}", hint="Choose another --out.") from None

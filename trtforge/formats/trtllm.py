@@ -22,6 +22,7 @@ from pydantic import (
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
+from trtforge.core.manifest import read_manifest, use_of
 from trtforge.core.nearest import no_directory
 from trtforge.core.parallel import Parallel
 from trtforge.core.plausible import require_plausible
@@ -274,6 +275,9 @@ def _read(directory: Path) -> dict[str, Any]:
     absent = f"Give {' or '.join(inside)}." if inside else "Give a checkpoint or engine directory."
     if any(directory.glob("*/config.pbtxt")):
         absent = f"It is a Triton model repository: `trtforge serve {quote(str(directory))}`, or give its engine."
+    elif not path.exists() and (made := read_manifest(directory)) is not None:
+        use = use_of(directory, made.identity.stage)
+        absent = f"It is a {made.identity.stage}{f': `{use}`' if use else ''}. {absent}"
     values = read_json_object(path, hint=hint, absent=absent)
     require_plausible(values, str(path), hint)
     return values
