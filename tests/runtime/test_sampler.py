@@ -144,6 +144,16 @@ def test_what_was_generated_is_penalised_too() -> None:
     assert made == [1, 2, 3, 4, 5]
 
 
+def test_a_beam_that_goes_on_from_another_is_penalised_for_its_new_tokens_alone() -> None:
+    sampler, row = Sampler(VOCAB, torch.device("cpu")), sequence(SamplingParams(frequency_penalty=1.0), (1, 2))
+    for tokens in ([1, 2, 5], [1, 2, 6, 6]):
+        row.tokens = tokens
+        exact = torch.zeros(1, VOCAB)
+        exact[0, tokens] -= torch.tensor([float(tokens.count(token)) for token in tokens])
+        made = sampler.log_probs([row], torch.zeros(1, VOCAB))
+        torch.testing.assert_close(made, exact.log_softmax(1))
+
+
 def test_bias_is_added_before_the_temperature() -> None:
     logits = torch.zeros(1, VOCAB)
     bias = [0.0] * VOCAB

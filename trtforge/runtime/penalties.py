@@ -42,10 +42,11 @@ class Penalties:
         self._occurred.pop(sequence, None)
 
     def _occurrences(self, row: Sequence) -> "_Occurrences":
+        """Counted on from the last time, unless it got the tokens of another one, as in a beam search."""
         found = self._occurred.get(row)
-        if found is None:
-            found = self._occurred[row] = _Occurrences(row.limit)
-        found.add(row.tokens)
+        if found is None or found.of is not row.tokens:
+            found = self._occurred[row] = _Occurrences(row.tokens, row.limit)
+        found.count_new()
         return found
 
     def _column(self, values: list[float]) -> Tensor:
@@ -53,24 +54,25 @@ class Penalties:
 
 
 class _Occurrences:
-    """The different tokens of a sequence of at most `limit`, and how often each occurs: the first `count` of both."""
+    """The different tokens of a list that grows to `limit`, and how often each occurs: the first `count` of both."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, of: list[int], limit: int) -> None:
+        self.of = of
         self.tokens = np.empty(limit, dtype=np.int64)
         self.counts = np.zeros(limit, dtype=np.float32)
         self.count = 0
         self._places: dict[int, int] = {}
-        self._known = 0
+        self._counted = 0
 
-    def add(self, tokens: Several[int]) -> None:
-        """Count those of a sequence's tokens that were added to it."""
-        for token in tokens[self._known :]:
+    def count_new(self) -> None:
+        """Count the tokens that were added."""
+        for token in self.of[self._counted :]:
             place = self._places.setdefault(token, self.count)
             if place == self.count:
                 self.tokens[place] = token
                 self.count += 1
             self.counts[place] += 1
-        self._known = len(tokens)
+        self._counted = len(self.of)
 
 
 def _lengthened(values: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:

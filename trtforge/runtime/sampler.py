@@ -130,8 +130,8 @@ class Sampler:
         Minus infinity for all tokens of a row that has none left.
         """
         self._change(rows, logits)
-        scores = logits.log_softmax(dim=1)
-        return scores.masked_fill_(scores.isnan(), _MINUS_INFINITY)
+        sums = log_sums_of(logits)
+        return logits.sub_(sums.masked_fill_(sums == _MINUS_INFINITY, 0.0).unsqueeze(1))
 
     def distribution(self, row: Sequence, logits: Tensor) -> Tensor:
         """Probabilities (vocabulary,) that the next token is drawn from, of logits (vocabulary,), which are changed."""
