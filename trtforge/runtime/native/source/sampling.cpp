@@ -145,34 +145,35 @@ struct Kept {
     int64_t equal;
 };
 
-// The fewest of the largest weights of which together `wanted` is counted.
+// The fewest of the largest of `count` weights, which zeros follow, of which together `wanted` is counted. `band`: room
+// for as many and a vector; it may be where they are.
 template <class Counted>
-Kept fewest(const Weights& w, double wanted) {
+Kept fewest(const float* from, int64_t count, float* band, double wanted) {
     uint32_t low = to_bits(FLT_MIN), high = to_bits(1.0f) + 1;  // bits of positive numbers have their order
-    double above = 0.0;                                        // of weights from `high` on
-    const float* from = w.all;
-    int64_t count = w.count;
-    while (count > FEW && high - low > 1) {
-        const uint32_t first = low, step = (high - low + LEVELS - 1) / LEVELS;
-        float levels[LEVELS];
+    uint32_t step = 1 << 24, first = high - LEVELS * step;      // at the beginning each level is a quarter of the next
+    double above = 0.0;                                         // of weights from `high` on
+    do {
+        float levels[LEVELS] = {from_bits(low)};
         double sums[LEVELS + 1] = {};
-        for (int k = 0; k < LEVELS; ++k)
+        for (int k = 1; k < LEVELS; ++k)
             levels[k] = first + k * step < high ? from_bits(first + k * step) : std::numeric_limits<float>::infinity();
         add_from<Counted>(from, count, levels, sums);
         int k = LEVELS - 1;
         while (k > 0 && above + sums[k] < wanted) --k;
         above += sums[k + 1];
-        low = first + k * step;
-        high = std::min(high, low + step);
-        count = select(from, count, from_bits(low), from_bits(high), w.band);
-        from = w.band;
-    }
-    if (high - low > 1) std::sort(w.band, w.band + count, std::greater<float>());
+        low = k > 0 ? first + k * step : low;
+        high = std::min(high, first + (k + 1) * step);
+        count = select(from, count, from_bits(low), from_bits(high), band);
+        from = band;
+        first = low;
+        step = (high - low + LEVELS - 1) / LEVELS;
+    } while (count > FEW && high - low > 1);
+    if (high - low > 1) std::sort(band, band + count, std::greater<float>());
     int64_t kept = 0;
-    for (; kept < count && above < wanted; ++kept) above += double(Counted::of(w.band[kept]));
-    if (kept == 0) return {from_bits(high), w.count};
-    const float least = w.band[kept - 1];
-    return {least, std::count(w.band, w.band + kept, least)};
+    for (; kept < count && above < wanted; ++kept) above += double(Counted::of(band[kept]));
+    if (kept == 0) return {from_bits(high), std::numeric_limits<int64_t>::max()};
+    const float least = band[kept - 1];
+    return {least, std::count(band, band + kept, least)};
 }
 
 // The other weights become 0.
@@ -216,10 +217,16 @@ int64_t place_of(const Weights& w, double target) {
 int64_t draw(const Draws& d, int64_t row, const Weights& w) {
     const float* logits = d.logits + d.places[row] * d.stride;
     fill(logits, d.vocabulary, largest_of(logits, d.vocabulary), w);
-    if (d.top_k[row] < d.vocabulary) keep(w, fewest<Number>(w, double(d.top_k[row])));
+    const float* left = w.all;
+    int64_t count = w.count;
+    if (d.top_k[row] < d.vocabulary) {
+        keep(w, fewest<Number>(left, count, w.band, double(d.top_k[row])));
+        count = select(left, count, FLT_MIN, std::numeric_limits<float>::infinity(), w.band);
+        left = w.band;
+    }
     double total = sum_blocks(w);
     if (d.top_p[row] < 1.0) {
-        keep(w, fewest<Probability>(w, d.top_p[row] * total));
+        keep(w, fewest<Probability>(left, count, w.band, d.top_p[row] * total));
         total = sum_blocks(w);
     }
     if (d.weights) std::copy(w.all, w.all + d.vocabulary, d.weights + row * d.vocabulary);
