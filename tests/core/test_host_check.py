@@ -1,5 +1,7 @@
 """Which Host and Origin headers a server on loopback without API keys accepts, and when it looks at them."""
 
+import socket
+
 import pytest
 
 from trtforge.core.errors import ForgeError
@@ -15,10 +17,29 @@ def refused(allowed: tuple[str, ...] = (), **headers: str) -> str | None:
     return check.why_refused({name.encode(): value.encode("latin-1") for name, value in headers.items()})
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost", "models.localhost"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "127.0.0.2", "::1", "localhost", "models.localhost"),
+        *("LOCALHOST", "localhost.", "Models.Localhost", "::ffff:127.0.0.1", "127.1", "0x7f000001"),
+    ],
+)
 def test_servers_on_loopback_without_keys_look(host: str) -> None:
     assert HostCheck.of(host, (), with_keys=False) is not None
     assert HostCheck.of(host, (), with_keys=True) is None
+
+
+def test_a_name_of_loopback_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian gives a machine's own name 127.0.1.1 in /etc/hosts. A name that also has another address is reachable."""
+    addresses = {"gpu1": ["127.0.1.1"], "gpu2": ["127.0.0.1", "10.0.0.7"]}
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda host, *_, **__: [(0, 0, 0, "", (each, 0)) for each in addresses[host]]
+    )
+    check = HostCheck.of("gpu1", (), with_keys=False)
+    assert check is not None
+    assert check.why_refused({b"host": b"gpu1:8000"}) is None
+    assert check.why_refused({b"host": b"evil.example"}) is not None
+    assert HostCheck.of("gpu2", (), with_keys=False) is None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "gpu1", "2001:db8::1"])

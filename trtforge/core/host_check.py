@@ -6,6 +6,7 @@ plain content type, for which a browser does not ask the server first. The first
 """
 
 import re
+import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -22,10 +23,12 @@ _SHOWN = 100  # characters of a header in a message
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches `host`, an address or a name that is always one of loopback."""
+    name = host.lower().removesuffix(".")
     try:
-        return ip_address(host).is_loopback
+        address = ip_address(name)
     except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
+        return name == "localhost" or name.endswith(".localhost")
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 def _require_name(name: str) -> str:
@@ -46,14 +49,14 @@ class HostCheck:
 
     @classmethod
     def of(cls, host: str, allowed: Iterable[str], *, with_keys: bool) -> "HostCheck | None":
-        """The check of a server that listens on `host`.
+        """The check of a server that listens on `host`, an address or a name, which is looked up.
 
         None if every name is accepted: other machines reach the server, or it requires API keys, which pages do not
         have.
         """
-        if with_keys or not is_loopback(host):
+        if with_keys or not (is_loopback(host) or _resolves_to_loopback(host)):
             return None
-        return cls(frozenset((*_OF_CONTAINERS, host.lower(), *(name.lower() for name in allowed))))
+        return cls(frozenset((*_OF_CONTAINERS, host.lower().removesuffix("."), *(name.lower() for name in allowed))))
 
     def why_refused(self, headers: Mapping[bytes, bytes]) -> str | None:
         """None if the request may be from a program on this machine, else the reason. Header names are in lower case.
@@ -75,6 +78,15 @@ class HostCheck:
 
     def _is_ours(self, name: str) -> bool:
         return is_loopback(name) or name in self.names
+
+
+def _resolves_to_loopback(host: str) -> bool:
+    """Whether all addresses of `host` are loopback's, as of this machine's own name in /etc/hosts, or of `127.1`."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # the server cannot listen there either
+        return False
+    return all(is_loopback(str(address[0])) for *_, address in found)
 
 
 def _refusal(what: str, name: str) -> str:
