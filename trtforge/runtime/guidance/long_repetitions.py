@@ -33,20 +33,25 @@ def has_long_repetitions(pattern: str) -> bool:
 
 
 def _long(tokens: list[Token]) -> list[int]:
-    """Indices of repetitions that become parts of the grammar: of characters, outside of groups and alternatives."""
+    """Indices of repetitions that become parts of the grammar: of characters, outside of groups and alternatives.
+
+    Not those that are repeated again (`a{200}*`), and none that xgrammar refuses, so that its error is about this one.
+    """
     found: list[int] = []
     depth = 0
     for index, token in enumerate(tokens):
         depth += (token.kind == "(") - (token.kind == ")")
         if depth == 0 and token.kind == "|":
             return []
-        if depth == 0 and index > 0 and token.times > LONG_REPETITION and _is_known(tokens[index - 1]):
+        again = index + 1 < len(tokens) and tokens[index + 1].kind == "repeat"
+        possible = token.times > LONG_REPETITION and token.optional >= 0  # of {200,100} it is negative
+        if depth == 0 and index > 0 and possible and not again and _is_known(tokens[index - 1]):
             found.append(index)
     return found[:_MOST]
 
 
 def _is_known(token: Token) -> bool:
-    return token.kind == "atom" and not refuses(token)
+    return token.kind == "atom" and not refuses(token) and bool(characters(token.text))
 
 
 def _automaton(tokens: list[Token]) -> str:
