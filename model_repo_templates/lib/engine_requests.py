@@ -14,8 +14,8 @@ from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
     GUIDE_KINDS,
     LONGEST_GUIDE,
-    MOST_SEED,
     MOST_TOP_LOG_PROBS,
+    UINT64_MAX,
     BeamParams,
     GenerationRequest,
     Guide,
@@ -218,7 +218,7 @@ def _beams(values: InputValues, item: int, most: int) -> BeamParams | None:
 def _adapter(values: InputValues, item: int, limits: RequestLimits) -> int | None:
     if _LORA not in values:
         return None
-    task = values.integer(_LORA, item, None, 0, MOST_SEED)
+    task = values.integer(_LORA, item, None, 0, UINT64_MAX)
     if task not in limits.lora_task_ids and not limits.takes_adapters:
         raise values.refused(_LORA, task, f"one of this engine's: {', '.join(map(str, limits.lora_task_ids))}")
     return task
@@ -259,7 +259,7 @@ def _sampling(values: InputValues, item: int, vocab_size: int) -> SamplingParams
     top_p = values.number("runtime_top_p", item, None, 0.0)
     if top_p is not None and top_p > 1:
         raise values.refused("runtime_top_p", top_p, "from 0 (none) to 1")
-    seed = values.integer("seed", item, -1, -1, MOST_SEED) if "seed" in values else None
+    seed = values.integer("seed", item, -1, -1, UINT64_MAX) if "seed" in values else None
     top_k = values.integer("runtime_top_k", item, None, 0, INT32_MAX) if "runtime_top_k" in values else None
     return SamplingParams(
         temperature=values.number("temperature", item, None, 0.0),

@@ -181,12 +181,12 @@ class GenerationRequest:
     streamed: bool = True
 
 
-MOST_SEED = 2**64 - 1
+UINT64_MAX = 2**64 - 1
 
 
 def with_seed(request: GenerationRequest, seed: int) -> GenerationRequest:
     """Another sequence of a request: sequences of one prompt differ in their seeds."""
-    return replace(request, sampling=replace(request.sampling, seed=seed & MOST_SEED))
+    return replace(request, sampling=replace(request.sampling, seed=seed & UINT64_MAX))
 
 
 MOST_LENGTH_PENALTY = 10
