@@ -14,6 +14,12 @@ def test_only_ports_of_zero_are_chosen_and_all_differ() -> None:
     assert len({*chosen.values(), 0}) == 4
 
 
+def test_a_port_that_is_asked_for_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtforge.serve.free_ports.free_ports", lambda _, count: list(range(40_000, 40_000 + count)))
+    config = ServeConfig(http_port=0, grpc_port=40_000, metrics_port=40_002, openai_port=0)
+    assert ports_chosen(config) == {"http_port": 40_001, "openai_port": 40_003}
+
+
 @pytest.mark.parametrize("host", ["::1", "0.0.0.0", "localhost"])
 def test_they_are_of_the_host(host: str) -> None:
     assert ports_chosen(ServeConfig(http_port=0, host=host))["http_port"] > 0

@@ -10,10 +10,15 @@ _PORTS = ("http_port", "grpc_port", "metrics_port", "openai_port")
 
 
 def ports_chosen(config: ServeConfig) -> dict[str, int]:
-    """A free port of `config.host` for each of the configuration's ports that is 0. Raises ForgeError."""
+    """A free port of `config.host` for each of the configuration's ports that is 0. Raises ForgeError.
+
+    None is one that is asked for, which may lie in the range that the system chooses from.
+    """
     names = [name for name in _PORTS if getattr(config, name) == 0]
+    given = set(config.ports.values()) - {0}
     try:
-        return dict(zip(names, free_ports(config.host, len(names)), strict=True))
+        free = free_ports(config.host, len(names) + len(given)) if names else []
+        return dict(zip(names, (port for port in free if port not in given), strict=False))
     except OSError as error:
         raise ForgeError(
             f"cannot listen on {config.host} ({error.strerror})", hint="Give --host an address of this machine."
