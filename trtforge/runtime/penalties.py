@@ -12,7 +12,7 @@ from trtforge.runtime.cuda.pinned import sent
 from trtforge.runtime.scheduling.sequence import Sequence
 
 LARGEST = torch.finfo(torch.float32).max
-"""Above all logits: of infinities a softmax makes no probabilities."""
+"""To which changed logits are clamped: the softmax of an infinite one is not a number."""
 
 
 class Penalties:

@@ -1,8 +1,8 @@
-// Draws of tokens from what top_k and top_p leave of the probabilities that logits give, and what makes log probabilities
-// of logits.
+// Samples tokens from the softmax of logits, limited by top_k and top_p, and computes the log-sum-exp of logits.
 //
-// Weights, exp(logit - largest logit), stay in the vocabulary's order (runtime/candidates.py says why), and nothing is
-// sorted but a few: the least weight that is kept is enclosed by numbers that come closer and closer.
+// Weights, exp(logit - largest logit), stay in the vocabulary's order (runtime/candidates.py says why). The smallest
+// weight that is kept is found without sorting the vocabulary: the interval that contains it is divided by LEVELS numbers
+// again and again, until so FEW weights are in it that they are sorted.
 
 #include "team.h"
 #include "vectors.h"
@@ -29,7 +29,7 @@ namespace {
 
 constexpr int64_t BLOCK = 1024;   // weights that are summed before they are looked at one by one
 constexpr int64_t FEW = 64;       // weights that are sorted
-constexpr int LEVELS = 8;         // numbers that enclose the least weight, at once
+constexpr int LEVELS = 8;         // numbers that divide the interval, at once
 constexpr float LOWEST = -87.0f;  // of logit - largest logit; what is less likely than 10^-38 gets no weight
 
 // The weights of one row, of which `count` are whole blocks, with zeros behind the vocabulary.
@@ -90,7 +90,7 @@ double sum_blocks(const Weights& w) {
     return total;
 }
 
-// What is counted of weights that are kept.
+// What is summed of weights that are kept: 1 for top_k, the weight for top_p.
 struct Number {
     template <typename V>
     static V of(V) { return V() + 1.0f; }
@@ -101,7 +101,7 @@ struct Probability {
     static V of(V weight) { return weight; }
 };
 
-// Adds to sums[k] what is counted of the weights that are levels[k] at least. Zeros follow the last one.
+// Adds to sums[k] what is summed of the weights that are levels[k] at least. Zeros follow the last one.
 template <class Counted>
 void add_from(const float* weights, int64_t count, const float (&levels)[LEVELS], double* sums) {
     for (int64_t first = 0; first < count; first += BLOCK) {
@@ -145,8 +145,8 @@ struct Kept {
     int64_t equal;
 };
 
-// The fewest of the largest of `count` weights, which zeros follow, of which together `wanted` is counted. `band`: room
-// for as many and a vector; it may be where they are.
+// The fewest of the largest of `count` weights, which zeros follow, whose sum is `wanted` at least. `band`: room for as
+// many and a vector; it may be where they are.
 template <class Counted>
 Kept fewest(const float* from, int64_t count, float* band, double wanted) {
     uint32_t low = to_bits(FLT_MIN), high = to_bits(1.0f) + 1;  // bits of positive numbers have their order
