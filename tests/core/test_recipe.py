@@ -76,6 +76,11 @@ def test_source_is_relative_to_the_recipe(tmp_path: Path) -> None:
         ("name: a/b\nmodel: {source: m}\n", "name", "Got 'a/b'. .* letters, digits, "),
         ("name: a\nmodel: {source: m}\nparallel: {tp: true}\n", "tp: Input should be a number", "Got true"),
         (
+            "name: no\nmodel: {source: true}\n",
+            "model.source: Input should be a valid string",
+            "Got true: put it in quotes",
+        ),
+        (
             "name: a\nmodel: {source: m}\nquantization: {exclude_modules: '*.o_proj'}\n",
             "exclude_modules: Input should be a list",
             "Got .*; write .FIRST, SECOND.",

@@ -208,7 +208,8 @@ def _mistake(
         meant = f"{float(share[1]) / 100:g}"
         hint, repair = f"Got {problem['input']!r}; did you mean {meant}?", Repair(problem["input"], meant)
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
-        hint = f"Got the number {problem['input']}: put it in quotes to make it text."
+        kind = "" if isinstance(problem["input"], bool) else "the number "
+        hint = f"Got {kind}{_as_written(problem['input'])}: put it in quotes to make it text."
     return _Mistake(location, f"{key or 'value'}: {said}", hint, repair)
 
 
