@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trtforge.runtime.guidance.long_repetitions import expression_grammar, has_long_repetitions
+from trtforge.runtime.guidance.unenforced import Unenforced
 
 END = 256
 VOCABULARY = xgrammar.TokenizerInfo(
@@ -70,6 +71,22 @@ def test_as_often_as_python_does(
 def test_characters_that_are_repeated_often_are_parts_of_the_grammar(pattern: str, grammar: str) -> None:
     assert expression_grammar(pattern) == f"root ::= {grammar}"
     assert has_long_repetitions(pattern) == (r"\U" in grammar)
+
+
+@pytest.mark.parametrize("atom", [r"[\d-z]", r"[\w-a]", r"[\d-a-z]", r"[+--]", r"[a-c-e]", r"[\d-\w]"])
+def test_classes_hold_what_xgrammar_says(atom: str) -> None:
+    """A - after an escape of several characters is one itself."""
+    short, long = (compiled(expression_grammar(f"{atom}{{{times}}}")) for times in (20, 200))
+    for one in "-5azAbd`+,.":
+        assert matches(long, one * 200) == matches(short, one * 20), one
+
+
+@pytest.mark.parametrize("atom", [r"[5-\d]", r"[a-\w]", "[z-a]", r"\u{110000}", "[]", r"\p{L}"])
+def test_what_xgrammar_refuses_is_refused_repeated_often_too(atom: str) -> None:
+    with pytest.raises(RuntimeError):
+        compiled(expression_grammar(f"{atom}{{20}}"))
+    with pytest.raises((RuntimeError, Unenforced)):
+        compiled(expression_grammar(f"{atom}{{200}}"))
 
 
 def test_masks_of_long_repetitions_are_prepared() -> None:

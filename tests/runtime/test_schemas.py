@@ -100,6 +100,7 @@ def test_what_xgrammar_would_ignore_is_enforced(schema: Any, valid: str, invalid
         ({"type": "integer", "minimum": 5, "maximum": 4}, "#: no whole number lies within the bounds"),
         ({"type": "string", "pattern": "^a+$", "maxLength": 3}, "#: maxLength beside pattern or format is not"),
         ({"type": "string", "pattern": 'a"b'}, "is always escaped in JSON, which is not supported"),
+        ({"type": "string", "pattern": r"^[5-\d]$"}, r"the range 5-\\d in a regular expression is not one"),
         ({"type": "string", "pattern": r"^[\x22\t]$"}, "is always escaped in JSON, which is not supported"),
         ({"type": "string", "pattern": r"^\\\\$"}, "is always escaped in JSON, which is not supported"),
         ({"type": "string", "pattern": "[a-z]{0,9}" * 24}, "207 parts of a regular expression may be left out"),
@@ -157,6 +158,13 @@ def test_expressions_that_xgrammar_would_take_for_others_are_refused(pattern: st
     for kind, guide in (("regex", pattern), ("json_schema", json.dumps({"type": "string", "pattern": pattern}))):
         with pytest.raises(RequestError, match=f"refused: .*{said}"):
             GRAMMARS.compiled(Guide(kind, guide))  # type: ignore[arg-type]
+
+
+def test_a_hyphen_after_an_escape_of_several_characters_is_one() -> None:
+    """As xgrammar reads it outside of schemas, and JavaScript without the flag u."""
+    schema = json.dumps({"type": "string", "pattern": r"^[\d-z]$"})
+    for one, is_allowed in (("5", True), ("-", True), ("z", True), ("a", False)):
+        assert allows("json_schema", schema, f'"{one}"') == allows("regex", r"[\d-z]", one) == is_allowed
 
 
 def test_expressions_are_read_as_in_python() -> None:

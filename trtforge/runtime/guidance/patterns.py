@@ -141,7 +141,7 @@ def _json_atom(text: str) -> str:
 
 
 def characters(text: str) -> list[Range]:
-    """The characters of an atom."""
+    """The characters of an atom. Raises Unenforced for ranges and codes of none."""
     if text == ".":
         return _without(_ALL, [(0x0A, 0x0A), (0x0D, 0x0D)])
     if text[0] != "[":
@@ -149,13 +149,22 @@ def characters(text: str) -> list[Range]:
     negated = text.startswith("[^")
     items, found = ITEM.findall(text[1 + negated : -1]), []
     while items:
-        first = _item(items.pop(0))
-        if len(items) > 1 and items[0] == "-" and len(first) == 1:
+        begin = items.pop(0)
+        first = _item(begin)
+        if len(items) > 1 and items[0] == "-" and _is_one(first):
             items.pop(0)
-            last = _item(items.pop(0))
-            first = [(first[0][0], last[-1][1])]
+            end = items.pop(0)
+            last = _item(end)
+            if not _is_one(last) or last < first:
+                raise Unenforced(f"the range {begin}-{end} in a regular expression is not one of characters")
+            first = [(first[0][0], last[0][1])]
         found += first
     return _without(_ALL, found) if negated else _without(found, [])
+
+
+def _is_one(found: list[Range]) -> bool:
+    """Whether these are one character, unlike those of `\\d`, after which a `-` is a character too."""
+    return len(found) == 1 and found[0][0] == found[0][1]
 
 
 def _item(text: str) -> list[Range]:
@@ -167,6 +176,8 @@ def _item(text: str) -> list[Range]:
         return named if text[1].islower() else _without(_ALL, named)
     if text[1] in "ux" and len(text) > 2:
         code = int(text[2:].strip("{}"), 16)
+        if code > _ALL[0][1]:
+            raise Unenforced(f"{text} in a regular expression is beyond Unicode")
     elif text[1] == "c" and len(text) > 2:
         code = ord(text[2]) % 32
     else:
