@@ -90,6 +90,8 @@ PATHS = (
     Malformed("two slashes", request_bytes("GET", "//v2")),
     Malformed("percent", request_bytes("GET", "/v2/%2e%2e/logging")),
     Malformed("absolute", request_bytes("GET", "http://x/v2")),
+    Malformed("a host of others", b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n", 403),
+    Malformed("a page of others", request_bytes("GET", "/v2", "Origin: http://x"), 403),
     Malformed("unknown", request_bytes("GET", "/v3"), 404),
     Malformed("no such model", post_bytes("/v2/models/none/generate", b'{"text_input":"a"}'), None),
     Malformed("no such version", post_bytes("/v2/models/ensemble/versions/7/generate", b'{"text_input":"a"}'), None),

@@ -99,7 +99,7 @@ def post_bytes(path: str, body: bytes, *headers: str) -> bytes:
 
 def request_bytes(method: str, path: str, *headers: str) -> bytes:
     """A request's head as it is sent."""
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", *headers, "", ""]).encode()
+    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
 
 
 async def read_answer(reader: asyncio.StreamReader) -> Answer:
