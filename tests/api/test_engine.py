@@ -24,11 +24,7 @@ from tests.core.test_detokenizer import TOKENIZERS
 from tests.patience import PATIENCE, eventually
 from trtforge import Chat, Engine, Piece, SamplingParams, Tokens, Usage
 from trtforge.api.prompts import Prompts
-from trtforge.compile.stage import compile_engine
-from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError, RequestError
-from trtforge.core.features import FeaturesConfig
-from trtforge.core.recipe import EngineConfig
 from trtforge.engine_process.requests import GenerationRequest, Output
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
 from trtforge.package.config import PackageConfig
@@ -39,24 +35,6 @@ PAGE = Path(__file__).parents[2] / "docs" / "python.md"
 SNIPPETS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 PROMPT = "Return the number of"
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a list?"}]
-
-
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A build directory, as far as the API needs one."""
-    place = tmp_path_factory.mktemp("api") / "build"
-    checkpoint = convert(ConvertConfig(dtype="float32"), DEMO_MODEL, place / "checkpoint").path
-    compile_engine(EngineConfig(backend="torch"), checkpoint, place / "engine")
-    return place
-
-
-@pytest.fixture(scope="module")
-def beams(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The engine that the page compiles for beams and logits."""
-    features = FeaturesConfig(context_logits=True, generation_logits=True)
-    directory = tmp_path_factory.mktemp("beams") / "engine"
-    compile_engine(EngineConfig(backend="torch", max_beam_width=4, features=features), build / "checkpoint", directory)
-    return directory
 
 
 @pytest.fixture(scope="module")

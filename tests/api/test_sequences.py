@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_type_hints
 
@@ -17,11 +18,7 @@ from tests.conftest import DEMO_MODEL
 from tests.patience import eventually
 from trtforge import Answer, Engine, Piece, SamplingParams, Tokens
 from trtforge.api.prompts import Prompts
-from trtforge.compile.stage import compile_engine
-from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import RequestError
-from trtforge.core.features import FeaturesConfig
-from trtforge.core.recipe import EngineConfig
 from trtforge.engine_process.requests import GenerationRequest, Output
 
 PROMPT = "Return the number of items in the list, and a tuple of the first and the last of them"
@@ -29,12 +26,8 @@ SAMPLED = SamplingParams(max_tokens=12, n=3, top_p=0.95, temperature=1.4, seed=5
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    place = tmp_path_factory.mktemp("sequences")
-    checkpoint = convert(ConvertConfig(dtype="float32"), DEMO_MODEL, place / "checkpoint").path
-    features = FeaturesConfig(context_logits=True, generation_logits=True)
-    compile_engine(EngineConfig(backend="torch", max_beam_width=4, features=features), checkpoint, place / "engine")
-    with Engine.load(place / "engine", kv_cache_tokens=2048, threads=1) as engine:
+def engine(beams: Path) -> Iterator[Engine]:
+    with Engine.load(beams, kv_cache_tokens=2048, threads=1) as engine:
         yield engine
 
 
