@@ -9,7 +9,7 @@ import re
 import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -24,9 +24,8 @@ _SHOWN = 100  # characters of a header in a message
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches `host`, an address or a name that is always one of loopback."""
     name = host.lower().removesuffix(".")
-    try:
-        address = ip_address(name)
-    except ValueError:
+    address = _address(name)
+    if address is None:
         return name == "localhost" or name.endswith(".localhost")
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
@@ -65,7 +64,7 @@ class HostCheck:
         has, as extensions of browsers send.
         """
         host = _name_in(headers.get(b"host", b""))
-        if host and not _is_address(host) and not self._is_ours(host):
+        if host and _address(host) is None and not self._is_ours(host):
             return _refusal(f"the Host {host[:_SHOWN]!r} is not allowed", host)
         origin = headers.get(b"origin", b"").decode("latin-1").lower()
         scheme, _, authority = origin.partition("://")
@@ -105,9 +104,8 @@ def _name_in(authority: bytes) -> str:
     return (text if found is None else found[1].strip("[]")).removesuffix(".")
 
 
-def _is_address(host: str) -> bool:
+def _address(host: str) -> IPv4Address | IPv6Address | None:
     try:
-        ip_address(host)
+        return ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from trtforge.runtime.cuda.pinned import sent
+from trtforge.runtime.cuda.pinned import sent, sent_column
 from trtforge.runtime.scheduling.sequence import Sequence
 
 LARGEST = torch.finfo(torch.float32).max
@@ -28,13 +28,13 @@ class Penalties:
         most = max(each.count for each in occurred)
         tokens = np.stack([_lengthened(each.tokens[: each.count], most) for each in occurred])
         counts = sent(np.stack([_lengthened(each.counts[: each.count], most) for each in occurred]), self._device)
-        at = (sent(np.array(places, dtype=np.int64), self._device).unsqueeze(1), sent(tokens, self._device))
+        at = sent_column(places, self._device), sent(tokens, self._device)
         params = [row.request.sampling for row in rows]
         changed = logits[at]
-        repetition = self._column([p.repetition_penalty for p in params])
+        repetition = sent_column([p.repetition_penalty for p in params], self._device)
         changed = torch.where(changed < 0, changed * repetition, changed / repetition)
-        changed -= self._column([p.presence_penalty for p in params])
-        changed -= counts * self._column([p.frequency_penalty for p in params])
+        changed -= sent_column([p.presence_penalty for p in params], self._device)
+        changed -= counts * sent_column([p.frequency_penalty for p in params], self._device)
         logits[at] = changed.clamp_(max=LARGEST)
 
     def forget(self, sequence: Sequence) -> None:
@@ -48,9 +48,6 @@ class Penalties:
             found = self._occurred[row] = _Occurrences(row.tokens, row.limit)
         found.count_new()
         return found
-
-    def _column(self, values: list[float]) -> Tensor:
-        return sent(np.array(values, dtype=np.float32), self._device).unsqueeze(1)
 
 
 class _Occurrences:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trtforge.engine_process.requests import TopLogProbs
 from trtforge.runtime.candidates import chosen_places, most_likely_kept, nucleus
-from trtforge.runtime.cuda.pinned import sent
+from trtforge.runtime.cuda.pinned import sent, sent_column
 from trtforge.runtime.decoder.logits import most_likely, most_likely_tokens
 from trtforge.runtime.guidance.guides import Guides
 from trtforge.runtime.native.bindings import native_for
@@ -111,7 +111,7 @@ class Sampler:
         for index in biased:
             logits[index] += self._bias(rows[index])
         if any(p.temperature for p in params):
-            logits.div_(self._column([p.temperature or 1.0 for p in params]))
+            logits.div_(sent_column([p.temperature or 1.0 for p in params], self._device))
         penalised = [index for index, p in enumerate(params) if p.penalises]
         if penalised:
             self._penalties.apply([rows[index] for index in penalised], logits, penalised)
@@ -182,8 +182,8 @@ class Sampler:
         likely = [index for index in others if self._sorts and shares[index] < 1.0]
         alone = [index for index in others if not self._sorts or shares[index] >= 1.0]
         for indices in filter(None, (bounded, *_parts(likely))):
-            top_k = self._column([bounds[index] for index in indices])
-            top_p = self._column([shares[index] for index in indices])
+            top_k = sent_column([bounds[index] for index in indices], self._device)
+            top_p = sent_column([shares[index] for index in indices], self._device)
             most = max(bounds[index] for index in indices)
             yield indices, *most_likely_kept(self._at(indices, logits), top_k, top_p, most)
         for index in alone:
@@ -203,11 +203,6 @@ class Sampler:
             bias = np.asarray(row.request.sampling.embedding_bias, dtype=np.float32)
             self._biases[row] = torch.from_numpy(bias).to(self._device)
         return self._biases[row]
-
-    def _column(self, values: list[float] | list[int]) -> Tensor:
-        numbers = np.array(values)
-        kind = np.int64 if numbers.dtype.kind == "i" else np.float32
-        return sent(numbers.astype(kind), self._device).unsqueeze(1)
 
     def _index(self, values: list[int]) -> Tensor:
         return sent(np.array(values, dtype=np.int64), self._device)

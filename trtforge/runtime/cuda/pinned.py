@@ -29,6 +29,13 @@ def sent(values: npt.NDArray[Any], device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
+def sent_column(values: Sequence[float] | Sequence[int], device: torch.device) -> Tensor:
+    """As `sent`: (values, 1), int64 of whole numbers, else float32."""
+    numbers = np.array(values)
+    kind = np.int64 if numbers.dtype.kind == "i" else np.float32
+    return sent(numbers.astype(kind), device).unsqueeze(1)
+
+
 def sent_together(arrays: Sequence[npt.NDArray[np.int64]], device: torch.device) -> list[Tensor]:
     """As `sent`, in one transfer; each begins at a multiple of 16 bytes, as kernels prefer."""
     starts = np.cumsum([0, *(each.size + each.size % _INTEGERS_OF_16_BYTES for each in arrays)]).tolist()

@@ -20,7 +20,7 @@ _TOKEN = re.compile(
 )
 
 
-ITEM = re.compile(r"\\u\{[0-9A-Fa-f]+\}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\c[A-Za-z]|\\.|.", re.DOTALL)
+_ITEM = re.compile(r"\\u\{[0-9A-Fa-f]+\}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\c[A-Za-z]|\\.|.", re.DOTALL)
 _REWRITTEN = {".": r"[^\n\r]", r"\s": r"[\x09-\x0d ]", r"\S": r"[^\x09-\x0d ]"}
 _NOTHING = "x{0}"
 """Between the parts of an expression: automata of xgrammar 0.2 are wrong for some that begin or end with a repetition,
@@ -36,11 +36,11 @@ _MOST_OPTIONAL = 200
 square of their number."""
 LONG_REPETITION = 128
 """xgrammar compiles a repetition with a wider range as one part."""
-Range = tuple[int, int]
-_ALL: list[Range] = [(0, 0x10FFFF)]
-_ESCAPED: list[Range] = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)]
+_Range = tuple[int, int]
+_ALL: list[_Range] = [(0, 0x10FFFF)]
+_ESCAPED: list[_Range] = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)]
 """What cannot stand in a JSON string without an escape, and surrogates."""
-_CLASSES: dict[str, list[Range]] = {
+_CLASSES: dict[str, list[_Range]] = {
     "d": [(0x30, 0x39)],
     "w": [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
     "s": [(0x09, 0x0D), (0x20, 0x20)],
@@ -95,7 +95,7 @@ def automaton_work(pattern: str) -> int:
 
 def refuses(token: Token) -> bool:
     """Whether an atom has an escape that xgrammar refuses itself."""
-    return any(item[0] == "\\" and item[1] in _REFUSED for item in ITEM.findall(token.text))
+    return any(item[0] == "\\" and item[1] in _REFUSED for item in _ITEM.findall(token.text))
 
 
 def optional_parts(pattern: str) -> int:
@@ -124,7 +124,7 @@ def _delimited(text: str) -> str:
     """A token whose codes of characters end, which for xgrammar would go on with the next digit."""
     return "".join(
         f"\\u{{{item[2:]}}}" if len(item) > 3 and item[:2] in (r"\x", r"\u") and item[2] != "{" else item
-        for item in ITEM.findall(text)
+        for item in _ITEM.findall(text)
     )
 
 
@@ -140,14 +140,14 @@ def _json_atom(text: str) -> str:
     return "[" + "".join(f"\\u{{{first:x}}}-\\u{{{last:x}}}" for first, last in left) + "]"
 
 
-def characters(text: str) -> list[Range]:
+def characters(text: str) -> list[_Range]:
     """The characters of an atom. Raises Unenforced for ranges and codes of none."""
     if text == ".":
         return _without(_ALL, [(0x0A, 0x0A), (0x0D, 0x0D)])
     if text[0] != "[":
         return _item(text)
     negated = text.startswith("[^")
-    items, found = ITEM.findall(text[1 + negated : -1]), []
+    items, found = _ITEM.findall(text[1 + negated : -1]), []
     while items:
         begin = items.pop(0)
         first = _item(begin)
@@ -162,12 +162,12 @@ def characters(text: str) -> list[Range]:
     return _without(_ALL, found) if negated else _without(found, [])
 
 
-def _is_one(found: list[Range]) -> bool:
+def _is_one(found: list[_Range]) -> bool:
     """Whether these are one character, unlike those of `\\d`, after which a `-` is a character too."""
     return len(found) == 1 and found[0][0] == found[0][1]
 
 
-def _item(text: str) -> list[Range]:
+def _item(text: str) -> list[_Range]:
     """A character, or an escape of one or several."""
     if text[0] != "\\":
         return [(ord(text), ord(text))]
@@ -185,9 +185,9 @@ def _item(text: str) -> list[Range]:
     return [(code, code)]
 
 
-def _without(ranges: list[Range], excluded: list[Range]) -> list[Range]:
+def _without(ranges: list[_Range], excluded: list[_Range]) -> list[_Range]:
     """Ranges of characters, sorted, without others."""
-    left: list[Range] = []
+    left: list[_Range] = []
     for first, last in sorted(ranges):
         if left and first <= left[-1][1] + 1:
             left[-1] = (left[-1][0], max(last, left[-1][1]))
