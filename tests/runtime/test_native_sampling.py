@@ -36,7 +36,7 @@ def logits_of(draw: st.DrawFn) -> Tensor:
 def test_the_fewest_most_likely_tokens_keep_their_weights(level: str, logits: Tensor, top_k: int, top_p: float) -> None:
     top_k = min(top_k, len(logits))
     weights = kept_weights(kernels_at(level), logits, top_k, top_p).double()
-    exact = (logits.double() - logits.max()).exp()
+    exact = (logits - logits.max()).double().exp()  # of differences in float32, as the kernels'
     kept, count = weights > 0, int((weights > 0).sum())
     torch.testing.assert_close(weights[kept], exact[kept], rtol=1e-6, atol=0.0)
     assert float(exact[kept].min()) >= float(exact[~kept].max()) * (1 - ROUNDING) if count < len(logits) else True
