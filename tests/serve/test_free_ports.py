@@ -29,3 +29,9 @@ def test_a_host_of_another_machine_is_said() -> None:
     with pytest.raises(ForgeError, match=r"cannot listen on 192\.0\.2\.1 \(") as caught:
         ports_chosen(ServeConfig(http_port=0, host="192.0.2.1"))
     assert caught.value.hint == "Give --host an address of this machine."
+
+
+def test_a_script_for_other_machines_needs_numbers() -> None:
+    with pytest.raises(ForgeError, match="port 0 asks for a free port of this machine") as caught:
+        ports_chosen(ServeConfig(grpc_port=0, launcher="slurm"))
+    assert caught.value.hint == "Give --grpc-port another number."

@@ -15,6 +15,11 @@ def ports_chosen(config: ServeConfig) -> dict[str, int]:
     None is one that is asked for, which may lie in the range that the system chooses from.
     """
     names = [name for name in _PORTS if getattr(config, name) == 0]
+    if names and config.launcher == "slurm":
+        raise ForgeError(
+            "port 0 asks for a free port of this machine; --launcher slurm prints a script for other machines",
+            hint=f"Give --{names[0].replace('_', '-')} another number.",
+        )
     given = set(config.ports.values()) - {0}
     try:
         free = free_ports(config.host, len(names) + len(given)) if names else []
