@@ -156,7 +156,7 @@ def test_logits_are_those_of_transformers(engine: Engine, llama: Any, tokenizer:
         rows = [piece.generation_logits for piece in pieces if piece.index == index and piece.tokens]
         np.testing.assert_allclose(np.concatenate(rows), each.generation_logits, atol=1e-3, rtol=1e-3)
     assert "logits" not in repr(answer)
-    assert {"completions", "usage", "context_logits"} == get_type_hints(Answer).keys()
+    assert {"completions", "usage", "context_logits", "prompt_log_probs"} == get_type_hints(Answer).keys()
     again = pickle.loads(pickle.dumps(answer))
     assert again == answer
     np.testing.assert_array_equal(again.context_logits, answer.context_logits)
@@ -176,6 +176,7 @@ def test_logits_are_those_of_transformers(engine: Engine, llama: Any, tokenizer:
         ({"beam_width": 2, "regex": "a"}, "a beam search follows no guide"),
         ({"beam_width": 2, "generation_logits": True}, "a beam search returns no logits"),
         ({"beam_width": 2, "top_log_probs": 2}, "a beam search returns neither alternatives"),
+        ({"beam_width": 2, "prompt_log_probs": True}, "a beam search returns neither alternatives"),
     ],
 )
 def test_what_is_no_search_is_refused_by_its_name(engine: Engine, options: dict[str, Any], message: str) -> None:
@@ -229,7 +230,7 @@ class _Held:
 
 def test_what_comes_after_an_event_loop_was_closed_ends_the_request() -> None:
     runtime: Any = _Held()
-    loop, stream = asyncio.new_event_loop(), Engine(runtime, Prompts(DEMO_MODEL)).astream(PROMPT)
+    loop, stream = asyncio.new_event_loop(), Engine(runtime, Prompts(DEMO_MODEL, 2048)).astream(PROMPT)
     loop.run_until_complete(anext(stream))
     loop.close()
     ((request, on_output),) = runtime.submitted

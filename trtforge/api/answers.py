@@ -1,6 +1,7 @@
 """Answers of the Python API: text, tokens, scores, logits and counts, whole and in pieces."""
 
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -10,7 +11,7 @@ from trtforge.api.hints import hinted
 from trtforge.core.detokenizer import Detokenizer
 from trtforge.core.stop_text import StopText
 from trtforge.core.token_texts import TokenTexts
-from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +58,8 @@ class Usage:
 class Piece:
     """New text and tokens of the sequence `index` of an answer, whose last piece has a finish reason.
 
-    The last piece of all has the usage. `context_logits` come once, with the first sequence's first token.
+    The last piece of all has the usage. `context_logits` and `prompt_log_probs` come once, with the first sequence's
+    first token.
     """
 
     text: str
@@ -68,6 +70,7 @@ class Piece:
     index: int = 0
     context_logits: Logits | None = field(default=None, repr=False, compare=False)
     generation_logits: Logits | None = field(default=None, repr=False, compare=False)
+    prompt_log_probs: tuple[TokenScore, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,13 @@ class Answer:
     """A whole answer: one completion, `n` sequences in the order of their seeds, or beams, the best first.
 
     `text`, `tokens` and so on are the first completion's. `context_logits`: (tokens of the prompt, vocabulary), whose
-    row i predicts what follows token i.
+    row i predicts what follows token i. `prompt_log_probs`: of the prompt's tokens but the first.
     """
 
     completions: tuple[Completion, ...]
     usage: Usage
     context_logits: Logits | None = field(default=None, repr=False, compare=False)
+    prompt_log_probs: tuple[TokenScore, ...] = ()
 
     @property
     def text(self) -> str:
@@ -142,7 +146,7 @@ class SequenceText:
         self._text = Detokenizer(texts.tokenizer, prompt if continues else (), texts.special)
         self._begins = not continues
         self._stop = StopText(stop)
-        self._prompt_tokens, self._index = len(prompt), index
+        self._prompt, self._index = prompt, index
         self.count, self.cumulative_log_prob = 0, 0.0
         self.finished = False
 
@@ -166,21 +170,22 @@ class SequenceText:
             self._scores(output),
             reason,
             index=self._index,
-            context_logits=_rows(output.context_logits, self._prompt_tokens),
+            context_logits=_rows(output.context_logits, len(self._prompt)),
             generation_logits=_rows(output.generation_logits, len(output.tokens)),
+            prompt_log_probs=self._prompt_scores(output),
         )
 
     def _scores(self, output: Output) -> tuple[TokenScore, ...]:
-        tops = output.top_log_probs or ((),) * len(output.log_probs)
-        found = []
-        for token, log_prob, top in zip(output.tokens, output.log_probs, tops, strict=False):
-            found.append(self._score(token, log_prob, tuple(self._score(*each) for each in top)))
-            self._begins = self._begins and self._texts.begin((token,))
-        return tuple(found)
+        scores = _scores(self._texts, output.tokens, output.log_probs, output.top_log_probs, begins=self._begins)
+        self._begins = self._begins and self._texts.begin(output.tokens)
+        return scores
 
-    def _score(self, token: int, log_prob: float, top: tuple[TokenScore, ...] = ()) -> TokenScore:
-        text, _ = self._texts.of(token, begins=self._begins)
-        return TokenScore(token, text, log_prob, top)
+    def _prompt_scores(self, output: Output) -> tuple[TokenScore, ...]:
+        found = output.prompt_log_probs
+        if found is None:
+            return ()
+        begins = self._texts.begin(self._prompt[:1])
+        return _scores(self._texts, self._prompt[1:], found.values, found.top, begins=begins)
 
 
 class Assembly:
@@ -241,7 +246,8 @@ class Assembly:
             _completion(of_index[index], sequence.cumulative_log_prob) for index, sequence in enumerate(self._sequences)
         ]
         context = [piece.context_logits for piece in pieces if piece.context_logits is not None]
-        return Answer(tuple(completions), usage, context[0] if context else None)
+        prompt_scores = tuple(score for piece in pieces for score in piece.prompt_log_probs)
+        return Answer(tuple(completions), usage, context[0] if context else None, prompt_scores)
 
     def _take_beams(self, output: Output) -> list[Piece]:
         """Where bad words and `min_tokens` leave fewer beams, fewer are returned."""
@@ -258,6 +264,23 @@ class Assembly:
     def _usage(self) -> Usage:
         prompt = len(self.requests[0].prompt)
         return Usage(prompt, sum(sequence.count for sequence in self._sequences), min(self._reused, prompt))
+
+
+def _scores(
+    texts: TokenTexts,
+    tokens: "Sequence[int]",
+    log_probs: "Sequence[float]",
+    tops: "Sequence[TopLogProbs]",
+    *,
+    begins: bool,
+) -> tuple[TokenScore, ...]:
+    """Scores of tokens with their texts. `begins`: as a text begins with the first of them."""
+    found = []
+    for token, log_prob, top in zip(tokens, log_probs, tops or repeat(()), strict=False):
+        others = tuple(TokenScore(other, texts.of(other, begins=begins)[0], of_other) for other, of_other in top)
+        found.append(TokenScore(token, texts.of(token, begins=begins)[0], log_prob, others))
+        begins = begins and texts.begin((token,))
+    return tuple(found)
 
 
 def _completion(pieces: "Sequence[Piece]", cumulative_log_prob: float) -> Completion:

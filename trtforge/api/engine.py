@@ -87,9 +87,11 @@ class Engine:
             "Engine.load",
         )
         place = artifact_at(Path(directory), "engine")
-        features = open_engine(place).forge.features
+        source = open_engine(place)
+        features = source.forge.features
         open_to_run(place, "engine")
-        prompts = Prompts(place / TOKENIZER_DIRECTORY, () if features.lora is None else features.lora.adapters)
+        adapters = () if features.lora is None else features.lora.adapters
+        prompts = Prompts(place / TOKENIZER_DIRECTORY, source.config.vocab_size, adapters)
         return cls(Runtime.load(place, options.for_engine(features)), prompts)
 
     @overload

@@ -1,8 +1,10 @@
 """Prompts and options of the Python API as requests to the engine."""
 
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,9 +60,11 @@ class SamplingParams:
     `bad`: words that are not generated, with or without a space before them, unless in other tokens than the tokenizer
     gives them. `log_probs`: score each token, with `top_log_probs` alternatives. `json_schema` (a schema, such as a
     pydantic class's `model_json_schema()`, or its JSON text), `regex` or `grammar` (EBNF, with a rule root): what the
-    answer must be, by the package xgrammar. `adapter`: name of a LoRA adapter of the engine. `priority`: from 0 to 1;
-    of waiting requests the highest runs first. `lookahead`: window, n-gram and verification set sizes, at most those of
-    an engine with lookahead decoding; (1, 1, 0): no draft tokens.
+    answer must be, by the package xgrammar. `prompt_log_probs`: score the prompt's tokens too. `logit_bias`: what is
+    added to the logits of these token ids; minus infinity rules a token out. After each token `top_p` is multiplied by
+    `top_p_decay`, down to `top_p_min`, and is as at the beginning after `top_p_reset_id`. `adapter`: name of a LoRA
+    adapter of the engine. `priority`: from 0 to 1; of waiting requests the highest runs first. `lookahead`: window,
+    n-gram and verification set sizes, at most those of an engine with lookahead decoding; (1, 1, 0): no draft tokens.
 
     `n`: sequences of the prompt, sampled with `seed`, `seed` + 1 and so on; with a `beam_width` above 1 the best beams
     of a search, which ends as `length_penalty` and `early_stopping` say and samples nothing. `context_logits`,
@@ -81,6 +85,11 @@ class SamplingParams:
     ignore_end: bool = False
     log_probs: bool = False
     top_log_probs: int = 0
+    prompt_log_probs: bool = False
+    logit_bias: Mapping[int, Annotated[float, Field(lt=inf)]] | None = None
+    top_p_decay: float = 1.0
+    top_p_min: float = 1e-6
+    top_p_reset_id: int = -1
     json_schema: Mapping[str, Any] | str | None = None
     regex: str | None = None
     grammar: str | None = None
@@ -120,8 +129,8 @@ class SamplingParams:
             return None
         return BeamParams(self.beam_width, self.n, self.length_penalty, self.early_stopping)
 
-    def sampling(self) -> EngineSampling:
-        """The part that the sampler reads."""
+    def sampling(self, vocabulary: int) -> EngineSampling:
+        """The part that the sampler reads. Raises RequestError for a bias of no token of the vocabulary."""
         return EngineSampling(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -133,7 +142,27 @@ class SamplingParams:
             min_tokens=self.min_tokens,
             return_log_probs=self.log_probs or self.top_log_probs > 0,
             top_log_probs=self.top_log_probs,
+            prompt_log_probs=self.prompt_log_probs,
+            embedding_bias=_dense(self.logit_bias, vocabulary),
+            top_p_decay=self.top_p_decay,
+            top_p_min=self.top_p_min,
+            top_p_reset_id=self.top_p_reset_id,
         )
+
+
+def _dense(logit_bias: Mapping[int, float] | None, vocabulary: int) -> Sequence[float]:
+    """A bias for each token of the vocabulary, or none."""
+    if not logit_bias:
+        return ()
+    bias = array("f", bytes(4 * vocabulary))
+    for token, value in logit_bias.items():
+        if not 0 <= token < vocabulary:
+            raise RequestError(
+                f"logit_bias has token {token}",
+                hint=f"Give ids of the vocabulary, from 0 to {vocabulary - 1}.",
+            )
+        bias[token] = value
+    return bias
 
 
 def _as_json(schema: Mapping[str, Any]) -> str:
@@ -172,8 +201,8 @@ def checked(params: object) -> SamplingParams:
 class Prompts:
     """Makes requests of prompts with the tokenizer in an engine's directory."""
 
-    def __init__(self, directory: Path, adapters: Sequence[str] = ()) -> None:
-        """`directory`: of the tokenizer; `adapters`: names, the first of task id 1.
+    def __init__(self, directory: Path, vocabulary: int, adapters: Sequence[str] = ()) -> None:
+        """`directory`: of the tokenizer; `vocabulary`: the model's tokens; `adapters`: names, the first of task id 1.
 
         Raises ForgeError without tokenizer.json.
         """
@@ -184,6 +213,7 @@ class Prompts:
             )
         self.tokenizer: Tokenizer = load_tokenizer(directory / TOKENIZER_FILE)
         self._directory = directory
+        self._vocabulary = vocabulary
         self._adapters = tuple(adapters)
         self._end_ids = frozenset(read_special_tokens(directory).end_ids)
 
@@ -193,7 +223,7 @@ class Prompts:
             request_id="",
             prompt=tuple(self._ids(prompt)),
             max_tokens=params.max_tokens,
-            sampling=params.sampling(),
+            sampling=params.sampling(self._vocabulary),
             end_ids=frozenset() if params.ignore_end else self._end_ids,
             bad_words=self._spellings(params.bad),
             guide=params.guide(),
@@ -273,7 +303,8 @@ def _token_ids(prompt: Tokens) -> list[int]:
 def sequences(request: GenerationRequest, count: int, number: int) -> list[GenerationRequest]:
     """The requests of `count` sequences of a prompt, with names of their own in the engine; one of a beam search."""
     first = replace(request, request_id=f"api-{number}")
-    copy = replace(first, copy_of=first.request_id, context_logits=False)
+    sampling = replace(request.sampling, prompt_log_probs=False)
+    copy = replace(first, copy_of=first.request_id, context_logits=False, sampling=sampling)
     more = range(1, count if request.beams is None else 1)
     seed = request.sampling.seed or 0
     return [first, *(with_seed(replace(copy, request_id=f"api-{number}.{index}"), seed + index) for index in more)]
