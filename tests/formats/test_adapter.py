@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import save_file
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import LoraFeature
-from trtforge.formats.adapter import read_adapter, resolved_lora
+from trtforge.formats.adapter import adapter_scale, read_adapter, resolved_lora
 
 QKV = ("attn_q", "attn_k", "attn_v")
 
@@ -28,6 +29,17 @@ def test_rank_and_modules_are_read(tmp_path: Path) -> None:
     assert read_adapter(Path(adapter(tmp_path / "b", rank_pattern={"q_proj": 64}))).rank == 64
 
 
+def test_absent_keys_have_the_defaults_of_peft(tmp_path: Path) -> None:
+    place = tmp_path / "a"
+    place.mkdir()
+    (place / "adapter_config.json").write_text('{"peft_type": "LORA", "target_modules": ["q_proj"]}')
+    default = LoraConfig()
+    assert read_adapter(place).rank == default.r
+    assert adapter_scale(place, 8) == default.lora_alpha / default.r
+    with pytest.raises(ForgeError, match="its layers have rank 8, those of its tensors 4"):
+        adapter_scale(place, 4)
+
+
 def test_initial_values_of_the_adapter_alone_change_nothing(tmp_path: Path) -> None:
     for number, first in enumerate((True, False, "gaussian", "eva", "orthogonal", None)):
         assert read_adapter(Path(adapter(tmp_path / str(number), init_lora_weights=first))).rank == 16
@@ -40,7 +52,7 @@ def test_the_layers_of_a_pattern_are_those_of_the_tensors(tmp_path: Path) -> Non
     save_file({name: torch.zeros(16, 16) for name in names}, place / "adapter_model.safetensors")
     assert read_adapter(place).modules == ("attn_q", "attn_dense")
     (place / "adapter_model.safetensors").unlink()
-    with pytest.raises(ForgeError, match=r"adapter_model\.safetensors: No such file"):
+    with pytest.raises(ForgeError, match=r"a has no adapter_model\.safetensors"):
         read_adapter(place)
 
 
@@ -97,7 +109,11 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path, given: dict[str
         ({"peft_type": "ADALORA", "rank_pattern": None}, "peft_type is ADALORA, engines apply adapters of type LORA"),
         ({"peft_type": "IA3", "r": None}, "peft_type is IA3"),
         ({"target_modules": ["c_attn"]}, "target module c_attn has no TensorRT-LLM equivalent"),
-        ({"r": "many"}, "not the configuration of a LoRA adapter"),
+        ({"r": "many"}, "not the configuration of a LoRA adapter: r: "),
+        ({"r": 0}, "not the configuration of a LoRA adapter: r: "),
+        ({"rank_pattern": {"q_proj": -1}}, "not the configuration of a LoRA adapter: rank_pattern: "),
+        ({"lora_alpha": None}, "not the configuration of a LoRA adapter: lora_alpha: "),
+        ({"lora_alpha": float("nan")}, "not the configuration of a LoRA adapter: lora_alpha: "),
     ],
 )
 def test_what_an_engine_has_no_place_for_is_refused(tmp_path: Path, values: dict[str, Any], message: str) -> None:

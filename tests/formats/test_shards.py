@@ -218,6 +218,9 @@ def test_a_repeated_name_and_a_pipe_are_refused(tmp_path: Path) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
     with pytest.raises(ForgeError, match="the key 'a' occurs twice"):
         read_header(path)
+    os.mkfifo(tmp_path / "pipe")  # whose opening waits for a writer
+    with pytest.raises(ForgeError, match="pipe: not a regular file"):
+        read_header(tmp_path / "pipe")
 
 
 def test_the_library_is_asked_after_the_header(tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_unknown_adapters_are_refused_and_wrong_ones_not_compiled(
     def refused(adapter: Path) -> str:
         lora = resolved_lora(LoraFeature(adapters=(str(adapter),)))
         with pytest.raises(ForgeError) as raised:
-            require_adapters(config, lora, [adapter])
+            require_adapters(config, lora, [adapter], torch.float32)
         return raised.value.message
 
     whole = save_adapter(llama, tmp_path / "whole", 1)
@@ -282,5 +282,6 @@ def test_unknown_adapters_are_refused_and_wrong_ones_not_compiled(
     assert edited({"other.weight": torch.zeros(2)}).endswith(f"other.weight {of_no_decoder}")
     tower = name.replace("model.layers", "model.vision_tower.vision_model.encoder.layers")
     assert edited({tower: torch.zeros(4, 64)}).endswith(f"{tower} {of_no_decoder}")
-    assert edited({name: torch.full((4, 64), torch.nan)}).endswith("attn_q of layer 2 has numbers that are not finite")
+    not_finite = "attn_q of layer 2 has numbers that are not finite in float32"
+    assert edited({name: torch.full((4, 64), torch.nan)}).endswith(not_finite)
     assert edited({name.replace("2", "7"): torch.zeros(4, 64)}).endswith("attn_q of layer 7 has only lora_A")

@@ -135,17 +135,17 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
         )
     from trtforge.runtime.adapters.required import require_adapters
     from trtforge.runtime.architecture.spec import DecoderSpec
-    from trtforge.runtime.linears.kernels import choose_kernels
+    from trtforge.runtime.linears.kernels import DTYPES, choose_kernels
 
     spec, lora = DecoderSpec.of(model, 0), config.features.lora
     if spec.linear is not None and limits.max_beam_width > 1:
         problem = beams_with_states(limits.max_beam_width)
         raise ForgeError(problem.message, hint=problem.fix)
-    adapters = () if lora is None else tuple(map(Path, lora.adapters))
-    if lora is not None:
-        require_adapters(model, resolved_lora(lora), adapters)
     device = usable_device(config.device)
     dtype = compute_dtype(config.compute_dtype, model.dtype, device, Processor.of(Host()))
+    adapters = () if lora is None else tuple(map(Path, lora.adapters))
+    if lora is not None:
+        require_adapters(model, resolved_lora(lora), adapters, DTYPES[dtype])
     return TorchPlan(
         model=model,
         limits=limits,

@@ -10,6 +10,11 @@ KIB, MIB = 1 << 10, 1 << 20
 _NOT_BLOCKING = getattr(os, "O_NONBLOCK", 0)
 
 
+def opened(path: Path) -> int:
+    """The descriptor of a file to read; a FIFO without a writer does not block. Raises OSError, ValueError."""
+    return os.open(path, os.O_RDONLY | _NOT_BLOCKING)
+
+
 def read_limited(path: Path, limit: int, *, hint: str, absent: str | None = None) -> bytes:
     """The bytes of a regular file of at most `limit` bytes.
 
@@ -17,7 +22,7 @@ def read_limited(path: Path, limit: int, *, hint: str, absent: str | None = None
     or unreadable.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | _NOT_BLOCKING)  # a FIFO without a writer would block
+        descriptor = opened(path)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise ForgeError(f"{path}: not a regular file", hint=absent or hint)

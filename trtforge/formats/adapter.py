@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig, LoraFeature, LoraModule
@@ -36,6 +37,7 @@ PEFT_MODULES: Mapping[str, LoraModule] = MappingProxyType(
 )
 """`get_default_trtllm_modules_to_hf_modules` in tensorrt_llm/lora_manager.py; the last two: models/phi3/model.py."""
 
+_SAVED = "Give the directory that PEFT saved."
 _MERGE = "Merge it into the model (`merge_and_unload` of PEFT) and build that."
 _LORA = "LORA"
 _ALWAYS_ACTIVE = "Train it as plain LoRA, without invocation tokens: a merged adapter is active for all tokens."
@@ -43,15 +45,17 @@ _QKV: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
 
 
 class _AdapterFile(BaseModel):
+    """Absent keys have PEFT's defaults (`LoraConfig` in src/peft/tuners/lora/config.py)."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    r: int
+    r: int = Field(8, ge=1)
     target_modules: tuple[str, ...] | str | None
-    lora_alpha: float | None = None
+    lora_alpha: float = Field(8.0, allow_inf_nan=False)
     use_rslora: bool = False
     fan_in_fan_out: bool = False
     alpha_pattern: dict[str, float] = {}
-    rank_pattern: dict[str, int] = {}
+    rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = {}
     modules_to_save: tuple[str, ...] | None = None
     use_dora: bool = False
     bias: str = "none"
@@ -66,6 +70,11 @@ class _AdapterFile(BaseModel):
     kasa_config: object = None
     monteclora_config: object = None
     arrow_config: object = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """What the rank of a layer may be."""
+        return (self.r, *self.rank_pattern.values())
 
     @property
     def beyond_lora(self) -> str | None:
@@ -105,27 +114,31 @@ def adapter_scale(directory: Path, rank: int) -> float:
     """What the product B A of a layer of this rank is multiplied with: alpha / rank, rsLoRA's alpha / sqrt(rank).
 
     Source: `LoraLayer.update_layer` of PEFT (src/peft/tuners/lora/layer.py). Raises ForgeError for layers whose scale
-    differs, and for transposed ones.
+    differs, for transposed ones, and for a rank that the adapter's configuration does not have.
     """
     path = directory / ADAPTER_CONFIG
     file = _read(path)
     if file.alpha_pattern or file.fan_in_fan_out:
         key = "alpha_pattern" if file.alpha_pattern else "fan_in_fan_out"
         raise ForgeError(f"{path}: {key} is set, which the embedded engine does not support", hint=_MERGE)
-    alpha = file.r if file.lora_alpha is None else file.lora_alpha
-    return float(alpha / rank**0.5 if file.use_rslora else alpha / rank)
+    if rank not in file.ranks:
+        known = " or ".join(map(str, sorted(set(file.ranks))))
+        raise ForgeError(f"{path}: its layers have rank {known}, those of its tensors {rank}", hint=_SAVED)
+    return file.lora_alpha / (rank**0.5 if file.use_rslora else rank)
 
 
 def _read(path: Path) -> _AdapterFile:
-    hint = "Give the directory that PEFT saved."
-    values = read_json(path, hint=hint)
+    values = read_json(path, hint=_SAVED)
     kind = values.get("peft_type") or _LORA if isinstance(values, dict) else _LORA
     if kind != _LORA:
         raise ForgeError(f"{path}: peft_type is {kind}, engines apply adapters of type {_LORA} alone", hint=_MERGE)
     try:
         return _AdapterFile.model_validate(values)
-    except ValidationError:
-        raise ForgeError(f"{path}: not the configuration of a LoRA adapter", hint=hint) from None
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"][:1])
+        said = f"{key}: {problem['msg']}" if key else problem["msg"]
+        raise ForgeError(f"{path}: not the configuration of a LoRA adapter: {said}", hint=_SAVED) from None
 
 
 def read_adapter(directory: Path) -> Adapter:
@@ -145,14 +158,28 @@ def read_adapter(directory: Path) -> Adapter:
             hint=f"Known: {', '.join(PEFT_MODULES)}. Leave adapters out and give max_rank and modules.",
         )
     found = {PEFT_MODULES[name.rpartition(".")[2]] for name in names}
-    return Adapter(max(file.r, *file.rank_pattern.values()) if file.rank_pattern else file.r, _ordered(found))
+    return Adapter(max(file.ranks), _ordered(found))
+
+
+def weights_file(directory: Path) -> Path:
+    """The file of an adapter's tensors. Raises ForgeError if it does not exist."""
+    return _existing(directory, ADAPTER_FILES[1])
+
+
+def _existing(directory: Path, name: str) -> Path:
+    if not (directory / name).is_file():
+        raise ForgeError(
+            f"{directory} has no {name}",
+            hint="Give the directory that PEFT saved, with safetensors: pickles (adapter_model.bin) are not read.",
+        )
+    return directory / name
 
 
 def _target_modules(directory: Path, file: _AdapterFile) -> Sequence[str]:
     """The names of the layers that an adapter changes; those in its tensors' names where a pattern stands for them."""
     if isinstance(file.target_modules, tuple):
         return file.target_modules
-    tensors = (stored.spec.name for stored in read_header(directory / ADAPTER_FILES[1]))
+    tensors = (stored.spec.name for stored in read_header(weights_file(directory)))
     return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in tensors))
 
 
@@ -225,11 +252,7 @@ def adapter_files(adapters: Sequence[str | Path]) -> Iterator[tuple[str, Path]]:
     """
     for number, directory in enumerate(map(Path, adapters), start=1):
         for name in ADAPTER_FILES:
-            if not (directory / name).is_file():
-                raise ForgeError(
-                    f"{directory} has no {name}", hint="Give the directory that PEFT saved, with safetensors."
-                )
-            yield f"{ADAPTERS_DIRECTORY}/{number}", directory / name
+            yield f"{ADAPTERS_DIRECTORY}/{number}", _existing(directory, name)
 
 
 def _ordered(modules: set[LoraModule]) -> tuple[LoraModule, ...]:

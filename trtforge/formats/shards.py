@@ -18,6 +18,7 @@ from trtforge.core.dtypes import Dtype, dtype_in_file
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
 from trtforge.core.manifest import FileRecord
+from trtforge.core.reading import opened
 
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _LARGEST_NUMBER = 1 << 63
@@ -114,7 +115,7 @@ def raw_header(path: Path) -> bytes:
     Raises ForgeError naming the file if it is missing, truncated or not a safetensors file.
     """
     try:
-        with path.open("rb") as file:
+        with os.fdopen(opened(path), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise ForgeError(f"{path}: not a regular file", hint="Check the path.")
             start = file.read(8)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import LoraModule
-from trtforge.formats.adapter import ADAPTER_FILES, PEFT_MODULES, adapter_scale
+from trtforge.formats.adapter import ADAPTER_CONFIG, PEFT_MODULES, adapter_scale, weights_file
 from trtforge.formats.shards import RowReader, StoredTensor, read_header
 from trtforge.models.torch_tensors import all_finite, read_tensor
 from trtforge.runtime.adapters.parts import Part
@@ -54,10 +54,16 @@ class AdapterFile:
         """
         self._directory = directory
         self._scaled = scaled
-        self._path = directory / ADAPTER_FILES[1]
+        self._path = weights_file(directory)
         self._pairs = _pairs(self._path)
         for (layer, module), pair in self._pairs.items():
-            out, inputs = shapes.get(module, (0, 0))
+            if module not in shapes:
+                raise ForgeError(
+                    f"{self._path}: {module} of layer {layer} has matrices, {ADAPTER_CONFIG} does not name it as a "
+                    "target module",
+                    hint=_HINT,
+                )
+            out, inputs = shapes[module]
             fits = pair.a.spec.shape == (pair.rank, inputs) and pair.b.spec.shape == (out, pair.rank)
             if layer >= layers or not fits or not 0 < pair.rank <= rank:
                 raise ForgeError(
@@ -66,23 +72,25 @@ class AdapterFile:
                     hint=_HINT,
                 )
 
-    def read(self, layer: int, part: Part) -> tuple[Tensor, Tensor] | None:
+    def read(self, layer: int, part: Part, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """A (rank, inputs) and B (rank, outputs), scaled, of this rank; None if the adapter leaves the module alone.
 
-        float32. Raises ForgeError for numbers that are not finite: the other requests of a batch would get them too.
+        Raises ForgeError for numbers that are not finite in `dtype`: the other requests of a batch would get them too.
         """
         pair = self._pairs.get((layer, part.module))
         if pair is None:
             return None
         with RowReader() as reader:
             a, b = read_tensor(reader, pair.a).float(), read_tensor(reader, pair.b).float()
+        scale = 1.0 if self._scaled else adapter_scale(self._directory, pair.rank)
+        a, b = a.to(dtype), (b * scale).to(dtype)
         if not (all_finite(a) and all_finite(b)):
             raise ForgeError(
-                f"{self._path}: {part.module} of layer {layer} has numbers that are not finite", hint=_HINT
+                f"{self._path}: {part.module} of layer {layer} has numbers that are not finite in "
+                f"{str(dtype).removeprefix('torch.')}",
+                hint=_HINT,
             )
-        rows = torch.cat([b[start:stop] for start, stop in part.rows])
-        scale = 1.0 if self._scaled else adapter_scale(self._directory, pair.rank)
-        return a[:, slice(*part.columns)], rows.t() * scale
+        return a[:, slice(*part.columns)], torch.cat([b[start:stop] for start, stop in part.rows]).t()
 
 
 def _pairs(path: Path) -> dict[tuple[int, LoraModule], Pair]:
@@ -92,7 +100,12 @@ def _pairs(path: Path) -> dict[tuple[int, LoraModule], Pair]:
         module = PEFT_MODULES.get(found[2]) if found is not None else None
         if found is None or module is None or len(stored.spec.shape) != 2:
             raise ForgeError(f"{path}: {stored.spec.name} is no matrix of a LoRA adapter of decoder layers", hint=_HINT)
-        halves.setdefault((int(found[1]), module), {})[found[3]] = stored
+        half = halves.setdefault((int(found[1]), module), {})
+        if found[3] in half:
+            raise ForgeError(f"{path}: lora_{found[3]} of {module} of layer {found[1]} occurs twice", hint=_HINT)
+        half[found[3]] = stored
+    if not halves:
+        raise ForgeError(f"{path}: no matrices of a LoRA adapter", hint=_HINT)
     for (layer, module), half in halves.items():
         if len(half) != 2:
             raise ForgeError(f"{path}: {module} of layer {layer} has only lora_{next(iter(half))}", hint=_HINT)

@@ -136,7 +136,7 @@ class _Files:
         slots = self.empty(parts)
         slots.grow(1)
         for index, (part, b) in enumerate(slots.outputs()):
-            found = file.read(layer, part)
+            found = file.read(layer, part, self.place.dtype)
             if found is not None:
                 rank = len(found[0])
                 slots.matrices.a[0, index, :rank], b[0, :rank] = found

@@ -31,13 +31,14 @@ _HINT = "Send the tensors that TensorRT-LLM's hf_lora_convert.py writes for an a
 class Adaptable:
     """What adapters may change: (outputs, inputs) of each module in each of `layers` layers, with ranks up to `rank`.
 
-    `fused`: mlp_h_to_4h is gate and up, which TensorRT-LLM has in the order [up; gate].
+    `fused`: mlp_h_to_4h is gate and up, which TensorRT-LLM has in the order [up; gate]. `dtype`: computed in.
     """
 
     shapes: Mapping[LoraModule, tuple[int, int]]
     layers: int
     rank: int
     fused: bool
+    dtype: torch.dtype
 
 
 def name_of(adapter: SentAdapter) -> int:
@@ -75,7 +76,7 @@ def _tensors(adapter: SentAdapter, adaptable: Adaptable) -> dict[str, Tensor]:
                 f"lora_weights has {adapter.width} values for {where}, which has {rank * (out + inputs)}", hint=_HINT
             )
         a, b = values[: rank * inputs], values[rank * inputs : rank * (inputs + out)].view(out, rank)
-        if not (all_finite(a) and all_finite(b)):
+        if not (all_finite(a.to(adaptable.dtype)) and all_finite(b.to(adaptable.dtype))):
             raise RequestError(f"lora_weights of {where} has numbers that are not finite", hint=_HINT)
         if adaptable.fused and module == "mlp_h_to_4h":
             b = torch.cat(b.chunk(2)[::-1])

@@ -1,17 +1,19 @@
 """Which LoRA adapters requests of an engine may name: its own, and those that came with earlier requests."""
 
+import os
 import re
 import shutil
 import tempfile
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.requests import GenerationRequest, SentAdapter
+from trtforge.formats.adapter import ADAPTER_FILES, ADAPTERS_DIRECTORY
 from trtforge.machine.owned_files import owned, remove_owned, remove_ownerless
 from trtforge.runtime.adapters.parts import adapted_parts
 from trtforge.runtime.adapters.rank_adapters import most_adapters
@@ -19,6 +21,7 @@ from trtforge.runtime.adapters.sent import Adaptable, name_of, write_sent
 from trtforge.runtime.ranks.rank_model import placement_of
 from trtforge.runtime.ranks.source import Source
 
+_Stamp = tuple[tuple[int, int], ...]
 _PREFIX = "trtforge-adapters-"
 _NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{32}}")
 
@@ -60,7 +63,10 @@ class EngineAdapters:
                 source.config.num_hidden_layers,
                 lora.max_rank,
                 spec.network.mlp == "up_gate",
+                place.dtype,
             )
+        self._directory = source.directory / ADAPTERS_DIRECTORY
+        self._stamps: Mapping[int | None, _Stamp | None] = {task: self._stamp(task) for task in self._own}
         self._place = source.sent_adapters
         self._owned: ExitStack | None = None
         """Holds the lock of `_place` from the first adapter on, and removes the files."""
@@ -78,7 +84,12 @@ class EngineAdapters:
                 self._keep(task, request.sent_adapter)
             except RequestError as error:
                 return error
-        elif task is not None and task not in self._own and task not in self._sent:
+        elif task in self._stamps and (self._stamps[task] is None or self._stamp(task) != self._stamps[task]):
+            return RequestError(
+                f"{self._directory / str(task)}: the adapter's files changed after the engine was loaded",
+                hint="Load the engine again; if files are missing or damaged, compile it again first.",
+            )
+        elif task is not None and task not in self._own and not self._holds(self._sent.get(task, 0)):
             return RequestError(f"lora_task_id {task} is no adapter of this engine", hint=self._known())
         if task is not None and task in self._sent:
             self._sent.move_to_end(task)
@@ -101,6 +112,30 @@ class EngineAdapters:
         more = "" if self._place is None else "Send lora_weights and lora_config with the first request of another id."
         return f"Task ids: {ids}. {more}".strip() if ids else more
 
+    def _stamp(self, task: int | None) -> _Stamp | None:
+        """Sizes and times of an own adapter's files, which ranks read when a request needs them; None without them."""
+        try:
+            found = [os.stat(self._directory / str(task) / name) for name in ADAPTER_FILES]
+        except OSError:
+            return None
+        return tuple((each.st_size, each.st_mtime_ns) for each in found)
+
+    def _holds(self, name: int) -> bool:
+        """Whether an adapter is in a file. One that a cleaner of temporary files deleted is forgotten."""
+        if name not in self._kept or self._place is None:
+            return False
+        if (self._place / str(name) / ADAPTER_FILES[1]).is_file():
+            return True
+        self._forget(name)
+        for task in [task for task, of in self._sent.items() if of == name]:
+            del self._sent[task]
+        return False
+
+    def _forget(self, name: int) -> None:
+        assert self._place is not None, "the engine takes adapters"
+        shutil.rmtree(self._place / str(name), ignore_errors=True)
+        self._kept.discard(name)
+
     def _keep(self, task: int | None, adapter: SentAdapter) -> None:
         """Let a task id stand for an adapter. Raises RequestError."""
         if self._adaptable is None or self._place is None:
@@ -115,7 +150,7 @@ class EngineAdapters:
                 hint=f"Give it another id, from {len(self._own) + 1} on.",
             )
         name = name_of(adapter)
-        if name not in self._kept:
+        if not self._holds(name):
             self._make_room()
             try:
                 self._owned = self._owned or _owning(self._place)
@@ -147,8 +182,7 @@ class EngineAdapters:
                 del self._sent[oldest]
                 continue
             for name in idle:
-                shutil.rmtree(self._place / str(name), ignore_errors=True)
-                self._kept.discard(name)
+                self._forget(name)
 
 
 def _owning(place: Path) -> ExitStack:
