@@ -56,6 +56,21 @@ def test_the_layers_of_a_pattern_are_those_of_the_tensors(tmp_path: Path) -> Non
         read_adapter(place)
 
 
+def test_names_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> None:
+    """As PEFT takes them: the usual list for a model with fused query, key and value."""
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "w1"]
+    place = Path(adapter(tmp_path / "a", target_modules=names))
+    layers = [f"base_model.model.model.layers.0.{name}" for name in ("self_attn.o_proj", "mlp.down_proj")]
+    save_file(
+        {f"{layer}.lora_{half}.weight": torch.zeros(16, 16) for layer in layers for half in "AB"},
+        place / "adapter_model.safetensors",
+    )
+    assert read_adapter(place).modules == ("attn_dense", "mlp_4h_to_h")
+    save_file({"other": torch.zeros(2)}, place / "adapter_model.safetensors")
+    with pytest.raises(ForgeError, match="target module w1 has no TensorRT-LLM equivalent"):
+        read_adapter(place)
+
+
 def test_an_engine_is_built_for_all_adapters_at_once(tmp_path: Path) -> None:
     one = adapter(tmp_path / "one", r=8)
     two = adapter(tmp_path / "two", r=32, target_modules=["gate_proj", "up_proj", "down_proj"])

@@ -218,6 +218,7 @@ def test_beams_copies_and_log_probs_have_their_adapter(
     ("family", "modules"),
     [
         ("phi3", ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]),
+        ("phi3", [*ATTENTION, "gate_proj", "up_proj", "down_proj"]),
         ("qwen2", [*ATTENTION, "gate_proj", "down_proj"]),
         ("qwen3", [*ATTENTION, "up_proj"]),
         ("gemma2", [*ATTENTION, "gate_proj", "up_proj", "down_proj"]),

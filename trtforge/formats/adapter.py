@@ -176,11 +176,18 @@ def _existing(directory: Path, name: str) -> Path:
 
 
 def _target_modules(directory: Path, file: _AdapterFile) -> Sequence[str]:
-    """The names of the layers that an adapter changes; those in its tensors' names where a pattern stands for them."""
-    if isinstance(file.target_modules, tuple):
-        return file.target_modules
+    """The names of the layers that an adapter changes; those in its tensors' names where a pattern stands for them.
+
+    PEFT takes names that the model does not have beside others: they are left out where the tensors tell.
+    """
+    names = file.target_modules
+    if isinstance(names, tuple) and not (directory / ADAPTER_FILES[1]).is_file():
+        return names
     tensors = (stored.spec.name for stored in read_header(weights_file(directory)))
-    return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in tensors))
+    layers = tuple(dict.fromkeys(name.partition(".lora_")[0] for name in tensors))
+    if not isinstance(names, tuple):
+        return layers
+    return [name for name in names if any(f".{layer}".endswith(f".{name}") for layer in layers)] or names
 
 
 def resolved_lora(lora: LoraFeature) -> LoraFeature:
