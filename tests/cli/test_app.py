@@ -286,6 +286,23 @@ def test_a_wrong_address_or_model_names_the_option_that_has_it(run: Any) -> None
     assert errors.splitlines()[-1] == "hint: Got ''; correct --model."
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--adapter", "sql"], "--adapter 'sql' is not NAME:TASK"),
+        (["--adapter", f"sql:{2**64}"], f"--adapter 'sql:{2**64}' is not NAME:TASK"),
+        (["--adapter", "sql:1", "--adapter", "sql:2"], "--adapter 'sql:2': sql is the name of another adapter, too"),
+        (["--adapter", "a:1", "--served-model-name", "a"], "--adapter 'a:1': a is the name of a model, too"),
+        (["--adapter", "a:1", "--model", "a"], "--adapter 'a:1': a is the name of a model, too"),
+    ],
+)
+def test_the_name_of_an_adapter_is_its_own(run: Any, words: list[str], message: str) -> None:
+    """Clients who ask for an adapter by it would get another one, or the model without."""
+    status, _, errors = run("gateway", *words)
+    assert status == 2
+    assert errors.startswith(f"error: {message}\nhint: Give ")
+
+
 def test_a_number_of_tokens_that_no_tensor_holds_is_wrong_usage(run: Any) -> None:
     status, _, errors = run("bench", "build", "--max-tokens", str(2**31))
     assert (status, errors.split(": ")[:2]) == (2, ["error", "Invalid value for '--max-tokens'"])

@@ -1,6 +1,6 @@
 """`trtforge gateway`: OpenAI's API over repositories that are served elsewhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated
@@ -96,7 +96,7 @@ def gateway(
             "backends": tuple(backend or (defaults.GRPC_URL,)),
             "models": tuple(model or ()),
             "served_model_name": served_model_name,
-            "adapters": _adapters(adapter or ()),
+            "adapters": _adapters(adapter or (), {served_model_name, *(model or ())}),
             "host": host,
             "port": port,
             "api_key_file": api_key_file,
@@ -126,11 +126,19 @@ def _warn_of(backends: Sequence[str]) -> None:
             show.warning(f"no gRPC server answers at {backend}: requests are refused until one does")
 
 
-def _adapters(words: Sequence[str]) -> Mapping[str, int]:
-    """Task ids by name. Raises UsageError for a word that is not NAME:TASK."""
+def _adapters(words: Sequence[str], models: Collection[str | None]) -> Mapping[str, int]:
+    """Task ids by name. Raises UsageError for a word that is not NAME:TASK, and for a name that something else has."""
+    from trtforge.engine_process.requests import UINT64_MAX
     from trtforge.formats.adapter import named_adapters
 
+    found: dict[str, int] = {}
     for word in words:
-        if not named_adapters(word):
+        named = named_adapters(word)
+        if not named or max(named.values()) > UINT64_MAX:
             raise UsageError(f"--adapter {word!r} is not NAME:TASK", hint="Give for example --adapter sql:1.")
-    return named_adapters(",".join(words))
+        taken = next((name for name in named if name in found or name in models), None)
+        if taken is not None:
+            what = "another adapter" if taken in found else "a model"
+            raise UsageError(f"--adapter {word!r}: {taken} is the name of {what}, too", hint="Give it another name.")
+        found |= named
+    return found
