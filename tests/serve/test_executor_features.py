@@ -71,7 +71,7 @@ def test_the_python_api_names_adapters(place: Path, texts: dict[str | None, str]
     with Engine.load(place / "engine") as engine:
         params = [SamplingParams(max_tokens=NEW, adapter=name) for name in NAMES]
         assert [answer.text for answer in engine.generate([PROMPT] * 3, params)] == list(texts.values())
-        with pytest.raises(RequestError, match="other is no adapter of this engine") as raised:
+        with pytest.raises(RequestError, match="'other' is no adapter of this engine") as raised:
             engine.generate(PROMPT, SamplingParams(adapter="other"))
     assert raised.value.hint == "Its adapters: sql, chat."
 

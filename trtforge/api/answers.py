@@ -1,5 +1,6 @@
 """Answers of the Python API: text, tokens, scores, logits and counts, whole and in pieces."""
 
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Literal
@@ -225,7 +226,7 @@ class Assembly:
             return []
         if output.error is not None:
             with hinted():
-                raise output.error
+                raise copy(output.error)  # a failed engine has one for all requests, which would keep all tracebacks
         index = self._index_of[output.request_id]
         if index == 0:  # the others share its prompt
             self._reused = output.reused_blocks * self._block_tokens

@@ -3,7 +3,7 @@
 import json
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import inf
 from operator import index
 from pathlib import Path
@@ -52,7 +52,7 @@ Prompt = str | Chat | Tokens
 _MOST_SEQUENCES = 128
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SamplingParams:
     """Options of a request: greedy unless `top_k` or `top_p` is given, as in TensorRT-LLM.
 
@@ -102,6 +102,15 @@ class SamplingParams:
     early_stopping: bool = True
     context_logits: bool = False
     generation_logits: bool = False
+
+    def __repr__(self) -> str:
+        """What differs from the defaults."""
+        given = []
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if type(value) is not type(each.default) or value != each.default:
+                given.append(f"{each.name}={value!r}")
+        return f"SamplingParams({', '.join(given)})"
 
     def guide(self) -> Guide | None:
         """The guide that is given. Raises RequestError for two, and for a schema that is not JSON."""
@@ -243,7 +252,7 @@ class Prompts:
     def _task_id(self, adapter: str) -> int:
         if adapter not in self._adapters:
             known = f"Its adapters: {', '.join(self._adapters)}." if self._adapters else "It was compiled without any."
-            raise RequestError(f"{adapter} is no adapter of this engine", hint=known)
+            raise RequestError(f"{adapter!r:.100} is no adapter of this engine", hint=known)
         return self._adapters.index(adapter) + 1
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
