@@ -101,6 +101,7 @@ def said(error: BaseException) -> str:
         (SamplingParams(seed="a", top_k=5), "seed is 'a'"),  # type: ignore[arg-type]
         (SamplingParams(priority="high"), "priority is 'high'"),  # type: ignore[arg-type]
         (SamplingParams(stop="abc"), "stop is 'abc'"),
+        (SamplingParams(min_tokens=-1), "min_tokens is -1"),
         (SamplingParams(stop=("a", "")), "a stop text is empty"),
         ({"max_tokens": 3}, "is no SamplingParams"),
         (None, "None is no SamplingParams"),
