@@ -17,7 +17,7 @@ from trtforge.runtime.adapters.parts import Part
 
 _KEY = re.compile(
     r"(?:(?:base_model|model|language_model|transformer|decoder)\.)*"
-    r"(?:layers|h)\.(\d+)\.(?:self_attn|attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight"
+    r"(?:layers|h)\.(\d{1,9})\.(?:self_attn|attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight"
 )
 """Of the language model: a model with vision has layers of the same names in its vision tower."""
 _HINT = "Give an adapter of this model, as PEFT saves it."
