@@ -61,6 +61,10 @@ def refused(llama: LlamaForCausalLM, checkpoint: Path, tmp_path: Path) -> Refuse
 def test_files_that_contradict_themselves(refused: Refused) -> None:
     twice, _ = refused(lambda tensors: {**tensors, NAME.removeprefix("base_model.model."): torch.ones(64, 4)})
     assert twice.endswith("lora_B of attn_q of layer 2 occurs twice")
+    embedding = {"base_model.model.model.embed_tokens.weight": torch.ones(131, 64)}  # saved with a resized vocabulary
+    whole, hint = refused(lambda tensors: {**tensors, **embedding})
+    assert whole.endswith("embed_tokens.weight is no matrix of a LoRA adapter of decoder layers")
+    assert hint.startswith("Merge it into the model")
     long = NAME.replace("layers.2", f"layers.{'2' * 5000}")  # Python refuses to make a number of it
     assert refused(lambda tensors: {**tensors, long: torch.ones(64, 4)})[0].endswith("LoRA adapter of decoder layers")
     empty, _ = refused(lambda tensors: {})

@@ -99,7 +99,10 @@ def _pairs(path: Path) -> dict[tuple[int, LoraModule], Pair]:
         found = _KEY.fullmatch(stored.spec.name)
         module = PEFT_MODULES.get(found[2]) if found is not None else None
         if found is None or module is None or len(stored.spec.shape) != 2:
-            raise ForgeError(f"{path}: {stored.spec.name} is no matrix of a LoRA adapter of decoder layers", hint=_HINT)
+            raise ForgeError(
+                f"{path}: {stored.spec.name} is no matrix of a LoRA adapter of decoder layers",
+                hint="Merge it into the model (`merge_and_unload` of PEFT) and build that, or leave such layers out.",
+            )
         half = halves.setdefault((int(found[1]), module), {})
         if found[3] in half:
             raise ForgeError(f"{path}: lora_{found[3]} of {module} of layer {found[1]} occurs twice", hint=_HINT)
