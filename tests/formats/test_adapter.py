@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import LoraFeature
-from trtforge.formats.adapter import adapter_scale, read_adapter, resolved_lora
+from trtforge.formats.adapter import adapter_names, adapter_scale, read_adapter, resolved_lora
 
 QKV = ("attn_q", "attn_k", "attn_v")
 
@@ -69,6 +69,16 @@ def test_names_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> None
     save_file({"other": torch.zeros(2)}, place / "adapter_model.safetensors")
     with pytest.raises(ForgeError, match="target module w1 has no TensorRT-LLM equivalent"):
         read_adapter(place)
+
+
+def test_adapters_have_the_names_by_which_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also links, as to a snapshot in the hub's cache, whose directory is named by a commit."""
+    (tmp_path / "snapshots" / "0a1b2c").mkdir(parents=True)
+    (tmp_path / "sql").symlink_to(tmp_path / "snapshots" / "0a1b2c")
+    monkeypatch.chdir(tmp_path / "snapshots")
+    assert adapter_names(["../sql", f"{tmp_path}/sql/../chat/", "."]) == ("sql", "chat", "snapshots")
+    with pytest.raises(ForgeError, match="two directories are called sql"):
+        adapter_names(["../sql", "sql/"])
 
 
 def test_an_engine_is_built_for_all_adapters_at_once(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A LoRA adapter as PEFT saves it: adapter_config.json, its rank and the layers it changes. No weight is read."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -232,7 +233,7 @@ def adapter_names(adapters: Sequence[str]) -> tuple[str, ...]:
 
     The task id of an adapter is its place, from 1.
     """
-    names = tuple(Path(path).resolve().name for path in adapters)
+    names = tuple(Path(os.path.abspath(path)).name for path in adapters)  # a link names what it points to
     for name in names:
         if re.fullmatch(r"[\w.-]{1,100}", name) is None:
             raise ForgeError(
