@@ -60,6 +60,24 @@ def test_models_of_an_embedded_engine_know_which_tensors_it_takes(tmp_path: Path
         assert "takes_adapters" not in each
 
 
+def test_the_name_of_an_adapter_is_no_models(tmp_path: Path) -> None:
+    """OpenAI's API would answer with the model alone."""
+    config = engine_config(
+        forge=FORGE
+        | {
+            "features": built(lora={"max_rank": 8})
+            | {"lora": {"max_rank": 8, "modules": ["attn_q"], "adapters": ["sql", "ensemble"]}}
+        }
+    )
+    config["build_config"] |= {"lora_config": {"max_lora_rank": 8}}
+    config["build_config"]["plugin_config"] |= {"lora_plugin": "auto"}
+    engine = write_engine(tmp_path / "engine", config)
+    with pytest.raises(ForgeError, match="ensemble is the name of a LoRA adapter of the engine, and of a model of"):
+        package(PackageConfig(), engine, DEMO_MODEL, tmp_path / "repository")
+    assert not (tmp_path / "repository").exists()
+    package(PackageConfig(name_prefix="llama_"), engine, DEMO_MODEL, tmp_path / "repository")
+
+
 @pytest.mark.parametrize("version", RELEASES)
 def test_lora_caches_fit_the_adapters(tmp_path: Path, version: str) -> None:
     lora = {"max_rank": 16, "gpu_fraction": 0.1, "host_memory": 2 << 30}

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.text_tensors import with_text_tensors
 from trtforge.formats.triton import (
@@ -89,6 +90,12 @@ def model_specs(
     """The five models, and that of the draft engine. Raises ForgeError for a setting that the engine cannot serve."""
     facts = repository_facts(config, engine, None if draft is None else draft.facts)
     specs = _five(config, engine, tokenizer, facts)
+    taken = next((spec.name for spec in specs if spec.name in engine.adapter_names), None)
+    if taken is not None:
+        raise ForgeError(
+            f"{taken} is the name of a LoRA adapter of the engine, and of a model of the repository",
+            hint="Give the models a prefix, or rename the adapter's directory and compile again.",
+        )
     return specs if draft is None else (*specs, _draft_spec(config, draft, tokenizer))
 
 
