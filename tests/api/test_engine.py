@@ -102,6 +102,9 @@ def said(error: BaseException) -> str:
         (SamplingParams(priority="high"), "priority is 'high'"),  # type: ignore[arg-type]
         (SamplingParams(stop="abc"), "stop is 'abc'"),
         (SamplingParams(min_tokens=-1), "min_tokens is -1"),
+        (SamplingParams(top_p=0.9, top_p_reset_id=2048), "top_p_reset_id is 2048"),
+        (SamplingParams(top_p=0.9, top_p_reset_id=-2), "top_p_reset_id is -2"),
+        (SamplingParams(logit_bias={3: 1e39}), "logit_bias of token 3 is 1e+39"),
         (SamplingParams(stop=("a", "")), "a stop text is empty"),
         ({"max_tokens": 3}, "is no SamplingParams"),
         (None, "None is no SamplingParams"),

@@ -171,6 +171,9 @@ def _dense(logit_bias: Mapping[int, float] | None, vocabulary: int) -> Sequence[
                 hint=f"Give ids of the vocabulary, from 0 to {vocabulary - 1}.",
             )
         bias[token] = value
+        if bias[token] == inf:
+            hint = "Give a number that float32 holds, or minus infinity to rule the token out."
+            raise RequestError(f"logit_bias of token {token} is {value:g}", hint=hint)
     return bias
 
 

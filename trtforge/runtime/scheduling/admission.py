@@ -213,6 +213,12 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
         ("top_p_decay", sampling.top_p_decay, 0 < sampling.top_p_decay <= 1, "greater than 0 and at most 1"),
         ("top_p_min", sampling.top_p_min, 0 < sampling.top_p_min <= 1, "greater than 0 and at most 1"),
         (
+            "top_p_reset_id",
+            sampling.top_p_reset_id,
+            -1 <= sampling.top_p_reset_id < vocab_size,
+            f"-1 for none, or a token id below {vocab_size}",
+        ),
+        (
             "top_log_probs",
             sampling.top_log_probs,
             0 <= sampling.top_log_probs <= MOST_TOP_LOG_PROBS,
