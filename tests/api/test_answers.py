@@ -77,6 +77,6 @@ def test_a_prompt_is_neither_truncated_nor_padded(tmp_path: Path) -> None:
     whole.enable_padding(length=64)
     whole.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 1}))
-    request = Prompts(tmp_path).request("Return the list of items", SamplingParams(bad=["list"]))
+    request = Prompts(tmp_path, 2048).request("Return the list of items", SamplingParams(bad=["list"]))
     assert request.prompt == expected
     assert max(map(len, request.bad_words)) < 5

@@ -250,7 +250,7 @@ def test_the_answer_to_messages_begins_as_a_text_does(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% for each in messages %}{{ each.content }}{% endfor %}")
     tokens = tuple(tokenizer.encode("the world", add_special_tokens=False).ids)
     runtime: Any = _Answering(tokens)
-    engine = Engine(runtime, Prompts(tmp_path))
+    engine = Engine(runtime, Prompts(tmp_path, 2048))
     answers = engine.generate([Chat(MESSAGES), "Hello", Tokens(tokens)])
     assert [answer.text for answer in answers] == ["the world", " the world", " the world"]
 
@@ -321,7 +321,7 @@ def test_messages_that_no_prompt_is_made_of_are_refused(tmp_path: Path, template
     if template is not None:
         (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(RequestError, match=said):
-        Prompts(tmp_path).request(Chat(MESSAGES), SamplingParams())
+        Prompts(tmp_path, 2048).request(Chat(MESSAGES), SamplingParams())
 
 
 def test_a_reused_prefix_is_counted(build: Path) -> None:
