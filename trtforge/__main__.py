@@ -12,42 +12,13 @@ from types import FrameType
 from typing import NoReturn
 
 _STATUS = 128 + signal.SIGINT
-_IMPORTLIB = "<frozen importlib._bootstrap>"
 _CLEAN_LINE = b"\x1b[?25h\r\x1b[K"
 """Shows the cursor, which a progress bar hides, and erases the bar's line."""
-
-
-class _Interruption:
-    """Handles SIGINT like Python; while a module loads, only after that: many turn it into another error."""
-
-    def __init__(self) -> None:
-        self._noted = False
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Raise KeyboardInterrupt. While a module loads: note it, and end the process if it was noted before."""
-        if not _is_loading(frame):
-            self._raise()
-        if self._noted:
-            _end_at_once(_said())
-        self._noted = True
-        sys.setprofile(self._returned)
-
-    def _returned(self, frame: FrameType, event: str, argument: object) -> None:
-        """Raise KeyboardInterrupt where the outermost import returns, to whoever imports."""
-        if event == "return" and frame.f_code.co_filename == _IMPORTLIB and not _is_loading(frame.f_back):
-            self._raise()
-
-    def _raise(self) -> NoReturn:
-        if self._noted:
-            sys.setprofile(None)
-        self._noted = False
-        raise KeyboardInterrupt
 
 
 def main() -> None:
     """Run the program. While it loads and while it ends, SIGINT ends the process; in between, commands handle it."""
     _open_closed_streams()
-    interruption = _Interruption()
     interruptible = (
         threading.current_thread() is threading.main_thread()
         and signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -56,9 +27,17 @@ def main() -> None:
         signal.signal(signal.SIGINT, _leave)
     try:
         from trtforge.cli.app import main as run
+        from trtforge.machine.interruptions import AfterImports
 
         if interruptible:
-            signal.signal(signal.SIGINT, interruption.handle)
+            interruption = AfterImports(_interrupt)
+
+            def handle(number: int, frame: FrameType | None) -> None:
+                if interruption.waits:
+                    _end_at_once(_said())
+                interruption.act(frame)
+
+            signal.signal(signal.SIGINT, handle)
         run()
     except SystemExit:
         raise
@@ -85,12 +64,8 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
-def _is_loading(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename == _IMPORTLIB:
-            return True
-        frame = frame.f_back
-    return False
+def _interrupt() -> NoReturn:
+    raise KeyboardInterrupt
 
 
 def _is_interruption(error: BaseException) -> bool:

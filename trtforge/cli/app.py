@@ -50,7 +50,7 @@ from trtforge.core.extras import missing_package
 from trtforge.core.nearest import nearest_name
 from trtforge.core.threads import wait_briefly
 from trtforge.machine.cgroups import heed_quota
-from trtforge.machine.processes import ended_by_sigterm
+from trtforge.machine.interruptions import ended_by_sigterm
 
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Build": {"run": run, "build": build, "init": init, "plan": plan, "compare": compare},

@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -121,28 +120,6 @@ def handled(numbers: Iterable[int], handle: Callable[[int, FrameType | None], No
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises SystemExit(SIGTERM_STATUS) within the block, so that clean-up runs.
-
-    A second SIGTERM ends the process at once. No effect outside the main thread, or if SIGTERM is ignored.
-    """
-    ours = os.getpid()
-
-    def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if os.getpid() != ours:  # a forked child has nothing to clean up
-            os.kill(os.getpid(), signal.SIGTERM)
-        sys.exit(SIGTERM_STATUS)
-
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
-        yield
-        return
-    with handled((signal.SIGTERM,), end):
-        yield
 
 
 def session_processes(session: int) -> dict[int, str]:

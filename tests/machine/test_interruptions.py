@@ -9,11 +9,12 @@ import threading
 import pytest
 
 from tests.patience import PATIENCE
-from trtforge.machine.processes import SIGTERM_STATUS, ended_by_sigterm
+from trtforge.machine.interruptions import ended_by_sigterm
+from trtforge.machine.processes import SIGTERM_STATUS
 
 CLEANS = """
 import os, signal, time
-from trtforge.machine.processes import ended_by_sigterm
+from trtforge.machine.interruptions import ended_by_sigterm
 with ended_by_sigterm():
     try:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -39,6 +40,31 @@ def test_a_second_one_ends_at_once(twice: bool, status: int) -> None:
     program = [sys.executable, "-c", CLEANS.format(twice=twice)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert (done.returncode, done.stdout) == (status, "cleared\n")
+
+
+LOADING = """
+import os, signal, sys
+from trtforge.machine.interruptions import ended_by_sigterm
+class Ending:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy.lib":
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Ending())
+with ended_by_sigterm():
+    try:
+        import ml_dtypes
+        print("after it")
+    finally:
+        print("numpy.lib" in sys.modules, "cleared", flush=True)
+"""
+
+
+def test_an_import_is_ended_where_it_returns() -> None:
+    """ml_dtypes, which tritonclient imports, calls exit() for a SystemExit in the numpy that it imports."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOADING], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, done.stdout) == (143, "True cleared\n")
 
 
 def test_a_fork_does_not_clear_away_what_is_ours() -> None:
