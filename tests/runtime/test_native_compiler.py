@@ -41,6 +41,24 @@ def test_the_library_is_compiled_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert ctypes.CDLL(str(compiled())).ask() == 43
 
 
+@pytest.mark.parametrize("content", [b"", b"\x7fELF half of a library"])
+def test_a_damaged_library_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, content: bytes
+) -> None:
+    """A crash of the machine may empty it or cut it short; loading it would end the process with SIGBUS."""
+    monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))
+    script = '[ "$1" = -shared ] && echo library > "$4"\ntrue\n'
+    (tmp_path / "c++").write_text(f"#!/bin/sh\n{script}")
+    (tmp_path / "c++").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "c++"))
+    library = compiled()
+    whole = library.read_bytes()
+    library.write_bytes(content)
+    assert compiled() == library
+    assert library.read_bytes() == whole
+    assert caplog.messages[-1] == f"{library} is damaged: the CPU kernels are compiled again"
+
+
 def test_processes_that_need_it_at_once_compile_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a killed process left in its directory is replaced."""
     monkeypatch.setenv("TRTFORGE_CACHE", str(tmp_path / "cache"))

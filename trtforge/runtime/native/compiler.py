@@ -1,7 +1,8 @@
 """Compiles the kernels for this processor, once: the library is kept for later processes.
 
 Its file name is the digest of all that decides what is compiled: the sources, the flags, the compiler and the
-instructions that it finds in this processor.
+instructions that it finds in this processor. Its last bytes are the digest of those before them, because a library that
+was cut short ends the process that loads it.
 """
 
 import hashlib
@@ -72,14 +73,14 @@ def compiled(defines: Sequence[str] = (), architecture: str = NATIVE) -> Path:
     name = f"kernels-{_digest(compiler, flags)}.so"
     directory = _directory(name)
     library = directory / name
-    if not library.exists():
-        try:
+    try:
+        if not _is_whole(library):
             waiting = partial(_LOG.info, "another process compiles the CPU kernels: waiting for it")
             with locked_by(library.with_suffix(".lock"), waiting=waiting):
-                if not library.exists():
+                if not _is_whole(library):
                     _build(compiler, flags, library)
-        except OSError as error:
-            raise CompileError(f"{directory}: {error.strerror}") from error
+    except OSError as error:
+        raise CompileError(f"{directory}: {error.strerror}") from error
     return library
 
 
@@ -136,7 +137,10 @@ def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
     As many compilers run at once as there are processors: each takes up to 300 MB. Meanwhile the files are beside the
     library in a directory of its name, where a process that was killed may have left some.
     """
-    _LOG.info("compiling the CPU kernels for this processor, once: they are kept in %s", library.parent)
+    if library.exists():
+        _LOG.warning("%s is damaged: the CPU kernels are compiled again", library)
+    else:
+        _LOG.info("compiling the CPU kernels for this processor, once: they are kept in %s", library.parent)
     directory = library.with_suffix("")
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(mode=0o700)
@@ -150,9 +154,27 @@ def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
             list(pool.map(partial(_run, directory=directory), commands))
         linked = directory / "kernels.so"
         _run((compiler, *LINK_FLAGS, "-o", str(linked), *objects), directory)
+        _seal(linked)
         linked.replace(library)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _seal(library: Path) -> None:
+    """Append the digest of a library, which loaders ignore."""
+    digest = hashlib.sha256(library.read_bytes()).digest()
+    with library.open("ab") as file:
+        file.write(digest)
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library is there and sealed. Raises OSError."""
+    try:
+        content = library.read_bytes()
+    except FileNotFoundError:
+        return False
+    size = hashlib.sha256().digest_size
+    return hashlib.sha256(content[:-size]).digest() == content[-size:]
 
 
 def _run(command: Sequence[str], directory: Path) -> str:
