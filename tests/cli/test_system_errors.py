@@ -18,6 +18,7 @@ from tests.patience import PATIENCE
     ("number", "hint"),
     [
         (errno.EACCES, "Choose another place, or run as a user who may read and write there."),
+        (errno.ENAMETOOLONG, "Choose a shorter name."),
         (errno.ENOSPC, "Free space, then run again."),
         (errno.EIO, "Add --verbose for the traceback."),
     ],

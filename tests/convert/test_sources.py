@@ -50,6 +50,17 @@ def source(make_hf: MakeHf) -> Path:
     return made
 
 
+@pytest.mark.parametrize("name", [WEIGHTS, TOKENIZER])
+def test_a_link_to_nothing_is_named(source: Path, tmp_path: Path, name: str) -> None:
+    """As in a copy of a hub snapshot without its blobs: the checkpoint would lack the tokenizer."""
+    (source / name).unlink()
+    (source / name).symlink_to("../../blobs/0123")
+    with pytest.raises(ForgeError) as caught:
+        convert(ConvertConfig(), source, tmp_path / "out")
+    assert caught.value.message == f"{source / name} is a link to a file that does not exist"
+    assert "cp -rL" in caught.value.hint
+
+
 @pytest.mark.parametrize("name", [WEIGHTS, CONFIG, TOKENIZER])
 @pytest.mark.parametrize("change", [rewrite, replace])
 def test_a_file_that_changes_meanwhile_is_named(

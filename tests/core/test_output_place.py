@@ -1,6 +1,7 @@
 """Where nothing can be written is found before the work."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,14 @@ def test_below_a_file_is_no_place(tmp_path: Path) -> None:
         require_writable(tmp_path / "file" / "out")
 
 
+def test_a_name_may_be_too_long_for_the_files_beside_it(tmp_path: Path) -> None:
+    out = tmp_path / ("x" * 250)
+    with pytest.raises(ForgeError) as caught:
+        produce(out, ENGINE, lambda directory: {})
+    assert caught.value.message == f"{out}: File name too long"
+    assert caught.value.hint == "Choose a shorter name."
+
+
 def test_files_of_another_user_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They could be moved aside but not deleted, and would be in the way next time."""
 
@@ -62,6 +71,27 @@ def test_files_of_another_user_are_not_replaced(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ForgeError, match=f"{out} cannot be replaced: its files belong to another user"):
         produce(out, ENGINE.model_copy(update={"config": {"tp": 2}}), write)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_only_the_first_files_of_others_are_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OUT may be a home directory by mistake, or the root of the file system, below which not all can be read."""
+
+    def walk(top: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        yield str(top), [], ["a", "b", "c", "d"]
+        raise AssertionError("the rest is not looked at")
+
+    monkeypatch.setattr(os, "walk", walk)
+    with pytest.raises(ForgeError, match=r"has files that trtforge did not write \(a, b, c\)"):
+        require_output(tmp_path, "engine")
+
+
+@pytest.mark.parametrize("target", ["/", "/no/such/file"])
+def test_a_link_of_others_is_not_replaced(tmp_path: Path, target: str) -> None:
+    out = produce(tmp_path / "out", ENGINE, lambda directory: {}).path
+    (out / "data").symlink_to(target)
+    with pytest.raises(ForgeError, match=r"has files that trtforge did not write \(data\)"):
+        produce(out, ENGINE.model_copy(update={"config": {"tp": 2}}), lambda directory: {})
+    assert (out / "data").is_symlink()
 
 
 def test_an_artifact_holds_no_other(tmp_path: Path) -> None:

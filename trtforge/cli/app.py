@@ -48,6 +48,7 @@ from trtforge.cli.verify import verify
 from trtforge.core.errors import ForgeError, LoggedError, Repair, UsageError, Where
 from trtforge.core.extras import missing_package
 from trtforge.core.nearest import nearest_name
+from trtforge.core.output_place import SHORTER_NAME
 from trtforge.core.threads import wait_briefly
 from trtforge.machine.cgroups import heed_quota
 from trtforge.machine.interruptions import ended_by_sigterm
@@ -212,6 +213,8 @@ def _remedy_of(error: OSError) -> str:
         return "Choose another place, or run as a user who may read and write there."
     if error.errno == errno.ELOOP:
         return "Remove the symbolic link that leads to itself, or give another path."
+    if error.errno == errno.ENAMETOOLONG:
+        return SHORTER_NAME
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Free space, then run again."
     return "Add --verbose for the traceback."

@@ -1,5 +1,6 @@
 """Publish an artifact atomically: reused if it is up to date, and never over files that trtforge did not write."""
 
+import errno
 import logging
 import os
 import shutil
@@ -23,7 +24,7 @@ from trtforge.core.manifest import (
     files_below,
     record_of,
 )
-from trtforge.core.output_place import not_writable, replaceable, require_removable
+from trtforge.core.output_place import SHORTER_NAME, not_writable, replaceable, require_removable
 from trtforge.core.partial import RECORD, Finished, keep_finished
 
 Write = Callable[[Path], Mapping[str, FileRecord]]
@@ -218,5 +219,7 @@ def _locked(out: Path) -> Iterator[None]:
             out.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked_by(path, waiting=say))
         except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # of the lock file, if not of OUT itself
+                raise ForgeError(f"{out}: {error.strerror}", hint=SHORTER_NAME) from None
             raise not_writable(out.parent, error.strerror) from None
         yield

@@ -1,10 +1,14 @@
 """Whether results can be written at a path, judged before the work: no files of others, and the right to write."""
 
 import os
+from collections.abc import Collection, Iterator
+from itertools import islice
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.manifest import Manifest, Stage, files_below, is_foreign, read_manifest
+from trtforge.core.manifest import FILE_NAME, Manifest, Stage, is_foreign, read_manifest
+
+SHORTER_NAME = "Choose a shorter name."
 
 
 def require_output(out: Path, stage: Stage) -> None:
@@ -61,13 +65,26 @@ def replaceable(out: Path, stage: Stage) -> Manifest | None:
         raise ForgeError(
             f"{out} was adopted, not written by trtforge: it is not replaced", hint="Choose another output directory."
         )
-    unexpected = sorted(set(files_below(out)) - set(manifest.files if manifest else ()))
+    unexpected = sorted(islice(_others(out, manifest.files if manifest else ()), 3))
     if unexpected:
         raise ForgeError(
-            f"{out} has files that trtforge did not write ({', '.join(unexpected[:3])})",
+            f"{out} has files that trtforge did not write ({', '.join(unexpected)})",
             hint="Choose another output directory, or move those files away.",
         )
     return manifest
+
+
+def _others(out: Path, listed: Collection[str]) -> Iterator[str]:
+    """Relative POSIX paths of all but directories below `out`, apart from `forge.json` and the `listed` ones.
+
+    The caller takes only the first: `out` may be a home directory, or the root of the file system.
+    """
+    for place, directories, files in os.walk(out):
+        links = (name for name in directories if Path(place, name).is_symlink())
+        for name in (*files, *links):
+            path = Path(place, name).relative_to(out).as_posix()
+            if path != FILE_NAME and path not in listed:
+                yield path
 
 
 def require_removable(out: Path) -> None:

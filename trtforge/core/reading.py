@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 from trtforge.core.errors import AbsentFile, ForgeError
@@ -46,3 +47,13 @@ def as_text(data: bytes, where: str, *, hint: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ForgeError(f"{where}: not UTF-8 text (byte {error.start})", hint=hint) from None
+
+
+def require_linked(paths: Iterable[Path]) -> None:
+    """Raise ForgeError for a symbolic link to a file that does not exist, as a copy of a cache may have them."""
+    for path in paths:
+        if path.is_symlink() and not path.exists():
+            raise ForgeError(
+                f"{path} is a link to a file that does not exist",
+                hint="Download the model again, or copy it with the files that its links lead to (cp -rL).",
+            )

@@ -16,6 +16,7 @@ from trtforge.core.errors import ForgeError, Repair, first_line
 from trtforge.core.json_text import read_json_object
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.plausible import require_plausible
+from trtforge.core.reading import require_linked
 from trtforge.formats import mxfp4_experts
 from trtforge.formats.block_fp8 import as_bfloat16, fp8_blocks
 from trtforge.formats.chat_template import TEMPLATE_FILE, TOOL_TEMPLATE_FILE
@@ -244,6 +245,7 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
     """Read all headers. Raises ForgeError for a missing, truncated or duplicate file or tensor, or pickled weights."""
     config = read_config(directory)
     index = directory / INDEX
+    require_linked(directory / name for name in (SINGLE, INDEX, *QUANTIZATION_FILES, *TOKENIZER_FILES))
     if index.is_file():
         weight_map = _weight_map(index)
         _require_one_model(directory, weight_map)
