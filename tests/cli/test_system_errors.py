@@ -71,3 +71,17 @@ def test_too_little_memory_is_said(run: Any, monkeypatch: pytest.MonkeyPatch) ->
     status, out, errors = run("recipes", "list", "--json")
     assert (status, json.loads(out)["error"]) == (1, "there is not enough memory")
     assert errors.startswith("error: there is not enough memory\nhint: Give it more")
+
+
+def test_the_message_of_too_little_memory_may_itself_have_too_little(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("trtforge.cli.recipes.shipped", fail)
+    monkeypatch.setattr("trtforge.cli.app.options_of", fail)
+    status, _, errors = run("recipes", "list")
+    assert (status, errors) == (
+        1,
+        "error: there is not enough memory\n"
+        "hint: Give it more (the limit of the container or of `ulimit -v`), or work on a smaller part.\n",
+    )

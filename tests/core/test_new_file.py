@@ -30,6 +30,12 @@ def test_a_missing_directory_is_told_from_one_that_takes_no_files(tmp_path: Path
     assert caught.value.hint == "Choose another directory."
 
 
+def test_a_name_may_be_too_long(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match=f"^{tmp_path}/x+: File name too long$") as caught:
+        write_new(tmp_path / ("x" * 256), "")
+    assert caught.value.hint == "Choose a shorter name."
+
+
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS, errno.ENOTDIR])
 def test_a_directory_that_refuses_is_said(number: int) -> None:
     error = not_written(Path("a/x"), OSError(number, os.strerror(number)))

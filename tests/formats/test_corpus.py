@@ -168,6 +168,17 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path, content: str) -> None:
         windows(source, tmp_path)
 
 
+def test_a_tokenizer_is_not_blamed_for_memory_that_ran_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    def fail(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", fail)
+    with pytest.raises(MemoryError):
+        windows(write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS]))
+
+
 def test_data_that_cannot_be_read_says_what_to_give(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
     for source, hint in (

@@ -13,7 +13,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import open_checkpoint
 from trtforge.models.registry import family_of_checkpoint
 from trtforge.reference.hidden import HiddenStates
-from trtforge.reference.streaming import LayerStream
+from trtforge.reference.streaming import LayerStream, _naming_config
 from trtforge.reference.weights import LayerWeights
 
 
@@ -76,3 +76,11 @@ def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ForgeError, match=r"lacks model\.layers\.1\.mlp\.down_proj\.weight"):
         streamed(tmp_path, torch.arange(20).view(1, -1))
+
+
+def test_config_json_is_blamed_for_errors_but_not_for_memory_that_ran_out(tmp_path: Path) -> None:
+    blamed = r"config\.json: transformers cannot compute the model: KeyError: 'x'"
+    with pytest.raises(ForgeError, match=blamed), _naming_config(tmp_path):
+        raise KeyError("x")
+    with pytest.raises(RuntimeError, match="can't allocate memory"), _naming_config(tmp_path):
+        torch.empty(1 << 60, dtype=torch.uint8)

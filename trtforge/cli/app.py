@@ -1,6 +1,5 @@
 """The `trtforge` program: its commands, and the mapping of errors to messages and exit statuses."""
 
-import errno
 import logging
 import os
 import re
@@ -43,12 +42,11 @@ from trtforge.cli.plan import plan
 from trtforge.cli.recipes import recipes
 from trtforge.cli.run import run
 from trtforge.cli.serving import probe, serve
+from trtforge.cli.system_errors import system_failure
 from trtforge.cli.tune import tune
 from trtforge.cli.verify import verify
-from trtforge.core.errors import ForgeError, LoggedError, Repair, UsageError, Where
-from trtforge.core.extras import missing_package
+from trtforge.core.errors import ForgeError, LoggedError, Repair, UsageError
 from trtforge.core.nearest import nearest_name
-from trtforge.core.output_place import SHORTER_NAME
 from trtforge.core.threads import wait_briefly
 from trtforge.machine.cgroups import heed_quota
 from trtforge.machine.interruptions import ended_by_sigterm
@@ -165,27 +163,12 @@ def _run() -> None:
     except ForgeError as error:
         show_error(error)
         sys.exit(status_of(error))
-    except ModuleNotFoundError as error:
-        failure = missing_package(error, f"trtforge {next(iter(sys.argv[1:]), '')}".strip())
+    except Exception as error:
+        failure = system_failure(error)
         if failure is None:
             raise
+        traceback.clear_frames(error.__traceback__)  # where memory ran out, what they hold is in the way
         show_error(failure)
-        sys.exit(FAILED)
-    except OSError as error:
-        _show_os_error(error)
-        sys.exit(FAILED)
-    except MemoryError:
-        show_error(
-            ForgeError(
-                "there is not enough memory",
-                hint="Give it more (the limit of the container or of `ulimit -v`), or work on a smaller part.",
-            )
-        )
-        sys.exit(FAILED)
-    except RuntimeError as error:
-        if not isinstance(error.__context__, OSError) or error.__context__.errno != errno.ELOOP:
-            raise
-        _show_os_error(error.__context__)  # Path.resolve() before Python 3.13
         sys.exit(FAILED)
     if code == INTERRUPTED:
         show_interruption("SIGINT")
@@ -200,24 +183,6 @@ def _require_directory() -> None:
         raise ForgeError(
             f"the current directory: {error.strerror}", hint="Change to a directory that exists."
         ) from None
-
-
-def _show_os_error(error: OSError) -> None:
-    where = f"{error.filename}: " if error.filename else ""
-    failure = ForgeError(f"{where}{error.strerror or error}", hint=_remedy_of(error))
-    show_error(failure.at(Where(str(error.filename))) if error.filename else failure)
-
-
-def _remedy_of(error: OSError) -> str:
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "Choose another place, or run as a user who may read and write there."
-    if error.errno == errno.ELOOP:
-        return "Remove the symbolic link that leads to itself, or give another path."
-    if error.errno == errno.ENAMETOOLONG:
-        return SHORTER_NAME
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "Free space, then run again."
-    return "Add --verbose for the traceback."
 
 
 class _Messages(logging.Handler):
@@ -322,6 +287,13 @@ def _is_read(words: Sequence[str]) -> bool:
 
 def show_error(error: ForgeError) -> None:
     """Print `error:` and `hint:` on stderr, after the traceback with --verbose; with --json on stdout too."""
+    try:
+        _show_error(error)
+    except MemoryError:
+        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
+
+
+def _show_error(error: ForgeError) -> None:
     from rich.console import Console
     from rich.text import Text
 

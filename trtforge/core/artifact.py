@@ -24,7 +24,8 @@ from trtforge.core.manifest import (
     files_below,
     record_of,
 )
-from trtforge.core.output_place import SHORTER_NAME, not_writable, replaceable, require_removable
+from trtforge.core.new_file import SHORTER_NAME
+from trtforge.core.output_place import not_writable, replaceable, require_removable
 from trtforge.core.partial import RECORD, Finished, keep_finished
 
 Write = Callable[[Path], Mapping[str, FileRecord]]
@@ -94,7 +95,7 @@ def produce(
             raise
         except Exception as error:
             shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and error.errno != errno.ENOMEM:
                 raise _failed(partial, error) from error
             raise
         except BaseException:

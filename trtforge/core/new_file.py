@@ -5,6 +5,8 @@ from pathlib import Path
 
 from trtforge.core.errors import ForgeError
 
+SHORTER_NAME = "Choose a shorter name."
+
 
 def write_new(path: Path, text: str) -> None:
     """Write a file that does not exist yet. Raises ForgeError if it exists or cannot be written."""
@@ -29,6 +31,8 @@ def not_written(path: Path, error: OSError) -> ForgeError:
         return ForgeError(f"{path}: there is no directory {path.parent}", hint=hint)
     if isinstance(error, FileNotFoundError):  # as in /proc
         return ForgeError(f"{path}: {path.parent} takes no new files", hint="Choose another directory.")
+    if error.errno == errno.ENAMETOOLONG:
+        return ForgeError(f"{path}: {error.strerror}", hint=SHORTER_NAME)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = "Free space, then run again." if full else "Choose a directory that you may write to."
     return ForgeError(f"{path} cannot be written: {error.strerror}", hint=hint)

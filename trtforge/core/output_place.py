@@ -8,8 +8,6 @@ from pathlib import Path
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FILE_NAME, Manifest, Stage, is_foreign, read_manifest
 
-SHORTER_NAME = "Choose a shorter name."
-
 
 def require_output(out: Path, stage: Stage) -> None:
     """Raise ForgeError unless an artifact of `stage` can be written at `out`, and is not inside of another one."""

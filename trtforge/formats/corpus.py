@@ -23,6 +23,7 @@ from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.errors import ForgeError, first_line
 from trtforge.core.extras import install_command
 from trtforge.core.json_text import parse_json
+from trtforge.core.memory_errors import out_of_memory
 from trtforge.formats.hub_data import PREFIX, commit_of, hub_rows, require_hub_data
 from trtforge.formats.stdlib_text import Part
 
@@ -314,6 +315,8 @@ def _tokenizer(model: Path) -> "PreTrainedTokenizerBase":
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, config=config_with_flags(model), trust_remote_code=False)
     except Exception as error:  # damaged files raise exceptions of any type
+        if out_of_memory(error) is not None:
+            raise
         if (model / TOKENIZER_FILE).is_file():
             load_tokenizer(model / TOKENIZER_FILE)  # raises a clearer error if this file is the cause
         raise ForgeError(

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from trtforge.core.errors import ForgeError, first_line
 from trtforge.core.heap import trim
+from trtforge.core.memory_errors import out_of_memory
 from trtforge.core.share import Share, not_shown
 from trtforge.formats.flag_numbers import config_with_flags
 from trtforge.formats.hf import CONFIG
@@ -217,9 +218,11 @@ def _naming_config(directory: Path) -> Iterator[None]:
     """Raise ForgeError naming config.json for whatever `transformers` raises: the types of its errors are not fixed."""
     try:
         yield
-    except (ForgeError, OSError, AssertionError, MemoryError):
+    except (ForgeError, OSError, AssertionError):
         raise
     except Exception as error:
+        if out_of_memory(error) is not None:
+            raise
         raise ForgeError(
             f"{directory / CONFIG}: transformers cannot compute the model: {type(error).__name__}: {first_line(error)}",
             hint="Use the config.json that came with the model; --verbose shows where it fails.",

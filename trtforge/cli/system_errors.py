@@ -1,0 +1,42 @@
+"""What to tell of exceptions that are no ForgeError: of the file system, of memory, of packages."""
+
+import errno
+import sys
+
+from trtforge.core.errors import ForgeError, Where
+from trtforge.core.extras import missing_package
+from trtforge.core.memory_errors import out_of_memory
+from trtforge.core.new_file import SHORTER_NAME
+
+
+def system_failure(error: Exception) -> ForgeError | None:
+    """The failure that the machine or the installation caused; None for a mistake of the program."""
+    failure = out_of_memory(error)
+    if failure is not None:
+        return failure
+    if isinstance(error, ModuleNotFoundError):
+        return missing_package(error, f"trtforge {next(iter(sys.argv[1:]), '')}".strip())
+    if isinstance(error, OSError):
+        return _of_files(error)
+    cause = error.__context__
+    if isinstance(error, RuntimeError) and isinstance(cause, OSError) and cause.errno == errno.ELOOP:
+        return _of_files(cause)  # Path.resolve() before Python 3.13
+    return None
+
+
+def _of_files(error: OSError) -> ForgeError:
+    where = f"{error.filename}: " if error.filename else ""
+    failure = ForgeError(f"{where}{error.strerror or error}", hint=_remedy_of(error))
+    return failure.at(Where(str(error.filename))) if error.filename else failure
+
+
+def _remedy_of(error: OSError) -> str:
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "Choose another place, or run as a user who may read and write there."
+    if error.errno == errno.ELOOP:
+        return "Remove the symbolic link that leads to itself, or give another path."
+    if error.errno == errno.ENAMETOOLONG:
+        return SHORTER_NAME
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free space, then run again."
+    return "Add --verbose for the traceback."
