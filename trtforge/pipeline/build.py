@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from shlex import join, quote
 
@@ -20,8 +21,9 @@ from trtforge.compile.stage import (
 from trtforge.convert.stage import ConvertConfig, convert, layout_for
 from trtforge.core.artifact import Produced
 from trtforge.core.errors import ForgeError
+from trtforge.core.locks import locked_by
 from trtforge.core.manifest import Stage
-from trtforge.core.output_place import require_output
+from trtforge.core.output_place import not_writable, require_output
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import Recipe
@@ -55,6 +57,7 @@ _SOURCE_STAGES = frozenset({"calibrate", "convert", "verify"})
 
 Started = Callable[[StageName], None]
 Finished = Callable[[StageReport], None]
+_LOCK = ".build.lock"
 _LOG = logging.getLogger(__name__)
 
 
@@ -80,7 +83,8 @@ class Build:
         """Run the stages in order. Raises ForgeError at the first that fails; earlier artifacts are kept.
 
         A recipe that cannot be deployed, whose data cannot be read, or whose results cannot be written is refused
-        before the first stage. `report.json` is written even if the gate does not hold: it has the metrics.
+        before the first stage. `report.json` is written even if the gate does not hold: it has the metrics. Of several
+        processes that build at the same place one runs its stages while the others wait.
         """
         report = BuildReport(
             recipe=self.recipe.name,
@@ -94,6 +98,12 @@ class Build:
             stages = of_published(self.recipe, stages, same_weights=same_weights)
         known = None if judged is None else (judged.model, judged.evaluation)
         report.facts = planned_facts(self.recipe, self.out, known)
+        with _alone(self.out):
+            self._run(stages, report, started, finished)
+        return report
+
+    def _run(self, stages: tuple[StageName, ...], report: BuildReport, started: Started, finished: Finished) -> None:
+        """As `run`, after the checks that need nobody's results."""
         self._require_continuable(stages, report)
         if "convert" not in stages:
             earlier = recorded_choice(self.out, self.recipe.quantization.budget)
@@ -107,7 +117,6 @@ class Build:
             finished(report.stages[-1])
         self._carry_over(stages, report)
         write_report(self.paths.report, report)
-        return report
 
     def _require_places(self, stages: tuple[StageName, ...]) -> None:
         """Raise ForgeError if the stages cannot write their artifacts, or replace those that are there."""
@@ -276,6 +285,28 @@ class Build:
             f"The metrics are in {metrics}.",
             report=report,
         )
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Hold the lock of the build directory `out`: a stage of another build would work on this one's artifacts."""
+    place = out.resolve()
+    new = not place.exists()
+    with ExitStack() as held:
+        if new:
+            held.callback(_remove_empty, place)
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            waiting = partial(_LOG.warning, "another process is building %s: waiting for it", out)
+            held.enter_context(locked_by(place / _LOCK, waiting=waiting))
+        except OSError as error:
+            raise not_writable(out, error.strerror) from None
+        yield
+
+
+def _remove_empty(directory: Path) -> None:
+    with suppress(OSError):  # it has something
+        directory.rmdir()
 
 
 @contextmanager
