@@ -1,5 +1,7 @@
 """Where nothing can be written is found before the work."""
 
+import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +58,17 @@ def test_a_name_may_be_too_long_for_the_files_beside_it(tmp_path: Path) -> None:
         produce(out, ENGINE, lambda directory: {})
     assert caught.value.message == f"{out}: File name too long"
     assert caught.value.hint == "Choose a shorter name."
+
+
+def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(ForgeError) as caught:
+        produce(tmp_path / "out", ENGINE, lambda directory: {})
+    assert caught.value.message == f"{tmp_path}: files cannot be locked there: Function not implemented"
+    assert caught.value.hint.startswith("Choose a directory on another file system. Lustre needs")
 
 
 def test_files_of_another_user_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,3 +168,25 @@ def test_a_file_that_is_made_again_has_one_group(tmp_path: Path) -> None:
     again = finish(directory, "one", "22", made_from="after")
     assert Finished.read(directory).group({"one"}) == again
     assert Finished.read(directory).bytes == 2
+
+
+def test_a_partial_directory_that_is_deleted_meanwhile_is_named(tmp_path: Path) -> None:
+    def write(directory: Path) -> dict:
+        shutil.rmtree(directory)
+        Finished.read(directory)
+        return {}
+
+    with pytest.raises(ForgeError) as caught:
+        produce(tmp_path / "out", identity(), write)
+    assert caught.value.message == f"{tmp_path}/.out.partial/.finished.json disappeared or cannot be read any more"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interruption_stays_one_where_the_record_was_deleted(tmp_path: Path) -> None:
+    def write(directory: Path) -> dict:
+        (directory / RECORD).write_text("damaged")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        produce(tmp_path / "out", identity(), write)
+    assert list(tmp_path.iterdir()) == []

@@ -266,3 +266,22 @@ def test_a_file_system_that_takes_no_hints_gets_the_file(tmp_path: Path, monkeyp
     writer.write(b"abc")
     writer.finish()
     assert (tmp_path / "a.safetensors").read_bytes().endswith(b"abc")
+
+
+def test_a_disk_that_is_full_when_the_file_is_closed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS reports it there. A descriptor is released even by a close that fails."""
+    path, closed = tmp_path / "a.safetensors", list[int]()
+    writer = Writer(path, [])
+
+    def fail(descriptor: int) -> None:
+        closed.append(descriptor)
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "close", fail)
+        with pytest.raises(OSError, match="quota exceeded") as caught:
+            writer.finish()
+        writer.close()
+    assert caught.value.filename == str(path)
+    assert len(closed) == 1
+    os.close(closed[0])

@@ -25,7 +25,7 @@ from trtforge.core.manifest import (
     record_of,
 )
 from trtforge.core.new_file import SHORTER_NAME
-from trtforge.core.output_place import not_writable, replaceable, require_removable
+from trtforge.core.output_place import not_lockable, replaceable, require_removable
 from trtforge.core.partial import RECORD, Finished, keep_finished
 
 Write = Callable[[Path], Mapping[str, FileRecord]]
@@ -111,7 +111,9 @@ def produce(
 
 def _log_kept_files(out: Path, partial: Path) -> None:
     """Log what an interruption keeps of the artifact `out`."""
-    kept = Finished.read(partial) if (partial / RECORD).exists() else None
+    kept = None
+    with suppress(ForgeError):  # nothing is kept
+        kept = Finished.read(partial)
     if kept is None or not kept.names:
         _LOG.warning("%s was interrupted before a file was finished; its previous content is unchanged", out)
     else:
@@ -222,5 +224,5 @@ def _locked(out: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:  # of the lock file, if not of OUT itself
                 raise ForgeError(f"{out}: {error.strerror}", hint=SHORTER_NAME) from None
-            raise not_writable(out.parent, error.strerror) from None
+            raise not_lockable(out.parent, error) from None
         yield

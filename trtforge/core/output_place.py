@@ -1,5 +1,6 @@
 """Whether results can be written at a path, judged before the work: no files of others, and the right to write."""
 
+import errno
 import os
 from collections.abc import Collection, Iterator
 from itertools import islice
@@ -45,6 +46,16 @@ def require_writable(directory: Path) -> None:
 def not_writable(directory: Path, reason: str | None) -> ForgeError:
     """The error for a directory in which this user cannot create files."""
     return ForgeError(f"{directory}: cannot write there: {reason}", hint="Choose an output directory you may write to.")
+
+
+def not_lockable(directory: Path, error: OSError) -> ForgeError:
+    """The error for a directory in which no lock file can be created, or locked (flock)."""
+    if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+        return not_writable(directory, error.strerror)
+    return ForgeError(
+        f"{directory}: files cannot be locked there: {error.strerror}",
+        hint="Choose a directory on another file system. Lustre needs the mount option flock, NFS its lock service.",
+    )
 
 
 def replaceable(out: Path, stage: Stage) -> Manifest | None:

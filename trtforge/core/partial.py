@@ -49,9 +49,13 @@ class Finished:
 
     @classmethod
     def read(cls, directory: Path) -> "Finished":
-        """The record that `begin` and `add` wrote in `directory`."""
+        """The record that `begin` and `add` wrote in `directory`. Raises ForgeError if it is not there any more."""
         record = _read(directory)
-        assert record is not None, f"{directory} was not begun"
+        if record is None:
+            raise ForgeError(
+                f"{directory / RECORD} disappeared or cannot be read any more",
+                hint="Let nothing else change that directory, and check its disk; then run again.",
+            )
         return cls(directory, record)
 
     @property

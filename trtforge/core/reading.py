@@ -1,13 +1,16 @@
 """Read untrusted files: regular files of limited size, in UTF-8. Every error names the file."""
 
+import errno
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trtforge.core.errors import AbsentFile, ForgeError
 
 KIB, MIB = 1 << 10, 1 << 20
+_CHECK_DISK = "Check the disk or network share that it is on."
 _NOT_BLOCKING = getattr(os, "O_NONBLOCK", 0)
 
 
@@ -33,7 +36,8 @@ def read_limited(path: Path, limit: int, *, hint: str, absent: str | None = None
     except PermissionError as error:  # nothing is known to be wrong with the file
         raise ForgeError(f"{path}: {error.strerror}", hint="Run as a user who may read it.") from None
     except OSError as error:
-        raise ForgeError(f"{path}: {error.strerror}", hint=absent or hint) from None
+        failed = error.errno in (errno.EIO, errno.ESTALE)
+        raise ForgeError(f"{path}: {error.strerror}", hint=_CHECK_DISK if failed else absent or hint) from None
     except ValueError as error:  # a file name with a zero byte
         raise ForgeError(f"{str(path)!r}: {error}", hint=absent or hint) from None
     if len(data) > limit:
@@ -57,3 +61,14 @@ def require_linked(paths: Iterable[Path]) -> None:
                 f"{path} is a link to a file that does not exist",
                 hint="Download the model again, or copy it with the files that its links lead to (cp -rL).",
             )
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of the system name `path`: those of an open file name none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error

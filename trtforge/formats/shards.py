@@ -18,7 +18,7 @@ from trtforge.core.dtypes import Dtype, dtype_in_file
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
 from trtforge.core.manifest import FileRecord
-from trtforge.core.reading import opened
+from trtforge.core.reading import naming, opened
 
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _LARGEST_NUMBER = 1 << 63
@@ -353,10 +353,11 @@ class Writer:
         return FileRecord(bytes=self._written, blake3=self._hasher.hexdigest())
 
     def close(self) -> None:
-        """Close the file, complete or not."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Close the file, complete or not. Raises OSError naming it: NFS reports a full disk here."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with naming(self.path):
+                os.close(descriptor)
 
 
 def _start_writing(descriptor: int, first: int, count: int) -> None:

@@ -23,7 +23,7 @@ from trtforge.core.artifact import Produced
 from trtforge.core.errors import ForgeError
 from trtforge.core.locks import locked_by
 from trtforge.core.manifest import Stage
-from trtforge.core.output_place import not_writable, require_output
+from trtforge.core.output_place import not_lockable, require_output
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import Recipe
@@ -300,7 +300,7 @@ def _alone(out: Path) -> Iterator[None]:
             waiting = partial(_LOG.warning, "another process is building %s: waiting for it", out)
             held.enter_context(locked_by(place / _LOCK, waiting=waiting))
         except OSError as error:
-            raise not_writable(out, error.strerror) from None
+            raise not_lockable(out, error) from None
         yield
 
 
