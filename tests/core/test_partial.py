@@ -182,6 +182,17 @@ def test_a_partial_directory_that_is_deleted_meanwhile_is_named(tmp_path: Path) 
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_directory_that_is_deleted_while_files_are_written_is_named(tmp_path: Path) -> None:
+    def write(directory: Path) -> dict:
+        shutil.rmtree(directory)
+        (directory / "one").write_text("1")
+        return {}
+
+    with pytest.raises(ForgeError, match=r"/\.out\.partial/one: No such file or directory") as caught:
+        produce(tmp_path / "out", identity(), write)
+    assert caught.value.hint.startswith("Let nothing else change that directory, then run again;")
+
+
 def test_an_interruption_stays_one_where_the_record_was_deleted(tmp_path: Path) -> None:
     def write(directory: Path) -> dict:
         (directory / RECORD).write_text("damaged")

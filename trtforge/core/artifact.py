@@ -203,9 +203,10 @@ def _copy_read_permissions(directory: Path, names: Iterable[str]) -> None:
 
 def _failed(partial: Path, error: OSError) -> ForgeError:
     """A read or write error of the system: the file and the reason; of a copy the file that is written."""
+    gone = "Let nothing else change that directory" if error.errno == errno.ENOENT else None
     return ForgeError(
         f"{error.filename2 or error.filename or partial.parent}: {error.strerror or error}",
-        hint="Free space or choose another directory, then run again; the previous content is unchanged.",
+        hint=f"{gone or 'Free space or choose another directory'}, then run again; the previous content is unchanged.",
     )
 
 
