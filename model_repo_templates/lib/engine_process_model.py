@@ -33,17 +33,16 @@ from trtforge.engine_process.start import EngineProcess
 class EngineCall(Responder):
     """One engine request: a sequence for each prompt of its batch and each of `num_return_sequences`."""
 
-    def __init__(self, request: "pb_utils.InferenceRequest", *, exclude_input: bool) -> None:
+    def __init__(self, request: "pb_utils.InferenceRequest") -> None:
         super().__init__(request)
-        values = InputValues(self.inputs)
-        self.streaming = values.flag("streaming", False)
         self.submitted: Submitted | None = None
-        self._with_prompt = not self.streaming and not values.flag("exclude_input_in_output", exclude_input)
         self._states: list[SequenceState] = []
 
-    def begin(self, sequences: Sequence[RequestedSequence]) -> None:
-        """Register the sequences before their first update arrives."""
-        now = time.monotonic_ns()
+    def begin(self, sequences: Sequence[RequestedSequence], *, exclude_input: bool) -> None:
+        """Register the sequences before their first update arrives. Raises RequestFailed."""
+        values, now = InputValues(self.inputs), time.monotonic_ns()
+        self._streaming = values.flag("streaming", False)
+        self._with_prompt = not self._streaming and not values.flag("exclude_input_in_output", exclude_input)
         self._states = [SequenceState(s.item, s.index, s.request, now) for s in sequences]
         self._wanted = Wanted.of(self.inputs, 1 + max(s.item for s in sequences), len(sequences))
         self._unfinished = len(sequences)
@@ -57,7 +56,7 @@ class EngineCall(Responder):
             state = self._states[sequence]
             state.take(update)
             self._unfinished -= state.finished
-            if state.finished or (self.streaming and state.tokens):
+            if state.finished or (self._streaming and state.tokens):
                 tensors = state.token_outputs(with_prompt=self._with_prompt)
                 self.send(tensors | state.optional_outputs(self._wanted), final=not self._unfinished)
                 state.sent()
@@ -97,7 +96,7 @@ class EngineProcessModel(ABC):
         """Pass the requests to the engine; other threads send the responses."""
         with self._client.together():
             for request in requests:
-                self._take(EngineCall(request, exclude_input=self._exclude_input), request.parameters())
+                self._take(EngineCall(request), request.parameters())
 
     def finalize(self) -> None:
         """End the engine's process and this one."""
@@ -119,12 +118,12 @@ class EngineProcessModel(ABC):
                 self._start(call)
 
     def _start(self, call: EngineCall) -> None:
-        if call.streaming and not self._decoupled:
+        if InputValues(call.inputs).flag("streaming", False) and not self._decoupled:
             raise RequestFailed("streaming is true; this repository was packaged with streaming off")
         sequences = requested_sequences(call.inputs, self._limits)
         if len(sequences) > 1 and not self._decoupled:
             raise RequestFailed("several sequences in one request: this repository was packaged with streaming off")
-        call.begin(sequences)
+        call.begin(sequences, exclude_input=self._exclude_input)
         if call.request_id:
             self._forget_finished()
             self._calls[call.request_id] = call

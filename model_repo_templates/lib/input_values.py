@@ -36,8 +36,13 @@ class InputValues:
         return self._names.get(name, name)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean."""
-        return bool(self._inputs[name].flat[0]) if name in self else default
+        """A boolean, the same for all prompts of the request. Raises RequestFailed if it is not."""
+        if name not in self:
+            return default
+        values = self._inputs[name].astype(bool)
+        if values.any() != values.all():
+            raise RequestFailed(f"{self.shown(name)} is true for some prompts only; send the others in another request")
+        return bool(values.all())
 
     def integer(self, name: str, item: int, default: int | None, low: int, high: int) -> int:
         """A whole number from `low` to `high`; `default` if the input is absent. None: the input is required."""

@@ -223,11 +223,14 @@ _NONE = np.empty(0, dtype=object)
 _SOURCES = {
     "INPUT_ID": "QUERY",
     "REQUEST_INPUT_LEN": "QUERY",
+    "DECODER_INPUT_ID": "DECODER_QUERY",
+    "REQUEST_DECODER_INPUT_LEN": "DECODER_QUERY",
     "REQUEST_OUTPUT_LEN": "REQUEST_OUTPUT_LEN",
     "STOP_WORDS_IDS": "STOP_WORDS_DICT",
     "BAD_WORDS_IDS": "BAD_WORDS_DICT",
     "EMBEDDING_BIAS": "EMBEDDING_BIAS_WORDS",
     "OUT_END_ID": "END_ID",
     "OUT_PAD_ID": "PAD_ID",
+    "OUT_PROMPT_TABLE_EXTRA_IDS": "PROMPT_TABLE_EXTRA_ID",
 }
 """Preprocessing output to the input that determines it."""

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import DEMO_MODEL
 from trtforge.engine_process.messages import Submission, Update, decode_updates, encode_updates
 from trtforge.engine_process.requests import Beam, BeamParams, GenerationRequest
+from trtforge.formats.triton import newest_release, text_flow
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -62,6 +63,36 @@ def test_what_is_not_supported_is_refused_by_its_input(given: dict[str, Any], me
     with pytest.raises(RequestFailed) as caught:
         asked(**given)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["return_log_probs", "streaming", "early_stopping"])
+def test_a_flag_is_the_same_for_all_prompts_of_a_request(name: str) -> None:
+    from engine_requests import RequestLimits, requested_sequences
+    from responder import RequestFailed
+
+    def asked_of_two(*flags: bool) -> list[Any]:
+        both = {key: np.repeat(value, 2, axis=0) for key, value in inputs(beam_width=2, streaming=False).items()}
+        found: list[Any] = requested_sequences(both | {name: np.array([flags]).T}, RequestLimits(100, 8, (2,), 4))
+        return found
+
+    assert [each.item for each in asked_of_two(False, False)] == [0, 1]
+    with pytest.raises(RequestFailed, match=f"^{name} is true for some prompts only; send the others in another"):
+        asked_of_two(False, True)
+
+
+def test_clients_read_their_own_names_of_the_tensors_that_are_refused() -> None:
+    from text_model import TextModel  # type: ignore[import-not-found]
+
+    flow = text_flow(newest_release())
+    model = object.__new__(type("Model", (TextModel,), {"connect": None}))
+    model._to_preprocessing, model._to_engine = flow.text_to_preprocessing, flow.text_to_engine
+    model._preprocessed = flow.preprocessing_to_engine
+    shown, sent = model._engine_names(), {ours for ours, _ in (*flow.text_to_preprocessing, *flow.text_to_engine)}
+    assert set(shown.values()) <= sent
+    assert (shown["decoder_input_ids"], shown["prompt_table_extra_ids"]) == (
+        "decoder_text_input",
+        "prompt_table_extra_id",
+    )
 
 
 def test_beams_are_answered_as_padded_rows() -> None:
