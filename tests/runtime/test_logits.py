@@ -21,6 +21,7 @@ from trtforge.runtime.drafting import NgramDrafter
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import Generation, generate_with
 from trtforge.runtime.ranks.source import Source, open_engine
+from trtforge.runtime.scheduling.admission import wrong_logits
 
 VOCAB, NEW = 131, 10
 SAMPLINGS = (
@@ -115,9 +116,11 @@ def test_logits_that_an_engine_does_not_return_are_refused(source: Source, check
     generation = replace(wanted, context_logits=False, generation_logits=True)
     assert refused(plain, generation) == "this engine returns no generation logits"
     most = replace(generation, max_tokens=600_000)
-    assert refused(source, most) == (
-        "the logits of 600000 tokens take 314400000 bytes, an answer holds at most 268435456"
-    )
+    limits = replace(source.limits, max_seq_len=700_000)
+    error = wrong_logits(most, source.forge.features, VOCAB, limits)
+    assert error is not None
+    assert error.message == "the logits of 600000 tokens take 314400000 bytes, an answer holds at most 268435456"
+    assert wrong_logits(most, source.forge.features, VOCAB, source.limits) is None, "answers end at max_seq_len"
     beams = replace(source, limits=replace(source.limits, max_beam_width=2))
     assert refused(beams, replace(wanted, beams=BeamParams(2, 2))) == "a beam search returns no logits"
     ranks.end()

@@ -222,7 +222,7 @@ class Engine:
             chunked_context=self._options.chunked_context,
             adapters=self._adapters,
             speculation=self._options.speculation,
-        ) or wrong_logits(request, self._source.forge.features, self._source.config.vocab_size)
+        ) or wrong_logits(request, self._source.forge.features, self._source.config.vocab_size, self._source.limits)
         if error is None and request.request_id in self._sequences:
             error = RequestError(f"request id {request.request_id} is in use", hint="Give every request its own id.")
         if error is not None:

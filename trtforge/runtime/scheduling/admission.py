@@ -118,7 +118,9 @@ def _wrong_priority(request: GenerationRequest) -> RequestError | None:
     return None
 
 
-def wrong_logits(request: GenerationRequest, features: FeaturesConfig, vocab_size: int) -> RequestError | None:
+def wrong_logits(
+    request: GenerationRequest, features: FeaturesConfig, vocab_size: int, limits: BatchLimits
+) -> RequestError | None:
     """Why the logits that a request asks for are refused."""
     if request.context_logits and not features.context_logits:
         return RequestError(
@@ -128,7 +130,8 @@ def wrong_logits(request: GenerationRequest, features: FeaturesConfig, vocab_siz
         return RequestError(
             "this engine returns no generation logits", hint="Compile it with --feature generation_logits=true."
         )
-    rows = request.context_logits * len(request.prompt) + request.generation_logits * request.max_tokens
+    output = min(request.max_tokens, limits.max_seq_len - len(request.prompt))
+    rows = request.context_logits * len(request.prompt) + request.generation_logits * output
     if 4 * vocab_size * rows > _MOST_LOGITS:
         return RequestError(
             f"the logits of {rows} tokens take {4 * vocab_size * rows} bytes, an answer holds at most {_MOST_LOGITS}",
