@@ -21,6 +21,7 @@ from trtforge.models import registry
 from trtforge.models.formats import FORMATS
 from trtforge.models.kernels import REFERENCE
 from trtforge.plan.formats import WEIGHT_FORMATS
+from trtforge.runtime.linears.stored import _WEIGHTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
 RELEASES = Path(registry.__file__).parent.parent / "formats" / "release_data"
@@ -128,6 +129,7 @@ def test_every_format_is_in_every_table() -> None:
     assert FORMATS.keys() == formats
     assert REFERENCE.keys() == formats
     assert {each.name for each in WEIGHT_FORMATS} == formats
+    assert _WEIGHTS.keys() == {name for name, each in FORMATS.items() if each.rounding is not None}
     known = json.loads((RELEASES / "build-config.json").read_text())["quant_algo"]
     assert {each.algorithm for each in FORMATS.values() if each.algorithm} <= {each["quant_algo"] for each in known}
     assert set(re.findall(r"\w+", QUANT_HELP)) >= formats
