@@ -154,6 +154,13 @@ def test_a_beam_that_goes_on_from_another_is_penalised_for_its_new_tokens_alone(
         torch.testing.assert_close(made, exact.log_softmax(1))
 
 
+def test_a_temperature_changes_log_probabilities_of_beams_and_top_k_does_not() -> None:
+    sampler = Sampler(VOCAB, torch.device("cpu"))
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(1))
+    row = sequence(SamplingParams(temperature=2.0, top_k=3, top_p=0.5, seed=4))
+    torch.testing.assert_close(sampler.log_probs([row], logits.clone()), (logits / 2.0).log_softmax(1))
+
+
 def test_bias_is_added_before_the_temperature() -> None:
     logits = torch.zeros(1, VOCAB)
     bias = [0.0] * VOCAB
