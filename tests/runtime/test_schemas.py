@@ -49,6 +49,8 @@ def named(name: str, schema: object) -> dict[str, Any]:
         ({"type": "array", "prefixItems": [NULL, NULL], "maxItems": 1}, "[null]", "[null, null]"),
         ({"type": "object", "propertyNames": {"enum": ["a"]}, "additionalProperties": NULL}, '{"a": null}', '{"a": 1}'),
         ({"propertyNames": {"pattern": "^a+$"}, "additionalProperties": NULL}, '{"aa": null}', '{"aa": 1}'),
+        ({"propertyNames": {"minLength": 2}, "additionalProperties": NULL}, '{"ab": null}', '{"a": null}'),
+        ({"propertyNames": {"maxLength": 2}, "additionalProperties": NULL}, '{"é": null, "ab": null}', '{"abc": null}'),
         ({**named("ab", ANY_INTEGER), "additionalProperties": NULL}, '{"ab": 1}', '{"ab": 1, "\\u0061b": null}'),
         ({**named("é", ANY_INTEGER), "additionalProperties": NULL}, '{"é": 1, "": null}', '{"é": 1, "\\u00e9": null}'),
         (

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trtforge.runtime.guidance.patterns import json_expression
-from trtforge.runtime.guidance.schema_types import Node, Place, Schema, size_range
+from trtforge.runtime.guidance.schema_types import Node, Place, Schema, of_length, size_range
 from trtforge.runtime.guidance.unenforced import Unenforced, Unsatisfiable
 
 _NAMING = ("properties", "patternProperties", "propertyNames", "additionalProperties", "unevaluatedProperties")
@@ -79,9 +79,10 @@ def _with_names(names: _Names, asserted: Schema, required: Sequence[str], where:
         return _Names(named, None, None)
     if allowed == {"type": "string"}:
         return replace(names, others=others)
-    if names.named or "pattern" not in allowed:
+    pattern = allowed.get("pattern") or of_length(allowed)
+    if names.named or pattern is None:
         raise Unenforced(f"{place}: only names by enum, const, pattern or length, without properties, are supported")
-    return _Names({}, None if others is None else (allowed["pattern"], others), None)
+    return _Names({}, None if others is None else (pattern, others), None)
 
 
 def _with_required(names: _Names, required: Sequence[str], asserted: Schema, where: Place) -> _Names:

@@ -235,6 +235,16 @@ def size_range(asserted: Schema, least: str, most: str, where: Place) -> tuple[i
     return low, high
 
 
+def of_length(schema: Schema) -> str | None:
+    """A pattern of strings of a schema's lengths, which keeps control characters out and takes longer to follow.
+
+    None if it has none.
+    """
+    if "minLength" not in schema and "maxLength" not in schema:
+        return None
+    return json_expression(f".{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}")
+
+
 def _string(asserted: Schema, where: Place) -> Schema:
     low, high = size_range(asserted, "minLength", "maxLength", where)
     pattern, named = asserted.get("pattern"), asserted.get("format")

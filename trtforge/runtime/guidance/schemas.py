@@ -11,10 +11,18 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-from trtforge.runtime.guidance.patterns import automaton_work, json_expression, optional_parts
+from trtforge.runtime.guidance.patterns import automaton_work, optional_parts
 from trtforge.runtime.guidance.schema_merging import both, disjoint
 from trtforge.runtime.guidance.schema_objects import object_schema
-from trtforge.runtime.guidance.schema_types import ASSERTIONS, FORMATS, Place, enumerated, inferred_types, typed
+from trtforge.runtime.guidance.schema_types import (
+    ASSERTIONS,
+    FORMATS,
+    Place,
+    enumerated,
+    inferred_types,
+    of_length,
+    typed,
+)
 from trtforge.runtime.guidance.unenforced import Unenforced, Unsatisfiable
 
 _APPLICATORS = ("$ref", "allOf", "anyOf", "oneOf")
@@ -138,8 +146,8 @@ class _Translation:
         for each in types:
             make = object_schema if each == "object" else partial(typed, each)
             own = dict(make(asserted, where, self.node))
-            if self._controls and ("minLength" in own or "maxLength" in own):
-                own = {"type": "string", "pattern": _of_length(own)}
+            if self._controls and (pattern := of_length(own)) is not None:
+                own = {"type": "string", "pattern": pattern}
             self._bound(own, where)
             if "properties" in own:
                 own[_MARK] = self._parts
@@ -207,11 +215,6 @@ def _parts(schema: object, where: Place) -> tuple[Schema, Schema]:
     ignored = "" if named in FORMATS else "format"
     own = {key: value for key, value in schema.items() if key in ASSERTIONS and key != ignored}
     return own, {key: schema[key] for key in _APPLICATORS if key in schema}
-
-
-def _of_length(schema: Schema) -> str:
-    """A pattern of strings of these lengths, which keeps control characters out and takes longer to follow."""
-    return json_expression(f".{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}")
 
 
 def _members(applied: Schema, keyword: str, where: Place) -> list[object]:
