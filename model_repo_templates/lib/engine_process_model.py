@@ -38,11 +38,10 @@ class EngineCall(Responder):
         self.submitted: Submitted | None = None
         self._states: list[SequenceState] = []
 
-    def begin(self, sequences: Sequence[RequestedSequence], *, exclude_input: bool) -> None:
+    def begin(self, sequences: Sequence[RequestedSequence], *, streaming: bool, with_prompt: bool) -> None:
         """Register the sequences before their first update arrives. Raises RequestFailed."""
-        values, now = InputValues(self.inputs), time.monotonic_ns()
-        self._streaming = values.flag("streaming", False)
-        self._with_prompt = not self._streaming and not values.flag("exclude_input_in_output", exclude_input)
+        now = time.monotonic_ns()
+        self._streaming, self._with_prompt = streaming, with_prompt
         self._states = [SequenceState(s.item, s.index, s.request, now) for s in sequences]
         self._wanted = Wanted.of(self.inputs, 1 + max(s.item for s in sequences), len(sequences))
         self._unfinished = len(sequences)
@@ -112,18 +111,21 @@ class EngineProcessModel(ABC):
                 given = json.loads(parameters)
                 self._names.check(given)
                 call.take_timeout(given)
-            if InputValues(call.inputs).flag("stop", False):
+            values = InputValues(call.inputs)
+            if values.flag("stop", False):
                 self._stop(call)
             else:
-                self._start(call)
+                self._start(call, values)
 
-    def _start(self, call: EngineCall) -> None:
-        if InputValues(call.inputs).flag("streaming", False) and not self._decoupled:
+    def _start(self, call: EngineCall, values: InputValues) -> None:
+        streaming = values.flag("streaming", False)
+        if streaming and not self._decoupled:
             raise RequestFailed("streaming is true; this repository was packaged with streaming off")
         sequences = requested_sequences(call.inputs, self._limits)
         if len(sequences) > 1 and not self._decoupled:
             raise RequestFailed("several sequences in one request: this repository was packaged with streaming off")
-        call.begin(sequences, exclude_input=self._exclude_input)
+        with_prompt = not streaming and not values.flag("exclude_input_in_output", self._exclude_input)
+        call.begin(sequences, streaming=streaming, with_prompt=with_prompt)
         if call.request_id:
             self._forget_finished()
             self._calls[call.request_id] = call

@@ -52,8 +52,6 @@ class AdapterFile:
 
         Raises ForgeError if it does not fit.
         """
-        self._directory = directory
-        self._scaled = scaled
         self._path = weights_file(directory)
         self._pairs = _pairs(self._path)
         for (layer, module), pair in self._pairs.items():
@@ -71,6 +69,8 @@ class AdapterFile:
                     f"the model has {layers} layers with {out} outputs, {inputs} inputs and ranks up to {rank}",
                     hint=_HINT,
                 )
+        ranks = {pair.rank for pair in self._pairs.values()}
+        self._scales = {each: 1.0 if scaled else adapter_scale(directory, each) for each in ranks}
 
     def read(self, layer: int, part: Part, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """A (rank, inputs) and B (rank, outputs), scaled, of this rank; None if the adapter leaves the module alone.
@@ -82,8 +82,7 @@ class AdapterFile:
             return None
         with RowReader() as reader:
             a, b = read_tensor(reader, pair.a).float(), read_tensor(reader, pair.b).float()
-        scale = 1.0 if self._scaled else adapter_scale(self._directory, pair.rank)
-        a, b = a.to(dtype), (b * scale).to(dtype)
+        a, b = a.to(dtype), (b * self._scales[pair.rank]).to(dtype)
         if not (all_finite(a) and all_finite(b)):
             raise ForgeError(
                 f"{self._path}: {part.module} of layer {layer} has numbers that are not finite in "
