@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trtforge.runtime.native.bindings import Int8Layer, Native, native, pack_int8
+from trtforge.runtime.native.bindings import Int8Layer, Native, PagedHeads, PagedRows, native, pack_int8
 from trtforge.runtime.native.delta_rule import delta_tokens
 from trtforge.runtime.native.experts import Experts, Routes, mix, route
 from trtforge.runtime.native.float32 import linear
@@ -38,6 +38,31 @@ def test_released_threads_end_and_come_again() -> None:
         assert tasks() <= computing - 2
         assert torch.equal(kernels.rms_norm(x, weight, 1e-5), expected)
         assert tasks() >= computing
+    finally:
+        torch.set_num_threads(before)
+        release_threads(kernels)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 3, 24])
+def test_attention_does_not_depend_on_which_thread_computes_a_row(dtype: torch.dtype, rows: int) -> None:
+    """A thread that is done takes rows of others, or ranges of tokens: another time other ones."""
+    kernels = native()
+    assert kernels is not None, "these machines have a C++ compiler"
+    before = torch.get_num_threads()
+    torch.manual_seed(0)
+    lengths = torch.arange(rows) * 7 + 90
+    tables = torch.arange(rows * 20).view(rows, 20)
+    storage = torch.randn(rows * 20, 16, 4, 64).to(dtype)
+    queries, how = torch.randn(rows, 12, 64).to(dtype), PagedHeads(8, 2, 64, 4, 0.125)
+    torch.set_num_threads(3)
+    try:
+        made = []
+        for _ in range(200):
+            out = torch.empty(rows, 8 * 64, dtype=dtype)
+            kernels.attend(queries, PagedRows(tables, lengths, 16), storage, 1.0, how, out)
+            made.append(out)
+        assert all(torch.equal(each, made[0]) for each in made)
     finally:
         torch.set_num_threads(before)
         release_threads(kernels)

@@ -31,7 +31,7 @@ static void cap_scores(float* scores, int64_t count, float cap) {
 constexpr int64_t CHUNK = 64;             // most tokens whose scores are computed before their values are added
 constexpr int64_t CHUNK_BYTES = 1 << 18;  // most of their slots, as two chunks are to stay in the second-level cache
 constexpr int64_t AT_ONCE = 4;            // query heads
-constexpr int64_t LEAST = 16;             // tokens that are worth a thread's while, and that it begins with
+constexpr int64_t LEAST = 16;             // tokens that are worth a thread's while, and that its part begins with
 
 template <typename C>
 static inline Seen<C> seen_by(const Paged& p, int64_t row) {
@@ -173,16 +173,18 @@ struct Ranges {
     }
 };
 
-// `begins`: the thread has fetched nothing yet. `next`: the range that it computes after this one, or -1.
+// `first`: the range is the first of a thread's part, whoever computes it: sums must not depend on that. `begins`: the
+// thread has fetched nothing yet. `next`: the range that it computes after this one, or -1.
 template <class Way>
-static void attend_range(const Ranges& ranges, int64_t index, bool begins, int64_t next, Memory& memory, Found& found) {
+static void attend_range(const Ranges& ranges, int64_t index, bool first, bool begins, int64_t next, Memory& memory,
+                         Found& found) {
     using Cached = typename Way::Cached;
     using Tokens = Seen<Cached>;
     const Rows& p = ranges.p;
     const Tokens tokens = ranges.at<Cached>(index);
     const Tokens after = next < 0 ? tokens.part(tokens.length, 0) : ranges.at<Cached>(next);
     const int64_t chunk = std::clamp(CHUNK_BYTES / int64_t(tokens.pitch * sizeof(Cached)) / LEAST * LEAST, LEAST, CHUNK);
-    Tokens now = tokens.part(tokens.first, begins ? LEAST : chunk);
+    Tokens now = tokens.part(tokens.first, first ? LEAST : chunk);
     if (begins) Fetch<Cached>(now, 1).advance(attention::WHOLE);
     found.start(p.heads, p.size);
     Row<Way> row(p, index / ranges.each, memory, found);
@@ -206,7 +208,8 @@ static void attend_all(const Rows& p) {
         bool begins = true;
         member.each(ranges.count(), [&](int64_t i) {
             Found& own = ranges.each > 1 ? found[i] : memory.found;
-            attend_range<Way>(ranges, i, begins, i + 1 < end ? i + 1 : -1, memory, own);
+            const bool first = i == member.first_of(member.part_of(i, ranges.count()), ranges.count());
+            attend_range<Way>(ranges, i, first, begins, i + 1 < end ? i + 1 : -1, memory, own);
             begins = false;
             if (ranges.each > 1) return;
             for (int64_t head = 0; head < p.heads; ++head) finish<Way>(p, i, head, &own, 1);

@@ -50,6 +50,9 @@ struct Member {
     // Where a thread's part of `each` begins.
     int64_t first_of(int64_t part, int64_t count) const { return part * count / size; }
 
+    // The part that has item i.
+    int64_t part_of(int64_t i, int64_t count) const { return ((i + 1) * size - 1) / count; }
+
     // As `each`, the first ones first on all threads.
     template <class F>
     void each_in_order(int64_t count, F f) {
