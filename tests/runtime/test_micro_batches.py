@@ -11,7 +11,15 @@ from trtforge.runtime.scheduling.batch import Step
 Computed = list[tuple[int, int, int, bool]]
 ZERO = np.zeros(1, dtype=np.int64)
 TWO_TOKENS = Step(
-    ZERO, ZERO + 2, ZERO, np.arange(3).reshape(1, 3), np.arange(2), 7, np.array([1, 2]), window_copies=np.array([3, 4])
+    ZERO,
+    ZERO + 2,
+    ZERO,
+    np.arange(3).reshape(1, 3),
+    np.arange(2),
+    7,
+    np.array([1, 2]),
+    window_copies=np.array([3, 4]),
+    candidates=20,
 )
 """A prompt that is too short to be cut."""
 
@@ -29,7 +37,7 @@ def steps(draw: st.DrawFn) -> Step:
     tokens = np.arange(counts.sum(), dtype=np.int64)
     adapters = np.arange(rows, dtype=np.int64) if draw(st.booleans()) else np.zeros(0, dtype=np.int64)
     windows = tables + 1000 if draw(st.booleans()) else tables[:0]
-    return Step(starts, counts, wanted, tables, tokens, 7, np.array([1, 2]), adapters, windows, np.array([3, 4]))
+    return Step(starts, counts, wanted, tables, tokens, 7, np.array([1, 2]), adapters, windows, np.array([3, 4]), 20)
 
 
 def computed(step: Step) -> Computed:
@@ -52,7 +60,7 @@ def test_parts_compute_the_tokens_of_the_step_in_their_order(step: Step, stages:
     assert [part.window_copies.tolist() for part in parts] == ([[3, 4]] if len(parts) == 1 else [[]] * len(parts))
     adapters = {int(row[0]): int(task) for row, task in zip(step.tables, step.adapters, strict=False)}
     for part in parts:
-        assert part.length == 7
+        assert (part.length, part.candidates) == (7, 20)
         assert part.window_tables.tolist() == (part.tables + 1000).tolist()[: len(part.window_tables)]
         assert bool(len(part.window_tables)) is bool(len(step.window_tables))
         singles = part.generation_rows

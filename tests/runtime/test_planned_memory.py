@@ -18,6 +18,8 @@ from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import rank_file, read_checkpoint_config
 from trtforge.machine.host import Host
 from trtforge.machine.processor import Processor
+from trtforge.models import kernels as kernel_choice
+from trtforge.models.kernels import screen_bytes
 from trtforge.runtime.engine import Engine
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.linears.int8 import multiplies_int8
@@ -89,6 +91,23 @@ def test_weights_and_pool_of_a_loaded_engine(
 def _compare(model: RankModel, weights: int, pool: int) -> None:
     assert kept(model._decoder) == pytest.approx(weights, rel=CLOSE)
     assert kept(model._cache) == pool
+
+
+@pytest.mark.parametrize(("dtype", "tp"), [("float32", 1), ("bfloat16", 1), ("bfloat16", 2)])
+def test_what_screens_a_large_lm_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, tp: int) -> None:
+    monkeypatch.setattr(kernel_choice, "_SCREENED_BYTES", 0)
+    llama = write_llama(tmp_path / "llama", vocab_size=8192)
+    asked = recipe(llama, parallel={"tp": tp}, engine={"compute_dtype": dtype})
+    found = planned(asked)
+    assert found.memory is not None
+    ranks = ThreadRanks(open_engine(build(asked, tmp_path / "out")), found.memory.kv_tokens // BLOCK)
+    try:
+        for model in ranks.models:
+            assert kept(model._decoder) == pytest.approx(found.memory.stages[0].weights, rel=CLOSE)
+            assert model._decoder.head is not None
+            assert kept(model._decoder.head._screened) == screen_bytes(8192 // tp, 256) + 2 * 8192 // tp * 256
+    finally:
+        ranks.close()
 
 
 def test_layers_that_a_recipe_leaves_unquantised(llama: Path, tmp_path: Path) -> None:

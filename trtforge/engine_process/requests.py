@@ -82,6 +82,13 @@ class SamplingParams:
         return self.greedy and not self._alters
 
     @property
+    def candidates(self) -> int:
+        """Among how many of the most likely tokens the next one is, by the unmodified logits; 0 for all."""
+        if self._alters or self.prompt_log_probs:
+            return 0
+        return 1 if self.greedy else self.top_k or 0
+
+    @property
     def _alters(self) -> bool:
         """Whether logits are modified but for the temperature, or log probabilities are wanted."""
         return self.penalises or self.min_tokens > 0 or len(self.embedding_bias) > 0 or self.return_log_probs

@@ -91,6 +91,19 @@ def suits_tiles(outputs: int, inputs: int) -> bool:
     return outputs % TILE_OUTPUTS == 0 and inputs % TILE_INPUTS == 0
 
 
+_SCREENED_BYTES = 32 << 20
+"""Of an LM head in 16 bits that is screened; the caches of processors keep much of smaller ones."""
+
+
+def screen_bytes(outputs: int, inputs: int) -> int:
+    """Bytes of what screens the tokens of an LM head on the CPU (runtime.native.screened), beside the weights: codes of
+    8 bits, and a scale and an error for each output. 0 for LM heads that are too small for that.
+    """
+    if not suits_cpu(outputs, inputs) or 2 * outputs * inputs < _SCREENED_BYTES:
+        return 0
+    return outputs * (inputs + 2 * FLOAT32_BYTES)
+
+
 def kernel_of_size(name: KernelName, outputs: int, inputs: int, group_size: int) -> KernelName:
     """The kernel that computes a layer of this size where `name` is wanted. `group_size`: of INT4 weights."""
     suits = suits_tiles(outputs, inputs) if name.endswith("_packed_cuda") else suits_cpu(outputs, inputs)

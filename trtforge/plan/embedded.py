@@ -23,6 +23,7 @@ from trtforge.models.kernels import (
     kernel_for,
     kernel_of_size,
     plain_kernel,
+    screen_bytes,
 )
 from trtforge.plan.budget import other_formats
 from trtforge.plan.drafting import Target
@@ -39,13 +40,15 @@ from trtforge.plan.weights import Matrix, RankWeights
 @dataclass(frozen=True)
 class Embedded:
     """How the embedded engine computes. `kernel`: that of the quantised linear layers; `fp8`: of those in FP8, if
-    precision is mixed; `plain`: of those that are not quantised."""
+    precision is mixed; `plain`: of those that are not quantised. `screens`: whether the tokens of large LM heads are
+    screened."""
 
     device: UsableDevice
     compute_dtype: ModelDtype
     kernel: KernelName
     fp8: KernelName = "fp8_dense"
     plain: KernelName = "dense"
+    screens: bool = False
 
     @classmethod
     def of(cls, request: Request, processor: Processor) -> "Embedded":
@@ -57,12 +60,14 @@ class Embedded:
         name = WEIGHTS[request.quant].name
         native, sm = processor.kernels, TRITON_SM if request.gpu is None else request.gpu.sm
         choose = partial(kernel_for, vnni=processor.vnni, native=native, sm=sm)
+        plain = plain_kernel(request.dtype, device, dtype, native=native)
         return cls(
             device,
             dtype,
             choose(name, request.group_size, device, dtype),
             choose("fp8", request.group_size, device, dtype),
-            plain_kernel(request.dtype, device, dtype, native=native),
+            plain,
+            screens=device == "cpu" and native and (dtype == "bfloat16" or plain == "plain_native_cpu"),
         )
 
     def as_json(self) -> dict[str, str]:
@@ -128,7 +133,8 @@ class Embedded:
         if matrix.exact:
             return matrix.weights * matrix.itemsize
         kept = self._kept("none", matrix, 1)
-        return matrix.count * kept.nbytes(matrix.out, matrix.inputs, self.compute_dtype, 1, prescaled=False)
+        screen = screen_bytes(matrix.out, matrix.inputs) if matrix.head and self.screens else 0
+        return matrix.count * kept.nbytes(matrix.out, matrix.inputs, self.compute_dtype, 1, prescaled=False) + screen
 
     def _draft(self, weights: RankWeights) -> int:
         """Bytes of the weights of a draft model that is not quantised, on one rank."""

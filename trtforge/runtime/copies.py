@@ -32,6 +32,8 @@ class Copies:
         if alone:
             return False
         self._of.setdefault(original, []).append(copy)
+        both = original.candidates, copy.candidates
+        original.candidates = max(both) if all(both) else 0  # its first logits are those of the copies
         return True
 
     def joined(self, sampling: list[tuple[Row, int]], scheduler: Scheduler) -> list[tuple[Row, int]]:

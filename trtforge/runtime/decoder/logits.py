@@ -5,11 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trtforge.models.kernels import screen_bytes
 from trtforge.runtime.architecture.layout import FINAL_NORM, LM_HEAD
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.cuda.fused import fused_for
 from trtforge.runtime.decoder.loader import Loader
-from trtforge.runtime.linears.linear import GpuMatrix
+from trtforge.runtime.linears.linear import GpuMatrix, Linear, NativeMatrix
+from trtforge.runtime.native.screened import Screened
 
 
 class Head:
@@ -19,14 +21,28 @@ class Head:
         self._norm = loader.norm(FINAL_NORM) if loader.spec.final_norm else None
         self.linear = linear = loader.linear(LM_HEAD)
         alone = loader.spec.tp == 1 and loader.spec.pp == 1
-        self._multiply = linear.unrounded if alone and isinstance(linear, GpuMatrix) else linear
+        self._screened = _screened(linear, loader.linears[LM_HEAD].inputs)
+        self._multiply = self._screened or (linear.unrounded if alone and isinstance(linear, GpuMatrix) else linear)
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return self._multiply(self.normed(hidden))
 
+    def need(self, candidates: int) -> None:
+        """From now on the logits of so many of the most likely tokens of a row must be right, 0 for all: of others only
+        that they are less likely. Recorded steps follow it."""
+        if self._screened is not None:
+            self._screened.need(candidates)
+
     def normed(self, hidden: Tensor) -> Tensor:
         """What the LM head reads."""
         return hidden if self._norm is None else self._norm(hidden)
+
+
+def _screened(linear: Linear, inputs: int) -> Screened | None:
+    """A large LM head on the CPU with what screens its tokens."""
+    if not isinstance(linear, NativeMatrix) or not screen_bytes(linear.layer.outputs, inputs):
+        return None
+    return Screened(linear.kernels, linear.layer, inputs, by_products=linear.by_products)
 
 
 def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:

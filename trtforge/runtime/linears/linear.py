@@ -126,9 +126,9 @@ def matrix(weight: Tensor, bias: Tensor | None = None) -> Linear:
         return _float32_matrix(kernels, weight, bias)
     if weight.device.type == "cpu" and weight.dtype is torch.bfloat16:
         if kernels is not None and kernels.takes(weight):
-            return _native_matrix(kernels, weight, bias)
+            return native_matrix(kernels, weight, bias, by_products=True)
         if kernels is not None and not kernels.multiplies and suits_cpu(*weight.shape):
-            return expanded_matrix(kernels, weight, bias)
+            return native_matrix(kernels, weight, bias, by_products=False)
         if _has_onednn_bfloat16():
             reordered = torch.ops.mkldnn._reorder_linear_weight(weight)
             return lambda x: _onednn(x, reordered, bias)
@@ -161,15 +161,25 @@ class GpuMatrix:
         return y if self.bias is None else y.add_(self.bias)
 
 
-def _native_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Linear:
-    packed, outputs, vector = pack_bfloat16(weight), len(weight), float_bias(bias)
-    return lambda x: kernels.linear(x, packed, vector, outputs)
+@dataclass(frozen=True)
+class NativeMatrix:
+    """y = x W^T + b of weights in 16 bits by the CPU kernels, as `ExpandedLayer` has them. `by_products`: by those that
+    multiply bfloat16 as it is, not by those that expand weights in the cache."""
+
+    kernels: Native
+    layer: ExpandedLayer
+    by_products: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.by_products:
+            return self.kernels.linear(x, self.layer.weight, self.layer.bias, self.layer.outputs)
+        return linear_expanded(self.kernels, x, self.layer)
 
 
-def expanded_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Linear:
-    """y = x W^T + b of weights whose type is in EXPANDED: the kernels expand them to float32 in the cache."""
+def native_matrix(kernels: Native, weight: Tensor, bias: Tensor | None, *, by_products: bool) -> NativeMatrix:
+    """y = x W^T + b of weights whose type is in EXPANDED, or of bfloat16 `by_products`."""
     layer = ExpandedLayer(EXPANDED[weight.dtype], pack_bfloat16(weight), len(weight), bias=float_bias(bias))
-    return lambda x: linear_expanded(kernels, x, layer)
+    return NativeMatrix(kernels, layer, by_products)
 
 
 def _float32_matrix(kernels: Native, weight: Tensor, bias: Tensor | None) -> Linear:

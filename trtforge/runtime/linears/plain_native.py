@@ -10,9 +10,9 @@ from trtforge.runtime.linears.linear import (
     Linear,
     Placement,
     Stored,
-    expanded_matrix,
     load_bias,
     matrix,
+    native_matrix,
     with_bias,
 )
 from trtforge.runtime.linears.weights import Weights
@@ -33,4 +33,4 @@ class PlainNative:
         kernels = native_for(place.device, place.dtype)
         if kernels is None or weight.dtype not in EXPANDED or not suits_cpu(*shape):
             return matrix(weight.to(place.device, place.dtype), vector)
-        return expanded_matrix(kernels, weight, vector)
+        return native_matrix(kernels, weight, vector, by_products=False)

@@ -46,6 +46,16 @@ class ExpandedLinear(ctypes.Structure):
     )
 
 
+class ScreenedLinear(ctypes.Structure):
+    """`ScreenedLinear` of source/linears.h."""
+
+    _fields_ = (
+        *((name, _pointer) for name in ("x", "weight", "bias", "codes", "scales")),
+        *((name, _pointer) for name in ("errors", "y", "most", "pause")),
+        *((name, _integer) for name in ("rows", "inputs", "outputs", "format", "by_products")),
+    )
+
+
 class AnyNorm(ctypes.Structure):
     """`Norm` of source/norms.cpp."""
 
@@ -245,6 +255,8 @@ ARGUMENTS: dict[str, Sequence[object]] = {
     "linear_int8": (_integer, _pointer),
     "linear_float32": (_pointer,),
     "linear_expanded": (_integer, _pointer),
+    "linear_screened": (_integer, _pointer),
+    "screen": (_integer, *(_pointer,) * 4, _integer, _integer),
     "norm": (_integer, _integer, _integer, _pointer),
     "activate": (_integer, _integer, _pointer, _pointer, _integer),
     "sum_ranks": (_integer, _pointer, _integer, _pointer, _pointer, _integer, _integer),
@@ -297,6 +309,7 @@ RECORDED = (
     "linear_expanded",
     "project_heads",
     "copy_heads",
+    "linear_screened",
 )
 """The kernels that `replay` calls, as source/calls.h numbers them."""
 ROWS: dict[str, int | tuple[int, str]] = {
@@ -326,6 +339,7 @@ ROWS: dict[str, int | tuple[int, str]] = {
     "linear_expanded": (1, "rows"),
     "project_heads": (1, "rows"),
     "copy_heads": 2,
+    "linear_screened": (1, "rows"),
 }
 """Which argument of a recorded kernel, or which field of one, is its number of rows or a multiple of that."""
 

@@ -220,6 +220,8 @@ class RankModel:
                 layer.fill(block_index, part)
         found = []
         self._order = None
+        if self._decoder.head is not None:
+            self._decoder.head.need(step.candidates)
         for part in self._parts(step):
             if self.adapters is not None:
                 self.adapters.begin(part)

@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from trtforge.runtime.scheduling.rows import Row
+from trtforge.runtime.scheduling.rows import Row, candidates_of
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
 Ints = npt.NDArray[np.int64]
-HEADER = 10
+HEADER = 11
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Step:
     `copies`: blocks to copy first, as pairs (from, to) one after another; all are read before any is written.
     `adapters`: the task id of each row's LoRA adapter, 0 without one; empty if no row has one.
     `window_tables`, `window_copies`: as `tables` and `copies`, for layers with windows that have blocks of their own.
+    `candidates`: of how many of the most likely tokens the logits must be right, in every row; 0 for all.
     """
 
     starts: Ints
@@ -38,6 +39,7 @@ class Step:
     adapters: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     window_tables: Ints = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     window_copies: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    candidates: int = 0
 
     @classmethod
     def of_rows(
@@ -61,41 +63,40 @@ class Step:
                 tokens.extend(row.sequence.tokens[row.start : row.start + row.count])
         if any(row.drafts for row in rows):
             each = np.array([1 + len(row.drafts) for row in rows], dtype=np.int64)
-            firsts = np.repeat(each.cumsum() - each, each)
-            starts = np.repeat(starts, each) + np.arange(each.sum()) - firsts
+            starts = np.arange(each.sum()) - np.repeat(each.cumsum() - each - starts, each)
             counts, wanted, tables = (np.repeat(values, each, axis=0) for values in (counts, wanted, tables))
             adapters = np.repeat(adapters, each) if adapted else adapters
+        found = starts, counts, wanted, tables, np.array(tokens, dtype=np.int64)
         pairs = np.array(copies, dtype=np.int64).reshape(-1)
-        step = cls(starts, counts, wanted, tables, np.array(tokens, dtype=np.int64), 0, pairs, adapters)
+        step = cls(*found, candidates=candidates_of(rows), copies=pairs, adapters=adapters)
         if windows is None:
             return step
         window_copies = np.array(windows.take_copies(), dtype=np.int64).reshape(-1)
         return replace(step, window_tables=windows.numbers[tables], window_copies=window_copies)
 
     def encode(self) -> Ints:
-        """The step as one array: its length, table columns, `length`, then the lengths of all fields, then these."""
+        """The step as one array: its length, table columns and other numbers, the lengths of all fields, then these."""
         fields = [self.starts, self.counts, self.wanted, self.tables.reshape(-1), self.tokens, self.copies]
         fields += [self.adapters, self.window_tables.reshape(-1), self.window_copies]
         sizes = [len(each) for each in fields[2:]]  # as many starts and counts as are wanted
-        header = [HEADER + 2 * len(self.starts) + sum(sizes), self.tables.shape[1], self.length, *sizes]
-        return np.concatenate([np.array(header, dtype=np.int64), *fields])
+        numbers = HEADER + 2 * len(self.starts) + sum(sizes), self.tables.shape[1], self.length, self.candidates
+        return np.concatenate([np.array([*numbers, *sizes], dtype=np.int64), *fields])
 
     @classmethod
     def decode(cls, values: Ints) -> "Step":
         """The inverse of `encode`; `values` may be longer than the step."""
-        _, columns, length, *sizes = (int(value) for value in values[:HEADER])
+        _, columns, length, candidates, *sizes = (int(value) for value in values[:HEADER])
         ends = np.cumsum([HEADER, sizes[0], sizes[0], *sizes])
         fields = [values[a:b] for a, b in pairwise(ends)]
         starts, counts, wanted, tables, tokens, copies, adapters, windows, pairs = fields
         tables, windows = tables.reshape(-1, columns), windows.reshape(-1, columns)
-        return cls(starts, counts, wanted, tables, tokens, length, copies, adapters, windows, pairs)
+        return cls(starts, counts, wanted, tables, tokens, length, copies, adapters, windows, pairs, candidates)
 
     @property
     def windowed(self) -> "Step | None":
         """The step as layers with windows see it; None if they have no blocks of their own."""
-        if not len(self.window_tables):
-            return None
-        return replace(self, tables=self.window_tables, window_tables=self.window_tables[:0])
+        own = self.window_tables
+        return replace(self, tables=own, window_tables=own[:0]) if len(own) else None
 
     @property
     def generation_rows(self) -> int:

@@ -38,6 +38,17 @@ def context_tokens(rows: Rows[Row]) -> int:
     return sum(row.count for row in rows if row.count > 1)
 
 
+def candidates_of(rows: Rows[Row]) -> int:
+    """Of how many of the most likely tokens the logits must be right, in every row that has logits; 0 for all."""
+    most = 0
+    for row in rows:
+        if row.samples or row.scores or row.drafts:
+            if row.scores or not row.sequence.candidates:
+                return 0
+            most = max(most, row.sequence.candidates)
+    return most
+
+
 def sampling_rows(rows: Rows[Row]) -> list[tuple[Row, int]]:
     """The rows of a step that sample, each with the index of the logits after its last token that is no draft.
 

@@ -45,9 +45,10 @@ class Group:
 @dataclass(eq=False, slots=True)
 class Sequence:
     """Mutable state, owned by the engine's thread. `order`: order of arrival; `limit`: maximum length of prompt and
-    output; `plain`: sampling is the argmax of the unmodified logits; `draft`: proposed next tokens; `begun`: it
-    is running, or was and is paused; `scored`: tokens of the prompt whose logits were used; `context_logits`,
-    `generation_logits`: those that were not handed out yet.
+    output; `plain`: sampling is the argmax of the unmodified logits; `candidates`: of how many of the most likely
+    tokens its logits must be right, 0 for all; `draft`: proposed next tokens; `begun`: it is running, or was and is
+    paused; `scored`: tokens of the prompt whose logits were used; `context_logits`, `generation_logits`: those that
+    were not handed out yet.
 
     The keys and values of the first `computed` tokens are in the cache; the others, which include the last generated
     token, are still to be computed.
@@ -59,6 +60,7 @@ class Sequence:
     on_output: Callable[[Output], None]
     tokens: list[int]
     plain: bool
+    candidates: int
     computed: int = 0
     draft: Draft = Draft()
     drafted: int = 0
@@ -84,7 +86,7 @@ class Sequence:
         """A new sequence; its output is clipped so that prompt and output fit `max_seq_len`."""
         limit = min(len(request.prompt) + request.max_tokens, max_seq_len)
         plain = request.sampling.plain and not request.bad_words
-        sequence = cls(request, order, limit, on_output, list(request.prompt), plain)
+        sequence = cls(request, order, limit, on_output, list(request.prompt), plain, _candidates(request))
         sequence.table = BlockTable(salt=sequence.salt)
         return sequence
 
@@ -225,3 +227,10 @@ class Sequence:
             and tuple(self.tokens[len(self.tokens) + 1 - len(word) :]) == word[:-1]
             for word in self.request.stop_words
         )
+
+
+def _candidates(request: GenerationRequest) -> int:
+    """See `Sequence.candidates`."""
+    whole = request.guide is not None or request.bad_words or request.context_logits or request.generation_logits
+    searches = request.beams is not None and request.beams.width > 1
+    return 0 if whole or searches else request.sampling.candidates

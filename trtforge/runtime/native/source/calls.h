@@ -29,6 +29,7 @@ EXPORT void paged_attention(int64_t, int64_t, const attention::Paged*);
 EXPORT void add_adapters(int64_t, const Adapters*);
 EXPORT void linear_float32(const FloatLinear*);
 EXPORT void linear_expanded(int64_t, const ExpandedLinear*);
+EXPORT void linear_screened(int64_t, const ScreenedLinear*);
 EXPORT void norm(int64_t, int64_t, int64_t, const Norm*);
 EXPORT void activate(int64_t, int64_t, const void*, void*, int64_t);
 EXPORT void sum_ranks(int64_t, void*, int64_t, const void*, void*, int64_t, int64_t);
@@ -75,6 +76,7 @@ enum Kernel : int64_t {
     LINEAR_EXPANDED,
     PROJECT_HEADS,
     COPY_HEADS,
+    LINEAR_SCREENED,
 };
 
 // An argument is its bytes.

@@ -61,3 +61,19 @@ struct ExpandedLinear {
     int64_t rows, inputs, outputs, group, format, kind;
     float factor, activation_scale;
 };
+
+// y (rows, outputs) = x (rows, inputs) W^T + bias of weights in 16 bits, of which only the largest numbers of each row need be
+// right: `most` of them, 0 for all. What `screen` made of the weights says which tiles may have them. `pause`: see
+// `linear_screened`; `by_products`: whether `linear_bfloat16` takes the weights, else `linear_expanded` with `format`.
+struct ScreenedLinear {
+    const void* x;
+    const void* weight;
+    const float* bias;
+    const int8_t* codes;
+    const float* scales;
+    const float* errors;
+    void* y;
+    const int64_t* most;
+    int64_t* pause;
+    int64_t rows, inputs, outputs, format, by_products;
+};

@@ -34,6 +34,7 @@ EXPORT void replay(const Call* calls, int64_t count) {
             case LOOKUP: run(lookup, given); break;
             case PROJECT_HEADS: run(project_heads, given); break;
             case COPY_HEADS: run(copy_heads, given); break;
+            case LINEAR_SCREENED: run(linear_screened, given); break;
 #if defined(__AVX512BW__)
             case LINEAR_BFLOAT16: run(linear_bfloat16, given); break;
             case LINEAR_INT4: run(linear_int4, given); break;

@@ -1,0 +1,191 @@
+"""LM heads that are screened: the likely tokens' logits are those of the whole product, whatever the weights are."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
+from tests.runtime.kernel_levels import LEVELS, kernels_at
+from tests.runtime.test_speculation import NGRAMS, KeptRanks
+from trtforge.core.features import FeaturesConfig
+from trtforge.engine_process.requests import BeamParams, GenerationRequest, SamplingParams
+from trtforge.models import kernels as kernel_choice
+from trtforge.runtime.decoder.logits import Head
+from trtforge.runtime.drafting import NgramDrafter
+from trtforge.runtime.engine import Engine, EngineOptions
+from trtforge.runtime.generate import generate_with
+from trtforge.runtime.linears.linear import NativeMatrix, native_matrix
+from trtforge.runtime.native.screened import Screened
+from trtforge.runtime.ranks.source import Source, open_engine
+
+CASES = [
+    (level, dtype, weights, by_products)
+    for level in LEVELS
+    for dtype in (torch.float32, torch.bfloat16)
+    for weights in (torch.bfloat16, torch.float16)
+    for by_products in (False, True)
+    if not by_products or (dtype is weights is torch.bfloat16 and kernels_at(level).multiplies)
+]
+
+
+def screened(exact: NativeMatrix, inputs: int) -> Screened:
+    return Screened(exact.kernels, exact.layer, inputs, by_products=exact.by_products)
+
+
+def require_largest(made: Tensor, exact: Tensor, most: int) -> None:
+    """The largest of each row, and what equals the last of them, are exact; the others are smaller."""
+    for own, right in zip(made.float(), exact.float(), strict=True):
+        largest = right >= right.topk(min(most, len(right))).values[-1]
+        assert torch.equal(own[largest], right[largest])
+        assert bool((own[~largest] < right[largest].min()).all())
+
+
+@pytest.mark.parametrize(("level", "dtype", "weights", "by_products"), CASES)
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    tiles=st.integers(1, 80),
+    inputs=st.sampled_from([16, 48, 64, 256, 320]),
+    most=st.sampled_from([1, 2, 20, 64]),
+    spread=st.sampled_from([0.0, 1.0, 3.0]),
+    outlier=st.sampled_from([0.0, 1.0, 300.0]),
+    equal=st.integers(0, 5),
+    biased=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_the_largest_products_are_those_of_the_layer(
+    level: str, dtype: torch.dtype, weights: torch.dtype, by_products: bool, rows: int, tiles: int, inputs: int,
+    most: int, spread: float, outlier: float, equal: int, biased: bool, seed: int,
+) -> None:  # fmt: skip
+    """`spread`: of the lengths of the rows, in powers of e; `outlier`: a weight of each row, and an input; `equal` rows
+    are the same."""
+    generator, outputs = torch.Generator().manual_seed(seed), tiles * 32
+    values = torch.randn(outputs, inputs, generator=generator)
+    values *= torch.randn(outputs, 1, generator=generator).mul(spread).exp()
+    values[:, 3] += outlier * torch.randn(outputs, generator=generator)
+    values[torch.randint(outputs, (equal,), generator=generator)] = values[0].clone()
+    x = torch.randn(rows, inputs, generator=generator)
+    x[:, 3] += outlier
+    bias = torch.randn(outputs, generator=generator) if biased else None
+    exact = native_matrix(kernels_at(level), values.to(weights), bias, by_products=by_products)
+    head, x = screened(exact, inputs), x.to(dtype)
+    expected = exact(x)
+    for _ in range(2):
+        assert torch.equal(head(x), expected)
+        head.need(most)
+        require_largest(head(x), expected, most)
+        head.need(0)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_few_tiles_are_computed_of_a_large_vocabulary(level: str) -> None:
+    """Elsewhere the products are those of the codes, which are near."""
+    torch.manual_seed(0)
+    exact = native_matrix(kernels_at(level), torch.randn(32 * 500, 256).bfloat16(), None, by_products=False)
+    head, x = screened(exact, 256), torch.randn(1, 256).bfloat16()
+    head.need(1)
+    made, expected = head(x).float(), exact(x).float()
+    require_largest(made, expected, 1)
+    assert 0.02 < float((made == expected).float().mean()) < 0.6
+    assert float((made - expected).abs().max()) < 0.02 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("what", ["zeros", "not a number", "infinite"])
+def test_inputs_that_tell_nothing_give_the_whole_product(level: str, what: str) -> None:
+    torch.manual_seed(0)
+    exact = native_matrix(kernels_at(level), torch.randn(32 * 40, 64).bfloat16(), None, by_products=False)
+    head, x = screened(exact, 64), torch.randn(2, 64).bfloat16()
+    x[1, 5] = {"zeros": 0.0, "not a number": float("nan"), "infinite": float("inf")}[what]
+    x = x * 0 if what == "zeros" else x
+    head.need(1)
+    for _ in range(5):  # some of them while no product is screened
+        torch.testing.assert_close(head(x), exact(x), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_weights_that_codes_cannot_hold_are_always_computed(level: str) -> None:
+    """Infinite ones, and such as are smaller than any code."""
+    torch.manual_seed(0)
+    values = torch.randn(32 * 40, 64).bfloat16()
+    values[70, 3], values[100] = float("inf"), 0.0
+    values[200] *= 1e-35
+    exact = native_matrix(kernels_at(level), values, None, by_products=False)
+    head, x = screened(exact, 64), torch.randn(1, 64).bfloat16().abs()
+    head.need(1)
+    made, expected = head(x).float(), exact(x).float()
+    assert made[0, 70] == expected[0, 70] == float("inf")
+    assert int(made.argmax()) == 70
+
+
+CHOICES = {
+    "greedy": SamplingParams(),
+    "few": SamplingParams(top_k=5, temperature=0.7, seed=3),
+    "few of few": SamplingParams(top_k=20, top_p=0.8, temperature=1.4, seed=1),
+    "all": SamplingParams(top_p=0.9, temperature=1.2, seed=2),
+    "scored": SamplingParams(return_log_probs=True, top_log_probs=3),
+    "scored prompt": SamplingParams(prompt_log_probs=True),
+    "penalised": SamplingParams(repetition_penalty=1.3),
+    "not yet": SamplingParams(min_tokens=4),
+    "biased": SamplingParams(embedding_bias=tuple(float(token % 7) for token in range(4096))),
+}
+
+
+def asked(prompts: list[list[int]]) -> list[list[GenerationRequest]]:
+    """Requests that read many or few logits, by themselves, and together. Ids become their places."""
+    alone = [
+        GenerationRequest(f"{name} {index}", tuple(prompts[index]), 10, sampling, end_ids=(7,))
+        for index, (name, sampling) in enumerate(CHOICES.items(), start=-1)
+    ]
+    first = GenerationRequest("first", tuple(prompts[3]), 6, CHOICES["greedy"])
+    copy = replace(first, sampling=CHOICES["scored"], copy_of="0")
+    others = [
+        replace(first, bad_words=((5,), (9,))),
+        replace(first, generation_logits=True),
+        replace(first, context_logits=True),
+        replace(first, beams=BeamParams(3, 2)),
+        replace(first, prompt=(5, 6, 7, 8) * 6, max_tokens=20),
+    ]
+    return [*([each] for each in (*alone, *others)), [first, copy], [first, copy, *alone, *others]]
+
+
+@contextmanager
+def ranks_of(source: Source) -> Iterator[KeptRanks]:
+    ranks = KeptRanks(source, 200)
+    yield ranks
+    ranks.end()
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_requests_get_what_they_get_without_a_screen(
+    tp: int, drafts: bool, prompts: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = write_checkpoint(tiny_llama(vocab_size=4096), tmp_path / "checkpoint", Layout(tp=tp))
+    found = open_engine(
+        write_engine(checkpoint, tmp_path / "engine", dtype="bfloat16", max_batch_size=24, max_beam_width=3)
+    )
+    features = FeaturesConfig(context_logits=True, generation_logits=True)
+    source = replace(found, forge=found.forge.model_copy(update={"features": features}))
+    needed: set[int] = set()
+    need = Head.need
+    monkeypatch.setattr(Head, "need", lambda head, most: (needed.add(most), need(head, most))[1])
+    made = []
+    for least in (kernel_choice._SCREENED_BYTES, 0):
+        monkeypatch.setattr(kernel_choice, "_SCREENED_BYTES", least)
+        with ranks_of(source) as ranks:
+            for requests in asked(prompts):
+                drafter = NgramDrafter(NGRAMS) if drafts else None
+                with Engine(source, ranks, EngineOptions(kv_reuse=False), drafter) as engine:  # type: ignore[arg-type]
+                    made.append(generate_with(engine, requests))
+    half = len(made) // 2
+    assert [each.error for some in made for each in some if each.error is not None] == []
+    assert made[half:] == made[:half]
+    assert needed == {0, 1, 5, 20}

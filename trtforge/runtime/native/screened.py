@@ -1,0 +1,62 @@
+"""Products of which only the largest of each row need be right (source/screened.cpp), as those of an LM head.
+
+Codes of 8 bits tell which tokens may be the most likely ones, so that a step reads half as many bytes of a large
+vocabulary; only these tokens are computed, as in Chen et al. 2019 ("Learning to screen for fast softmax inference on
+large vocabulary neural networks", arXiv:1810.12406). Here limits of the codes' errors prove that it is no other token.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trtforge.runtime.native.bindings import TYPES, Native
+from trtforge.runtime.native.expanded import ExpandedLayer
+from trtforge.runtime.native.pages import shared_pages
+from trtforge.runtime.native.structures import FORMATS, ScreenedLinear
+
+
+class Screened:
+    """y = x W^T + b of weights in 16 bits, with what screens the products: W in 8 bits, and its errors.
+
+    `by_products`: whether `Native.linear` computes the layer, else `linear_expanded`.
+    """
+
+    def __init__(self, kernels: Native, layer: ExpandedLayer, inputs: int, *, by_products: bool) -> None:
+        self._kernels = kernels
+        self._layer = layer
+        self._by_products = by_products
+        self._codes = shared_pages((layer.outputs, inputs), torch.int8)
+        self._scales, self._errors = torch.empty(layer.outputs), torch.empty(layer.outputs)
+        self._most = np.zeros(1, dtype=np.int64)
+        self._pause = np.zeros(2, dtype=np.int64)
+        pointers = (tensor.data_ptr() for tensor in (layer.weight, self._codes, self._scales, self._errors))
+        kernels.run("screen", FORMATS.index(layer.format), *pointers, inputs, layer.outputs)
+
+    def need(self, most: int) -> None:
+        """How many of the largest products of a row must be right, 0 for all. Recorded calls follow it too."""
+        self._most[0] = most
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(rows, out) for x (rows, in), in its dtype. The largest products of a row, and what equals them, are those of
+        the layer; all others are smaller, and may be off."""
+        x = x.contiguous()
+        layer = self._layer
+        y = x.new_empty(len(x), layer.outputs)
+        given = ScreenedLinear(
+            x=x.data_ptr(),
+            weight=layer.weight.data_ptr(),
+            bias=None if layer.bias is None else layer.bias.data_ptr(),
+            codes=self._codes.data_ptr(),
+            scales=self._scales.data_ptr(),
+            errors=self._errors.data_ptr(),
+            y=y.data_ptr(),
+            most=self._most.ctypes.data,
+            pause=self._pause.ctypes.data,
+            rows=len(x),
+            inputs=x.shape[1],
+            outputs=layer.outputs,
+            format=FORMATS.index(layer.format),
+            by_products=self._by_products,
+        )
+        self._kernels.run("linear_screened", TYPES[x.dtype], given)
+        return y
