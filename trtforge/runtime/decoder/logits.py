@@ -21,7 +21,7 @@ class Head:
         self._norm = loader.norm(FINAL_NORM) if loader.spec.final_norm else None
         self.linear = linear = loader.linear(LM_HEAD)
         alone = loader.spec.tp == 1 and loader.spec.pp == 1
-        self._screened = _screened(linear, loader.linears[LM_HEAD].inputs)
+        self._screened = _screened(linear, loader.spec)
         self._multiply = self._screened or (linear.unrounded if alone and isinstance(linear, GpuMatrix) else linear)
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -38,11 +38,13 @@ class Head:
         return hidden if self._norm is None else self._norm(hidden)
 
 
-def _screened(linear: Linear, inputs: int) -> Screened | None:
+def _screened(linear: Linear, spec: DecoderSpec) -> Screened | None:
     """A large LM head on the CPU with what screens its tokens."""
-    if not isinstance(linear, NativeMatrix) or not screen_bytes(linear.layer.outputs, inputs):
+    if not isinstance(linear, NativeMatrix) or not screen_bytes(spec.vocab_share, spec.hidden_size):
         return None
-    return Screened(linear.kernels, linear.layer, inputs, by_products=linear.by_products)
+    known = max(0, spec.vocab_size - spec.rank.tp_rank * spec.vocab_share)  # of the last rank perhaps fewer
+    by_products, layer = linear.by_products, linear.layer
+    return Screened(linear.kernels, layer, spec.hidden_size, by_products=by_products, valid=known)
 
 
 def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:

@@ -18,10 +18,11 @@ from trtforge.runtime.native.structures import FORMATS, ScreenedLinear
 class Screened:
     """y = x W^T + b of weights in 16 bits, with what screens the products: W in 8 bits, and its errors.
 
-    `by_products`: whether `Native.linear` computes the layer, else `linear_expanded`.
+    `by_products`: whether `Native.linear` computes the layer, else `linear_expanded`. `valid`: its first outputs, among
+    which the largest products are looked for; the others only fill the last tiles.
     """
 
-    def __init__(self, kernels: Native, layer: ExpandedLayer, inputs: int, *, by_products: bool) -> None:
+    def __init__(self, kernels: Native, layer: ExpandedLayer, inputs: int, *, by_products: bool, valid: int) -> None:
         self._kernels = kernels
         self._layer = layer
         self._by_products = by_products
@@ -31,6 +32,7 @@ class Screened:
         self._pause = np.zeros(2, dtype=np.int64)
         pointers = (tensor.data_ptr() for tensor in (layer.weight, self._codes, self._scales, self._errors))
         kernels.run("screen", FORMATS.index(layer.format), *pointers, inputs, layer.outputs)
+        self._errors[valid:] = torch.nan
 
     def need(self, most: int) -> None:
         """How many of the largest products of a row must be right, 0 for all. Recorded calls follow it too."""

@@ -272,7 +272,7 @@ static void multiply_blocks(const ExpandedLinear& l) {
     float* factors = memory_for<float>(l.rows);
     const auto pack = [&](int64_t row, const amx::Row<bfloat16>& into, int64_t, int64_t) {
         const T* x = (const T*)l.x + row * l.inputs;
-        factors[row] = by_kind(l.kind, [&](auto kind) { return pack_row<kind()>(l, x, into); }) / Format::FACTOR;
+        factors[row] = by_kind(l.kind, [&](auto kind) { return pack_row<kind()>(l, x, into); }) / Pairs::FACTOR<Format>;
     };
     amx::for_each_tile<bfloat16>(l.rows, l.inputs, l.outputs, l.inputs, pack, [&](const auto& x, int64_t tile) {
         const int64_t first = tile * TILE;

@@ -57,41 +57,86 @@ struct Floats {
 
 #if defined(__AVX512VBMI__)
 
-// Both bytes of the bfloat16 of every E4M3 number without its sign; and where the bytes of the first two of four numbers
-// are in a vector of low bytes, then one of high bytes.
-struct E4m3Bytes {
-    alignas(64) uint8_t low[128] = {}, high[128] = {}, pairs[64] = {};
+// bfloat16 without its sign: of an E4M3 number, and of an integer.
+constexpr int of_e4m3(int number) {
+    int exponent = number >> 3, mantissa = number & 7;
+    if (exponent == 0 && mantissa > 0) {  // a subnormal number gets the exponent that its first bit stands for
+        for (exponent = 1; mantissa < 8; --exponent) mantissa *= 2;
+        mantissa -= 8;
+    }
+    return number == 0 ? 0 : (exponent + 120) << 7 | mantissa << 4;
+}
 
-    constexpr E4m3Bytes() {
+constexpr int of_integer(int number) {
+    if (number == 0) return 0;
+    int exponent = 7;
+    for (; number < 128; --exponent) number *= 2;
+    return (exponent + 127) << 7 | (number - 128);
+}
+
+// Both bytes of the bfloat16 of 0 to 127, which `of` gives.
+struct Table {
+    alignas(64) uint8_t low[128] = {}, high[128] = {};
+
+    constexpr explicit Table(int (*of)(int)) {
         for (int i = 0; i < 128; ++i) {
-            int exponent = i >> 3, mantissa = i & 7;
-            if (exponent == 0 && mantissa > 0) {  // a subnormal number gets the exponent that its first bit stands for
-                for (exponent = 1; mantissa < 8; --exponent) mantissa *= 2;
-                mantissa -= 8;
-            }
-            const int bits = i == 0 ? 0 : (exponent + 120) << 7 | mantissa << 4;
-            low[i] = uint8_t(bits & 0xff);
-            high[i] = uint8_t(bits >> 8);
+            low[i] = uint8_t(of(i) & 0xff);
+            high[i] = uint8_t(of(i) >> 8);
         }
-        for (int i = 0; i < 64; ++i) pairs[i] = uint8_t(i / 4 * 4 + i % 4 / 2 + i % 2 * 64);
     }
 };
 
-constexpr E4m3Bytes E4M3_BYTES;
+// The numbers of bytes: `index` of a vector of them says where these are in the table, and `high` completes their high
+// bytes.
+struct E4m3Table {
+    static constexpr Table TABLE{of_e4m3};
+    static __m512i index(__m512i bytes) { return bytes; }
+    static __m512i high(__m512i bytes, __m512i found) {
+        return _mm512_or_si512(found, _mm512_and_si512(bytes, _mm512_set1_epi8(-128)));
+    }
+};
+
+struct Int8Table {
+    static constexpr Table TABLE{of_integer};
+    static __m512i index(__m512i bytes) { return _mm512_abs_epi8(bytes); }
+    static __m512i high(__m512i bytes, __m512i found) {
+        const __m512i lowest = _mm512_set1_epi8(-128);  // it is found where 0 is
+        const __mmask64 is_lowest = _mm512_cmpeq_epi8_mask(bytes, lowest);
+        return _mm512_or_si512(_mm512_mask_mov_epi8(found, is_lowest, _mm512_set1_epi8(of_integer(128) >> 8)),
+                               _mm512_and_si512(bytes, lowest));
+    }
+};
+
+// Where the bytes of the first two of four numbers are in a vector of low bytes, then one of high bytes.
+struct PairsOfBytes {
+    alignas(64) uint8_t places[64] = {};
+
+    constexpr PairsOfBytes() {
+        for (int i = 0; i < 64; ++i) places[i] = uint8_t(i / 4 * 4 + i % 4 / 2 + i % 2 * 64);
+    }
+};
+
+constexpr PairsOfBytes PAIRS_OF_BYTES;
 
 #endif
 
 struct Pairs {
     using Input = bfloat16;
+#if defined(__AVX512VBMI__)
+    template <class Format>
+    static constexpr float FACTOR = std::is_same_v<Format, FromBytes<Int8>> ? 1.0f : Format::FACTOR;
+#else
     template <class Format>
     static constexpr float FACTOR = Format::FACTOR;
+#endif
     static constexpr int64_t ROWS = ::ROWS;
 
     // (count / 2, TILE, 2), see products.h.
     template <class Format>
     static void expand(const uint32_t* from, int64_t count, const float* scales, bfloat16* into) {
 #if defined(__AVX512VBMI__)
-        if constexpr (std::is_same_v<Format, FromBytes<E4m3>>) return look_up(from, count, into);
+        if constexpr (std::is_same_v<Format, FromBytes<E4m3>>) return look_up<E4m3Table>(from, count, into);
+        if constexpr (std::is_same_v<Format, FromBytes<Int8>>) return look_up<Int8Table>(from, count, into);
 #endif
         for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
             Lanes even[TILE / LANES];
@@ -108,16 +153,18 @@ struct Pairs {
     }
 
 #if defined(__AVX512VBMI__)
+    template <class Numbers>
     static void look_up(const uint32_t* from, int64_t count, bfloat16* into) {
-        const __m512i lows[2] = {_mm512_load_si512(E4M3_BYTES.low), _mm512_load_si512(E4M3_BYTES.low + 64)};
-        const __m512i highs[2] = {_mm512_load_si512(E4M3_BYTES.high), _mm512_load_si512(E4M3_BYTES.high + 64)};
-        const __m512i pairs = _mm512_load_si512(E4M3_BYTES.pairs), others = _mm512_add_epi8(pairs, _mm512_set1_epi8(2));
+        constexpr const Table& table = Numbers::TABLE;
+        const __m512i lows[2] = {_mm512_load_si512(table.low), _mm512_load_si512(table.low + 64)};
+        const __m512i highs[2] = {_mm512_load_si512(table.high), _mm512_load_si512(table.high + 64)};
+        const __m512i pairs = _mm512_load_si512(PAIRS_OF_BYTES.places);
+        const __m512i others = _mm512_add_epi8(pairs, _mm512_set1_epi8(2));
         for (int64_t first = 0; first < count; first += 4)
             for (int64_t half = 0; half < 2; ++half, from += 16) {
-                const __m512i bytes = _mm512_loadu_si512(from);
-                const __m512i low = _mm512_permutex2var_epi8(lows[0], bytes, lows[1]);
-                const __m512i signs = _mm512_and_si512(bytes, _mm512_set1_epi8(-128));
-                const __m512i high = _mm512_or_si512(_mm512_permutex2var_epi8(highs[0], bytes, highs[1]), signs);
+                const __m512i bytes = _mm512_loadu_si512(from), index = Numbers::index(bytes);
+                const __m512i low = _mm512_permutex2var_epi8(lows[0], index, lows[1]);
+                const __m512i high = Numbers::high(bytes, _mm512_permutex2var_epi8(highs[0], index, highs[1]));
                 bfloat16* pair = into + first * TILE + half * 32;
                 _mm512_store_si512(pair, _mm512_permutex2var_epi8(low, pairs, high));
                 _mm512_store_si512(pair + 2 * TILE, _mm512_permutex2var_epi8(low, others, high));

@@ -62,9 +62,9 @@ struct ExpandedLinear {
     float factor, activation_scale;
 };
 
-// y (rows, outputs) = x (rows, inputs) W^T + bias of weights in 16 bits, of which only the largest numbers of each row need be
-// right: `most` of them, 0 for all. What `screen` made of the weights says which tiles may have them. `pause`: see
-// `linear_screened`; `by_products`: whether `linear_bfloat16` takes the weights, else `linear_expanded` with `format`.
+// y (rows, outputs) = x (rows, inputs) W^T + bias of weights in 16 bits, of which only the largest numbers of each row
+// need be right: `most` of them, 0 for all. What `screen` made of the weights says which tiles may have them. `pause`:
+// see `linear_screened`; `by_products`: whether `linear_bfloat16` takes the weights, else `linear_expanded` with `format`.
 struct ScreenedLinear {
     const void* x;
     const void* weight;

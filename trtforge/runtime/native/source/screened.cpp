@@ -1,11 +1,11 @@
 // The LM head where only the most likely tokens matter: products with weights of 8 bits, half as many bytes, tell which
 // tiles of 32 tokens may have them, and only the products of these tiles are computed.
 //
-// Be w = s q + e a row of the weights, q its codes. |w x - s q x| is at most |e| |x| (Cauchy-Schwarz) and what rounding
-// adds: each of the two sums of n products, in float32, is off by at most n 2^-24 |w| |x|. So each product has a lower and an
-// upper limit. Of the k largest products of a row the smallest is no less than the k-th largest lower limit of a tile, and
-// tiles whose upper limits are all below it have none of them. Their products stay as the codes gave them, which are below
-// the k largest too. The others are the same numbers that the whole product has.
+// Let w = s q + e be a row of the weights and q its codes. |w x - s q x| is at most |e| |x| (Cauchy-Schwarz) plus what
+// rounding adds: each of the two sums of n products, in float32, is off by at most n 2^-24 |w| |x|. So each product has a
+// lower and an upper limit. The smallest of the k largest products of a row is no less than the k-th largest of the tiles'
+// largest lower limits, and a tile whose upper limits are all below that has none of the k. Its products stay as the codes
+// gave them, which are below the k largest too. The products of the other tiles are the same numbers as without codes.
 
 #include "calls.h"
 #include "expanded_formats.h"
@@ -26,10 +26,13 @@ using float32::LANES;
 using float32::Lanes;
 using float32::TILE;
 
+// Multiplying the codes of more rows takes as long as reading the weights.
 #if defined(HAS_AMX)
 constexpr int64_t MOST_ROWS = 4;
+#elif defined(__AVX512VBMI__) && defined(__AVX512BF16__)
+constexpr int64_t MOST_ROWS = 3;
 #else
-constexpr int64_t MOST_ROWS = 2;  // of more, multiplying codes takes as long as reading the weights
+constexpr int64_t MOST_ROWS = 2;
 #endif
 constexpr int64_t GATHERED = 64;       // tiles that are computed at once
 constexpr int64_t SHARE = 8;           // of so many tiles one, at most, is worth computing apart
@@ -51,10 +54,12 @@ struct Memory {
 static int64_t tile_bytes(const ScreenedLinear& s) { return TILE * s.inputs * int64_t(sizeof(uint16_t)); }
 
 // y (rows, outputs) of tiles of the weights.
-static void multiply(int64_t type, const ScreenedLinear& s, const void* weight, const float* bias, int64_t outputs, void* y) {
+static void multiply(int64_t type, const ScreenedLinear& s, const void* weight, const float* bias, int64_t outputs,
+                     void* y) {
 #if defined(__AVX512BW__)
     if (s.by_products) {
-        const Linear l{(const bfloat16*)s.x, weight, nullptr, bias, (bfloat16*)y, nullptr, nullptr, s.rows, s.inputs, outputs, 0};
+        const Linear l{(const bfloat16*)s.x, weight,  nullptr, bias, (bfloat16*)y, nullptr, nullptr,
+                       s.rows,               s.inputs, outputs, 0};
         return linear_bfloat16(&l);
     }
 #endif
@@ -84,7 +89,8 @@ static float norm_of(const T* x, int64_t inputs) {
     return std::sqrt(sum);
 }
 
-// The largest limits of a tile's products `y`, which are rounded to T as the exact ones are.
+// The largest limits of a tile's products `y`, which are rounded to T as the exact ones are. Products whose errors are no
+// numbers do not count.
 template <typename T>
 static void limit(const T* y, const float* errors, float norm, float& low, float& high) {
     constexpr float ROUNDING = std::is_same_v<T, float> ? 0x1p-23f : 0x1p-8f;
@@ -191,8 +197,9 @@ static void screen_tile(const uint32_t* weight, int64_t inputs, uint32_t* codes,
     using Format = FromHalves<Number>;
     constexpr int64_t COUNT = TILE / LANES;
     Lanes largest[COUNT] = {}, squares[COUNT] = {}, lost[COUNT] = {}, factors[COUNT], steps[COUNT];
+    const auto words_of = [&](int64_t input) { return weight + input / Format::INPUTS * Format::WORDS; };
     for (int64_t i = 0; i < inputs; i += Format::INPUTS)
-        Format::expand(weight + i / Format::INPUTS * Format::WORDS, [&](int64_t, int64_t o, Lanes v) __attribute__((always_inline)) {
+        Format::expand(words_of(i), [&](int64_t, int64_t o, Lanes v) __attribute__((always_inline)) {
             const Lanes size = sizes(v);
             largest[o / LANES] = largest[o / LANES] > size ? largest[o / LANES] : size;
             squares[o / LANES] += v * v;
@@ -205,7 +212,7 @@ static void screen_tile(const uint32_t* weight, int64_t inputs, uint32_t* codes,
     for (int64_t i = 0; i < inputs; i += 4) {
         LaneIntegers four[COUNT] = {};
         for (int64_t half = 0; half < 4; half += Format::INPUTS)
-            Format::expand(weight + (i + half) / Format::INPUTS * Format::WORDS, [&](int64_t n, int64_t o, Lanes v) __attribute__((always_inline)) {
+            Format::expand(words_of(i + half), [&](int64_t n, int64_t o, Lanes v) __attribute__((always_inline)) {
                 const int64_t k = o / LANES;
                 const Lanes code = (v * factors[k] + MAGIC) - MAGIC, error = v - code * steps[k];
                 lost[k] += error * error;
@@ -223,8 +230,10 @@ static void screen_tile(const uint32_t* weight, int64_t inputs, uint32_t* codes,
     }
 }
 
-// Makes of weights (outputs, inputs), packed in `format`, what `ScreenedLinear` takes beside them. Inputs are multiples of 4.
-EXPORT void screen(int64_t format, const void* weight, void* codes, float* scales, float* errors, int64_t inputs, int64_t outputs) {
+// Makes of weights (outputs, inputs), packed in `format`, what `ScreenedLinear` takes beside them. Inputs are multiples
+// of 4.
+EXPORT void screen(int64_t format, const void* weight, void* codes, float* scales, float* errors, int64_t inputs,
+                   int64_t outputs) {
     team::for_each(outputs / TILE, true, [&](int64_t tile) {
         const auto* from = (const uint32_t*)weight + tile * inputs / 2 * TILE;
         auto* into = (uint32_t*)codes + tile * inputs / 4 * TILE;
