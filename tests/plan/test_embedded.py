@@ -67,14 +67,15 @@ def test_weights_are_those_of_the_compute_type_unless_a_kernel_takes_them_packed
 
 
 def test_kernels_take_weights_as_they_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But for the embedding and the norms, which are in float32."""
+    """But for the embedding and the norms, which are in float32. The LM head has a copy of 8 bits, with a scale and an
+    error of each token."""
     monkeypatch.setattr(Processor, "of", lambda host: COMPILES)
     embedding, norms = 128_256 * 4096, 65 * 4096
-    layers = PARAMETERS - 2 * embedding - norms
-    assert memory(planned()).weights == 4 * (embedding + norms) + 2 * (layers + embedding)
+    layers, head = PARAMETERS - 2 * embedding - norms, 3 * embedding + 128_256 * 8
+    assert memory(planned()).weights == 4 * (embedding + norms) + 2 * layers + head
     fp8 = memory(planned(options={"quant": "fp8"})).weights
-    assert fp8 == 4 * (embedding + norms) + 2 * embedding + layers + 32 * 5 * 8  # two scales of each linear layer
-    assert memory(planned(compute_dtype="bfloat16")).weights == 2 * PARAMETERS
+    assert fp8 == 4 * (embedding + norms) + head + layers + 32 * 5 * 8  # two scales of each linear layer
+    assert memory(planned(compute_dtype="bfloat16")).weights == 2 * (PARAMETERS - embedding) + head
 
 
 def test_a_token_is_cached_in_the_compute_type_or_in_a_byte() -> None:

@@ -28,6 +28,7 @@ from trtforge.runtime.native.recorder import (
     narrow_recording,
     recording,
 )
+from trtforge.runtime.native.screened import Screened
 from trtforge.runtime.native.structures import INTEGERS, PRODUCTS, RECORDED
 from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_float32, pack_int8
 from trtforge.runtime.ranks.shared_sums import SharedSums
@@ -94,6 +95,7 @@ def test_every_kernel_is_called_again(level: Native) -> None:
             *((kernels.linear_int8(x, layer),) if kernels.multiplies_integers else ()),
             linear_float32(kernels, x, floats, None, 40),
             linear_expanded(kernels, x, ExpandedLayer("bfloat16", matrix, 32)),
+            head(x),
             norm(kernels, x, weight, weight, 1e-5, centred=True),
             activate(kernels, x, "gelu"),
             widened(kernels, half),
@@ -108,6 +110,8 @@ def test_every_kernel_is_called_again(level: Native) -> None:
             copied,
         ]
 
+    head = Screened(kernels, ExpandedLayer("bfloat16", matrix, 32), 64, by_products=False, valid=32)
+    head.need(1)
     table, frequencies = torch.randn(20, 64), torch.rand(8)
     adapters = Matrices(torch.randn(2, 1, 4, 64), torch.randn(2, 4, 64), torch.tensor([[4], [3]]))
     owners, columns = torch.tensor([1, -1, 0]), torch.tensor([[0, 64]])
