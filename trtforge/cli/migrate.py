@@ -12,6 +12,7 @@ from trtforge.core import defaults
 
 if TYPE_CHECKING:
     from trtforge.migrate.migration import Migration
+    from trtforge.pipeline.migration import MigrateOptions
 
 
 _SOURCE = "Source and target"
@@ -74,7 +75,7 @@ def migrate(
     options = MigrateOptions(source, target_version, checkpoint, engine, model)
     found, made = run_migration(options, out, force=force, progress=for_this_terminal(quiet=quiet or json))
     whole = made.manifest.identity.stage == "engine"
-    again = ["migrate", str(source), "ENGINE", "--checkpoint", "DIR"]
+    again = ["migrate", str(source), "ENGINE", "--checkpoint", "DIR", *_given(options)]
     following = join(["trtforge", *(["package", str(out), "REPOSITORY"] if whole else again)])
     if json:
         result = {"artifact": str(out), "stage": made.manifest.identity.stage, "cached": made.cached}
@@ -84,16 +85,29 @@ def migrate(
     show.produced(made, json_output=False, next_command=following)
 
 
+def _given(options: "MigrateOptions") -> list[str]:
+    """The options that another run on the same source needs."""
+    target = None if options.target == defaults.TENSORRT_LLM else options.target
+    values = {"--engine": options.engine, "--model": options.model, "--target-version": target}
+    return [word for option, value in values.items() if value is not None for word in (option, str(value))]
+
+
 def _show(found: "Migration", *, everything: bool) -> None:
     """Print what needs attention, and with `everything` what became of every other setting too."""
     if everything:
-        carried = [[entry.key, str(entry.value), entry.to, str(entry.argument)] for entry in found.carried]
+        carried = [[*map(_plain, (each.key, each.value)), each.to, _plain(each.argument)] for each in found.carried]
         show.table("Carried over", ["setting", "value", "LLM argument", "value"], carried, prose=True)
-        dropped = [[entry.key, str(entry.value), entry.why] for entry in found.dropped]
+        dropped = [[*map(_plain, (each.key, each.value)), each.why] for each in found.dropped]
         show.table("Dropped", ["setting", "value", "why"], dropped, prose=True)
     if found.attention:
         print("Needs attention:")
     for left in found.attention:
-        print(show.wrapped(f"  {left.key} = {left.value}: {left.why}", show.width(), indent="    "))
+        said = f"  {_plain(left.key)} = {_plain(left.value)}: {left.why}"
+        print(show.wrapped(said, show.width(), indent="    "))
     if not everything:
         print(f"{len(found.carried)} settings carried over, {len(found.dropped)} dropped; --all lists them")
+
+
+def _plain(value: object) -> str:
+    """A setting of somebody else's file as text that a terminal only shows."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(value))

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.sizes import MOST_BYTES
 from trtforge.formats.llmapi import LlmArgs, TritonArgs
 from trtforge.migrate.prompts import WHY, ignores_max_input_len, longest_prompt
 from trtforge.migrate.rules import ENGINE, REPOSITORY, SECTIONS, Attend, Carry, Drop, Rule
@@ -129,12 +130,12 @@ def _argument(rule: Carry, value: Any, found: Migration) -> Any:
     try:
         match rule.kind:
             case "integer":
-                number = int(value)
+                number = _whole(value)
                 return number if number > 0 else None  # -1 and 0 mean the default
             case "number":
                 return float(value)
             case "integers":
-                return [int(word) for word in (words if isinstance(words, list) else [words])]
+                return [_whole(word) for word in (words if isinstance(words, list) else [words])]
             case "words":
                 return [str(word).strip() for word in words]
             case "flag":
@@ -152,6 +153,13 @@ def _argument(rule: Carry, value: Any, found: Migration) -> Any:
             f"{rule.key} is {value!r}, which is not valid for it",
             hint="Correct it in the engine's config.json or the model's config.pbtxt.",
         ) from None
+
+
+def _whole(value: Any) -> int:
+    """A whole number of 64 bits, or its digits. Raises TypeError or ValueError for anything else."""
+    if not isinstance(value, int | str) or isinstance(value, bool) or abs(number := int(value)) > MOST_BYTES:
+        raise ValueError(value)
+    return number
 
 
 def _flag(rule: Carry, value: Any, found: Migration) -> bool | None:

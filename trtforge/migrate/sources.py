@@ -13,7 +13,7 @@ from trtforge.formats.pbtxt import Message, read_message
 from trtforge.formats.triton import CONFIG_FILE as REPOSITORY_CONFIG
 from trtforge.formats.trtllm import CONFIG_FILE
 
-_ENGINE_BACKEND, _ENGINE_PATH = "tensorrtllm", "gpt_model_path"
+_ENGINE_BACKEND, _ENGINE_PATH, _TOKENS = "tensorrtllm", "gpt_model_path", "input_ids"
 
 
 @dataclass(frozen=True)
@@ -92,13 +92,14 @@ def _dotted(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 
 
 def _serving_model(source: Path, models: Mapping[str, Path], name: str | None) -> tuple[ServingModel, Path]:
-    parsed = {model: read_message(path) for model, path in models.items()}
-    if name is not None and name not in parsed:
-        raise ForgeError(f"{source} has no model {name}", hint=f"Its models are {', '.join(parsed)}.")
-    serving = [m for m, message in parsed.items() if (name is None and _serves(message)) or m == name]
+    if name is not None and name not in models:
+        raise ForgeError(f"{source} has no model {name}", hint=f"Its models are {', '.join(models)}.")
+    wanted = models if name is None else {name: models[name]}
+    parsed = {model: read_message(path) for model, path in wanted.items()}
+    serving = [model for model, message in parsed.items() if name is not None or _serves(message)]
     if len(serving) != 1:
         what = "no model serves an engine" if not serving else f"several models serve engines: {', '.join(serving)}"
-        raise ForgeError(f"{source}: {what}", hint=f"Choose one with --model: {', '.join(parsed)}.")
+        raise ForgeError(f"{source}: {what}", hint=f"Choose one with --model: {', '.join(models)}.")
     message = parsed[serving[0]]
     policies = [p for b in message.messages("dynamic_batching") for p in b.messages("default_queue_policy")]
     transactions = message.messages("model_transaction_policy")
@@ -111,11 +112,24 @@ def _serving_model(source: Path, models: Mapping[str, Path], name: str | None) -
         max_queue_size=policies[-1].integer("max_queue_size") if policies else 0,
         instances=groups[-1].integer("count", 1) if groups else 1,
     )
-    return model, models[serving[0]].parent / "1"
+    return model, _version(models[serving[0]].parent, message)
 
 
 def _serves(message: Message) -> bool:
-    return message.text("backend") == _ENGINE_BACKEND or _ENGINE_PATH in _parameters(message)
+    """Whether a model runs an engine, with the backend of TensorRT-LLM or in Python.
+
+    The preprocessing of NVIDIA's repositories has the engine's path too, but takes text.
+    """
+    takes_tokens = any(tensor.text("name") == _TOKENS for tensor in message.messages("input"))
+    return message.text("backend") == _ENGINE_BACKEND or (_ENGINE_PATH in _parameters(message) and takes_tokens)
+
+
+def _version(model: Path, message: Message) -> Path:
+    """The directory of the version that Triton serves: the newest, or the newest that version_policy names."""
+    specific = [names for policy in message.messages("version_policy") for names in policy.messages("specific")]
+    named = {str(version) for names in specific for version in names.fields.get("versions", ())}
+    versions = [path for path in model.iterdir() if path.name.isdecimal() and (not named or path.name in named)]
+    return max(versions, key=lambda path: int(path.name), default=model / "1")
 
 
 def _parameters(message: Message) -> dict[str, str]:

@@ -17,7 +17,7 @@ from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.progress import Progress
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.hf import read_config
-from trtforge.formats.llmapi import MODEL_FILE, require_llm_api
+from trtforge.formats.llmapi import MODEL_FILE, LlmArgs, has_argument, require_llm_api
 from trtforge.formats.trtllm import is_hugging_face, read_checkpoint_config
 from trtforge.migrate.migration import Left, Migration, migrate
 from trtforge.migrate.sources import Settings, read_settings
@@ -49,6 +49,7 @@ def run_migration(
     """
     settings = read_settings(options.source, options.engine, options.model)
     found = migrate(settings)
+    _leave_out(found, options.target)
     found.args = found.args.with_values(sampler_arguments(FeaturesConfig(), options.target), "migration")
     require_llm_api(options.target, found.args)
     if options.checkpoint is None:
@@ -58,6 +59,16 @@ def run_migration(
     plan = _plan(found, options, out)
     found.args = plan.args
     return found, write_llmapi_engine(plan, options.checkpoint, out, force=force, progress=progress)
+
+
+def _leave_out(found: Migration, target: str) -> None:
+    """Carry no argument over that the target release lacks. Raises ForgeError for a release that is not known."""
+    of_the_llm = [entry for entry in found.carried if not entry.to.startswith("triton_config.")]
+    for entry in [each for each in of_the_llm if not has_argument(target, each.to)]:
+        found.carried.remove(entry)
+        del found.values[entry.to]
+        found.attention.append(Left(entry.key, entry.value, f"TensorRT-LLM {target} has no LLM argument {entry.to}"))
+    found.args = LlmArgs().with_values(found.values, "migration")
 
 
 def _plan(found: Migration, options: MigrateOptions, out: Path) -> LlmapiPlan:
