@@ -7,6 +7,7 @@ import pytest
 
 from tests.conftest import DEMO_MODEL
 from tests.pipeline.records import full, least, quality, written
+from trtforge.cli.compare import show_comparison
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.pipeline.compare import compared, notes
 from trtforge.pipeline.differences import differences
@@ -30,7 +31,7 @@ def test_figures_of_two_builds(tmp_path: Path) -> None:
 def test_a_report_may_be_named_itself_and_know_little(tmp_path: Path) -> None:
     one = written(tmp_path / "a", least())
     found = compared([one / "report.json", one])
-    assert [build.name for build in found] == [f"{tmp_path.name}/a"] * 2
+    assert [build.name for build in found] == ["a", "a (2)"]
     assert found[0].figures["engine"] == "-"
     assert (found[0].gate, found[0].model, found[0].tokens_per_second) == ("not verified", None, None)
 
@@ -62,6 +63,20 @@ def test_weights_that_the_engine_build_quantises_are_explained(tmp_path: Path) -
 def test_names_that_are_alike_get_their_parents(tmp_path: Path) -> None:
     builds = [written(tmp_path / parent / "fp8", full()) for parent in ("one", "two")]
     assert [build.name for build in compared(builds)] == ["one/fp8", "two/fp8"]
+    deep = [written(tmp_path / parent / "build" / "fp8", full()) for parent in ("one", "two")]
+    assert [build.name for build in compared(deep)] == ["one/build/fp8", "two/build/fp8"]
+    assert [build.name for build in compared([*builds, deep[0]])] == ["one/fp8", "two/fp8", "build/fp8"]
+
+
+def test_builds_of_one_name_have_their_own_differences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    worse = {"one": 0.01, "two": 0.03, "three": 0.05}
+    builds = [verified(tmp_path / place / "build" / "a", added) for place, added in worse.items()]
+    show_comparison(compared([*builds, builds[0]]))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "KL mean, against the first - +0.02 to +0.02 +0.04 to +0.04 +0 to +0" in shown
 
 
 def test_what_is_no_build_is_refused(tmp_path: Path) -> None:
@@ -130,6 +145,12 @@ def test_what_does_not_compare_says_why(tmp_path: Path) -> None:
     few = [verified(tmp_path / name, 0.01, blocks=4) for name in ("c", "d")]
     (found,) = differences(compared(few))
     assert found.line == "d against c: too few tokens for an interval: give the gate more samples"
+    path = few[0] / "verification" / "verification.json"
+    cut = json.loads(path.read_text())
+    cut["verification"]["blocks"]["candidate"].pop()
+    path.write_text(json.dumps(cut))
+    (found,) = differences(compared(few))
+    assert found.line == "d against c: the verification is of an older version: build again"
     old = [first, written(tmp_path / "old", full())]
     (found,) = differences(compared(old))
     assert found.line == "old against a: the verification is of an older version: build again"

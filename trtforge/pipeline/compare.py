@@ -176,13 +176,18 @@ def conditions(builds: Sequence[Compared]) -> tuple[str, ...]:
 
 
 def _names(builds: Sequence[Path]) -> list[str]:
-    """The directories' names, with their parents where two are alike."""
-    places = list(map(_place, builds))
-    short = [place.resolve().name for place in places]
-    return [
-        name if short.count(name) == 1 else "/".join(place.resolve().parts[-2:])
-        for name, place in zip(short, places, strict=True)
-    ]
+    """The directories' names, with as many of their parents as tell them apart; a repeated one is numbered."""
+    places = [_place(build).resolve() for build in builds]
+    names = []
+    for number, place in enumerate(places):
+        others, name = [other for other in places if other != place], Path(place.name)
+        for count in range(2, len(place.parts) + 1):
+            if not any(other.parts[-len(name.parts) :] == name.parts for other in others):
+                break
+            name = Path(*place.parts[-count:])
+        earlier = places[:number].count(place)
+        names.append(f"{name} ({earlier + 1})" if earlier else str(name))
+    return names
 
 
 def _place(build: Path) -> Path:

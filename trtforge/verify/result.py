@@ -2,7 +2,7 @@
 
 import math
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trtforge.core.config_model import Config
 from trtforge.core.recipe import LIMITS, GateConfig
@@ -21,12 +21,21 @@ class Interval(Config):
 
 
 class Blocks(Config):
-    """Sums over consecutive tokens, by block: negative log-likelihoods of both models and divergence, in nats."""
+    """Sums over consecutive tokens, by block: negative log-likelihoods of both models and divergence, in nats.
+
+    All four have a value for each block.
+    """
 
     tokens: tuple[int, ...] = Field(default=())
     reference: tuple[float, ...] = Field(default=())
     candidate: tuple[float, ...] = Field(default=())
     divergence: tuple[float, ...] = Field(default=())
+
+    @model_validator(mode="after")
+    def _of_the_same_blocks(self) -> "Blocks":
+        if len({len(sums) for sums in (self.tokens, self.reference, self.candidate, self.divergence)}) > 1:
+            raise ValueError("tokens, reference, candidate and divergence differ in length")
+        return self
 
     def same_text(self, other: "Blocks") -> bool:
         """Whether both are of the same reference on the same tokens, so that they can be compared in pairs."""
