@@ -11,7 +11,7 @@ import typer
 from typer.models import ArgumentInfo, OptionInfo
 
 from trtforge.cli.app import app
-from trtforge.machine.processes import SIGINT_STATUS, SIGTERM_STATUS
+from trtforge.machine.processes import SIGHUP_STATUS, SIGINT_STATUS, SIGTERM_STATUS
 
 WIDTH = 120
 _UNGROUPED = "Options"
@@ -32,6 +32,7 @@ def exit_statuses() -> str:
         SIGINT_STATUS: "SIGINT (Ctrl-C): stderr says what was interrupted, what is kept and how to go on. `serve`: a "
         "second signal, SIGINT.",
         SIGTERM_STATUS: "SIGTERM: likewise. `serve`: a second signal, SIGTERM.",
+        SIGHUP_STATUS: "SIGHUP, as when the terminal is closed: likewise; without effect under `nohup`.",
     }
     return "\n".join(["| status | meaning |", "|---|---|", *(f"| {n} | {text} |" for n, text in rows.items())])
 

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT of every stage: what was interrupted, what is kept, how to go on, and nothing else left."""
+"""SIGTERM, SIGINT and SIGHUP of every stage: what was interrupted and is kept, how to go on, and nothing else left."""
 
 import os
 import shlex
@@ -40,7 +40,7 @@ sys.argv = ["trtforge", *words]
 from trtforge.cli.app import main
 main()
 """
-SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130)]
+SIGNALS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
 
 
 @dataclass(frozen=True)

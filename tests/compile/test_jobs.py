@@ -82,13 +82,15 @@ class _Dying:
 
 
 @pytest.mark.parametrize("moment", ["running", "finished"])
-@pytest.mark.parametrize(("number", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+@pytest.mark.parametrize(
+    ("number", "ends"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)]
+)
 def test_no_signal_is_lost(tmp_path: Path, number: signal.Signals, ends: type[BaseException], moment: str) -> None:
     before = signal.getsignal(number)
     each = job(tmp_path, "a", BEGUN + ("import time; time.sleep(60)" if moment == "running" else ""))
     with pytest.raises(ends) as caught:
         run_jobs([[each]], Signals(number, moment, each))
-    assert not isinstance(caught.value, SystemExit) or caught.value.code == 143
+    assert not isinstance(caught.value, SystemExit) or caught.value.code == 128 + number
     assert is_gone(each)
     assert signal.getsignal(number) is before
 

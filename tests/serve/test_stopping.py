@@ -17,6 +17,17 @@ from trtforge.core.errors import ForgeError
 from trtforge.engine_process.control import EngineControl
 from trtforge.machine.processes import session_processes
 from trtforge.serve.client import Sampling, generate, stream_text
+from trtforge.serve.stopping import stop_request
+
+
+def test_a_closed_terminal_asks_once_for_a_stop() -> None:
+    """Its shell and the kernel both send SIGHUP; a second request would cut what drains."""
+    with stop_request() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (stop.asked, stop.again) == (True, None)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.again == signal.SIGTERM
 
 
 def engine_of(server: Running) -> EngineControl:

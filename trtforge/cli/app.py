@@ -27,7 +27,7 @@ from trtforge.cli.convert import convert
 from trtforge.cli.deploy import deploy
 from trtforge.cli.detached import status, stop
 from trtforge.cli.doctor import doctor
-from trtforge.cli.exit_status import DONE, FAILED, INTERRUPTED, TERMINATED, WRONG_USAGE, status_of
+from trtforge.cli.exit_status import DONE, FAILED, HUNG_UP, INTERRUPTED, TERMINATED, WRONG_USAGE, status_of
 from trtforge.cli.explain import explained
 from trtforge.cli.gateway import gateway
 from trtforge.cli.generate import generate
@@ -49,7 +49,7 @@ from trtforge.core.errors import ForgeError, LoggedError, Repair, UsageError
 from trtforge.core.nearest import nearest_name
 from trtforge.core.threads import wait_briefly
 from trtforge.machine.cgroups import heed_quota
-from trtforge.machine.interruptions import ended_by_sigterm
+from trtforge.machine.interruptions import ended_by_signals
 
 _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
     "Build": {"run": run, "build": build, "init": init, "plan": plan, "compare": compare},
@@ -120,7 +120,7 @@ _WrongUsage: type[Any] = typer.BadParameter.__mro__[2]
 
 
 def main() -> None:
-    """Run the program and exit: 0 done, 1 failed, 2 wrong usage, 130 and 143 after SIGINT and SIGTERM.
+    """Run the program and exit: 0 done, 1 failed, 2 wrong usage, 130, 143 and 129 after SIGINT, SIGTERM and SIGHUP.
 
     A failure prints `error:` and `hint:` on stderr, and with --json an object on stdout; an interruption prints the
     command that resumes the work.
@@ -141,7 +141,7 @@ def _run() -> None:
     log.setLevel(logging.INFO)
     try:
         _require_directory()
-        with ended_by_sigterm():
+        with ended_by_signals():
             code = app(prog_name="trtforge", standalone_mode=False)
     except _WrongUsage as error:
         show_usage(error)
@@ -154,8 +154,8 @@ def _run() -> None:
         )
         sys.exit(FAILED)
     except SystemExit as end:
-        if end.code == TERMINATED:
-            show_interruption("SIGTERM")
+        if end.code in (TERMINATED, HUNG_UP):
+            show_interruption("SIGTERM" if end.code == TERMINATED else "SIGHUP")
         raise
     except LoggedError as error:
         show_error(explained(error))

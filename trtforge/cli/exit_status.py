@@ -1,7 +1,7 @@
 """The exit statuses of the program, and which error ends it with which."""
 
 from trtforge.core.errors import UsageError
-from trtforge.machine.processes import SIGINT_STATUS, SIGTERM_STATUS
+from trtforge.machine.processes import SIGHUP_STATUS, SIGINT_STATUS, SIGTERM_STATUS
 
 DONE = 0
 FAILED = 1
@@ -12,6 +12,8 @@ INTERRUPTED = SIGINT_STATUS
 """Ctrl-C (SIGINT)."""
 TERMINATED = SIGTERM_STATUS
 """SIGTERM."""
+HUNG_UP = SIGHUP_STATUS
+"""SIGHUP, as when the terminal is closed."""
 
 
 def status_of(error: Exception) -> int:

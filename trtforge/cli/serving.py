@@ -158,8 +158,8 @@ def serve(
     """Run Triton on a model repository, in the foreground or with --detach in the background.
 
     Prints `ready http=... grpc=... metrics=...` after the first generated token, and `openai=...` on the next line if
-    the extra `openai` is installed. A port of 0 is any free one. SIGTERM and SIGINT drain the server; a second signal
-    kills it.
+    the extra `openai` is installed. A port of 0 is any free one. SIGTERM, SIGINT and SIGHUP drain the server; a
+    second signal, SIGTERM or SIGINT, kills it.
 
     Example: trtforge serve build/demo-int4awq/repository --http-port 9000
 

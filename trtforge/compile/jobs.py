@@ -16,7 +16,8 @@ from typing import Generic, TypeVar
 
 from trtforge.compile.build_site import Run
 from trtforge.core.errors import LoggedError
-from trtforge.machine.processes import SIGTERM_STATUS, end_session, end_with_parent, handled
+from trtforge.machine.interruptions import heeded, leave_lost_terminal
+from trtforge.machine.processes import end_session, end_with_parent, handled
 
 _POLL = 0.05
 _GRACE = 10.0
@@ -152,30 +153,31 @@ def _failure(job: Job, status: int) -> LoggedError:
 
 
 class _DeferredSignals:
-    """Records SIGINT and SIGTERM until they are checked: an exception raised anywhere could get lost."""
+    """Records SIGINT, SIGTERM and SIGHUP until they are checked: an exception raised anywhere could get lost."""
 
     def __init__(self) -> None:
         self._number: int | None = None
 
     def note(self, number: int, frame: FrameType | None) -> None:
         """Signal handler: record the signal."""
+        if number == signal.SIGHUP:
+            leave_lost_terminal()
         self._number = number
 
     def raise_if_any(self) -> None:
-        """Raise KeyboardInterrupt after SIGINT and SystemExit after SIGTERM."""
+        """Raise KeyboardInterrupt after SIGINT and SystemExit after SIGTERM and SIGHUP."""
         if self._number == signal.SIGINT:
             raise KeyboardInterrupt
         if self._number is not None:
-            sys.exit(SIGTERM_STATUS)
+            sys.exit(128 + self._number)
 
 
 @contextmanager
 def _deferred_signals() -> Iterator[_DeferredSignals]:
-    """Record SIGINT and SIGTERM within the block, unless they are ignored."""
+    """Record SIGINT, SIGTERM and SIGHUP within the block, unless they are ignored."""
     signals = _DeferredSignals()
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN]
-    with handled(numbers, signals.note):
+    with handled(heeded((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)), signals.note):
         yield signals

@@ -7,13 +7,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import NoReturn
 
-from trtforge.machine.processes import SIGTERM_STATUS, handled
+from trtforge.machine.processes import handled
 
 _IMPORTLIB = "<frozen importlib._bootstrap>"
 
@@ -52,23 +52,44 @@ class AfterImports:
         self._act()
 
 
-@contextmanager
-def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises SystemExit(SIGTERM_STATUS) within the block, after an import that runs, so that clean-up runs.
+def leave_lost_terminal() -> None:
+    """Standard output and error become /dev/null where their terminal is gone: messages would end the clean-up."""
+    for stream in (1, 2):
+        try:
+            os.write(stream, b"")
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream)
+            os.close(nowhere)
 
-    A second SIGTERM ends the process at once. No effect outside the main thread, or if SIGTERM is ignored.
+
+def heeded(numbers: Iterable[signal.Signals]) -> tuple[signal.Signals, ...]:
+    """Those of the signals that this process was not started to ignore, as `nohup` does with SIGHUP."""
+    return tuple(number for number in numbers if signal.getsignal(number) != signal.SIG_IGN)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit(128 + number) within the block, after an import, so that clean-up runs.
+
+    A second SIGTERM ends the process at once; not a second SIGHUP, as a closed terminal's shell and the kernel both
+    send one. No effect outside the main thread, and none of a signal that is ignored.
     """
-    ours, ending = os.getpid(), AfterImports(partial(sys.exit, SIGTERM_STATUS))
+    ours = os.getpid()
+    numbers = heeded((signal.SIGTERM, signal.SIGHUP))
 
     def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if os.getpid() != ours:  # a forked child has nothing to clean up
-            os.kill(os.getpid(), signal.SIGTERM)
-        ending.act(frame)
+        forked = os.getpid() != ours  # a forked child has nothing to clean up
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP and not forked else signal.SIG_DFL)
+        if forked:
+            os.kill(os.getpid(), number)
+        if number == signal.SIGHUP:
+            leave_lost_terminal()
+        AfterImports(partial(sys.exit, 128 + number)).act(frame)
 
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGTERM) == signal.SIG_IGN:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    with handled((signal.SIGTERM,), end):
+    with handled(numbers, end):
         yield

@@ -15,7 +15,7 @@ from types import FrameType
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)  # looked up here: after a fork only async-signal-safe calls are allowed
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-SIGINT_STATUS, SIGTERM_STATUS = 128 + signal.SIGINT, 128 + signal.SIGTERM
+SIGHUP_STATUS, SIGINT_STATUS, SIGTERM_STATUS = 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTERM
 """Exit statuses of a program that a signal ended, as shells give them."""
 
 

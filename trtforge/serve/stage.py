@@ -35,7 +35,7 @@ _FEWEST_FILES = 128  # Triton has 68 open without a request, and without more it
 
 
 def serve(config: ServeConfig, repo: Path, told: Announcements | None = None) -> int:
-    """Serve `repo` until SIGTERM or SIGINT; the exit status (see `Server.shut_down`).
+    """Serve `repo` until SIGTERM, SIGINT or SIGHUP; the exit status (see `Server.shut_down`).
 
     `told` hears that the ensemble has generated a token, after each restart too, and that OpenAI's API is served; by
     default `ready http=… grpc=… metrics=…` and `openai=…` are printed on stdout, and commands to try the server on

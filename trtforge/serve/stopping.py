@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: the first requests a stop, the second an immediate one."""
+"""SIGTERM, SIGINT and SIGHUP: the first requests a stop, the second an immediate one unless it is SIGHUP."""
 
 import signal
 import time
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from trtforge.machine.interruptions import heeded, leave_lost_terminal
 from trtforge.machine.processes import handled
 
 _POLL = 0.1
@@ -45,7 +46,11 @@ class StopRequest:
         self._draining_allowed = True
 
     def note(self, number: int) -> None:
-        """Record a signal."""
+        """Record a signal; SIGHUP only as the first: a closed terminal's shell and the kernel both send one."""
+        if number == signal.SIGHUP:
+            leave_lost_terminal()
+            if self.asked:
+                return
         self._signals.append(number)
         if self._at_once is not None and (len(self._signals) > 1 or not self._draining_allowed):
             self._at_once()
@@ -53,11 +58,11 @@ class StopRequest:
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Handles SIGTERM and SIGINT inside the context."""
+    """Handles SIGTERM, SIGINT and, unless it is ignored, SIGHUP inside the context."""
     stop = StopRequest()
 
     def handle(number: int, frame: FrameType | None) -> None:
         stop.note(number)
 
-    with handled((signal.SIGTERM, signal.SIGINT), handle):
+    with handled((signal.SIGTERM, signal.SIGINT, *heeded((signal.SIGHUP,))), handle):
         yield stop
