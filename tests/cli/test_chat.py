@@ -158,6 +158,17 @@ def test_lines_commands_and_mistakes_on_a_terminal(
     assert "3 tokens in, 5 out in 0.50 s, first text after 100 ms, 10 tokens/s" in printed.err
 
 
+def test_a_terminal_whose_locale_has_only_ascii_takes_utf8_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ascii_locale = [
+        data.decode("ascii", "surrogateescape") for data in ("é".encode(), b"caf\xe9", b"/save \xff", b"on")
+    ]
+    assert typed(monkeypatch, *ascii_locale).messages == ["é", "on"]
+    told = "error: standard input is not UTF-8 text\nhint: Give a prompt as UTF-8 text.\n"
+    assert capsys.readouterr().err == told * 2 + "\n"
+
+
 def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> Script:
     """A chat whose standard input is a pipe."""
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))

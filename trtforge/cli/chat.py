@@ -177,6 +177,9 @@ class Repl:
                 if self._terminal:
                     print(file=sys.stderr)
                 return
+            except ForgeError as error:
+                self._tell(error)
+                continue
             except KeyboardInterrupt:
                 if not self._terminal:
                     raise
@@ -194,14 +197,18 @@ class Repl:
             else:
                 self._answer(text)
         except ForgeError as error:
-            if not self._terminal:
-                raise
-            show.message("error:", error.message)
-            show.message("hint:", error.hint)
+            self._tell(error)
         except KeyboardInterrupt:
             if not self._terminal:
                 raise
             print("\n(interrupted; the message and its answer are forgotten)", file=sys.stderr)
+
+    def _tell(self, error: ForgeError) -> None:
+        """Show an error on a terminal; elsewhere it ends the chat."""
+        if not self._terminal:
+            raise error
+        show.message("error:", error.message)
+        show.message("hint:", error.hint)
 
     def _read(self) -> str:
         lines = [self._line(">>> ")]
@@ -215,7 +222,8 @@ class Repl:
 
     def _line(self, prompt: str) -> str:
         if self._terminal:
-            return input(prompt)
+            # Of bytes that the locale does not have, Python makes lone surrogates.
+            return decoded(input(prompt).encode(errors="surrogateescape"))
         line = decoded(sys.stdin.buffer.readline())
         if not line:
             raise EOFError
