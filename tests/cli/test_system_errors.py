@@ -85,3 +85,15 @@ def test_the_message_of_too_little_memory_may_itself_have_too_little(run: Any, m
         "error: there is not enough memory\n"
         "hint: Give it more (the limit of the container or of `ulimit -v`), or work on a smaller part.\n",
     )
+
+
+def test_an_option_that_is_not_utf8_is_said(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode() -> None:
+        ("Be brief, " * 5 + "caf\udce9" + " and polite" * 5).encode()
+
+    monkeypatch.setattr("trtforge.cli.recipes.shipped", encode)
+    status, _, errors = run("recipes", "list")
+    assert status == 1
+    assert (
+        errors == "error: 'brief, Be brief, caf\\udce9 and polite and poli' is not UTF-8 text\nhint: Give UTF-8 text.\n"
+    )

@@ -8,6 +8,9 @@ from trtforge.core.extras import missing_package
 from trtforge.core.memory_errors import out_of_memory
 from trtforge.core.new_file import SHORTER_NAME
 
+_AROUND = 20
+"""Characters shown on each side of a byte that is not UTF-8, of which Python makes a lone surrogate."""
+
 
 def system_failure(error: Exception) -> ForgeError | None:
     """The failure that the machine or the installation caused; None for a mistake of the program."""
@@ -18,6 +21,9 @@ def system_failure(error: Exception) -> ForgeError | None:
         return missing_package(error, f"trtforge {next(iter(sys.argv[1:]), '')}".strip())
     if isinstance(error, OSError):
         return _of_files(error)
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
+        said = error.object[max(error.start - _AROUND, 0) : error.end + _AROUND]
+        return ForgeError(f"{said!r} is not UTF-8 text", hint="Give UTF-8 text.")
     cause = error.__context__
     if isinstance(error, RuntimeError) and isinstance(cause, OSError) and cause.errno == errno.ELOOP:
         return _of_files(cause)  # Path.resolve() before Python 3.13
