@@ -1,6 +1,8 @@
 """`trtforge compare` as a user types it."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,28 @@ def test_compare_prints_json_and_a_page(run: Any, tmp_path: Path) -> None:
     assert (status, out) == (1, "")
     assert f"there is no directory {tmp_path / 'no'}\nhint: Create it" in err
     assert run("compare", builds[0])[0] == 2
+
+
+def test_a_full_disk_leaves_the_earlier_page(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build, pages = written(tmp_path / "fp8", full()), tmp_path / "pages"
+    pages.mkdir()
+    (pages / "page.html").write_text("old")
+    (pages / "link.html").symlink_to("page.html")
+
+    def half(path: Path, text: str, encoding: str) -> int:
+        path.write_bytes(text[:10].encode())
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", half)
+        status, _, err = run("compare", build, build, "--html", pages / "link.html")
+    assert (status, "link.html cannot be written: No space left on device" in err) == (1, True)
+    assert sorted(path.name for path in pages.iterdir()) == ["link.html", "page.html"]
+    assert (pages / "page.html").read_text() == "old"
+    assert run("compare", build, build, "--html", pages / "link.html")[0] == 0
+    assert (pages / "link.html").is_symlink()
+    assert "2 builds compared" in (pages / "page.html").read_text()
+    assert run("compare", build, build, "--html", "/dev/null")[0] == 0
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -9,6 +9,7 @@ import typer
 from trtforge.cli import show
 from trtforge.cli.options import Json, Verbose
 from trtforge.core.new_file import not_written
+from trtforge.core.replace import replace_text
 
 if TYPE_CHECKING:
     from trtforge.pipeline.compare import Compared
@@ -89,10 +90,14 @@ def show_comparison(builds: "Sequence[Compared]") -> None:
 
 
 def write_comparison(path: Path, builds: "Sequence[Compared]") -> None:
-    """Write the comparison as an HTML page. Raises ForgeError if it cannot be written."""
+    """Write the comparison as an HTML page, whole or not at all. Raises ForgeError if it cannot be written."""
     from trtforge.pipeline.report_pages import compare_page
 
+    page = compare_page(builds)
     try:
-        path.write_text(compare_page(builds), encoding="utf-8")
+        if path.is_file() or not path.exists():
+            replace_text(path.resolve(), page)
+        else:  # a pipe, or /dev/stdout
+            path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise not_written(path, error) from None

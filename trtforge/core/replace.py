@@ -13,7 +13,7 @@ def replace_text(path: Path, text: str, draft: Path | None = None) -> None:
     try:
         draft.write_text(text, encoding="utf-8")
         draft.replace(path)
-    except OSError:
+    except BaseException:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
