@@ -49,3 +49,8 @@ def test_a_process_that_prints_first_is_started(tmp_path: Path, capfd: pytest.Ca
 def test_a_process_that_ends_without_a_reply_is_an_error(printed: str) -> None:
     with pytest.raises(ForgeError, match="the engine process ended with status 3 while loading"):
         EngineProcess(("-c", f"print('{printed}'); raise SystemExit(3)"))
+
+
+def test_a_process_that_was_killed_is_said_to_have_had_too_little_memory() -> None:
+    with pytest.raises(ForgeError, match="the engine process was killed, as the system does where memory runs out"):
+        EngineProcess(("-c", "import os; os.kill(os.getpid(), 9)"))

@@ -203,7 +203,7 @@ def test_verification_beyond_this_machines_memory_is_a_warning(
 ) -> None:
     judged = preflight(load_recipe(SHIPPED["llama-3.1-405b-fp8"]))
     warn_of_verification(judged, machine_of(tmp_path, gigabytes))
-    start = f"verification takes 41 GB of host memory, this machine has {gigabytes:,} GB: build with --to convert"
+    start = f"verification takes 41 GB of host memory, this machine has {gigabytes} GB: build with --to convert"
     assert [message.startswith(start) for message in caplog.messages] == [True] * warned
 
 
@@ -223,4 +223,5 @@ def test_a_build_warns_before_its_first_stage_if_it_verifies(
     build = Build(recipe(DEMO_MODEL), tmp_path / "out", Silent())
     with pytest.raises(Begun):
         build.run(selected(build.recipe, "convert", last), stop)
-    assert [message.startswith("verification takes 1 GB") for message in caplog.messages] == [True] * warned
+    said = "of host memory, this machine has 1 MB: build with --to convert"
+    assert [said in message for message in caplog.messages] == [True] * warned

@@ -30,3 +30,15 @@ def test_why_a_server_does_not_start(
         pass
     assert caught.value.message == message
     assert caught.value.hint.startswith(hint.format(tmp_path))
+
+
+def test_a_server_that_was_killed_is_said_to_have_had_too_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\necho warning: x >&2\nkill -9 $$\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(ForgeError) as caught, local_server(tmp_path, ready_timeout=5):
+        pass
+    assert caught.value.message == "the server was killed, as the system does where memory runs out"
+    assert caught.value.hint.startswith("Give it more memory (the limit of the container)")

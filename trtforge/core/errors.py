@@ -1,5 +1,6 @@
 """Errors that a user can cause. Any other escaping exception is a bug in trtforge."""
 
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -86,6 +87,16 @@ class LoggedError(ForgeError):
 def first_line(error: BaseException) -> str:
     """The first line of an exception's message, or its type if the message is empty."""
     return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def killed(program: str, status: int) -> ForgeError | None:
+    """The error for a program that SIGKILL ended; None for another exit status, as `subprocess` gives it."""
+    if status != -signal.SIGKILL:
+        return None
+    return ForgeError(
+        f"{program} was killed, as the system does where memory runs out",
+        hint="Give it more memory (the limit of the container), or serve less: a smaller format, batch or KV cache.",
+    )
 
 
 def _rebuild(

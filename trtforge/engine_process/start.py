@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, killed
 from trtforge.core.interpreter import python_environment, python_interpreter
 
 TRACE_VARIABLE = "TRTFORGE_TRACE"
@@ -35,6 +35,8 @@ class EngineProcess:
         reply = _reply(self._process.stdout)
         if "ready" not in reply:
             status = self._process.wait()
+            if "error" not in reply and (failure := killed("the engine process", status)) is not None:
+                raise failure
             raise ForgeError(
                 reply.get("error", f"the engine process ended with status {status} while loading"),
                 hint=reply.get("hint", "See the server's log."),

@@ -8,6 +8,7 @@ from shlex import quote
 from typing import Any
 
 from trtforge.core.errors import ForgeError, Repair
+from trtforge.core.figures import size
 from trtforge.core.recipe import Recipe
 from trtforge.formats.corpus import require_data
 from trtforge.formats.hf import cached_source, open_checkpoint
@@ -98,7 +99,7 @@ def warn_of_verification(judged: Preflight, host: Host | None = None) -> None:
     memory, needed = read_memory(host or Host()), judged.verification_memory
     if memory is not None and needed > memory.most:
         _LOG.warning(
-            f"verification takes {needed / 1e9:,.0f} GB of host memory, this machine has {memory.most / 1e9:,.0f} GB: "
+            f"verification takes {size(needed)} of host memory, this machine has {size(memory.most)}: "
             "build with --to convert, run `trtforge verify` on a larger machine, and resume with --from compile"
         )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from shlex import quote
 
 from trtforge.core.defaults import LOOPBACK
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, killed
 from trtforge.machine.processes import end_with_parent
 from trtforge.serve.free_ports import free_ports
 
@@ -52,9 +52,9 @@ def local_server(repository: Path, *, ready_timeout: float) -> Iterator[LocalSer
         try:
             assert child.stdout is not None
             if not child.stdout.readline().startswith("ready "):
-                child.wait()
+                status = child.wait()
                 log.seek(0)
-                raise _not_ready(log.read(), repository)
+                raise killed("the server", status) or _not_ready(log.read(), repository)
             threading.Thread(target=child.stdout.read, daemon=True).start()  # a full pipe would block the server
             http, grpc, metrics = (f"{LOOPBACK}:{port}" for port in ports)
             yield LocalServer(grpc=grpc, http=http, metrics=metrics)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from trtforge.core.config_model import Config
 from trtforge.core.device import UsableDevice
 from trtforge.core.dtypes import ModelDtype
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, killed
 from trtforge.core.interpreter import python_environment, python_interpreter
 from trtforge.runtime.decoder.kv_capacity import KvMemory
 from trtforge.runtime.ranks.source import DrafterBytes
@@ -71,6 +71,9 @@ class WorkerProcess:
 
     def failure(self) -> ForgeError:
         """Why the worker ended, from its standard error: `error: ...` and `hint: ...`, or a traceback's last line."""
+        failure = killed(f"rank {self.index} ended: it", self._process.returncode)
+        if failure is not None and not self._lines:
+            return failure
         errors = [line.removeprefix("error: ") for line in self._lines if line.startswith("error: ")]
         hints = [line.removeprefix("hint: ") for line in self._lines if line.startswith("hint: ")]
         reason = (
