@@ -289,7 +289,8 @@ def test_keys_hold_for_both_apis(fake_repository: Path, start: Start, tmp_path: 
     assert "a-key-of-this-test-0123" not in server.process.stderr.read()
 
 
-def test_a_gateway_of_its_own_finds_the_model_and_stops_when_told(server: Running) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_gateway_of_its_own_finds_the_model_and_stops_when_told(server: Running, number: signal.Signals) -> None:
     port = free_ports(1)[0]
     command = [sys.executable, "-m", "trtforge", "gateway", "--backend", server.grpc, "--port", str(port)]
     with subprocess.Popen(
@@ -299,7 +300,7 @@ def test_a_gateway_of_its_own_finds_the_model_and_stops_when_told(server: Runnin
         line = gateway.stdout.readline().strip()
         assert line == f"openai=http://127.0.0.1:{port}/v1"
         assert ask(line.removeprefix("openai="), model="demo").model == "demo"
-        gateway.send_signal(signal.SIGTERM)
+        gateway.send_signal(number)
         assert gateway.communicate(timeout=PATIENCE) == ("", "")
         assert gateway.returncode == 0
 

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 import uvicorn
 
@@ -20,6 +21,7 @@ from trtforge.gateway.kserve import KServeBackend
 from trtforge.gateway.protocol import BoundedProtocol
 from trtforge.gateway.router import Router
 from trtforge.gateway.service import Service
+from trtforge.machine.interruptions import heeded, leave_lost_terminal
 from trtforge.machine.processes import handled, raise_open_file_limit
 
 _WAITING_CONNECTIONS = 2048
@@ -32,12 +34,17 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        with handled((signal.SIGTERM, signal.SIGINT), self.handle_exit):
+        with handled((signal.SIGTERM, signal.SIGINT, *heeded((signal.SIGHUP,))), self._stop):
             yield
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGHUP:
+            leave_lost_terminal()
+        self.handle_exit(number, frame)
 
 
 def run(config: GatewayConfig, on_listening: Callable[[], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Raises ForgeError if it cannot listen or read the keys."""
+    """Serve until SIGTERM, SIGINT or SIGHUP. Raises ForgeError if it cannot listen or read the keys."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="gateway: %(message)s")
     keys = None if config.api_key_file is None else ApiKeys(read_key_file(config.api_key_file))
     listening = _listening(config)
