@@ -5,6 +5,7 @@ tokenizer, trained from random weights on code without comments and docstrings, 
 are counted, not minutes, so that a machine repeats its result.
 """
 
+import argparse
 import ast
 import hashlib
 import sys
@@ -32,7 +33,9 @@ _SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_t
 
 def main() -> None:
     """Train into the directory named on the command line."""
-    train(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.second_model", description="Train the model.")
+    parser.add_argument("out", type=Path, help="directory of the model, its tokenizer and both texts")
+    train(parser.parse_args().out)
 
 
 def train(out: Path) -> Path:

@@ -340,6 +340,16 @@ def test_networks_that_are_damaged_or_of_other_models_are_refused(
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("hidden", [32, 128])
+def test_an_eagle_network_of_another_hidden_size_is_refused(checkpoint: Path, tmp_path: Path, hidden: int) -> None:
+    """Its outputs are read as the model's hidden states; EAGLE-3 reads its own."""
+    model = read_checkpoint_config(checkpoint)
+    changes = {"fc.weight": torch.zeros(hidden, hidden + HIDDEN), "lm_head.weight": torch.zeros(VOCAB, hidden)}
+    write_network(tmp_path, "eagle", config={"hidden_size": hidden}, **changes)
+    with pytest.raises(ForgeError, match=f"hidden_size is {hidden}, the model's is {HIDDEN}, and EAGLE needs the same"):
+        read_eagle(tmp_path, "eagle", model)
+
+
 def test_networks_that_are_missing_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     model = read_checkpoint_config(checkpoint)
     with pytest.raises(ForgeError, match=rf"^{tmp_path} has no {CONFIG}"):

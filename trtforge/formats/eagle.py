@@ -188,7 +188,7 @@ def _tensors(files: tuple[Path, ...]) -> dict[str, StoredTensor]:
 
 
 def _require(network: EagleNetwork, model: CheckpointConfig, config: HfConfig) -> None:
-    for message in _unsupported(network, config):
+    for message in _unsupported(network, model, config):
         raise ForgeError(f"{config.path}: {message}", hint="Use another network, or engine.features.ngram.")
     needed = network.shapes(model)
     known = network.optional_shapes(model) | needed
@@ -208,8 +208,10 @@ def _require(network: EagleNetwork, model: CheckpointConfig, config: HfConfig) -
             raise ForgeError(f"{stored.file}: {name} is {stored.spec.dtype.name}, not {' or '.join(kinds)}", hint=_HINT)
 
 
-def _unsupported(network: EagleNetwork, config: HfConfig) -> Iterator[str]:
+def _unsupported(network: EagleNetwork, model: CheckpointConfig, config: HfConfig) -> Iterator[str]:
     """What the embedded engine does not compute."""
+    if network.kind == "eagle" and network.hidden != model.hidden_size:  # its outputs stand for the model's
+        yield f"hidden_size is {network.hidden}, the model's is {model.hidden_size}, and EAGLE needs the same"
     layers = config.integer("num_hidden_layers", 1)
     if layers > 1:
         yield f"num_hidden_layers is {layers}, networks of one layer are supported"

@@ -78,11 +78,6 @@ def network_for(eagle: EagleFeature, config: CheckpointConfig) -> EagleNetwork:
             f"{network.tensors[wrong].file}: {wrong}: TensorRT-LLM's EAGLE networks have no biases in their layer",
             hint="Use the network beside the embedded engine: `trtforge compile --feature eagle.model=NETWORK`.",
         )
-    if network.hidden != config.hidden_size:
-        raise ForgeError(
-            f"{network.files[0]}: hidden_size is {network.hidden}, TensorRT-LLM needs the model's {config.hidden_size}",
-            hint="Use the network beside the embedded engine: `trtforge compile --feature eagle.model=NETWORK`.",
-        )
     for key, said, is_wrong in (
         ("pp", config.parallel.pp, config.parallel.pp > 1),
         ("parallel_embedding", True, config.use_parallel_embedding and config.parallel.tp > 1),
