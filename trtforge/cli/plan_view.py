@@ -27,9 +27,10 @@ _PARTS = (
 _OF_FEATURES = ("state", "lora", "draft")
 _LEGEND = (
     "reqs: requests at the same time; answer s: seconds from a request to its last token; first ms: milliseconds to "
-    "the first token; each ms: milliseconds for each further token; tok/s/GPU: output tokens per second of all "
-    "requests, divided by the GPUs. All are estimates."
+    "the first token; {each}tok/s/GPU: output tokens per second of all requests, divided by the GPUs. "
+    "All are estimates."
 )
+_LEGEND_OF_EACH = "each ms: milliseconds for each further token; "
 
 
 def show_plan(result: "Plan", goal: str, *, wanted: bool) -> None:
@@ -195,7 +196,7 @@ def _alternatives(found: "Sequence[Alternative]", goal: str) -> None:
     middle = [split, "weights", "KV", "reqs", "answer s", "first ms", *([] if several else ["each ms"]), "tok/s/GPU"]
     figures = range(len(first) + 3, len(first) + len(middle))
     _print_columns(f"Alternatives, best first for {goal}", [*first, *middle], rows, right=figures)
-    show.line(_LEGEND)
+    show.line(_LEGEND.format(each="" if several else _LEGEND_OF_EACH))
     for number, one in enumerate(found, 1):
         name = one.evaluation.request.engine.target.gpu if several else number
         show.line(f"{name}: {one.why}")
