@@ -103,6 +103,8 @@ def main() -> None:
     unknown = set(arguments.which) - set(benchmarks)
     if unknown:
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
+    if "gpu" in arguments.which and arguments.device == "cuda" and not torch.cuda.is_available():
+        parser.error("no CUDA GPU is available; --tiny --device cpu runs the same code")
     record = read_record()
     for path in arguments.attacks or ():
         record = record.model_copy(update={"attacks": with_attacks(record.attacks, recording.attacked(path))})
