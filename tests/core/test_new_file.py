@@ -1,6 +1,7 @@
 """Why a new file could not be written, and what to choose instead."""
 
 import errno
+import io
 import os
 from pathlib import Path
 from typing import IO
@@ -41,6 +42,23 @@ def test_a_directory_that_refuses_is_said(number: int) -> None:
     error = not_written(Path("a/x"), OSError(number, os.strerror(number)))
     assert error.message == f"a/x cannot be written: {os.strerror(number)}"
     assert error.hint == "Choose a directory that you may write to."
+
+
+def test_an_interruption_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+
+    class Interrupted(io.TextIOWrapper):
+        def flush(self) -> None:
+            super().flush()
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            self.detach().close()
+
+    monkeypatch.setattr(Path, "open", lambda path, mode, encoding: Interrupted(opened(path, f"{mode}b"), encoding))
+    with pytest.raises(KeyboardInterrupt):
+        write_new(tmp_path / "new", "text")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ def write_new(path: Path, text: str) -> None:
             try:
                 file.write(text)
                 file.flush()
-            except OSError:
-                path.unlink()  # a disk may be full
+            except BaseException:  # a full disk, or an interruption
+                path.unlink()
                 raise
     except OSError as error:
         raise not_written(path, error) from None
