@@ -131,6 +131,34 @@ def test_weights_that_codes_cannot_hold_are_always_computed(level: str) -> None:
     assert int(made.argmax()) == 70
 
 
+@pytest.mark.parametrize("level", LEVELS)
+def test_products_that_are_equal_once_rounded_are_all_computed(level: str) -> None:
+    """Of codes they are two units of bfloat16's last place apart, each near the end of what its errors allow."""
+    values = torch.zeros(32 * 40, 16)
+    values[0], values[32] = 126.125, 126.875
+    values[[0, 32], 0] = 127.0
+    exact = native_matrix(kernels_at(level), values.half(), None, by_products=False)
+    head, x = screened(exact, 16), torch.full((1, 16), 0.01068115234375, dtype=torch.bfloat16)
+    head.need(1)
+    made, expected = head(x), exact(x)
+    assert expected[0, 0] == expected[0, 32]
+    require_largest(made, expected, 1)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("weights", "inputs"), [(1e-22, 1.0), (1e-28, 1e20), (1.0, 1e-24), (1e-12, 1e-12), (1.0, 1e-38)])
+def test_numbers_whose_squares_are_none_screen_nothing_out_that_is_likely(
+    level: str, weights: float, inputs: float
+) -> None:
+    torch.manual_seed(0)
+    values, x = torch.randn(32 * 200, 64) * weights, torch.randn(12, 64) * inputs
+    exact = native_matrix(kernels_at(level), values.bfloat16(), None, by_products=False)
+    for row in x.split(1):
+        head = screened(exact, 64)
+        head.need(20)
+        require_largest(head(row), exact(row), 20)
+
+
 CHOICES = {
     "greedy": SamplingParams(),
     "few": SamplingParams(top_k=5, temperature=0.7, seed=3),

@@ -39,7 +39,9 @@ constexpr int64_t SHARE = 8;           // of so many tiles one, at most, is wort
 constexpr int64_t LONGEST_PAUSE = 256;
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 constexpr float LARGEST_CODE = 127.0f;
-constexpr float LEAST = 0x1p-100f;     // largest weights of a row below it become zeros
+// Sums of squares of smaller numbers lose them: rows whose largest weight is below it become zeros, and shorter inputs have
+// all products computed.
+constexpr float LEAST = 0x1p-40f;
 constexpr float MAGIC = 0x1.8p23f;     // added and subtracted it rounds to integers
 constexpr float SLACK = 1.0f + 0x1p-6f;  // for the rounding of the limits themselves
 
@@ -89,11 +91,11 @@ static float norm_of(const T* x, int64_t inputs) {
     return std::sqrt(sum);
 }
 
-// The largest limits of a tile's products `y`, which are rounded to T as the exact ones are. Products whose errors are no
-// numbers do not count.
+// The largest limits of a tile's products `y`. These and the exact ones are both rounded to T, each by half a unit of the
+// last place. Products whose errors are no numbers do not count.
 template <typename T>
 static void limit(const T* y, const float* errors, float norm, float& low, float& high) {
-    constexpr float ROUNDING = std::is_same_v<T, float> ? 0x1p-23f : 0x1p-8f;
+    constexpr float ROUNDING = std::is_same_v<T, float> ? 0x1p-23f : 0x1p-7f;
     Vector lows = Vector() - INFINITE, highs = lows;
     for (int64_t o = 0; o < TILE; o += WIDTH) {
         const Vector v = load(y + o), most = (load(errors + o) * norm + absolute(v) * ROUNDING) * SLACK;
@@ -116,7 +118,7 @@ static bool find_tiles(const ScreenedLinear& s, int64_t most, Memory& memory) {
     float norms[MOST_ROWS];
     for (int64_t row = 0; row < s.rows; ++row) {
         norms[row] = norm_of((const T*)s.x + row * s.inputs, s.inputs);
-        if (!(norms[row] < INFINITE)) return false;
+        if (!(norms[row] >= LEAST && norms[row] < INFINITE)) return false;
     }
     team::for_each(tiles, s.rows * s.outputs >= PARALLEL_FROM, [&](int64_t tile) {
         for (int64_t row = 0; row < s.rows; ++row) {
@@ -223,9 +225,12 @@ static void screen_tile(const uint32_t* weight, int64_t inputs, uint32_t* codes,
     }
     const float rounding = float(inputs) * 0x1p-23f;
     for (int64_t o = 0; o < TILE; ++o) {
-        const float error = std::sqrt(lost[o / LANES][o % LANES]), size = std::sqrt(squares[o / LANES][o % LANES]);
-        const bool finite = size < INFINITE;
-        scales[o] = finite ? steps[o / LANES][o % LANES] : 0.0f;
+        const float most = largest[o / LANES][o % LANES], step = steps[o / LANES][o % LANES];
+        const float longest = most * std::sqrt(float(inputs)), square = squares[o / LANES][o % LANES];
+        const float size = step > 0.0f ? std::sqrt(square) : longest;
+        const float error = step > 0.0f ? std::sqrt(lost[o / LANES][o % LANES]) : longest;
+        const bool finite = square < INFINITE;
+        scales[o] = finite ? step : 0.0f;
         errors[o] = finite ? error + rounding * (error + size) : INFINITE;
     }
 }
