@@ -29,6 +29,10 @@ class RequestFailure:
     message: str
 
 
+_MOST_CANDIDATES = 1 << 10
+"""More likely tokens are too many to be told from all others."""
+_HIGHEST_TEMPERATURE = 100.0
+"""At much higher ones unequal logits get equal weights in float32, of which top_k takes the first in the vocabulary."""
 FinishReason = Literal["end_id", "stop_word", "length", "cancelled", "error"]
 
 
@@ -86,7 +90,10 @@ class SamplingParams:
         """Among how many of the most likely tokens the next one is, by the unmodified logits; 0 for all."""
         if self._alters or self.prompt_log_probs:
             return 0
-        return 1 if self.greedy else self.top_k or 0
+        if self.greedy:
+            return 1
+        few = self.top_k is not None and self.top_k <= _MOST_CANDIDATES
+        return (self.top_k or 0) if few and (self.temperature or 1.0) <= _HIGHEST_TEMPERATURE else 0
 
     @property
     def _alters(self) -> bool:
