@@ -30,9 +30,12 @@ choose_kernels()  # what tests compare with needs accurate cosines too
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
-# A shell that starts the tests in the background lets them ignore interruptions, and all that they start.
+# Tests that a shell starts in the background ignore interruptions, those under `nohup` closed terminals, and so does
+# all that they start.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 DEMO_MODEL = Path(__file__).parent.parent / "recipes" / "demo-model"
 SMALL_TOKENIZER = (
