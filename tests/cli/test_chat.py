@@ -113,14 +113,15 @@ class Script:
         self.messages = []
 
 
-def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> Script:
-    """A chat on a terminal in which these lines are typed."""
+def typed(monkeypatch: pytest.MonkeyPatch, *lines: str | bytes) -> Script:
+    """A chat on a terminal in which these lines are typed; bytes where the locale has UTF-8."""
     script, left = Script(), list(lines)
 
     def read(prompt: str) -> str:
         if not left:
             raise EOFError
-        return left.pop(0)
+        line = left.pop(0)
+        return line if isinstance(line, str) else line.decode()
 
     monkeypatch.setattr("builtins.input", read)
     Repl(script, terminal=True).run()  # type: ignore[arg-type]
@@ -167,6 +168,14 @@ def test_a_terminal_whose_locale_has_only_ascii_takes_utf8_and_nothing_else(
     assert typed(monkeypatch, *ascii_locale).messages == ["é", "on"]
     told = "error: standard input is not UTF-8 text\nhint: Give a prompt as UTF-8 text.\n"
     assert capsys.readouterr().err == told * 2 + "\n"
+
+
+def test_a_terminal_of_utf8_says_which_line_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed(monkeypatch, "é".encode(), b"caf\xe9", "on").messages == ["é", "on"]
+    told = "error: standard input is not UTF-8 text\nhint: Give a prompt as UTF-8 text.\n"
+    assert capsys.readouterr().err == told + "\n"
 
 
 def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> Script:

@@ -222,8 +222,11 @@ class Repl:
 
     def _line(self, prompt: str) -> str:
         if self._terminal:
-            # Of bytes that the locale does not have, Python makes lone surrogates.
-            return decoded(input(prompt).encode(errors="surrogateescape"))
+            # Of bytes that the locale does not have, Python makes lone surrogates in ASCII and an error in UTF-8.
+            try:
+                return decoded(input(prompt).encode(errors="surrogateescape"))
+            except UnicodeDecodeError as error:
+                return decoded(error.object)
         line = decoded(sys.stdin.buffer.readline())
         if not line:
             raise EOFError
