@@ -39,8 +39,10 @@ class Head:
 
 
 def _screened(linear: Linear, spec: DecoderSpec) -> Screened | None:
-    """A large LM head on the CPU with what screens its tokens."""
-    if not isinstance(linear, NativeMatrix) or not screen_bytes(spec.vocab_share, spec.hidden_size):
+    """A large LM head on the CPU with what screens its tokens, if larger products are larger logits."""
+    if not isinstance(linear, NativeMatrix) or spec.logit_scale <= 0.0:
+        return None
+    if not screen_bytes(spec.vocab_share, spec.hidden_size):
         return None
     known = max(0, spec.vocab_size - spec.rank.tp_rank * spec.vocab_share)  # of the last rank perhaps fewer
     by_products, layer = linear.by_products, linear.layer
