@@ -42,7 +42,7 @@ def candidates_of(rows: Rows[Row]) -> int:
     """Of how many of the most likely tokens the logits must be right, in every row that has logits; 0 for all."""
     most = 0
     for row in rows:
-        if row.samples or row.scores or row.drafts:
+        if row.wanted:
             if row.scores or not row.sequence.candidates:
                 return 0
             most = max(most, row.sequence.candidates)

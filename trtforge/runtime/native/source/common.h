@@ -83,12 +83,18 @@ static inline T* at_least(std::vector<T>& memory, int64_t count) {
     return memory.data();
 }
 
+// The same, aligned to a vector.
+template <typename T>
+static inline T* at_least_aligned(std::vector<T>& memory, int64_t count) {
+    constexpr int64_t MORE = 64 / int64_t(sizeof(T));
+    return (T*)((uintptr_t(at_least(memory, count + MORE)) + 63) / 64 * 64);
+}
+
 // Room for so many numbers that the calling thread keeps, aligned to a vector.
 template <typename T>
 static inline T* memory_for(int64_t count) {
-    constexpr int64_t MORE = 64 / int64_t(sizeof(T));
     static thread_local std::vector<T> memory;
-    return (T*)((uintptr_t(at_least(memory, count + MORE)) + 63) / 64 * 64);
+    return at_least_aligned(memory, count);
 }
 
 // The first position that the token at `position` attends to: of the last `window`, and of its own chunk; 0 for all.

@@ -148,8 +148,8 @@ static bool find_tiles(const ScreenedLinear& s, int64_t most, Memory& memory) {
 template <typename T>
 static void compute_tiles(int64_t type, const ScreenedLinear& s, const int64_t* tiles, int64_t count, Memory& memory) {
     const int64_t bytes = tile_bytes(s);
-    char* weights = (char*)((uintptr_t(at_least(memory.weights, count * bytes + 64)) + 63) / 64 * 64);
-    T* y = (T*)((uintptr_t(at_least(memory.y, s.rows * count * TILE * int64_t(sizeof(T)) + 64)) + 63) / 64 * 64);
+    char* weights = at_least_aligned(memory.weights, count * bytes);
+    T* y = (T*)at_least_aligned(memory.y, s.rows * count * TILE * int64_t(sizeof(T)));
     float* bias = s.bias ? at_least(memory.bias, count * TILE) : nullptr;
     team::for_each(count, count > 1, [&](int64_t i) {
         std::memcpy(weights + i * bytes, (const char*)s.weight + tiles[i] * bytes, size_t(bytes));
