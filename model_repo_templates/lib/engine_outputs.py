@@ -54,6 +54,7 @@ class SequenceState:
     log_probs: list[float] = field(default_factory=list)
     cumulative_log_prob: float = 0.0
     generated: int = 0
+    scheduled_ns: int = 0
     first_token_ns: int = 0
     last_token_ns: int = 0
     reused_blocks: int = 0
@@ -82,6 +83,7 @@ class SequenceState:
         self.generated += len(update.beams[0].tokens) if update.beams else 0
         if update.beams:
             self.last_token_ns = self.first_token_ns = time.monotonic_ns()
+        self.scheduled_ns = update.scheduled_ns
         self.finished = update.finish_reason is not None
 
     def sent(self) -> None:
@@ -132,6 +134,7 @@ class SequenceState:
     def _performance(self) -> Mapping[str, NDArray[Any]]:
         times = {
             "arrival_time_ns": self.arrival_ns,
+            "first_scheduled_time_ns": self.scheduled_ns,
             "first_token_time_ns": self.first_token_ns,
             "last_token_time_ns": self.last_token_ns,
         }

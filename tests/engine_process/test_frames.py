@@ -171,6 +171,14 @@ def test_counts_of_drafts_arrive_and_the_later_ones_hold() -> None:
     assert (found[5].drafted_tokens, found[5].accepted_tokens) == (0, 0)
 
 
+def test_the_last_update_says_when_its_sequence_first_ran() -> None:
+    updates = {4: Update([1], scheduled_ns=7), 5: Update([2], finish_reason="length", scheduled_ns=9)}
+    found = decode_updates(encode_updates(updates))
+    assert (found[4].scheduled_ns, found[5].scheduled_ns) == (0, 9)
+    found[4].merge(found[5])
+    assert found[4].scheduled_ns == 9
+
+
 @given(st.lists(st.lists(TOKENS, max_size=4), min_size=1, max_size=8), st.integers(0, 7))
 def test_merged_updates_tell_what_the_single_ones_told(steps: list[list[int]], cut: int) -> None:
     updates = [Update(), Update()]

@@ -1,4 +1,6 @@
+import itertools
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +104,19 @@ def test_blocks_that_a_paused_request_finds_again_are_not_counted_as_reused() ->
     sim.run()
     assert sim.scheduler.pauses == 1
     assert (first.reused_blocks, last.reused_blocks) == (0, 0)
+
+
+def test_a_sequence_tells_when_it_first_ran_also_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = itertools.count(1)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: next(times))
+    sim = simulation(blocks=6, policy="max_utilization")
+    first, last, waiting = (sim.arrive([start] * 8, 12) for start in (1, 2, 3))
+    assert [each.begun for each in (first, last, waiting)] == [False] * 3
+    sim.step()
+    assert [each.scheduled_ns for each in (first, last, waiting)] == [1, 2, 0]
+    sim.run()
+    assert sim.scheduler.pauses == 1
+    assert [each.output().scheduled_ns for each in (first, last, waiting)] == [1, 2, 3]
 
 
 def test_a_shared_prefix_is_not_computed_again() -> None:

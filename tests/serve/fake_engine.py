@@ -29,6 +29,7 @@ class Running:
     request: GenerationRequest
     on_output: Callable[[Output], None]
     tokens: list[int] = field(default_factory=list)
+    scheduled_ns: int = field(default_factory=time.monotonic_ns)
 
     def step(self) -> Output:
         """The next token of the prompt; the end where an end id, a stop word or max_tokens says so."""
@@ -61,6 +62,7 @@ class Running:
             allocated_blocks=3,
             top_log_probs=tuple(self._top(token) for token in tokens) if sampling.top_log_probs else (),
             prompt_log_probs=prompt,
+            scheduled_ns=self.scheduled_ns,
         )
 
     def _top(self, token: int) -> list[tuple[int, float]]:

@@ -186,6 +186,7 @@ class Update:
     beams: Sequence[Beam] = ()
     context_logits: bytearray = field(default_factory=bytearray)
     generation_logits: bytearray = field(default_factory=bytearray)
+    scheduled_ns: int = 0
 
     def add(self, output: Output) -> None:
         """Append an output."""
@@ -200,6 +201,7 @@ class Update:
         self.beams = output.beams
         self.context_logits += output.context_logits
         self.generation_logits += output.generation_logits
+        self.scheduled_ns = output.scheduled_ns
 
     def merge(self, later: "Update") -> None:
         """Append a later update."""
@@ -214,6 +216,7 @@ class Update:
         self.beams = later.beams
         self.context_logits += later.context_logits
         self.generation_logits += later.generation_logits
+        self.scheduled_ns = later.scheduled_ns
 
 
 def encode_updates(updates: Mapping[int, Update]) -> Frame:
@@ -243,14 +246,17 @@ def encode_updates(updates: Mapping[int, Update]) -> Frame:
 
 def _details(update: Update) -> Sequence[object]:
     """The end of a row: nothing for most updates; else no failure, the log probabilities that few requests ask for, the
-    counts of drafts, beams, and the bytes of both kinds of logits in the payload."""
+    counts of drafts, beams, the bytes of both kinds of logits in the payload, and with the last update when the
+    sequence first ran."""
     prompt, drafted = update.prompt_log_probs, update.drafted_tokens
     logits = len(update.context_logits), len(update.generation_logits)
-    if not (update.top_log_probs or prompt is not None or drafted or update.beams or any(logits)):
+    ended = update.finish_reason is not None
+    if not (ended or update.top_log_probs or prompt is not None or drafted or update.beams or any(logits)):
         return ()
     scores = None if prompt is None else (prompt.values, prompt.top)
     beams = [(list(b.tokens), list(b.log_probs), b.cumulative_log_prob, b.finish_reason) for b in update.beams]
-    return (None, update.top_log_probs, scores, drafted, update.accepted_tokens, beams, logits)
+    scheduled = update.scheduled_ns if ended else 0
+    return (None, update.top_log_probs, scores, drafted, update.accepted_tokens, beams, logits, scheduled)
 
 
 def decode_updates(frame: Frame) -> dict[int, Update]:
@@ -271,6 +277,7 @@ def decode_updates(frame: Frame) -> dict[int, Update]:
                 update.context_logits = bytearray(frame.payload[start:middle])
                 update.generation_logits = bytearray(frame.payload[middle:end])
                 start = end
+                update.scheduled_ns = int(more[7])
             updates[int(name)] = update
     except (KeyError, TypeError, ValueError) as error:
         raise BadFrame(f"updates that cannot be read: {error!r}") from None

@@ -237,7 +237,8 @@ class Output:
     `prompt_log_probs` comes once, with the first token.
     `allocated_blocks`: KV blocks allocated to the request so far, `reused_blocks` included. `drafted_tokens`: tokens
     that speculative decoding proposed and the engine verified so far; `accepted_tokens` of them are in the output.
-    `beams`: of a beam search, the best first, in its only output.
+    `beams`: of a beam search, the best first, in its only output. `scheduled_ns`: when its sequence first ran, in
+    nanoseconds of `time.monotonic_ns`, which all processes of a machine share; 0 if it never did.
     `context_logits`: native float32 (tokens of the prompt, vocabulary), with the first token; row i predicts what
     follows token i. `generation_logits`: (tokens of this output, vocabulary), from which each was chosen. Both are
     the model's, before anything that sampling does.
@@ -258,6 +259,7 @@ class Output:
     beams: tuple[Beam, ...] = ()
     context_logits: bytes = b""
     generation_logits: bytes = b""
+    scheduled_ns: int = 0
 
 
 class RequestEngine(Protocol):

@@ -91,6 +91,7 @@ class BeamSearch(Group):
             reused_blocks=sum(member.reused_blocks for member in self.members),
             allocated_blocks=sum(member.allocated_blocks for member in self.members),
             beams=beams,
+            scheduled_ns=self.members[0].scheduled_ns,
         )
 
     def _candidates(self, log_probs: Tensor) -> list[_Continuation]:

@@ -170,7 +170,7 @@ class Scheduler:
                 joined.append(copy)
         self.fork(sequence, joined)
         for copy in joined:
-            copy.begun = True
+            copy.begin()
             copy.reused_blocks, copy.allocated_blocks = shared, len(copy.table.blocks)
         return joined
 
@@ -203,7 +203,7 @@ class Scheduler:
                 sequence.reused_blocks = reused
                 sequence.allocated_blocks = reused
             _insert(self.running, sequence)
-            sequence.begun = True
+            sequence.begin()
             budget -= self._add_context(sequence, budget, rows)
 
     def _needed(self, sequence: Sequence, prefix: Prefix) -> int:

@@ -1,5 +1,6 @@
 """A request while the engine works on it: its tokens, how many of them are computed, and its KV blocks."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -46,9 +47,9 @@ class Group:
 class Sequence:
     """Mutable state, owned by the engine's thread. `order`: order of arrival; `limit`: maximum length of prompt and
     output; `plain`: sampling is the argmax of the unmodified logits; `candidates`: of how many of the most likely
-    tokens its logits must be right, 0 for all; `draft`: proposed next tokens; `begun`: it is running, or was and is
-    paused; `scored`: tokens of the prompt whose logits were used; `context_logits`, `generation_logits`: those that
-    were not handed out yet.
+    tokens its logits must be right, 0 for all; `draft`: proposed next tokens; `scheduled_ns`: when it first ran, in
+    nanoseconds of `time.monotonic_ns`, 0 before; `scored`: tokens of the prompt whose logits were used;
+    `context_logits`, `generation_logits`: those that were not handed out yet.
 
     The keys and values of the first `computed` tokens are in the cache; the others, which include the last generated
     token, are still to be computed.
@@ -74,7 +75,7 @@ class Sequence:
     prompt_top: list[TopLogProbs] = field(default_factory=list)
     prompt_reported: bool = False
     group: Group | None = None
-    begun: bool = False
+    scheduled_ns: int = 0
     scored: int = 0
     context_logits: bytearray = field(default_factory=bytearray)
     generation_logits: bytearray = field(default_factory=bytearray)
@@ -89,6 +90,15 @@ class Sequence:
         sequence = cls(request, order, limit, on_output, list(request.prompt), plain, _candidates(request))
         sequence.table = BlockTable(salt=sequence.salt)
         return sequence
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is running, or was and is paused."""
+        return self.scheduled_ns > 0
+
+    def begin(self) -> None:
+        """Note that it runs from now on, unless it has begun before."""
+        self.scheduled_ns = self.scheduled_ns or time.monotonic_ns()
 
     @property
     def salt(self) -> bytes:
@@ -216,6 +226,7 @@ class Sequence:
             accepted_tokens=self.accepted,
             context_logits=context,
             generation_logits=generation,
+            scheduled_ns=self.scheduled_ns,
         )
 
     def ends_with_stop_word(self, token: int) -> bool:
