@@ -33,15 +33,19 @@ def test_preprocessing_with_the_engines_path_serves_no_engine(tmp_path: Path, ba
     assert found.engine["build_config.max_batch_size"] == 32
 
 
-def test_a_model_that_is_named_is_the_only_one_that_is_read(tmp_path: Path) -> None:
+def test_other_models_need_not_be_readable(tmp_path: Path) -> None:
     source = repository(tmp_path / "r", {"sink_token_length": "4"})
     (source / "tensorrt_llm_bls").mkdir()
     (source / "tensorrt_llm_bls" / "config.pbtxt").write_text("instance_group [ { count: ${bls_instance_count} } ]")
+    for name in (None, "tensorrt_llm"):
+        found = read_settings(source, name=name)
+        assert found.model is not None
+        assert found.model.parameters == {"sink_token_length": "4"}
+    with pytest.raises(ForgeError, match=r"tensorrt_llm_bls/config\.pbtxt, line 1"):
+        read_settings(source, name="tensorrt_llm_bls")
+    (source / "tensorrt_llm" / "config.pbtxt").unlink()
     with pytest.raises(ForgeError, match=r"tensorrt_llm_bls/config\.pbtxt, line 1"):
         read_settings(source)
-    found = read_settings(source, name="tensorrt_llm")
-    assert found.model is not None
-    assert found.model.parameters == {"sink_token_length": "4"}
 
 
 @pytest.mark.parametrize(("policy", "batch"), [("", 64), ("version_policy { specific { versions: [ 3 ] } }", 16)])

@@ -95,8 +95,10 @@ def _serving_model(source: Path, models: Mapping[str, Path], name: str | None) -
     if name is not None and name not in models:
         raise ForgeError(f"{source} has no model {name}", hint=f"Its models are {', '.join(models)}.")
     wanted = models if name is None else {name: models[name]}
-    parsed = {model: read_message(path) for model, path in wanted.items()}
+    parsed, unreadable = _parsed(wanted)
     serving = [model for model, message in parsed.items() if name is not None or _serves(message)]
+    if unreadable and not serving:
+        raise unreadable[0]
     if len(serving) != 1:
         what = "no model serves an engine" if not serving else f"several models serve engines: {', '.join(serving)}"
         raise ForgeError(f"{source}: {what}", hint=f"Choose one with --model: {', '.join(models)}.")
@@ -113,6 +115,17 @@ def _serving_model(source: Path, models: Mapping[str, Path], name: str | None) -
         instances=groups[-1].integer("count", 1) if groups else 1,
     )
     return model, _version(models[serving[0]].parent, message)
+
+
+def _parsed(paths: Mapping[str, Path]) -> tuple[dict[str, Message], list[ForgeError]]:
+    """The models whose config.pbtxt can be read, and why others cannot, such as templates that were never filled."""
+    parsed, unreadable = {}, []
+    for model, path in paths.items():
+        try:
+            parsed[model] = read_message(path)
+        except ForgeError as error:
+            unreadable.append(error)
+    return parsed, unreadable
 
 
 def _serves(message: Message) -> bool:
