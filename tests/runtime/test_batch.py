@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -30,11 +32,11 @@ def step_of(rows: list[tuple[int, int]], wanted: list[int] | None = None) -> Ste
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=12))
 def test_a_step_survives_encoding(rows: list[tuple[int, int]]) -> None:
-    step = step_of(rows)
+    step = replace(step_of(rows), candidates=3, draws=np.arange(len(rows) * 2) - 5)
     encoded = step.encode()
     decoded = Step.decode(np.concatenate([encoded, np.zeros(5, dtype=np.int64)]))
     assert encoded[0] == len(encoded)
-    for name in ("starts", "counts", "wanted", "tables", "tokens"):
+    for name in ("starts", "counts", "wanted", "tables", "tokens", "candidates", "draws"):
         assert np.array_equal(getattr(decoded, name), getattr(step, name))
 
 

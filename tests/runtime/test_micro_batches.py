@@ -1,5 +1,7 @@
 """The parts of a step, in their order, and a step of single tokens compute what the whole step computes."""
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -104,3 +106,11 @@ def test_tokens_of_short_chunks_become_rows(step: Step) -> None:
     rows = step.positions()[0][order]
     assert made.adapters.tolist() == (step.adapters[rows].tolist() if len(step.adapters) else [])
     assert made.window_tables.tolist() == ((made.tables + 1000).tolist() if len(step.window_tables) else [])
+
+
+def test_parts_of_a_step_that_draws_from_all_tokens_need_all_logits() -> None:
+    step = replace(TWO_TOKENS, counts=ZERO + 90, wanted=ZERO + 1, tokens=np.arange(90), draws=np.arange(2))
+    parts = micro_batches(step, 2, 8)
+    assert len(parts) == 4
+    assert [(part.candidates, len(part.draws)) for part in parts] == [(0, 0)] * 4
+    assert micro_batches(step, 1, 8)[0] is step

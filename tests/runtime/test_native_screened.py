@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,6 +18,8 @@ from tests.runtime.test_speculation import NGRAMS, KeptRanks
 from trtforge.core.features import FeaturesConfig
 from trtforge.engine_process.requests import BeamParams, GenerationRequest, SamplingParams
 from trtforge.models import kernels as kernel_choice
+from trtforge.models.kernels import MOST_DRAWN
+from trtforge.runtime.candidates import gumbel_noise
 from trtforge.runtime.decoder.logits import Head
 from trtforge.runtime.drafting import NgramDrafter
 from trtforge.runtime.engine import Engine, EngineOptions
@@ -24,6 +27,7 @@ from trtforge.runtime.generate import generate_with
 from trtforge.runtime.linears.linear import NativeMatrix, native_matrix
 from trtforge.runtime.native.screened import Screened
 from trtforge.runtime.ranks.source import Source, open_engine
+from trtforge.runtime.scheduling.random_numbers import random_bits
 
 CASES = [
     (level, dtype, weights, by_products)
@@ -35,9 +39,9 @@ CASES = [
 ]
 
 
-def screened(exact: NativeMatrix, inputs: int, padding: int = 0) -> Screened:
+def screened(exact: NativeMatrix, inputs: int, padding: int = 0, first: int = 0) -> Screened:
     valid = exact.layer.outputs - padding
-    return Screened(exact.kernels, exact.layer, inputs, by_products=exact.by_products, valid=valid)
+    return Screened(exact.kernels, exact.layer, inputs, by_products=exact.by_products, valid=valid, first=first)
 
 
 def require_largest(made: Tensor, exact: Tensor, most: int) -> None:
@@ -88,6 +92,68 @@ def test_the_largest_products_are_those_of_the_layer(
         head.need(most)
         require_largest(head(x)[:, :valid], expected[:, :valid], most)
         head.need(0)
+
+
+@pytest.mark.parametrize(("level", "dtype", "weights", "by_products"), CASES)
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 5),
+    tiles=st.integers(1, 80),
+    inputs=st.sampled_from([16, 64, 320]),
+    first=st.sampled_from([0, 4096]),
+    factors=st.lists(st.sampled_from([0.0, 1e-6, 0.3, 1.0, 5.0, 1e4]), min_size=4, max_size=4),
+    most=st.sampled_from([1, 20]),
+    outlier=st.sampled_from([0.0, 300.0]),
+    padding=st.sampled_from([0, 40]),
+    seed=st.integers(0, 2**16),
+)
+def test_the_largest_sum_with_noise_is_that_of_the_layer(
+    level: str, dtype: torch.dtype, weights: torch.dtype, by_products: bool, rows: int, tiles: int, inputs: int,
+    first: int, factors: list[float], most: int, outlier: float, padding: int, seed: int,
+) -> None:  # fmt: skip
+    """Of rows with a factor; of the others the largest products are. Sums are as the sampler has them."""
+    generator, outputs = torch.Generator().manual_seed(seed), tiles * 32
+    values = torch.randn(outputs, inputs, generator=generator)
+    values[:, 3] += outlier * torch.randn(outputs, generator=generator)
+    x = torch.randn(rows, inputs, generator=generator).to(dtype)
+    kernels = kernels_at(level)
+    exact = native_matrix(kernels, values.to(weights), None, by_products=by_products and kernels.multiplies)
+    valid = max(1, outputs - padding)
+    head, expected = screened(exact, inputs, outputs - valid, first), exact(x)[:, :valid]
+    keys = random_bits([(seed, row) for row in range(min(rows, MOST_DRAWN))])
+    numbers = np.array(factors[: len(keys)])
+    head.need(0 if rows > MOST_DRAWN else most, keys, numbers)
+    made = head(x)[:, :valid]
+    if rows > MOST_DRAWN:
+        assert torch.equal(made, expected)
+        return
+    noise = gumbel_noise(torch.from_numpy(keys.view(np.int64)), first + valid)[:, first:]
+    for row, factor in enumerate(factors[:rows]):
+        if not factor:
+            require_largest(made[row : row + 1], expected[row : row + 1], most)
+        else:
+            sums, right = (logits[row].float() * factor + noise[row] for logits in (made, expected))
+            assert int(sums.argmax()) == int(right.argmax())
+            assert made[row, sums.argmax()] == expected[row, sums.argmax()]
+    head.need(most)  # nothing is left of the factors
+    require_largest(head(x)[:, :valid], expected, most)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_few_tiles_are_computed_for_a_draw_from_a_large_vocabulary(level: str) -> None:
+    torch.manual_seed(0)
+    exact = native_matrix(kernels_at(level), torch.randn(32 * 500, 256).bfloat16() / 16, None, by_products=False)
+    head, x = screened(exact, 256), torch.randn(1, 256).bfloat16()
+    places = set()
+    for key in range(20):
+        head.need(1, np.array([key], dtype=np.uint64), np.ones(1))
+        made, expected = head(x).float(), exact(x).float()
+        noise = gumbel_noise(torch.tensor([key]), 32 * 500)
+        place = int((made + noise).argmax())
+        assert place == int((expected + noise).argmax())
+        places.add(place)
+        assert 0.02 < float((made == expected).float().mean()) < 0.6
+    assert len(places) == 20
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -165,7 +231,10 @@ CHOICES = {
     "few of few": SamplingParams(top_k=20, top_p=0.8, temperature=1.4, seed=1),
     "many": SamplingParams(top_k=2**70, seed=4),
     "nearly equal": SamplingParams(top_k=5, temperature=1e8, seed=0),
-    "all": SamplingParams(top_p=0.9, temperature=1.2, seed=2),
+    "nucleus": SamplingParams(top_p=0.9, temperature=1.2, seed=2),
+    "all": SamplingParams(top_p=1.0, seed=5),
+    "all of steep": SamplingParams(top_p=1.0, temperature=0.2, seed=6),
+    "all and fewer": SamplingParams(top_p=1.0, top_p_decay=0.8, seed=7),
     "scored": SamplingParams(return_log_probs=True, top_log_probs=3),
     "scored prompt": SamplingParams(prompt_log_probs=True),
     "penalised": SamplingParams(repetition_penalty=1.3),
@@ -179,6 +248,17 @@ def test_candidates_are_few_tokens_that_weights_tell_apart() -> None:
     assert replace(few, temperature=1e8).candidates == replace(few, top_k=2**70).candidates == 0
     assert (SamplingParams().candidates, SamplingParams(temperature=0.0, top_k=2**70).candidates) == (1, 1)
     assert SamplingParams(top_k=1, temperature=1e8).candidates == 1
+    drawn = SamplingParams(top_p=1.0, temperature=1e8)
+    assert (drawn.candidates, drawn.draws_from_all) == (1, True)
+    for changes in (
+        {"top_p": 0.9},
+        {"top_p_decay": 0.9},
+        {"top_k": 2**70},
+        {"min_tokens": 1},
+        {"return_log_probs": True},
+    ):
+        assert replace(drawn, **changes).candidates == 0
+    assert not any(p.draws_from_all for p in (SamplingParams(), SamplingParams(top_p=1.0, temperature=0.0), few))
 
 
 def asked(prompts: list[list[int]], vocabulary: int) -> list[list[GenerationRequest]]:
@@ -189,6 +269,8 @@ def asked(prompts: list[list[int]], vocabulary: int) -> list[list[GenerationRequ
     ]
     first = GenerationRequest("first", tuple(prompts[3]), 6, CHOICES["greedy"])
     copy = replace(first, sampling=CHOICES["scored"], copy_of="0")
+    drawn = [replace(first, sampling=CHOICES["all"]), replace(first, sampling=CHOICES["all of steep"], copy_of="0")]
+    mixed = [replace(first, sampling=CHOICES[name], max_tokens=9) for name in ("all", "greedy", "few of few")]
     bias = SamplingParams(embedding_bias=tuple(float(token % 7) for token in range(vocabulary)))
     others = [
         replace(first, sampling=bias),
@@ -198,7 +280,8 @@ def asked(prompts: list[list[int]], vocabulary: int) -> list[list[GenerationRequ
         replace(first, beams=BeamParams(3, 2)),
         replace(first, prompt=(5, 6, 7, 8) * 6, max_tokens=20),
     ]
-    return [*([each] for each in (*alone, *others)), [first, copy], [first, copy, *alone, *others]]
+    together = [[first, copy], drawn, mixed[:2], mixed, [first, copy, *alone, *others]]
+    return [*([each] for each in (*alone, *others)), *together]
 
 
 @contextmanager
@@ -220,9 +303,11 @@ def test_requests_get_what_they_get_without_a_screen(
     )
     features = FeaturesConfig(context_logits=True, generation_logits=True)
     source = replace(found, forge=found.forge.model_copy(update={"features": features}))
-    needed: set[int] = set()
+    needed: set[tuple[int, int]] = set()
     need = Head.need
-    monkeypatch.setattr(Head, "need", lambda head, most: (needed.add(most), need(head, most))[1])
+    monkeypatch.setattr(
+        Head, "need", lambda head, most, draws: (needed.add((most, len(draws))), need(head, most, draws))[1]
+    )
     made = []
     for least in (kernel_choice._SCREENED_BYTES, 0):
         monkeypatch.setattr(kernel_choice, "_SCREENED_BYTES", least)
@@ -234,4 +319,5 @@ def test_requests_get_what_they_get_without_a_screen(
     half = len(made) // 2
     assert [each.error for some in made for each in some if each.error is not None] == []
     assert made[half:] == made[:half]
-    assert needed == {0, 1, 5, 20}
+    alone = {(0, 0), (1, 0), (5, 0), (20, 0), (1, 2), (1, 4), (20, 6)}
+    assert alone - needed == set()

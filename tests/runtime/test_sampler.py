@@ -7,7 +7,8 @@ from torch import Tensor
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
 
 from trtforge.engine_process.requests import GenerationRequest, SamplingParams
-from trtforge.runtime.sampler import Sampler, uniform
+from trtforge.runtime.sampler import Sampler
+from trtforge.runtime.scheduling.random_numbers import uniform
 from trtforge.runtime.scheduling.sequence import Sequence
 
 VOCAB = 50
@@ -198,13 +199,13 @@ def test_bad_words_ban_only_the_token_that_would_complete_them() -> None:
 
 
 def test_uniform_numbers_depend_on_seed_and_step_and_fill_the_interval() -> None:
-    numbers = uniform([3] * 5000, list(range(5000)))
-    assert uniform([9, 3], [1, 77])[1] == numbers[77]
+    numbers = uniform([(3, position) for position in range(5000)])
+    assert uniform([(9, 1), (3, 77)])[1] == numbers[77]
     assert len(set(numbers)) == 5000
     assert 0 <= numbers.min() < 0.01
     assert 0.99 < numbers.max() < 1
     assert abs(numbers.mean() - 0.5) < 0.02
-    assert uniform([-1], [0]) == uniform([2**64 - 1], [0])
+    assert uniform([(-1, 0)]) == uniform([(2**64 - 1, 0)])
 
 
 @pytest.mark.parametrize(

@@ -87,13 +87,19 @@ class SamplingParams:
 
     @property
     def candidates(self) -> int:
-        """Among how many of the most likely tokens the next one is, by the unmodified logits; 0 for all."""
+        """Among how many of the most likely tokens the next one is, by the unmodified logits; 0 for all. 1 if it
+        `draws_from_all`: by the sums of the logits and noise."""
         if self._alters or self.prompt_log_probs:
             return 0
-        if self.greedy:
+        if self.greedy or self.draws_from_all:
             return 1
         few = self.top_k is not None and self.top_k <= _MOST_CANDIDATES
         return (self.top_k or 0) if few and (self.temperature or 1.0) <= _HIGHEST_TEMPERATURE else 0
+
+    @property
+    def draws_from_all(self) -> bool:
+        """Whether each token of the vocabulary may be next."""
+        return not self.greedy and not self.top_k and self.top_p == 1.0 and self.top_p_decay == 1.0
 
     @property
     def _alters(self) -> bool:

@@ -94,6 +94,10 @@ def suits_tiles(outputs: int, inputs: int) -> bool:
 _SCREENED_BYTES = 32 << 20
 """Of an LM head in 16 bits that is screened; the caches of processors keep much of smaller ones."""
 
+MOST_DRAWN = 4
+"""Rows of a step while one of them draws from all tokens and these are screened: of more, all logits are computed. No
+processor screens those of more rows (MOST_ROWS of runtime/native/source/screened.cpp)."""
+
 
 def screen_bytes(outputs: int, inputs: int) -> int:
     """Bytes of what screens the tokens of an LM head on the CPU (runtime.native.screened), beside the weights: codes of

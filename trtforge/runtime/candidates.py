@@ -1,4 +1,4 @@
-"""The tokens that top_k and top_p leave of a distribution, in the vocabulary's order, and draws from them.
+"""The tokens that top_k and top_p leave of a distribution, in the vocabulary's order, and draws from them, or of all.
 
 In the order of their probabilities, two nearly equal ones would change places with the last bits of the logits, which
 depend on what else a step computes, and draws of the same random number would be others.
@@ -11,6 +11,8 @@ from torch import Tensor
 _BLOCK = 1024  # weights that are summed before they are looked at one by one
 _FINER = 16.0  # by how much a threshold of probabilities is lowered
 _SUM_ROUNDING = 1e-6  # of sums of probabilities in float32
+_BITS_32 = 0xFFFFFFFF
+_BELOW_1 = 1.0 - 2.0**-24  # in float32
 
 
 def most_likely_kept(logits: Tensor, top_k: Tensor, top_p: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -57,6 +59,36 @@ def nucleus(logits: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
     kept = torch.zeros_like(kept).index_fill_(0, candidates[order[:count]], True)  # sooner than sorting them
     found = kept.nonzero().squeeze(1)
     return found, probabilities[found]
+
+
+def drawn_of_all(logits: Tensor, keys: Tensor) -> Tensor:
+    """Of float32 logits (rows, vocabulary) a token of each row, with the probability that their softmax gives it.
+
+    keys: int64 (rows,), 64 random bits each. Token 0 where none is possible.
+    """
+    top = logits.amax(dim=1, keepdim=True)  # noise beside large logits would be rounded away
+    noise = gumbel_noise(keys, logits.shape[1])
+    return noise.add_(logits - torch.where(top.isfinite(), top, 0.0)).argmax(dim=1)
+
+
+def gumbel_noise(keys: Tensor, vocabulary: int) -> Tensor:
+    """float32 (rows, vocabulary): the largest sum of a logit and its noise is the token that is drawn.
+
+    See native/source/gumbel.h, which computes the same but for the last bits. keys: int64 (rows,).
+    """
+    first, second = (part.unsqueeze(1) for part in (keys & _BITS_32, (keys >> 32) & _BITS_32))
+    h = (torch.arange(vocabulary, device=keys.device) * 0x9E3779B9 + first) & _BITS_32
+    h = _mixed(h, 0x85EBCA6B, 13, 0xC2B2AE35)
+    h = _mixed((h + second) & _BITS_32, 0x7FEB352D, 15, 0x846CA68B)
+    quantile = h.float().add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_1)
+    return quantile.neg_().log1p_().neg_().log_().neg_()
+
+
+def _mixed(h: Tensor, factor: int, shift: int, second: int) -> Tensor:
+    """A bijection of numbers of 32 bits, as int64."""
+    h = ((h ^ (h >> 16)) * factor) & _BITS_32
+    h = ((h ^ (h >> shift)) * second) & _BITS_32
+    return h ^ (h >> 16)
 
 
 def chosen_places(weights: Tensor, shares: Tensor) -> Tensor:

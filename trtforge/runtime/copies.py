@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.scheduler import Scheduler
-from trtforge.runtime.scheduling.sequence import Sequence
+from trtforge.runtime.scheduling.sequence import Sequence, candidates_of
 
 
 class Copies:
@@ -33,7 +33,8 @@ class Copies:
             return False
         self._of.setdefault(original, []).append(copy)
         both = original.candidates, copy.candidates
-        original.candidates = max(both) if all(both) else 0  # its first logits are those of the copies
+        draws = any(each.request.sampling.draws_from_all for each in (original, copy))
+        original.candidates = max(both) if all(both) and not draws else 0  # its first logits are those of the copies
         return True
 
     def joined(self, sampling: list[tuple[Row, int]], scheduler: Scheduler) -> list[tuple[Row, int]]:
@@ -41,6 +42,7 @@ class Copies:
         found = []
         for row, index in sampling if self._of else ():
             copies = scheduler.join(row.sequence, self._of.pop(row.sequence, []))
+            row.sequence.candidates = candidates_of(row.sequence.request)
             found += [(replace(row, sequence=copy, drafts=()), index) for copy in copies]
         return found
 

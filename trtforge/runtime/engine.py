@@ -365,12 +365,7 @@ class Engine:
             self._end(sequence, "cancelled")
 
     def _end(
-        self,
-        sequence: Sequence,
-        reason: FinishReason,
-        *,
-        output: Output | None = None,
-        error: ForgeError | None = None,
+        self, sequence: Sequence, reason: FinishReason, *, output: Output | None = None, error: ForgeError | None = None
     ) -> None:
         """End a sequence with its last `output`, by default one without a token."""
         if self._copies.detached(sequence, self._scheduler):

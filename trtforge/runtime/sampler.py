@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trtforge.engine_process.requests import TopLogProbs
-from trtforge.runtime.candidates import chosen_places, most_likely_kept, nucleus
+from trtforge.runtime.candidates import chosen_places, drawn_of_all, most_likely_kept, nucleus
 from trtforge.runtime.cuda.pinned import sent, sent_column
 from trtforge.runtime.decoder.logits import most_likely, most_likely_tokens
 from trtforge.runtime.guidance.guides import Guides
@@ -21,11 +21,11 @@ from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.sampling import Limits, draw_tokens, kept_weights
 from trtforge.runtime.penalties import LARGEST, Penalties
 from trtforge.runtime.prompt_scores import log_sums_of, top_log_probs
+from trtforge.runtime.scheduling.random_numbers import random_bits, shares_of, uniform
 from trtforge.runtime.scheduling.sequence import Sequence
 
 _MINUS_INFINITY = float("-inf")
 _SORTED = 16  # rows at once, for which 128,000 tokens take 50 MB
-_STREAM = 0xD1342543DE82EF95  # between the seeds of streams: odd, and far from differences of users' seeds
 
 
 @dataclass(frozen=True)
@@ -139,45 +139,57 @@ class Sampler:
         return self._probabilities(row, logits)
 
     def _draw(self, rows: list[Sequence], logits: Tensor, places: list[int]) -> Tensor:
-        """Inverse transform sampling from the tokens that top_k and top_p keep. `places`: of the rows in the logits."""
-        points = uniform([p.request.sampling.seed or 0 for p in rows], [row.generated for row in rows])
-        shares = sent(points, self._device)
+        """Inverse transform sampling from the tokens that top_k and top_p keep. `places`: of the rows in the logits.
+
+        Where they keep all, the largest sum of a logit and Gumbel noise is drawn: it needs neither the sum of all
+        weights, nor the logits of tokens that cannot have it.
+        """
+        bits = random_bits([row.draws_at for row in rows])
+        top_k, top_p = [self._top_k(row) for row in rows], [_top_p(row) for row in rows]
+        keys = sent(bits.view(np.int64), self._device)
         if self._kernels is not None:
-            limits = Limits([self._top_k(row) for row in rows], [_top_p(row) for row in rows])
-            return draw_tokens(self._kernels, logits, places, limits, shares)
-        logits = self._at(places, logits)
+            return draw_tokens(self._kernels, logits, places, Limits(top_k, top_p), keys)
+        logits, shares = self._at(places, logits), sent(shares_of(bits), self._device)
         tokens = torch.empty(len(rows), dtype=torch.int64, device=self._device)
-        for indices, candidates, weights in self._kept(rows, logits):
+        whole = [k == self._vocab_size and p >= 1.0 for k, p in zip(top_k, top_p, strict=True)]
+        limited = [index for index, is_whole in enumerate(whole) if not is_whole]
+        for indices, candidates, weights in self._kept(rows, logits, limited):
             at = self._index(indices)
             choice = chosen_places(weights, shares[at])
             tokens[at] = candidates.gather(1, choice.unsqueeze(1)).squeeze(1)
+        for indices in _parts([index for index, is_whole in enumerate(whole) if is_whole]):
+            at = self._index(indices)
+            tokens[at] = drawn_of_all(self._at(indices, logits), keys[at])
         return tokens
 
     def _verified(self, row: Sequence, logits: Tensor, depth: int) -> int:
         """The token after `depth` others of a draft that was drawn."""
-        draft, at = row.draft, (row.request.sampling.seed or 0, row.generated)
+        draft = row.draft
         assert draft.distributions is not None
         wanted = self._probabilities(row, logits)
-        return verified_token(draft.tokens[depth], draft.distributions[depth], wanted, at)
+        return verified_token(draft.tokens[depth], draft.distributions[depth], wanted, row.draws_at)
 
     def _probabilities(self, row: Sequence, logits: Tensor) -> Tensor:
         """Those of all tokens, of logits (vocabulary,): 0 for what top_k and top_p exclude."""
         if self._kernels is not None:
             weights = kept_weights(self._kernels, logits, self._top_k(row), _top_p(row))
             return weights / weights.sum()
-        _, candidates, kept = next(self._kept([row], logits.unsqueeze(0)))
+        _, candidates, kept = next(self._kept([row], logits.unsqueeze(0), [0]))
         dense = kept.new_zeros(self._vocab_size)
         return dense.scatter_(0, candidates[0], kept[0] / kept[0].sum())
 
-    def _kept(self, rows: list[Sequence], logits: Tensor) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-        """Indices of some rows, their tokens (rows, candidates) and the tokens' weights: 0 for what is excluded.
+    def _kept(
+        self, rows: list[Sequence], logits: Tensor, wanted: list[int]
+    ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+        """Indices of some of the rows that are `wanted`, their tokens (rows, candidates) and the tokens' weights: 0 for
+        what is excluded.
 
         Rows with top_k come together; on a GPU so do those with top_p, as it sorts all tokens sooner than the host
         finds the likely ones. How a row is treated does not depend on the others.
         """
         bounds = [self._top_k(row) for row in rows]
-        bounded = [index for index, bound in enumerate(bounds) if bound < self._vocab_size]
-        others = [index for index, bound in enumerate(bounds) if bound == self._vocab_size]
+        bounded = [index for index in wanted if bounds[index] < self._vocab_size]
+        others = [index for index in wanted if bounds[index] == self._vocab_size]
         shares = [_top_p(row) for row in rows]
         likely = [index for index in others if self._sorts and shares[index] < 1.0]
         alone = [index for index in others if not self._sorts or shares[index] >= 1.0]
@@ -259,36 +271,21 @@ def verified_token(proposed: int, drawn_from: Tensor, wanted: Tensor, at: tuple[
     Rejection sampling (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1). Distributions are (vocabulary,). `at`:
     seed and position, for random numbers that nothing else uses.
     """
-    accepts = uniform([at[0]], [at[1]], stream=1)[0] * float(drawn_from[proposed]) < float(wanted[proposed])
+    accepts = uniform([at], stream=1)[0] * float(drawn_from[proposed]) < float(wanted[proposed])
     rest = (wanted.double() - drawn_from.double()).clamp_(min=0.0)
     if accepts or float(rest.sum()) == 0.0:
         return proposed
-    return _chosen(rest, uniform([at[0]], [at[1]], stream=2))
+    return _chosen(rest, uniform([at], stream=2))
 
 
 def drawn(distribution: Tensor, seed: int, step: int) -> int:
     """A token of a draft from its distribution (vocabulary,)."""
-    return _chosen(distribution, uniform([seed], [step], stream=3))
+    return _chosen(distribution, uniform([(seed, step)], stream=3))
 
 
 def _chosen(weights: Tensor, share: np.ndarray[tuple[int], np.dtype[np.float64]]) -> int:
     """The token of weights (vocabulary,) at this share of them."""
     return int(chosen_places(weights.unsqueeze(0), torch.from_numpy(share).to(weights.device)))
-
-
-def uniform(seeds: list[int], steps: list[int], stream: int = 0) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Counter-based random numbers in [0, 1) from (seed, step): SplitMix64 (Steele et al. 2014).
-
-    A request's samples therefore depend neither on its batch nor on pauses. Streams are independent of one another.
-    """
-    x = np.array([(seed + stream * _STREAM) & 0xFFFFFFFFFFFFFFFF for seed in seeds], dtype=np.uint64)
-    with np.errstate(over="ignore"):
-        for counter in (np.zeros(len(steps), dtype=np.uint64), np.array(steps, dtype=np.uint64)):
-            x = x + (counter + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-            x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            x = x ^ (x >> np.uint64(31))
-    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def _banned(row: Sequence) -> list[int]:

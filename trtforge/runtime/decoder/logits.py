@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ class Head:
     def __init__(self, loader: Loader) -> None:
         self._norm = loader.norm(FINAL_NORM) if loader.spec.final_norm else None
         self.linear = linear = loader.linear(LM_HEAD)
+        self._spec = loader.spec
         alone = loader.spec.tp == 1 and loader.spec.pp == 1
         self._screened = _screened(linear, loader.spec)
         self._multiply = self._screened or (linear.unrounded if alone and isinstance(linear, GpuMatrix) else linear)
@@ -27,11 +30,17 @@ class Head:
     def __call__(self, hidden: Tensor) -> Tensor:
         return self._multiply(self.normed(hidden))
 
-    def need(self, candidates: int) -> None:
-        """From now on the logits of so many of the most likely tokens of a row must be right, 0 for all: of others only
-        that they are less likely. Recorded steps follow it."""
-        if self._screened is not None:
-            self._screened.need(candidates)
+    def need(self, candidates: int, draws: npt.NDArray[np.int64]) -> None:
+        """What the next logits are for, as `Step` has it: of tokens that cannot be chosen they need only be such that
+        they are not. Recorded steps follow it."""
+        if self._screened is None:
+            return
+        if len(draws) and self._spec.logit_cap is not None:
+            candidates, draws = 0, draws[:0]
+        keys, temperatures = (np.ascontiguousarray(each) for each in draws.reshape(-1, 2).T)
+        divisors = temperatures.view(np.float64)
+        factors = np.divide(self._spec.logit_scale, divisors, out=np.zeros_like(divisors), where=divisors > 0.0)
+        self._screened.need(candidates, keys.view(np.uint64), factors)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """What the LM head reads."""
@@ -44,9 +53,10 @@ def _screened(linear: Linear, spec: DecoderSpec) -> Screened | None:
         return None
     if not screen_bytes(spec.vocab_share, spec.hidden_size):
         return None
-    known = max(0, spec.vocab_size - spec.rank.tp_rank * spec.vocab_share)  # of the last rank perhaps fewer
+    first = spec.rank.tp_rank * spec.vocab_share
+    known = max(0, spec.vocab_size - first)  # of the last rank perhaps fewer
     by_products, layer = linear.by_products, linear.layer
-    return Screened(linear.kernels, layer, spec.hidden_size, by_products=by_products, valid=known)
+    return Screened(linear.kernels, layer, spec.hidden_size, by_products=by_products, valid=known, first=first)
 
 
 def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:

@@ -21,22 +21,22 @@ class Limits:
     top_p: Sequence[float]
 
 
-def draw_tokens(kernels: Native, logits: Tensor, places: Sequence[int], limits: Limits, shares: Tensor) -> Tensor:
-    """int64 (tokens,): of each of `places`, which are rows of the float32 logits, the first token up to which more than
-    its share of the weights lies, in the vocabulary's order.
+def draw_tokens(kernels: Native, logits: Tensor, places: Sequence[int], limits: Limits, keys: Tensor) -> Tensor:
+    """int64 (tokens,): of each of `places`, which are rows of the float32 logits, a token that its key draws from what
+    top_k and top_p leave: see `Sampler`. Token 0 where none is possible.
 
-    shares: float64 (tokens,) in [0, 1). Token 0 where none is possible.
+    keys: int64 (tokens,), 64 random bits each.
     """
     tokens = torch.empty(len(places), dtype=torch.int64)
-    _run(kernels, logits, places, limits, shares, tokens, None)
+    _run(kernels, logits, places, limits, keys, tokens, None)
     return tokens
 
 
 def kept_weights(kernels: Native, logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Of float32 logits (vocabulary,) the weights (vocabulary,) that `draw_tokens` draws by: 0 for what is excluded."""
     weights = torch.empty_like(logits)
-    shares, token = torch.zeros(1, dtype=torch.float64), torch.empty(1, dtype=torch.int64)
-    _run(kernels, logits.unsqueeze(0), [0], Limits([top_k], [top_p]), shares, token, weights)
+    key, token = torch.zeros(1, dtype=torch.int64), torch.empty(1, dtype=torch.int64)
+    _run(kernels, logits.unsqueeze(0), [0], Limits([top_k], [top_p]), key, token, weights)
     return weights
 
 
@@ -52,7 +52,7 @@ def _run(
     logits: Tensor,
     places: Sequence[int],
     limits: Limits,
-    shares: Tensor,
+    keys: Tensor,
     tokens: Tensor,
     weights: Tensor | None,
 ) -> None:
@@ -63,7 +63,7 @@ def _run(
         places=rows.data_ptr(),
         top_k=top_k.data_ptr(),
         top_p=top_p.data_ptr(),
-        shares=shares.data_ptr(),
+        keys=keys.data_ptr(),
         tokens=tokens.data_ptr(),
         weights=None if weights is None else weights.data_ptr(),
         rows=len(places),

@@ -51,8 +51,8 @@ class ScreenedLinear(ctypes.Structure):
 
     _fields_ = (
         *((name, _pointer) for name in ("x", "weight", "bias", "codes", "scales")),
-        *((name, _pointer) for name in ("errors", "y", "most", "pause")),
-        *((name, _integer) for name in ("rows", "inputs", "outputs", "format", "by_products")),
+        *((name, _pointer) for name in ("errors", "y", "most", "pause", "keys", "factors")),
+        *((name, _integer) for name in ("rows", "inputs", "outputs", "format", "by_products", "first")),
     )
 
 
@@ -205,7 +205,7 @@ class Draws(ctypes.Structure):
     """`Draws` of source/sampling.cpp."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("logits", "places", "top_k", "top_p", "shares", "tokens", "weights")),
+        *((name, _pointer) for name in ("logits", "places", "top_k", "top_p", "keys", "tokens", "weights")),
         *((name, _integer) for name in ("rows", "vocabulary", "stride")),
     )
 

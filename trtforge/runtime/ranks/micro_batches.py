@@ -73,4 +73,6 @@ def _of_part(step: Step, part: _Part, firsts: Ints) -> Step:
         adapters=step.adapters[rows] if len(step.adapters) else step.adapters,
         window_tables=step.window_tables[rows] if len(step.window_tables) else step.window_tables,
         window_copies=step.window_copies[:0],
+        candidates=0 if len(step.draws) else step.candidates,
+        draws=step.draws[:0],
     )

@@ -220,9 +220,9 @@ class RankModel:
                 layer.fill(block_index, part)
         found = []
         self._order = None
-        if self._decoder.head is not None:
-            self._decoder.head.need(step.candidates)
         for part in self._parts(step):
+            if self._decoder.head is not None:
+                self._decoder.head.need(part.candidates, part.draws)
             if self.adapters is not None:
                 self.adapters.begin(part)
             replayed = self._replayed(part, latest)

@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from trtforge.runtime.scheduling.rows import Row, candidates_of
+from trtforge.runtime.scheduling.rows import Row, screening_of
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
 Ints = npt.NDArray[np.int64]
-HEADER = 11
+HEADER = 12
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,8 @@ class Step:
     `copies`: blocks to copy first, as pairs (from, to) one after another; all are read before any is written.
     `adapters`: the task id of each row's LoRA adapter, 0 without one; empty if no row has one.
     `window_tables`, `window_copies`: as `tables` and `copies`, for layers with windows that have blocks of their own.
-    `candidates`: of how many of the most likely tokens the logits must be right, in every row; 0 for all.
+    `candidates`: of how many of the most likely tokens the logits must be right, in every row; 0 for all. `draws`: of
+    each row with logits the key of its noise and the bits of its temperature, 0 if it does not draw; or nothing at all.
     """
 
     starts: Ints
@@ -40,6 +41,7 @@ class Step:
     window_tables: Ints = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     window_copies: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     candidates: int = 0
+    draws: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
     def of_rows(
@@ -68,7 +70,8 @@ class Step:
             adapters = np.repeat(adapters, each) if adapted else adapters
         found = starts, counts, wanted, tables, np.array(tokens, dtype=np.int64)
         pairs = np.array(copies, dtype=np.int64).reshape(-1)
-        step = cls(*found, candidates=candidates_of(rows), copies=pairs, adapters=adapters)
+        candidates, draws = screening_of(rows)
+        step = cls(*found, candidates=candidates, draws=draws, copies=pairs, adapters=adapters)
         if windows is None:
             return step
         window_copies = np.array(windows.take_copies(), dtype=np.int64).reshape(-1)
@@ -77,7 +80,7 @@ class Step:
     def encode(self) -> Ints:
         """The step as one array: its length, table columns and other numbers, the lengths of all fields, then these."""
         fields = [self.starts, self.counts, self.wanted, self.tables.reshape(-1), self.tokens, self.copies]
-        fields += [self.adapters, self.window_tables.reshape(-1), self.window_copies]
+        fields += [self.adapters, self.window_tables.reshape(-1), self.window_copies, self.draws]
         sizes = [len(each) for each in fields[2:]]  # as many starts and counts as are wanted
         numbers = HEADER + 2 * len(self.starts) + sum(sizes), self.tables.shape[1], self.length, self.candidates
         return np.concatenate([np.array([*numbers, *sizes], dtype=np.int64), *fields])
@@ -88,9 +91,9 @@ class Step:
         _, columns, length, candidates, *sizes = (int(value) for value in values[:HEADER])
         ends = np.cumsum([HEADER, sizes[0], sizes[0], *sizes])
         fields = [values[a:b] for a, b in pairwise(ends)]
-        starts, counts, wanted, tables, tokens, copies, adapters, windows, pairs = fields
+        starts, counts, wanted, tables, tokens, copies, adapters, windows, pairs, draws = fields
         tables, windows = tables.reshape(-1, columns), windows.reshape(-1, columns)
-        return cls(starts, counts, wanted, tables, tokens, length, copies, adapters, windows, pairs, candidates)
+        return cls(starts, counts, wanted, tables, tokens, length, copies, adapters, windows, pairs, candidates, draws)
 
     @property
     def windowed(self) -> "Step | None":

@@ -4,6 +4,11 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+import numpy.typing as npt
+
+from trtforge.models.kernels import MOST_DRAWN
+from trtforge.runtime.scheduling.random_numbers import random_bits
 from trtforge.runtime.scheduling.sequence import Sequence
 
 
@@ -38,15 +43,19 @@ def context_tokens(rows: Rows[Row]) -> int:
     return sum(row.count for row in rows if row.count > 1)
 
 
-def candidates_of(rows: Rows[Row]) -> int:
-    """Of how many of the most likely tokens the logits must be right, in every row that has logits; 0 for all."""
-    most = 0
-    for row in rows:
-        if row.wanted:
-            if row.scores or not row.sequence.candidates:
-                return 0
-            most = max(most, row.sequence.candidates)
-    return most
+def screening_of(rows: Rows[Row]) -> tuple[int, npt.NDArray[np.int64]]:
+    """`candidates` and `draws` of the step that computes the rows."""
+    wanted = [row for row in rows if row.wanted]
+    each = [0 if row.scores else row.sequence.candidates for row in wanted]
+    most, none = max(each, default=0) if all(each) else 0, np.zeros(0, dtype=np.int64)
+    if not most or not any(row.sequence.request.sampling.draws_from_all for row in wanted):
+        return most, none
+    if len(wanted) > MOST_DRAWN or any(row.drafts for row in wanted):
+        return 0, none
+    params = [row.sequence.request.sampling for row in wanted]
+    keys = random_bits([row.sequence.draws_at for row in wanted])
+    temperatures = np.array([(p.temperature or 1.0) if p.draws_from_all else 0.0 for p in params])
+    return most, np.stack((keys.view(np.int64), temperatures.view(np.int64)), axis=1).reshape(-1)
 
 
 def sampling_rows(rows: Rows[Row]) -> list[tuple[Row, int]]:

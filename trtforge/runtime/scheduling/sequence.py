@@ -87,7 +87,7 @@ class Sequence:
         """A new sequence; its output is clipped so that prompt and output fit `max_seq_len`."""
         limit = min(len(request.prompt) + request.max_tokens, max_seq_len)
         plain = request.sampling.plain and not request.bad_words
-        sequence = cls(request, order, limit, on_output, list(request.prompt), plain, _candidates(request))
+        sequence = cls(request, order, limit, on_output, list(request.prompt), plain, candidates_of(request))
         sequence.table = BlockTable(salt=sequence.salt)
         return sequence
 
@@ -114,6 +114,11 @@ class Sequence:
     def adapter(self) -> int:
         """Task id of its LoRA adapter; 0 without one."""
         return self.request.lora_task_id or 0
+
+    @property
+    def draws_at(self) -> tuple[int, int]:
+        """Seed and position, of which the random numbers for its next token are a function."""
+        return self.request.sampling.seed or 0, self.generated
 
     @property
     def held_back(self) -> bool:
@@ -240,8 +245,8 @@ class Sequence:
         )
 
 
-def _candidates(request: GenerationRequest) -> int:
-    """See `Sequence.candidates`."""
+def candidates_of(request: GenerationRequest) -> int:
+    """`candidates` of its sequence: see there."""
     whole = request.guide is not None or request.bad_words or request.context_logits or request.generation_logits
     searches = request.beams is not None and request.beams.width > 1
     return 0 if whole or searches else request.sampling.candidates

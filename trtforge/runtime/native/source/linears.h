@@ -63,8 +63,10 @@ struct ExpandedLinear {
 };
 
 // y (rows, outputs) = x (rows, inputs) W^T + bias of weights in 16 bits, of which only the largest numbers of each row
-// need be right: `most` of them, 0 for all. What `screen` made of the weights says which tiles may have them. `pause`:
-// see `linear_screened`; `by_products`: whether `linear_bfloat16` takes the weights, else `linear_expanded` with `format`.
+// need be right: `most` of them, 0 for all. Of a row whose factor is not 0 only the largest sum of a number, times the
+// factor, and the noise that the row's key gives its token must be; `first`: the token of the first output. What `screen`
+// made of the weights says which tiles may have them. `pause`: see `linear_screened`; `by_products`: whether
+// `linear_bfloat16` takes the weights, else `linear_expanded` with `format`.
 struct ScreenedLinear {
     const void* x;
     const void* weight;
@@ -75,5 +77,7 @@ struct ScreenedLinear {
     void* y;
     const int64_t* most;
     int64_t* pause;
-    int64_t rows, inputs, outputs, format, by_products;
+    const uint64_t* keys;
+    const float* factors;
+    int64_t rows, inputs, outputs, format, by_products, first;
 };

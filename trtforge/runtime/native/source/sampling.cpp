@@ -4,6 +4,7 @@
 // weight that is kept is found without sorting the vocabulary: the interval that contains it is divided by LEVELS numbers
 // again and again, until so FEW weights are in it that they are sorted.
 
+#include "gumbel.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -12,14 +13,14 @@
 #include <limits>
 
 // logits (any, vocabulary), `stride` apart, of which row `places[i]` is for token i. top_k: of the most likely tokens,
-// the vocabulary for all; top_p: up to 1, of the weights that top_k leaves; shares: in [0, 1), of the weights that are
-// left. `weights`: where these go, (rows, vocabulary), or null.
+// the vocabulary for all; top_p: up to 1, of the weights that top_k leaves; keys: random bits. `weights`: where the
+// weights go that are left, (rows, vocabulary), or null.
 struct Draws {
     const float* logits;
     const int64_t* places;
     const int64_t* top_k;
     const double* top_p;
-    const double* shares;
+    const uint64_t* keys;
     int64_t* tokens;
     float* weights;
     int64_t rows, vocabulary, stride;
@@ -56,8 +57,7 @@ float largest_of(const float* logits, int64_t size) {
         most = v > most ? v : most;
     }
     for (; i < size; ++i) largest = std::max(largest, logits[i]);
-    for (int64_t lane = 0; lane < WIDTH; ++lane) largest = std::max(largest, float(most[lane]));
-    return largest;
+    return std::max(largest, largest_lane(most));
 }
 
 // Impossible tokens get no weight.
@@ -213,9 +213,45 @@ int64_t place_of(const Weights& w, double target) {
     return place;
 }
 
-// Token 0 where none is possible.
+// The first token whose logit and noise are the largest sum. Token 0 where none is possible. Most noise is too small for
+// the largest logit of its block, as its quantile tells, and is not computed.
+int64_t draw_of_all(const float* logits, int64_t size, const Gumbel& gumbel) {
+    constexpr int64_t TOGETHER = 8 * WIDTH;
+    constexpr float NONE = -std::numeric_limits<float>::infinity();
+    const float top = largest_of(logits, size);
+    const float shift = std::fabs(top) <= FLT_MAX ? top : 0.0f;  // noise beside large logits would be rounded away
+    float last[TOGETHER];
+    Vector most = Vector() + NONE;
+    Words lanes, found = {};
+    for (int64_t lane = 0; lane < WIDTH; ++lane) lanes[lane] = uint32_t(lane);
+    for (int64_t first = 0; first < size; first += TOGETHER) {
+        const float* from = logits + first;
+        if (first + TOGETHER > size) {
+            std::fill(std::copy(from, logits + size, last), last + TOGETHER, NONE);
+            from = last;
+        }
+        const float so_far = largest_lane(most), largest = largest_of(from, TOGETHER) - shift;
+        const float enough = Gumbel::quantile_of(so_far - largest - rounding_of_sum(so_far));
+        for (int64_t i = 0; i < TOGETHER; i += WIDTH) {
+            const Words tokens = lanes + uint32_t(first + i);
+            const Vector quantiles = gumbel.quantiles(tokens);
+            if (so_far > NONE && !any(quantiles < enough)) continue;
+            const Vector sum = (load(from + i) - shift) + Gumbel::noise(quantiles);
+            found = sum > most ? tokens : found;
+            most = sum > most ? sum : most;
+        }
+    }
+    int64_t best = 0;
+    for (int64_t lane = 1; lane < WIDTH; ++lane)
+        if (most[lane] > most[best] || (most[lane] == most[best] && found[lane] < found[best])) best = lane;
+    return most[best] > NONE ? found[best] : 0;
+}
+
+// The token up to which a share of the weights lies, or of all tokens one by its noise.
 int64_t draw(const Draws& d, int64_t row, const Weights& w) {
     const float* logits = d.logits + d.places[row] * d.stride;
+    if (d.top_k[row] >= d.vocabulary && d.top_p[row] >= 1.0 && !d.weights)
+        return draw_of_all(logits, d.vocabulary, Gumbel(d.keys[row]));
     fill(logits, d.vocabulary, largest_of(logits, d.vocabulary), w);
     const float* left = w.all;
     int64_t count = w.count;
@@ -230,7 +266,7 @@ int64_t draw(const Draws& d, int64_t row, const Weights& w) {
         total = sum_blocks(w);
     }
     if (d.weights) std::copy(w.all, w.all + d.vocabulary, d.weights + row * d.vocabulary);
-    return place_of(w, d.shares[row] * total);
+    return place_of(w, double(d.keys[row] >> 11) * 0x1p-53 * total);
 }
 
 }  // namespace

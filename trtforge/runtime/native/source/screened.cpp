@@ -6,9 +6,13 @@
 // lower and an upper limit. The smallest of the k largest products of a row is no less than the k-th largest of the tiles'
 // largest lower limits, and a tile whose upper limits are all below that has none of the k. Its products stay as the codes
 // gave them, which are below the k largest too. The products of the other tiles are the same numbers as without codes.
+//
+// A token that is drawn from all is the one with the largest sum of its logit and its noise (gumbel.h): the noise is added
+// to both limits, and k is 1.
 
 #include "calls.h"
 #include "expanded_formats.h"
+#include "gumbel.h"
 #include "team.h"
 #include "vectors.h"
 
@@ -35,6 +39,7 @@ constexpr int64_t MOST_ROWS = 3;
 constexpr int64_t MOST_ROWS = 2;
 #endif
 constexpr int64_t GATHERED = 64;       // tiles that are computed at once
+constexpr int64_t CHUNK = 64;          // tiles whose limits one thread finds, one after the other
 constexpr int64_t SHARE = 8;           // of so many tiles one, at most, is worth computing apart
 constexpr int64_t LONGEST_PAUSE = 256;
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
@@ -91,22 +96,64 @@ static float norm_of(const T* x, int64_t inputs) {
     return std::sqrt(sum);
 }
 
-// The largest limits of a tile's products `y`. These and the exact ones are both rounded to T, each by half a unit of the
-// last place. Products whose errors are no numbers do not count.
+// What the products of one row are compared by: themselves if `factor` is 0, else their sums with noise. `norm`: the length
+// of the inputs.
+struct Measure {
+    float norm, factor;
+    Gumbel gumbel;
+};
+
+// The largest limits of a tile, (-INFINITE, -INFINITE) if it has no product that counts.
+struct Limits {
+    float low = -INFINITE, high = -INFINITE;
+};
+
+// Those of products, or of sums.
+struct Range {
+    Vector low, high;
+};
+
+// Adds noise to the limits of a tile's products, of the tokens from `first` on. False, with nothing changed, if all of them
+// would be below `best`: that tells the quantiles of most noise, which is then not computed.
+static bool add_noise(Range (&ranges)[TILE / WIDTH], const Measure& by, int64_t first, float best) {
+    Words tokens;
+    for (int64_t lane = 0; lane < WIDTH; ++lane) tokens[lane] = uint32_t(first + lane);
+    Vector quantiles[TILE / WIDTH], largest = Vector() - INFINITE;
+    for (int64_t k = 0; k < TILE / WIDTH; ++k) {
+        quantiles[k] = by.gumbel.quantiles(tokens + uint32_t(k * WIDTH));
+        largest = ranges[k].high > largest ? ranges[k].high : largest;
+    }
+    const float highest = largest_lane(largest) * by.factor;
+    const float enough = Gumbel::quantile_of(best - highest - rounding_of_sum(best) - rounding_of_sum(highest));
+    Integers found = {};
+    for (const Vector& each : quantiles) found |= (Integers)(each < enough);
+    if (best > -INFINITE && !any(found)) return false;
+    for (int64_t k = 0; k < TILE / WIDTH; ++k) {
+        const Vector noise = Gumbel::noise(quantiles[k]);
+        const Vector low = ranges[k].low * by.factor, high = ranges[k].high * by.factor;
+        ranges[k] = {low + noise - rounding_of_sum(low), high + noise + rounding_of_sum(high)};
+    }
+    return true;
+}
+
+// The limits of a tile with products `y`, of the tokens from `first` on. These and the exact ones are both rounded to T, each
+// by half a unit of the last place. Products whose errors are no numbers do not count. `best`: a lower limit in the same row.
 template <typename T>
-static void limit(const T* y, const float* errors, float norm, float& low, float& high) {
+static Limits limits_of(const T* y, const float* errors, const Measure& by, int64_t first, float best) {
     constexpr float ROUNDING = std::is_same_v<T, float> ? 0x1p-23f : 0x1p-7f;
-    Vector lows = Vector() - INFINITE, highs = lows;
-    for (int64_t o = 0; o < TILE; o += WIDTH) {
-        const Vector v = load(y + o), most = (load(errors + o) * norm + absolute(v) * ROUNDING) * SLACK;
-        lows = v - most > lows ? v - most : lows;
-        highs = v + most > highs ? v + most : highs;
+    Range ranges[TILE / WIDTH];
+    for (int64_t k = 0; k < TILE / WIDTH; ++k) {
+        const Vector v = load(y + k * WIDTH), error = load(errors + k * WIDTH) * by.norm;
+        const Vector most = (error + absolute(v) * ROUNDING) * SLACK;
+        ranges[k] = {v - most, v + most};
     }
-    low = high = -INFINITE;
-    for (int64_t lane = 0; lane < WIDTH; ++lane) {
-        low = std::max(low, lows[lane]);
-        high = std::max(high, highs[lane]);
+    if (by.factor > 0.0f && !add_noise(ranges, by, first, best)) return {};
+    Vector low = Vector() - INFINITE, high = low;
+    for (const Range& each : ranges) {
+        low = each.low > low ? each.low : low;
+        high = each.high > high ? each.high : high;
     }
+    return {largest_lane(low), largest_lane(high)};
 }
 
 // Finds the tiles that may have one of the `most` largest products of a row; false if that cannot be told.
@@ -115,22 +162,29 @@ static bool find_tiles(const ScreenedLinear& s, int64_t most, Memory& memory) {
     const int64_t tiles = s.outputs / TILE;
     float* low = at_least(memory.low, s.rows * tiles);
     float* high = at_least(memory.high, s.rows * tiles);
-    float norms[MOST_ROWS];
+    std::vector<Measure> measures;
     for (int64_t row = 0; row < s.rows; ++row) {
-        norms[row] = norm_of((const T*)s.x + row * s.inputs, s.inputs);
-        if (!(norms[row] >= LEAST && norms[row] < INFINITE)) return false;
+        const float norm = norm_of((const T*)s.x + row * s.inputs, s.inputs);
+        if (!(norm >= LEAST && norm < INFINITE)) return false;
+        measures.push_back({norm, s.factors[row], Gumbel(s.keys[row])});
     }
-    team::for_each(tiles, s.rows * s.outputs >= PARALLEL_FROM, [&](int64_t tile) {
+    team::for_each((tiles + CHUNK - 1) / CHUNK, s.rows * s.outputs >= PARALLEL_FROM, [&](int64_t chunk) {
         for (int64_t row = 0; row < s.rows; ++row) {
-            const int64_t at = row * tiles + tile;
-            limit((const T*)s.y + row * s.outputs + tile * TILE, s.errors + tile * TILE, norms[row], low[at], high[at]);
+            float best = -INFINITE;
+            for (int64_t tile = chunk * CHUNK; tile < std::min((chunk + 1) * CHUNK, tiles); ++tile) {
+                const T* y = (const T*)s.y + row * s.outputs + tile * TILE;
+                const Limits found = limits_of(y, s.errors + tile * TILE, measures[row], s.first + tile * TILE, best);
+                low[row * tiles + tile] = found.low;
+                high[row * tiles + tile] = found.high;
+                best = std::max(best, found.low);
+            }
         }
     });
     float least[MOST_ROWS];
     for (int64_t row = 0; row < s.rows; ++row) {
         float* ranked = at_least(memory.ranked, tiles);
         std::copy_n(low + row * tiles, tiles, ranked);
-        float* last = ranked + std::min(most, tiles) - 1;
+        float* last = ranked + std::min(measures[row].factor > 0.0f ? 1 : most, tiles) - 1;
         std::nth_element(ranked, last, ranked + tiles, std::greater<float>());
         if (!(std::fabs(*last) < INFINITE)) return false;
         least[row] = *last;

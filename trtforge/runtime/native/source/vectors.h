@@ -145,6 +145,43 @@ static inline V exponential(V x) {
     return p * power_of_two(n);
 }
 
+// Whether a comparison holds in any place.
+static inline bool any(Integers found) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)found, (__m512i)found) != 0;
+#elif defined(__AVX__)
+    return _mm256_movemask_ps((__m256)found) != 0;
+#else
+    int32_t all = 0;
+    for (int64_t lane = 0; lane < WIDTH; ++lane) all |= found[lane];
+    return all != 0;
+#endif
+}
+
+static inline float largest_lane(Vector v) {
+    float largest = v[0];
+    for (int64_t lane = 1; lane < WIDTH; ++lane) largest = std::max(largest, float(v[lane]));
+    return largest;
+}
+
+// log(x) of normal numbers above 0, with a relative error below 3e-7 (Cephes, logf).
+static inline Vector logarithm(Vector x) {
+    const Words bits = (Words)x;
+    const Vector half = (Vector)((bits & 0x7fffff) | 0x3f000000);  // x = half 2^n, half in [1/2, 1)
+    const Vector n = __builtin_convertvector((Integers)(bits >> 23) - 126, Vector);
+    const auto low = half < 0.707106781f;
+    const Vector m = low ? half + half - 1.0f : half - 1.0f, e = low ? n - 1.0f : n, z = m * m;
+    Vector p = m * 7.0376836292e-2f - 1.1514610310e-1f;
+    p = p * m + 1.1676998740e-1f;
+    p = p * m - 1.2420140846e-1f;
+    p = p * m + 1.4249322787e-1f;
+    p = p * m - 1.6668057665e-1f;
+    p = p * m + 2.0000714765e-1f;
+    p = p * m - 2.4999993993e-1f;
+    p = p * m + 3.3333331174e-1f;
+    return (m + (p * m * z - e * 2.12194440e-4f - z * 0.5f)) + e * 0.693359375f;
+}
+
 template <typename V>
 static inline V silu(V x) {
     return x / (1.0f + exponential(-x));
