@@ -17,6 +17,7 @@ from trtforge.engine_process.requests import (
     MOST_TOP_LOG_PROBS,
     UINT64_MAX,
     BeamParams,
+    DraftTokens,
     GenerationRequest,
     Guide,
     LookaheadSizes,
@@ -66,11 +67,8 @@ _READ = frozenset(
 _GUIDE_TYPE, _GUIDE, _LORA = "guided_decoding_guide_type", "guided_decoding_guide", "lora_task_id"
 _LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 _SENT = ("lora_weights", "lora_config")
-_NEUTRAL: Mapping[str, float] = {
-    "return_context_logits": 0,
-    "return_generation_logits": 0,
-    "draft_acceptance_threshold": 0,
-}
+_DRAFTS = ("draft_input_ids", "draft_logits", "draft_acceptance_threshold")
+_NEUTRAL: Mapping[str, float] = {"return_context_logits": 0, "return_generation_logits": 0, _DRAFTS[2]: 0}
 """Inputs that are accepted with their neutral value only."""
 _TOP_P_MIN = 1e-6
 
@@ -81,8 +79,8 @@ class RequestLimits:
 
     `guided`: whether answers can be guided; `lora_task_ids`: the adapters that the engine has; `seed`: of requests
     without one, None if the engine then draws it; `logits`: inputs that ask for logits, if the engine returns them.
-    `lookahead`: whether it drafts by lookahead decoding, whose sizes a request may lower; `takes_adapters`: whether
-    requests may bring adapters.
+    `lookahead`: whether it drafts by lookahead decoding, whose sizes a request may lower; `takes_adapters`,
+    `takes_drafts`: whether requests may bring adapters, and draft tokens.
     """
 
     vocab_size: int
@@ -95,12 +93,13 @@ class RequestLimits:
     logits: tuple[str, ...] = ()
     lookahead: bool = False
     takes_adapters: bool = False
+    takes_drafts: bool = True
 
     @property
     def inputs(self) -> frozenset[str]:
         """The inputs that this engine reads."""
         more = ({_GUIDE_TYPE, _GUIDE} if self.guided else set()) | ({_LORA} if self.lora_task_ids else set())
-        more |= {_LORA, *_SENT} if self.takes_adapters else set()
+        more |= ({_LORA, *_SENT} if self.takes_adapters else set()) | (set(_DRAFTS) if self.takes_drafts else set())
         return _READ | more | set(self.logits) | (set(_LOOKAHEAD) if self.lookahead else set())
 
 
@@ -178,6 +177,7 @@ def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end
         lookahead=_lookahead(values, item),
         sent_adapter=_sent_adapter(values, item),
         streamed=values.flag("streaming", False),
+        drafts=_drafts(values, item, limits.vocab_size),
     )
 
 
@@ -241,6 +241,28 @@ def _sent_adapter(values: InputValues, item: int) -> SentAdapter | None:
     own = np.ascontiguousarray(weights[item])
     rows = tuple(tuple(row) for row in config[item].tolist())
     return SentAdapter(rows, "float16" if own.dtype.itemsize == 2 else "float32", own.shape[1], own.tobytes())
+
+
+def _drafts(values: InputValues, item: int, vocab_size: int) -> DraftTokens | None:
+    """Draft tokens in TensorRT-LLM's tensors: (prompts, tokens), (prompts, tokens, vocabulary) and (prompts, 1)."""
+    ids, logits, least = _DRAFTS
+    threshold = values.share(least, item, 0.0) or 0.0
+    if ids not in values:
+        if logits in values or threshold:
+            given = logits if logits in values else least
+            raise RequestFailed(f"{values.shown(ids)} is missing: {values.shown(given)} is about these tokens")
+        return None
+    tokens = values.of_item(ids, item).reshape(-1)
+    wrong = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if wrong.size:
+        raise RequestFailed(f"{values.shown(ids)} holds the id {wrong[0]}; ids are from 0 to {vocab_size - 1}")
+    if logits not in values:
+        return DraftTokens(tuple(tokens.tolist()), threshold=threshold)
+    own = values.of_item(logits, item)
+    if own.shape != (tokens.size, vocab_size) or own.dtype.kind != "f":
+        raise values.refused(logits, f"{own.dtype.name} {list(own.shape)}", f"numbers {[tokens.size, vocab_size]}")
+    values.finite(logits)
+    return DraftTokens(tuple(tokens.tolist()), own.astype(np.float32).tobytes(), threshold)
 
 
 def _prompt(values: InputValues, item: int, vocab_size: int) -> tuple[int, ...]:

@@ -31,6 +31,13 @@ class InputValues:
             raise RequestFailed(f"{self.shown(name)} is missing")
         return self._inputs[name]
 
+    def of_item(self, name: str, item: int) -> NDArray[Any]:
+        """An input's values of one prompt. Raises RequestFailed if it has too few."""
+        value = self.array(name)
+        if item >= len(value):
+            raise RequestFailed(f"{self.shown(name)} has {len(value)} values for at least {item + 1} prompts")
+        return np.asarray(value[item])
+
     def shown(self, name: str) -> str:
         """The client's name of an input."""
         return self._names.get(name, name)
@@ -48,7 +55,7 @@ class InputValues:
         """A whole number from `low` to `high`; `default` if the input is absent. None: the input is required."""
         if name not in self and default is not None:
             return default
-        value = int(self._of_item(name, item).flat[0])
+        value = int(self.of_item(name, item).flat[0])
         if not low <= value <= high:
             raise self.refused(name, value, f"a whole number from {low} to {high}")
         return value
@@ -59,7 +66,7 @@ class InputValues:
         """A finite number of at least `low` (`above`: greater); `default` if the input is absent."""
         if name not in self:
             return default
-        value = float(self._of_item(name, item).flat[0])
+        value = float(self.of_item(name, item).flat[0])
         if not math.isfinite(value) or value < low or (above and value == low):
             bound = "" if low == -math.inf else f", {'greater than' if above else 'at least'} {low:g}"
             raise self.refused(name, value, f"a finite number{bound}")
@@ -91,7 +98,7 @@ class InputValues:
         """The string of one prompt; empty if the input is absent. Raises RequestFailed for bad UTF-8."""
         if name not in self:
             return ""
-        own = self._of_item(name, item)
+        own = self.of_item(name, item)
         return self._decoded(name, own.flat[0]) if own.size else ""
 
     def refused(self, name: str, value: object, allowed: str) -> RequestFailed:
@@ -106,9 +113,3 @@ class InputValues:
             return text.decode() if isinstance(text, bytes) else str(text)
         except UnicodeDecodeError as error:
             raise RequestFailed(f"{self.shown(name)} is not UTF-8: byte {error.start} of {len(error.object)}") from None
-
-    def _of_item(self, name: str, item: int) -> NDArray[Any]:
-        value = self.array(name)
-        if item >= len(value):
-            raise RequestFailed(f"{self.shown(name)} has {len(value)} values for at least {item + 1} prompts")
-        return np.asarray(value[item])

@@ -30,6 +30,7 @@ def request_limits(config: ModelConfig) -> RequestLimits:
         logits=tuple(name for name in config.text("returned_logits").split(",") if name),
         lookahead=config.integer("lookahead_window_size", 0) > 0,
         takes_adapters=config.flag("takes_adapters", False),
+        takes_drafts=config.flag("takes_drafts", True),
         seed=None if config.flag("random_seed", False) else 0,
     )
 

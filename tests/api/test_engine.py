@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import math
 import pickle
 import re
 import shutil
@@ -106,6 +107,17 @@ def said(error: BaseException) -> str:
         (SamplingParams(top_p=0.9, top_p_reset_id=-2), "top_p_reset_id is -2"),
         (SamplingParams(logit_bias={3: 1e39}), "logit_bias of token 3 is 1e+39"),
         (SamplingParams(stop=("a", "")), "a stop text is empty"),
+        (SamplingParams(draft_input_ids="a"), "draft_input_ids is 'a'"),  # type: ignore[arg-type]
+        (SamplingParams(draft_input_ids=[-1]), "draft_input_ids is [-1]"),
+        (SamplingParams(draft_input_ids=[2048]), "draft_input_ids holds token ids outside of the vocabulary of 2048"),
+        (SamplingParams(draft_acceptance_threshold=0.5), "draft_input_ids is empty"),
+        (SamplingParams(draft_input_ids=[1], draft_acceptance_threshold=2), "draft_acceptance_threshold is 2"),
+        (SamplingParams(draft_input_ids=[1], draft_logits=[[1.0, 2.0]]), "draft_logits has the shape (1, 2)"),
+        (SamplingParams(draft_input_ids=[1], draft_logits="abc"), "draft_logits is no array: could not convert"),
+        (
+            SamplingParams(draft_input_ids=[1], draft_logits=[[math.nan] * 2048]),
+            "draft_logits holds values that are not finite",
+        ),
         ({"max_tokens": 3}, "is no SamplingParams"),
         (None, "None is no SamplingParams"),
     ],

@@ -11,6 +11,7 @@ from trtforge.engine_process.frames import BadFrame, Frame, FrameReader
 from trtforge.engine_process.messages import Submission, Update, decode_updates, encode_updates
 from trtforge.engine_process.requests import (
     GUIDE_KINDS,
+    DraftTokens,
     ErrorCode,
     GenerationRequest,
     Guide,
@@ -41,6 +42,13 @@ REQUESTS = st.builds(
     end_ids=st.frozensets(TOKENS, max_size=3),
     stop_words=WORDS,
     bad_words=WORDS,
+    drafts=st.none()
+    | st.builds(
+        DraftTokens,
+        tokens=st.lists(TOKENS, max_size=5).map(tuple),
+        logits=st.binary(max_size=20),
+        threshold=st.floats(0, 1),
+    ),
 )
 
 
@@ -82,7 +90,7 @@ def test_requests_arrive_as_they_were_sent(requests: tuple[GenerationRequest, ..
     for before, after in zip(requests, found.requests, strict=True):
         bias = tuple(after.sampling.embedding_bias)
         assert bias == before.sampling.embedding_bias
-        assert (before.prompt, before.guide) == (after.prompt, after.guide)
+        assert (before.prompt, before.guide, before.drafts) == (after.prompt, after.guide, after.drafts)
         assert (before.end_ids, before.stop_words, before.bad_words) == (
             after.end_ids,
             after.stop_words,

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import DEMO_MODEL
 from trtforge.engine_process.messages import Submission, Update, decode_updates, encode_updates
-from trtforge.engine_process.requests import Beam, BeamParams, GenerationRequest
+from trtforge.engine_process.requests import Beam, BeamParams, DraftTokens, GenerationRequest
 from trtforge.formats.triton import newest_release, text_flow
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -39,6 +39,53 @@ def test_beams_have_tensorrt_llms_names_and_defaults() -> None:
     (single,) = asked(beam_width=1, len_penalty=2.0, beam_search_diversity_rate=0.5)
     assert single.request.beams is None
     assert len(asked(num_return_sequences=3)) == 3
+
+
+def test_draft_tokens_have_tensorrt_llms_tensors() -> None:
+    logits = np.arange(200, dtype=np.float16).reshape(1, 2, 100)
+    given = inputs(draft_input_ids=[7, 9], draft_acceptance_threshold=0.25) | {"draft_logits": logits}
+    from engine_requests import RequestLimits, requested_sequences
+
+    for found in requested_sequences(given | {"num_return_sequences": np.array([[2]])}, RequestLimits(100, 8, (2,))):
+        drafts = found.request.drafts
+        assert (drafts.tokens, drafts.threshold) == ((7, 9), 0.25)
+        assert np.frombuffer(drafts.logits, dtype=np.float32).tolist() == list(range(200))
+    (plain,) = asked(draft_input_ids=[7])
+    assert plain.request.drafts == DraftTokens((7,))
+    (none,) = asked(draft_acceptance_threshold=0.0)
+    assert none.request.drafts is None
+    two = inputs() | {"input_ids": np.array([[5, 6], [7, 8]]), "input_lengths": np.array([[2], [2]])}
+    two |= {"request_output_len": np.array([[4], [4]]), "draft_input_ids": np.array([[1, 2], [3, 4]])}
+    found = requested_sequences(two, RequestLimits(100, 8, (2,)))
+    assert [each.request.drafts.tokens for each in found] == [(1, 2), (3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"draft_input_ids": [100]}, "draft_input_ids holds the id 100; ids are from 0 to 99"),
+        ({"draft_input_ids": [-1]}, "draft_input_ids holds the id -1; ids are from 0 to 99"),
+        ({"logits": (1, 1, 100)}, "draft_input_ids is missing: draft_logits is about these tokens"),
+        ({"draft_acceptance_threshold": 0.5}, "draft_input_ids is missing: draft_acceptance_threshold is about"),
+        ({"draft_input_ids": [7], "draft_acceptance_threshold": 1.5}, "draft_acceptance_threshold is 1.5; it must be"),
+        ({"draft_input_ids": [7], "draft_acceptance_threshold": -0.5}, "draft_acceptance_threshold is -0.5"),
+        ({"draft_input_ids": [7], "logits": (1, 2, 100)}, "draft_logits is float32 [2, 100]; it must be"),
+        ({"draft_input_ids": [7], "logits": (1, 1, 99)}, "draft_logits is float32 [1, 99]; it must be"),
+        ({"draft_input_ids": [7], "logits": (1, 1, 100), "value": np.nan}, "draft_logits is nan; it must be a finite"),
+        ({"draft_input_ids": [7], "logits": (1, 1, 100), "value": -np.inf}, "draft_logits is -inf; it must be a"),
+    ],
+)
+def test_wrong_draft_tokens_are_refused_by_their_input(given: dict[str, Any], message: str) -> None:
+    from engine_requests import RequestLimits, requested_sequences
+    from responder import RequestFailed  # type: ignore[import-not-found]
+
+    shape, value = given.pop("logits", None), given.pop("value", 0.0)
+    more = {} if shape is None else {"draft_logits": np.full(shape, value, dtype=np.float32)}
+    with pytest.raises(RequestFailed) as caught:
+        requested_sequences(inputs(**given) | more, RequestLimits(100, 8, (2,)))
+    assert str(caught.value).startswith(message)
+    with pytest.raises(RequestFailed, match=r"is not supported by this engine|this engine supports only 0"):
+        requested_sequences(inputs(**given) | more, RequestLimits(100, 8, (2,), takes_drafts=False))
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_greedy_tokens_are_those_of_the_target(
     with Engine.load(directory, replace(options, speculation=DraftFeature(tokens=4))) as engine:
         made = generate_with(engine, requests_for(prompts))
         again = generate_with(engine, requests_for(prompts))
-        found, drafter = engine.statistics(), engine._drafter
+        found, drafter = engine.statistics(), engine._drafts.own
     assert [generation.tokens for generation in made] == expected
     assert [generation.tokens for generation in again] == expected
     assert isinstance(drafter, DraftModel)

@@ -23,7 +23,7 @@ from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import RequestError
 from trtforge.core.extras import install_command
 from trtforge.core.recipe import EngineConfig
-from trtforge.engine_process.requests import GenerationRequest, Guide, GuideKind, Output, SamplingParams
+from trtforge.engine_process.requests import DraftTokens, GenerationRequest, Guide, GuideKind, Output, SamplingParams
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import Generation, generate_with
 from trtforge.runtime.guidance.grammars import Grammars
@@ -109,6 +109,17 @@ def test_scheduling_does_not_change_guided_answers(
         answers = generate_with(other, asked)
         assert (other.statistics().paused_requests > 0) == (options.scheduler == "max_utilization")
     assert [answer.tokens for answer in answers] == [answer.tokens for answer in generate_with(engine, asked)]
+
+
+def test_drafts_of_a_client_change_no_guided_answer(engine: Engine, tokenizer: Tokenizer) -> None:
+    """Drafts that are right, and drafts that the guide rules out."""
+    asked = [each for each in mixed(tokenizer, 12) if each.guide is not None]
+    answers = generate_with(engine, asked)
+    for keeps in (20, 6, 0):
+        drafts = [DraftTokens((*answer.tokens[:keeps], 5, 6)) for answer in answers]
+        drafted = generate_with(engine, [replace(each, drafts=own) for each, own in zip(asked, drafts, strict=True)])
+        assert [each.tokens for each in drafted] == [each.tokens for each in answers]
+        assert all(each.accepted_tokens >= min(keeps, len(each.tokens)) for each in drafted)
 
 
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}], ids=["tp2", "pp2"])

@@ -16,6 +16,7 @@ from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
     MOST_LENGTH_PENALTY,
     BeamParams,
+    DraftTokens,
     GenerationRequest,
     Guide,
     LookaheadSizes,
@@ -50,6 +51,7 @@ class Tokens:
 
 Prompt = str | Chat | Tokens
 _MOST_SEQUENCES = 128
+_MOST_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,6 +71,10 @@ class SamplingParams:
     `n`: sequences of the prompt, sampled with `seed`, `seed` + 1 and so on; with a `beam_width` above 1 the best beams
     of a search, which ends as `length_penalty` and `early_stopping` say and samples nothing. `context_logits`,
     `generation_logits`: return those of an engine that was compiled with these features.
+
+    `draft_input_ids`: tokens that the answer may begin with, which the engine verifies. `draft_logits`, an array (draft
+    tokens, vocabulary), of whose softmax they were drawn, and `draft_acceptance_threshold` say what is accepted of them
+    when tokens are sampled.
     """
 
     max_tokens: int = 64
@@ -102,6 +108,9 @@ class SamplingParams:
     early_stopping: bool = True
     context_logits: bool = False
     generation_logits: bool = False
+    draft_input_ids: Sequence[Annotated[int, Field(ge=0, le=_MOST_ID)]] = ()
+    draft_logits: Any = None
+    draft_acceptance_threshold: float = 0.0
 
     def __repr__(self) -> str:
         """What differs from the defaults."""
@@ -137,6 +146,17 @@ class SamplingParams:
         if self.beam_width == 1:
             return None
         return BeamParams(self.beam_width, self.n, self.length_penalty, self.early_stopping)
+
+    def drafts(self, vocabulary: int) -> DraftTokens | None:
+        """The draft tokens that are given. Raises RequestError for logits that are not theirs."""
+        tokens, logits, threshold = self.draft_input_ids, self.draft_logits, self.draft_acceptance_threshold
+        if not tokens:
+            if logits is None and not threshold:
+                return None
+            raise RequestError(
+                "draft_input_ids is empty", hint="Give the draft tokens that the logits or the threshold are about."
+            )
+        return DraftTokens(tuple(tokens), _float32(logits, (len(tokens), vocabulary)), threshold)
 
     def sampling(self, vocabulary: int) -> EngineSampling:
         """The part that the sampler reads. Raises RequestError for a bias of no token of the vocabulary."""
@@ -177,6 +197,21 @@ def _dense(logit_bias: Mapping[int, float] | None, vocabulary: int) -> Sequence[
     return bias
 
 
+def _float32(logits: Any, shape: tuple[int, int]) -> bytes:
+    """The numbers of an array of this shape, or none."""
+    if logits is None:
+        return b""
+    import numpy as np
+
+    try:
+        found = np.asarray(logits, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise RequestError(f"draft_logits is no array: {first_line(error)}", hint=f"Give numbers {shape}.") from None
+    if found.shape != shape:
+        raise RequestError(f"draft_logits has the shape {found.shape}", hint=f"Give one of {shape}.")
+    return found.tobytes()
+
+
 def _as_json(schema: Mapping[str, Any]) -> str:
     try:
         return json.dumps(schema, ensure_ascii=False)
@@ -186,7 +221,6 @@ def _as_json(schema: Mapping[str, Any]) -> str:
 
 
 _PARAMS = TypeAdapter(SamplingParams)
-_MOST_ID = 2**31 - 1
 
 
 def checked(params: object) -> SamplingParams:
@@ -245,6 +279,7 @@ class Prompts:
             beams=params.beams(),
             context_logits=params.context_logits,
             generation_logits=params.generation_logits,
+            drafts=params.drafts(self._vocabulary),
         )
 
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

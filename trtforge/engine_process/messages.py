@@ -1,6 +1,7 @@
 """Requests and outputs as parts of frames.
 
-Token ids travel as int32, embedding biases as float32 and adapters as they are in the payload; all else is JSON.
+Token ids travel as int32, embedding biases and the logits of draft tokens as float32, and adapters as they are, in the
+payload; all else is JSON.
 """
 
 from array import array
@@ -13,6 +14,7 @@ from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
     Beam,
     BeamParams,
+    DraftTokens,
     ErrorCode,
     FinishReason,
     GenerationRequest,
@@ -43,9 +45,10 @@ class Submission:
 
     @property
     def size(self) -> int:
-        """Bytes that the sequences' tokens, biases and guides take in the channel."""
+        """Bytes that the sequences' tokens, biases, draft tokens and guides take in the channel."""
         guides = sum(len(request.guide.text) for request in self.requests if request.guide is not None)
-        return 4 * sum(len(r.prompt) + len(r.sampling.embedding_bias) for r in self.requests) + guides
+        drafts = sum(4 * len(r.drafts.tokens) + len(r.drafts.logits) for r in self.requests if r.drafts is not None)
+        return 4 * sum(len(r.prompt) + len(r.sampling.embedding_bias) for r in self.requests) + guides + drafts
 
     def encode(self) -> Frame:
         """The frame that asks for these sequences."""
@@ -77,10 +80,12 @@ class Submission:
                     **({"lookahead": vars(request.lookahead)} if request.lookahead is not None else {}),
                     **({"streamed": False} if not request.streamed else {}),
                     **({"adapter": _shape_of(sent)} if (sent := request.sent_adapter) is not None else {}),
+                    **({"drafts": _sizes_of(drafts)} if (drafts := request.drafts) is not None else {}),
                 }
             )
             payload += array("i", request.prompt).tobytes() + bias.tobytes()
             payload += sent.weights if sent is not None else b""
+            payload += array("i", drafts.tokens).tobytes() + drafts.logits if drafts is not None else b""
         return Frame({"type": "submit", "timeout": self.timeout, "requests": rows}, bytes(payload))
 
     @classmethod
@@ -96,6 +101,7 @@ class Submission:
                 prompt, start = _numbers(frame.payload, "i", start, row["prompt"])
                 bias, start = _numbers(frame.payload, "f", start, row["bias"])
                 sent, start = _adapter(frame.payload, start, row["adapter"]) if "adapter" in row else (None, start)
+                drafts, start = _drafts(frame.payload, start, row["drafts"]) if "drafts" in row else (None, start)
                 of_context, of_generation = row.get("logits", (False, False))
                 requests.append(
                     GenerationRequest(
@@ -116,6 +122,7 @@ class Submission:
                         lookahead=LookaheadSizes(**row["lookahead"]) if "lookahead" in row else None,
                         sent_adapter=sent,
                         streamed=bool(row.get("streamed", True)),
+                        drafts=drafts,
                     )
                 )
             timeout = frame.header.get("timeout")
@@ -157,6 +164,19 @@ def _adapter(data: bytes, start: int, shape: Mapping[str, Any]) -> tuple[SentAda
         raise ValueError("the payload is too short")
     config = tuple(tuple(map(int, row)) for row in shape["config"])
     return SentAdapter(config, shape["dtype"], int(shape["width"]), data[start:end]), end
+
+
+def _sizes_of(drafts: DraftTokens) -> dict[str, Any]:
+    """The header's entry for draft tokens, which are in the payload with their logits."""
+    return {"tokens": len(drafts.tokens), "bytes": len(drafts.logits), "threshold": drafts.threshold}
+
+
+def _drafts(data: bytes, start: int, sizes: Mapping[str, Any]) -> tuple[DraftTokens, int]:
+    tokens, start = _numbers(data, "i", start, int(sizes["tokens"]))
+    end = start + int(sizes["bytes"])
+    if not start <= end <= len(data):
+        raise ValueError("the payload is too short")
+    return DraftTokens(tuple(tokens), data[start:end], float(sizes["threshold"])), end
 
 
 def _numbers(data: bytes, kind: str, start: int, count: int) -> "tuple[array[Any], int]":

@@ -166,6 +166,20 @@ class LookaheadSizes:
     verification: int
 
 
+@dataclass(frozen=True)
+class DraftTokens:
+    """Tokens that a request proposes as its first ones: TensorRT-LLM's ExternalDraftTokensConfig.
+
+    `logits`: native float32 (tokens, vocabulary), whose softmax is what each was drawn from; empty if the tokens are
+    only compared. `threshold`: the least ratio of the engine's probability of a token to that of the draft at which
+    the token is accepted, instead of a random number; 0 for the random number.
+    """
+
+    tokens: tuple[int, ...]
+    logits: bytes = b""
+    threshold: float = 0.0
+
+
 DEFAULT_PRIORITY = 0.5
 
 
@@ -180,6 +194,7 @@ class GenerationRequest:
     `priority`: from 0 to 1, higher ones run first; range and default are those of TensorRT-LLM's executor::Request.
     `lookahead`: at most the engine's sizes, which are the default.
     `streamed`: whether somebody waits for each token; if not, steps that delay the next one do no harm (`pacing.py`).
+    `drafts`: proposed first tokens, which the engine verifies.
     """
 
     request_id: str
@@ -199,6 +214,7 @@ class GenerationRequest:
     lookahead: LookaheadSizes | None = None
     sent_adapter: SentAdapter | None = None
     streamed: bool = True
+    drafts: DraftTokens | None = None
 
 
 UINT64_MAX = 2**64 - 1

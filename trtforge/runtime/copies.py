@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.scheduler import Scheduler
-from trtforge.runtime.scheduling.sequence import Sequence, candidates_of
+from trtforge.runtime.scheduling.sequence import Draft, Sequence, candidates_of
 
 
 class Copies:
@@ -43,6 +43,8 @@ class Copies:
         for row, index in sampling if self._of else ():
             copies = scheduler.join(row.sequence, self._of.pop(row.sequence, []))
             row.sequence.candidates = candidates_of(row.sequence.request)
+            for copy in copies:
+                copy.draft = Draft()  # this first token is sampled, not verified
             found += [(replace(row, sequence=copy, drafts=()), index) for copy in copies]
         return found
 

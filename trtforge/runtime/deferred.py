@@ -58,8 +58,12 @@ def deferred(
 
 
 def may_be_deferred(rows: Rows[Row]) -> bool:
-    """Whether all of a step's rows sample tokens that follow from their logits alone, none for the first time."""
+    """Whether all rows sample one token each that follows from its logits alone, none for the first time."""
     return all(
-        row.count == 1 and row.samples and row.sequence.follows_logits and row.start >= len(row.sequence.request.prompt)
+        row.count == 1
+        and row.samples
+        and not row.drafts
+        and row.sequence.follows_logits
+        and row.start >= len(row.sequence.request.prompt)
         for row in rows
     )

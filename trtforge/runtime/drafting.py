@@ -84,7 +84,9 @@ class NgramDrafter:
 
     def _following(self, sequence: Sequence) -> tuple[int, ...]:
         tokens = sequence.tokens
-        seen = self._seen.setdefault(sequence, _Seen(self._tokens))
+        seen = self._seen.get(sequence)
+        if seen is None:
+            seen = self._seen[sequence] = _Seen(self._tokens, drafted=sequence.drafted, accepted=sequence.accepted)
         seen.most = self._next_length(seen, sequence)
         seen.drafted, seen.accepted = sequence.drafted, sequence.accepted
         for end in range(seen.length, len(tokens)):  # n-grams that end before the last token: something follows them

@@ -17,6 +17,7 @@ from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
+from trtforge.runtime.client_drafts import Drafts
 from trtforge.runtime.copies import Copies
 from trtforge.runtime.deferred import Deferred, deferred
 from trtforge.runtime.delivery import OnOutput, deliver
@@ -67,8 +68,8 @@ class Engine:
         self._trace = trace
         self._inbox = Inbox()
         self._after_steps: tuple[Callable[[], None], ...] = ()
-        self._arrivals, self._counts = 0, Counters()
-        self._drafter, self._store = drafter, store
+        self._arrivals, self._counts, self._store = 0, Counters(), store
+        self._drafts = Drafts(drafter, torch.device(source.forge.device), keeps_states=source.keeps_states)
         self._copies, self._pace = Copies(shares=not source.keeps_states), Pace()
         self._computes_ahead = ranks.computes_ahead and drafter is None
         self._deferred: Deferred | None = None
@@ -88,7 +89,7 @@ class Engine:
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of ranks 1 and up."""
-        return self._ranks.worker_pids + (self._drafter.worker_pids if self._drafter is not None else ())
+        return self._ranks.worker_pids + self._drafts.worker_pids
 
     @property
     def max_running(self) -> int:
@@ -151,8 +152,7 @@ class Engine:
         self._guides.close()
         has_workers = bool(self.worker_pids)
         self._ranks.close()
-        if self._drafter is not None:
-            self._drafter.close()
+        self._drafts.close()
         if has_workers and threading.current_thread() is not self._thread:
             self._thread.join(timeout)  # a step that waited for a worker has failed by now
         self._adapters.close()
@@ -234,6 +234,7 @@ class Engine:
             sequence.group = BeamSearch.of(request.beams, sequence)
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
+        self._drafts.add(sequence)
         if self._trace is not None:
             self._trace.begin(sequence)
         if self._copies.attached(sequence, self._sequences.get(request.copy_of or "")):
@@ -247,12 +248,11 @@ class Engine:
         if self._scheduler.idle:  # all requests whose tokens were deferred may have been cancelled
             return
         times = [perf_counter()]
-        if self._drafter is not None:
-            self._drafter.draft([s for s in self._scheduler.running if s.remaining == 1 and s.group is None])
         paced = any(sequence.request.streamed for sequence in self._scheduler.running)
         self._scheduler.most_context = self._pace.most_context if paced else None
         if earlier is not None:
             earlier.assume()
+        self._drafts.draft(self._scheduler.running)
         rows = self._scheduler.schedule()
         times.append(perf_counter())
         assert rows or earlier, "the scheduler found nothing to do"
@@ -263,8 +263,7 @@ class Engine:
         before = self._counts.generated_tokens
         if earlier is not None:
             self._hand_out_deferred(earlier, times)
-        if self._drafter is not None:
-            self._drafter.observe(rows, logits)
+        self._drafts.observe(rows, logits)
         for row in rows:
             self._scheduler.complete(row)
         if logits is not None and self._deferred is None:
@@ -309,7 +308,7 @@ class Engine:
         """Hand out a token for each row that samples and each accepted draft; `times` gets when the first is known."""
         if any(row.scores for row in rows):
             score_prompts(rows, logits)
-        for row in rows if self._drafter is not None else ():
+        for row in [row for row in rows if row.drafts]:
             row.sequence.drafted += len(row.drafts)
             self._counts.drafted_tokens += len(row.drafts)
         pending = sampling_rows(rows)
@@ -375,8 +374,7 @@ class Engine:
         if self._trace is not None:
             self._trace.end(sequence)
         self._sampler.forget(sequence)
-        if self._drafter is not None:
-            self._drafter.forget(sequence)
+        self._drafts.forget(sequence)
         self._sequences.pop(sequence.request.request_id, None)
         deliver(sequence.on_output, output or sequence.output(reason, error=error))
 

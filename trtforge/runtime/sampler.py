@@ -167,7 +167,7 @@ class Sampler:
         draft = row.draft
         assert draft.distributions is not None
         wanted = self._probabilities(row, logits)
-        return verified_token(draft.tokens[depth], draft.distributions[depth], wanted, row.draws_at)
+        return verified_token(draft.tokens[depth], draft.distributions[depth], wanted, row.draws_at, draft.threshold)
 
     def _probabilities(self, row: Sequence, logits: Tensor) -> Tensor:
         """Those of all tokens, of logits (vocabulary,): 0 for what top_k and top_p exclude."""
@@ -265,13 +265,21 @@ def _top_p(row: Sequence) -> float:
     return max(params.top_p * params.top_p_decay**since, params.top_p_min) if since else params.top_p
 
 
-def verified_token(proposed: int, drawn_from: Tensor, wanted: Tensor, at: tuple[int, int]) -> int:
+def verified_token(
+    proposed: int, drawn_from: Tensor, wanted: Tensor, at: tuple[int, int], threshold: float = 0.0
+) -> int:
     """A token with the distribution `wanted`, as often as possible the proposed one, which is drawn from `drawn_from`.
 
     Rejection sampling (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1). Distributions are (vocabulary,). `at`:
-    seed and position, for random numbers that nothing else uses.
+    seed and position, for random numbers that nothing else uses. A `threshold` above 0 takes the place of the random
+    number that decides whether to accept, as in TensorRT-LLM's acceptDraftTokensKernel (externalDraftTokensKernels.cu);
+    tokens then no longer have the distribution `wanted`. One that is impossible in it is never accepted.
     """
-    accepts = uniform([at], stream=1)[0] * float(drawn_from[proposed]) < float(wanted[proposed])
+    least, possible = float(drawn_from[proposed]), float(wanted[proposed])
+    if threshold:
+        accepts = 0 < possible >= threshold * least
+    else:
+        accepts = uniform([at], stream=1)[0] * least < possible
     rest = (wanted.double() - drawn_from.double()).clamp_(min=0.0)
     if accepts or float(rest.sum()) == 0.0:
         return proposed

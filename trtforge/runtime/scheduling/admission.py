@@ -11,6 +11,7 @@ from trtforge.engine_process.requests import (
     GUIDE_KINDS,
     MOST_LENGTH_PENALTY,
     MOST_TOP_LOG_PROBS,
+    DraftTokens,
     GenerationRequest,
     SamplingParams,
 )
@@ -48,6 +49,7 @@ def why_refused(
             _wrong_lengths(request, limits, vocab_size, blocks, chunked_context=chunked_context)
             or _wrong_priority(request)
             or _wrong_beams(request)
+            or _wrong_drafts(request, limits, vocab_size)
             or _wrong_guide(request, vocab_size)
             or _wrong_lookahead(request, speculation)
             or _wrong_sampling(request.sampling, vocab_size)
@@ -181,6 +183,55 @@ def _wrong_beams(request: GenerationRequest) -> RequestError | None:
         )
     if request.beams.width > 1 and request.guide is not None:
         return RequestError("a beam search follows no guide", hint="Leave out the guide, or ask for one beam.")
+    return None
+
+
+def _wrong_drafts(request: GenerationRequest, limits: BatchLimits, vocab_size: int) -> RequestError | None:
+    """`ExternalDraftTokensConfig`, cpp/tensorrt_llm/executor/speculativeDecodingConfig.cpp."""
+    drafts = request.drafts
+    if drafts is None:
+        return None
+    tokens, room = drafts.tokens, limits.max_seq_len - len(request.prompt)
+    if not tokens:
+        return RequestError("draft_input_ids is empty", hint="Give the draft tokens, or none of their settings.")
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        return RequestError(
+            f"draft_input_ids holds token ids outside of the vocabulary of {vocab_size}",
+            hint="Draft with a model of the same vocabulary.",
+        )
+    if len(tokens) > room:
+        return RequestError(
+            f"draft_input_ids has {len(tokens)} tokens, max_seq_len leaves {room} after the prompt",
+            hint="Send fewer draft tokens, or compile with a larger max_seq_len.",
+        )
+    if not 0 <= drafts.threshold <= 1:  # not a number included
+        return RequestError(
+            f"draft_acceptance_threshold is {drafts.threshold:g}", hint="It must be between 0 (none) and 1."
+        )
+    if request.beams is not None and request.beams.width > 1:
+        return RequestError(
+            "draft_input_ids is given for a beam search", hint="Send no draft tokens, or ask for a beam_width of 1."
+        )
+    return _wrong_draft_logits(drafts, vocab_size)
+
+
+def _wrong_draft_logits(drafts: DraftTokens, vocab_size: int) -> RequestError | None:
+    size = 4 * len(drafts.tokens) * vocab_size
+    if not drafts.logits:
+        return None
+    if len(drafts.logits) != size:
+        return RequestError(
+            f"draft_logits has {len(drafts.logits) // 4} values",
+            hint=f"Give one for each of the {len(drafts.tokens)} draft tokens and {vocab_size} tokens.",
+        )
+    if size > _MOST_LOGITS:
+        return RequestError(
+            f"draft_logits takes {size} bytes, a request holds at most {_MOST_LOGITS}", hint="Send fewer draft tokens."
+        )
+    if not np.isfinite(np.frombuffer(drafts.logits, dtype=np.float32)).all():
+        return RequestError(
+            "draft_logits holds values that are not finite", hint="Give a low number for a token that was ruled out."
+        )
     return None
 
 

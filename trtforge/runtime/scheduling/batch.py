@@ -47,7 +47,7 @@ class Step:
     def of_rows(
         cls, rows: Rows[Row], copies: Rows[tuple[int, int]] = (), windows: WindowBlocks | None = None
     ) -> "Step":
-        """The step for the scheduler's rows, in their order. A draft is a single-token row with the same blocks."""
+        """The step for the scheduler's rows, in order. Drafts are rows of one token, behind a chunk a part of it."""
         starts = np.array([row.start for row in rows], dtype=np.int64)
         counts = np.array([row.count for row in rows], dtype=np.int64)
         wanted = np.array([row.count if row.scores else row.samples for row in rows], dtype=np.int64)
@@ -60,11 +60,13 @@ class Step:
             tables[index, : len(blocks)] = blocks
             if row.count == 1:
                 tokens.append(row.sequence.tokens[row.start])
-                tokens.extend(row.drafts)
             else:
                 tokens.extend(row.sequence.tokens[row.start : row.start + row.count])
+            tokens.extend(row.drafts)
         if any(row.drafts for row in rows):
-            each = np.array([1 + len(row.drafts) for row in rows], dtype=np.int64)
+            drafts, chunks = np.array([len(row.drafts) for row in rows], dtype=np.int64), counts > 1
+            counts, wanted = counts + drafts * chunks, wanted + drafts * chunks
+            each = 1 + drafts * ~chunks
             starts = np.arange(each.sum()) - np.repeat(each.cumsum() - each - starts, each)
             counts, wanted, tables = (np.repeat(values, each, axis=0) for values in (counts, wanted, tables))
             adapters = np.repeat(adapters, each) if adapted else adapters

@@ -17,7 +17,7 @@ class Row:
     """Tokens [start, start + count) of a sequence; `samples`: the next token is sampled after the last one.
 
     `scores`: the logits of all its tokens are wanted, for the log probabilities of the prompt.
-    `drafts`: proposed tokens to compute after the last one, each with its logits.
+    `drafts`: proposed tokens to compute after the last one, each with its logits, if the row samples.
     """
 
     sequence: Sequence

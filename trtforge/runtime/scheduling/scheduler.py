@@ -16,10 +16,10 @@ from trtforge.engine_process.requests import FinishReason
 from trtforge.runtime.scheduling.block_table import Prefix
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.rows import Row, packing_order
-from trtforge.runtime.scheduling.sequence import Group, Sequence
+from trtforge.runtime.scheduling.sequence import Draft, Group, Sequence
 
-_MOST_SCORED = 512
-"""Prompt tokens per step whose logits are kept: float32 logits of a vocabulary of 128,000 take 262 MB."""
+_MOST_SCORED, _MOST_DRAFTED = 512, 1024
+"""Tokens of prompts, and of drafts, whose logits a step keeps: 512 of a vocabulary of 128,000 take 262 MB."""
 Batching = Literal["inflight", "static_padded", "static_dropped"]
 """The static modes are benchmark baselines: a batch is admitted when the previous one is done. `static_padded` keeps
 computing finished rows until then, `static_dropped` does not."""
@@ -278,18 +278,18 @@ class Scheduler:
 
     def _add_drafts(self, rows: dict[Sequence, Row]) -> None:
         """Verify drafts as far as tokens and free blocks allow: nothing waits or is paused for them."""
-        budget = self.limits.max_num_tokens - sum(row.count for row in rows.values())
+        budget = min(_MOST_DRAFTED, self.limits.max_num_tokens - sum(row.count for row in rows.values()))
         for sequence, row in rows.items():
             if not sequence.draft.tokens:
                 continue
-            room = 0
-            if row.samples and row.count == 1 and not row.scores:
+            room, end = 0, row.start + row.count
+            if row.samples and not row.scores:
                 held = (len(sequence.table.blocks) + self.blocks.free_blocks) * self.blocks.tokens_per_block
-                room = max(0, min(budget, min(sequence.most_cached, held) - row.start - 1))
+                room = max(0, min(budget, min(sequence.most_cached, held) - end))
             sequence.draft = sequence.draft.first(room)
             drafts = sequence.draft.tokens
-            sequence.allocated_blocks += self.blocks.missing(sequence.table, row.start + 1 + len(drafts))
-            self.blocks.extend(sequence.table, row.start + 1 + len(drafts))
+            sequence.allocated_blocks += self.blocks.missing(sequence.table, end + len(drafts))
+            self.blocks.extend(sequence.table, end + len(drafts))
             rows[sequence] = replace(row, drafts=drafts)
             budget -= len(drafts)
 
@@ -328,7 +328,7 @@ class Scheduler:
         for member in paused:
             self.running.remove(member)
             self.add(member)
-            member.computed = 0
+            member.computed, member.draft = 0, Draft()
         for member in reversed(paused):
             self.blocks.release(member.table)
         return paused
