@@ -48,6 +48,7 @@ REQUESTS = st.builds(
         tokens=st.lists(TOKENS, max_size=5).map(tuple),
         logits=st.binary(max_size=20),
         threshold=st.floats(0, 1),
+        alone=st.booleans(),
     ),
 )
 

@@ -285,6 +285,23 @@ def test_a_threshold_takes_the_place_of_the_random_number(
     assert other not in first_tokens(other, unlikely, 1e-6)
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3_next"])
+def test_requests_end_with_their_drafts_if_they_ask_so(families: Families, tmp_path: Path, name: str) -> None:
+    """With one token more than were accepted, as for TensorRT-LLM's engines."""
+    engine = compile_engine(
+        EngineConfig(backend="torch", device="cpu"), families(name).checkpoint(), tmp_path / "out"
+    ).path
+    (request,) = requests_for([[5, 17, 9, 60]])
+    (without,) = generate(engine, [request])
+    for kind, count, made in (("right", 6, 7), ("half", 6, 4), ("wrong", 6, 1)):
+        drafts = DraftTokens(drafts_of(kind, without.tokens, count), alone=True)
+        (found,) = generate(engine, [replace(request, drafts=drafts)])
+        assert (found.tokens, found.finish_reason) == (without.tokens[:made], "length")
+    drafts = DraftTokens(without.tokens[:6], alone=True)
+    (ended,) = generate(engine, [replace(request, end_ids=frozenset(without.tokens[3:4]), drafts=drafts)])
+    assert (ended.tokens, ended.finish_reason) == (without.tokens[:3], "end_id")
+
+
 def test_logits_of_a_greedy_request_change_nothing(
     engine_directory: Path, prompts: list[list[int]], expected: list[Tokens]
 ) -> None:

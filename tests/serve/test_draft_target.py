@@ -233,9 +233,9 @@ def test_engines_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     values["pretrained_config"]["vocab_size"] = 1000
     with pytest.raises(ForgeError, match=r"has a vocabulary of 1000, the served engine 2048"):
         packaged(tmp_path, served, write_engine(tmp_path / "small", values))
-    with pytest.raises(ForgeError, match="only TensorRT engines are served with a second engine") as own:
+    with pytest.raises(ForgeError, match="is not an embedded engine, as the served one is") as own:
         packaged(tmp_path, write_engine(tmp_path / "torch", values | {"forge": FORGE}), draft)
-    assert own.value.hint == "Use engine.features.draft.engine, which becomes part of the engine."
+    assert own.value.hint == "Compile it with --backend torch."
 
 
 def test_a_recipe_names_the_draft_engine_relative_to_itself(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ class DraftFeature(Config):
     """The engine verifies tokens that a smaller model drafts.
 
     The embedded engine and the LLM API run both models. A TensorRT engine takes the tokens from the text models if it
-    is packaged with `serving.draft_engine`, else from the client.
+    is packaged with `serving.draft_engine`, else from the client; an embedded engine does so without this feature.
     """
 
     model: str | None = Field(

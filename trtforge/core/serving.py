@@ -34,7 +34,7 @@ class ServingConfig(Config):
     )
     exclude_input_in_output: bool = Field(True, description="Return the output without the prompt.")
     draft_engine: str | None = Field(
-        None, min_length=1, description="TensorRT engine of a draft model; needs engine.features.draft."
+        None, min_length=1, description="Engine of a draft model, of the same backend; not for the LLM API."
     )
     draft_gpu_device_ids: str | None = Field(
         None, pattern=_GROUP, description="GPUs of the draft engine's ranks; null: the first ones."

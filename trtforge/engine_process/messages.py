@@ -168,7 +168,8 @@ def _adapter(data: bytes, start: int, shape: Mapping[str, Any]) -> tuple[SentAda
 
 def _sizes_of(drafts: DraftTokens) -> dict[str, Any]:
     """The header's entry for draft tokens, which are in the payload with their logits."""
-    return {"tokens": len(drafts.tokens), "bytes": len(drafts.logits), "threshold": drafts.threshold}
+    sizes = {"tokens": len(drafts.tokens), "bytes": len(drafts.logits)}
+    return {**sizes, "threshold": drafts.threshold, "alone": drafts.alone}
 
 
 def _drafts(data: bytes, start: int, sizes: Mapping[str, Any]) -> tuple[DraftTokens, int]:
@@ -176,7 +177,7 @@ def _drafts(data: bytes, start: int, sizes: Mapping[str, Any]) -> tuple[DraftTok
     end = start + int(sizes["bytes"])
     if not start <= end <= len(data):
         raise ValueError("the payload is too short")
-    return DraftTokens(tuple(tokens), data[start:end], float(sizes["threshold"])), end
+    return DraftTokens(tuple(tokens), data[start:end], float(sizes["threshold"]), bool(sizes["alone"])), end
 
 
 def _numbers(data: bytes, kind: str, start: int, count: int) -> "tuple[array[Any], int]":

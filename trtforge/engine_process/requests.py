@@ -172,12 +172,14 @@ class DraftTokens:
 
     `logits`: native float32 (tokens, vocabulary), whose softmax is what each was drawn from; empty if the tokens are
     only compared. `threshold`: the least ratio of the engine's probability of a token to that of the draft at which
-    the token is accepted, instead of a random number; 0 for the random number.
+    the token is accepted, instead of a random number; 0 for the random number. `alone`: the request ends with the step
+    that verifies them, as TensorRT-LLM's do.
     """
 
     tokens: tuple[int, ...]
     logits: bytes = b""
     threshold: float = 0.0
+    alone: bool = False
 
 
 DEFAULT_PRIORITY = 0.5

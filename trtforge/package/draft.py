@@ -1,6 +1,7 @@
-"""The draft engine of a repository: a smaller TensorRT engine whose tokens the served one verifies.
+"""The draft engine of a repository: a smaller engine of the same backend whose tokens the served one verifies.
 
-Triton runs both, and the text models pass the tokens on (model_repo_templates/lib/drafted_engine.py).
+Triton runs both, and the text models pass the tokens on (`drafted_engine` and, of embedded engines, `drafted_served` of
+model_repo_templates/lib).
 """
 
 from collections.abc import Iterator
@@ -36,9 +37,10 @@ def read_draft(config: PackageConfig, served: EngineFacts) -> DraftEngine | None
     manifest = engine_manifest(directory)
     facts = read_engine(directory, manifest)
     where = f"serving.draft_engine: {directory}"
-    if facts.backend != "tensorrt_llm":
+    if facts.backend != served.backend:
+        kind = "an embedded engine" if served.backend == "torch" else "a TensorRT engine"
         raise ForgeError(
-            f"{where} is not a TensorRT engine", hint="Compile the draft model with --backend tensorrt_llm."
+            f"{where} is not {kind}, as the served one is", hint=f"Compile it with --backend {served.backend}."
         )
     for name, own, other in (
         ("TensorRT-LLM", served.served_by, facts.served_by),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import DraftFeature
 from trtforge.core.serving import ServingConfig
 from trtforge.engine_process.admission import DEFAULT_QUEUE_SIZE
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
@@ -85,9 +86,10 @@ def request_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, 
 
 def drafting_parameters(engine: EngineFacts, facts: RepositoryFacts) -> dict[str, str]:
     """What text models need in addition to drive a draft engine; empty without one."""
-    if facts.draft_model is None or engine.features.draft is None:
+    if facts.draft_model is None:
         return {}
-    most = min(engine.features.draft.tokens, engine.max_draft_len)
+    most = (engine.features.draft or DraftFeature()).tokens
+    most = most if engine.backend == "torch" else min(most, engine.max_draft_len)
     return {"tensorrt_llm_draft_model_name": facts.draft_model, "num_draft_tokens": str(most)}
 
 

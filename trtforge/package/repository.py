@@ -48,7 +48,7 @@ _ENGINE = (
     "token_texts",
     "word_lists",
 )
-_ENGINE_TEXT = tuple(dict.fromkeys((*_TEXT, *_ENGINE)))
+_ENGINE_TEXT = tuple(dict.fromkeys((*_TEXT, *_ENGINE, "drafted_served")))
 _ENGINE_MODEL = (*_PROCESS, *_ENGINE, "engine_metrics", "engine_process_model", "input_names", "watch")
 LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "ensemble": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "drafted_engine", "kserve_messages", "triton_engine")},

@@ -119,10 +119,12 @@ def _draft(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
         if serving.draft_gpu_device_ids is not None:
             yield _problem("draft_gpu_device_ids: there is no draft_engine", _LEAVE_OUT)
         return
-    if engine.backend != "tensorrt_llm":
-        own = "engine" if engine.backend == "torch" else "model"
-        message = "draft_engine: only TensorRT engines are served with a second engine"
-        yield _problem(message, f"Use engine.features.draft.{own}, which becomes part of the engine.")
+    if engine.backend == "llmapi":
+        message = "draft_engine: the LLM API runs its draft model itself"
+        yield _problem(message, "Use engine.features.draft.model, which becomes part of the engine.")
+        return
+    if engine.backend == "torch":
+        yield from _embedded_draft(serving, engine)
         return
     if engine.features.draft is None:
         message = "draft_engine: the engine cannot verify draft tokens"
@@ -136,6 +138,18 @@ def _draft(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
     if shared and serving.kv_cache_tokens is None:
         message = "draft_engine: both engines share a GPU, and each would take kv_cache_fraction of its free memory"
         yield _problem(message, "Set kv_cache_tokens, which bounds the KV cache of each, or draft_gpu_device_ids.")
+
+
+def _embedded_draft(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
+    """Two embedded engines run beside each other, each in its own process."""
+    if engine.features.of_torch is not None:
+        message = "draft_engine: the engine has a drafter of its own"
+        yield _problem(message, "Leave draft_engine out, or compile the engine without speculative decoding.")
+    if serving.draft_gpu_device_ids is not None:
+        yield _problem("draft_gpu_device_ids: embedded engines choose no GPUs", _LEAVE_OUT)
+    if serving.kv_cache_tokens is None:
+        message = "draft_engine: both engines share memory, and each would take kv_cache_fraction of what is free"
+        yield _problem(message, "Set kv_cache_tokens, which bounds the KV cache of each.")
 
 
 def _needs(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:

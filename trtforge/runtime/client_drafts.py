@@ -1,10 +1,11 @@
 """Draft tokens that come with requests, beside the engine's own drafter: TensorRT-LLM's external draft tokens."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
+from trtforge.engine_process.requests import FinishReason
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
@@ -54,6 +55,15 @@ class Drafts:
         if self.own is not None:
             self.own.observe(rows, logits)
 
+    def finish(self, rows: list[Row], end: Callable[[Sequence, FinishReason], None]) -> None:
+        """End those requests whose drafts a step has verified and that ask for no more; see `DraftTokens`."""
+        for row in rows if self._offered else ():
+            sequence, drafts = row.sequence, row.sequence.request.drafts
+            if drafts is None or not drafts.alone or sequence.finish_reason is not None:
+                continue
+            if row.drafts or (row.samples and not self._go_on(sequence)):
+                end(sequence, "length")
+
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a finished sequence."""
         self._offered.pop(sequence, None)
@@ -70,7 +80,12 @@ class Drafts:
         offered, made = self._offered[sequence], sequence.generated
         if made and sequence.tokens[-1] < 0:  # stands for a token that the host does not know yet
             return Draft()
-        if made >= len(offered.tokens) or sequence.tokens[len(sequence.tokens) - made :] != [*offered.tokens[:made]]:
+        if not self._go_on(sequence):
             del self._offered[sequence]
             return Draft()
         return Draft() if self._keeps_states and sequence.remaining > 1 else offered.after(made)
+
+    def _go_on(self, sequence: Sequence) -> bool:
+        """Whether a request's draft tokens begin with its output, and more follow."""
+        tokens, made = self._offered[sequence].tokens, sequence.generated
+        return made < len(tokens) and sequence.tokens[len(sequence.tokens) - made :] == [*tokens[:made]]

@@ -316,8 +316,7 @@ class Engine:
         for depth in count():
             if not pending:
                 break
-            sequences = [row.sequence for row, _ in pending]
-            indices = [index for _, index in pending]
+            sequences, indices = [row.sequence for row, _ in pending], [index for _, index in pending]
             for sequence, index in zip(sequences, indices, strict=True):
                 sequence.keep_logits(logits, index)
             own = logits if indices == list(range(len(logits))) else logits[indices]
@@ -340,6 +339,7 @@ class Engine:
                     self._scheduler.accept(row.sequence)
                     accepted.append((row, index + 1))
             pending = accepted
+        self._drafts.finish(rows, self._end)
 
     def _search(self, pending: list[tuple[Row, int]], logits: Tensor) -> list[tuple[Row, int]]:
         """Advance the beam searches among these rows with the indices of their logits. Returns the other rows."""

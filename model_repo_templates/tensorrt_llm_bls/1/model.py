@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from drafted_served import connected_process
 from model_config import ModelConfig
-from served_engine import ServedEngine
 from text_engine import TextEngine
 from text_model import TextModel
 
@@ -13,4 +13,4 @@ class TritonPythonModel(TextModel):
 
     def connect(self, config: ModelConfig, names: Mapping[str, str]) -> TextEngine:
         """Connect to the engine process that the engine model starts."""
-        return ServedEngine(config, names)
+        return connected_process(config, names)
