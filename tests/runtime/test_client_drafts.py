@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
+from tests.runtime.adapters import save_adapter
 from tests.runtime.checkpoints import Layout, write_checkpoint, write_engine
 from tests.runtime.converted import Families
 from tests.runtime.test_deferred import AheadRanks
@@ -18,6 +19,7 @@ from tests.runtime.test_engine import Tokens, requests_for
 from tests.runtime.test_speculation import NGRAMS, KeptRanks
 from trtforge.compile.stage import compile_engine
 from trtforge.core.errors import RequestError
+from trtforge.core.features import FeaturesConfig, LookaheadFeature, LoraFeature
 from trtforge.core.recipe import EngineConfig, SchedulerPolicy
 from trtforge.engine_process.requests import BeamParams, DraftTokens, GenerationRequest, SamplingParams
 from trtforge.runtime.drafting import NgramDrafter
@@ -202,6 +204,38 @@ def test_every_kind_of_cache_verifies_them(families: Families, tmp_path: Path, n
         made = generate(engine, likely, EngineOptions(chunked_context=True))
         assert [each.tokens for each in made] == answers
         assert min(each.accepted_tokens for each in made) >= (9 if kind == "half" else 19)
+
+
+@pytest.mark.parametrize("right", [0, 5, 12])
+def test_lookahead_goes_on_after_them(
+    engine_directory: Path, prompts: list[list[int]], expected: list[Tokens], right: int
+) -> None:
+    asked = [
+        drafting(each, (*answer[:right], (answer[right] + 1) % VOCABULARY))
+        for each, answer in zip(requests_for(prompts), expected, strict=True)
+    ]
+    speculation = LookaheadFeature(window=4, ngram=3, verification=4)
+    made = generate(engine_directory, asked, EngineOptions(speculation=speculation))
+    assert [each.tokens for each in made] == expected
+    assert all(each.drafted_tokens > right + 1 and each.accepted_tokens >= right for each in made)
+
+
+def test_adapters_take_part(
+    checkpoint: Path, llama: LlamaForCausalLM, tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    """Requests of two adapters and of none beside each other, each with the drafts of its own answer."""
+    adapters = [str(save_adapter(llama, tmp_path / f"a{seed}", seed, r=4)) for seed in (1, 2)]
+    features = FeaturesConfig(lora=LoraFeature(adapters=tuple(adapters)))
+    engine = compile_engine(
+        EngineConfig(backend="torch", device="cpu", features=features), checkpoint, tmp_path / "engine"
+    ).path
+    asked = [replace(each, lora_task_id=at % 3 or None) for at, each in enumerate(requests_for(prompts[:6]))]
+    without = generate(engine, asked)
+    drafted = generate(
+        engine, [drafting(each, made.tokens[:15]) for each, made in zip(asked, without, strict=True)], EngineOptions()
+    )
+    assert [each.tokens for each in drafted] == [each.tokens for each in without]
+    assert all(each.accepted_tokens >= 14 for each in drafted)
 
 
 def chi_square(found: list[Generation], shares: dict[Tokens, float]) -> float:

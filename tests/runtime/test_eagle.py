@@ -19,7 +19,7 @@ from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.features import EagleFeature
 from trtforge.core.llm_api_features import Eagle3Feature
-from trtforge.engine_process.requests import GenerationRequest, SamplingParams
+from trtforge.engine_process.requests import DraftTokens, GenerationRequest, SamplingParams
 from trtforge.formats.eagle import EagleKind
 from trtforge.formats.trtllm import read_checkpoint_config
 from trtforge.runtime.drafters import with_drafter
@@ -105,6 +105,32 @@ def test_drafts_are_those_of_the_network(
     assert 0 < found.accepted_tokens < found.drafted_tokens
     compare(drafts, Reference(llama, engine / "eagle", kind), prompts, most=9)
     assert max(len(each) for _, each in drafts.seen) == 4
+
+
+@pytest.mark.parametrize("kind", FEATURES)
+def test_drafts_after_those_of_a_client_are_those_of_the_network(
+    llama: LlamaForCausalLM,
+    checkpoint: Path,
+    prompts: list[list[int]],
+    expected: list[Tokens],
+    drafts: Drafts,
+    tmp_path: Path,
+    kind: EagleKind,
+) -> None:
+    """Also where some of the client's were wrong: the network has read the hidden states of those that were right."""
+    engine = write_engine(checkpoint, tmp_path / "engine", tokens_per_block=4, max_num_tokens=48)
+    write_network(engine / "eagle", kind)
+    drafts.answers = {tuple(prompt): answer for prompt, answer in zip(prompts, expected, strict=True)}
+    asked = [
+        replace(each, drafts=DraftTokens((*answer[: 2 * place], 130, 130)))
+        for place, (each, answer) in enumerate(zip(requests_for(prompts), expected, strict=True))
+    ]
+    options = EngineOptions(speculation=FEATURES[kind], chunked_context=True, kv_reuse=False)
+    with Engine.load(engine, options) as running:
+        made = generate_with(running, asked)
+    assert [each.tokens for each in made] == expected
+    assert all(each.accepted_tokens >= 2 * place for place, each in enumerate(made))
+    compare(drafts, Reference(llama, engine / "eagle", kind), prompts, most=9)
 
 
 @pytest.mark.parametrize("kind", FEATURES)

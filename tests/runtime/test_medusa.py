@@ -14,7 +14,7 @@ from tests.runtime.test_engine import Tokens, requests_for
 from tests.runtime.test_speculation import KeptRanks, sequence
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import MedusaFeature
-from trtforge.engine_process.requests import GenerationRequest, SamplingParams
+from trtforge.engine_process.requests import DraftTokens, GenerationRequest, SamplingParams
 from trtforge.formats.medusa import MEDUSA_FILE, read_medusa
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
@@ -87,6 +87,24 @@ def test_heads_that_are_right_save_steps(
     assert made.tokens == expected[1]
     assert (found.iterations, found.generated_tokens) == (6, 24)
     assert (made.drafted_tokens, made.accepted_tokens) == (18, 18)
+
+
+def test_heads_go_on_after_the_drafts_of_a_client(
+    llama: LlamaForCausalLM, checkpoint: Path, prompts: list[list[int]], expected: list[Tokens], tmp_path: Path
+) -> None:
+    source = open_engine(write_engine(checkpoint, tmp_path / "engine"))
+    ranks = KeptRanks(source, 40)
+    heads = right_heads(llama, prompts[1], expected[1], tmp_path / "heads")
+    drafter = MedusaDrafter(heads, (HIDDEN, VOCAB), HEADS, CPU, ranks)
+    (request,) = requests_for(prompts[1:2])
+    drafts = DraftTokens((*expected[1][:8], 1 - min(expected[1][8], 1)))  # the last one is wrong
+    with Engine(source, ranks, EngineOptions(), drafter) as running:  # type: ignore[arg-type]
+        (made,) = generate_with(running, [replace(request, drafts=drafts)])
+        found = running.statistics()
+    ranks.end()
+    # 24 tokens: the prompt's step gives 9, three steps give 5 each.
+    assert made.tokens == expected[1]
+    assert (found.iterations, made.drafted_tokens, made.accepted_tokens) == (4, 9 + 12, 8 + 12)
 
 
 def test_answers_are_those_without_heads(

@@ -44,11 +44,10 @@ class Drafts:
 
     def draft(self, running: Iterable[Sequence]) -> None:
         """Set `draft` of the sequences that may have one in the next step."""
+        if self.own is not None:  # also for those with other drafts: it keeps up with their tokens
+            self.own.draft([s for s in running if s.remaining == 1 and s.group is None])
         for sequence in list(self._offered):
-            sequence.draft = self._offer(sequence)
-        if self.own is not None:
-            generating = [s for s in running if s.remaining == 1 and s.group is None]
-            self.own.draft([s for s in generating if s not in self._offered] if self._offered else generating)
+            self._offer(sequence)
 
     def observe(self, rows: list[Row], logits: Tensor | None) -> None:
         """See Drafter."""
@@ -75,17 +74,22 @@ class Drafts:
         if self.own is not None:
             self.own.close()
 
-    def _offer(self, sequence: Sequence) -> Draft:
-        """The tokens of a request that come next; they are dropped when the output has gone on otherwise."""
-        offered, made = self._offered[sequence], sequence.generated
+    def _offer(self, sequence: Sequence) -> None:
+        """Propose the tokens of a request that come next, or drop them if the output has gone on otherwise."""
+        made = sequence.generated
         if made and sequence.tokens[-1] < 0:  # stands for a token that the host does not know yet
-            return Draft()
-        if not self._go_on(sequence):
+            sequence.draft = Draft()
+        elif self._go_on(sequence):
+            waits = self._keeps_states and sequence.remaining > 1
+            sequence.draft = Draft() if waits else self._offered[sequence].after(made)
+        else:
             del self._offered[sequence]
-            return Draft()
-        return Draft() if self._keeps_states and sequence.remaining > 1 else offered.after(made)
+            if self.own is None or sequence.remaining > 1:
+                sequence.draft = Draft()
 
     def _go_on(self, sequence: Sequence) -> bool:
         """Whether a request's draft tokens begin with its output, and more follow."""
+        if sequence not in self._offered:
+            return False
         tokens, made = self._offered[sequence].tokens, sequence.generated
         return made < len(tokens) and sequence.tokens[len(sequence.tokens) - made :] == [*tokens[:made]]

@@ -137,8 +137,12 @@ class LookaheadDrafter:
         for row in rows:
             end += row.wanted
             search = self._searches.get(row.sequence)
-            if search is not None and row.samples and row.count == 1 and row.start == search.start:
+            if search is None or not row.samples or row.count > 1 or row.start != search.start:
+                continue
+            if row.drafts == tuple(trail[-1] for trail in search.trails[1 : 1 + len(row.drafts)]):
                 search.advance(most_likely_tokens(logits[end - 1 - len(row.drafts) : end]))
+            else:  # draft tokens of a client, which say nothing of its own
+                search.drafted = 0
 
     def forget(self, sequence: Sequence) -> None:
         """See Drafter."""
