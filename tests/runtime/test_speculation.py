@@ -81,6 +81,13 @@ def test_an_n_gram_is_followed_by_what_followed_it(tokens: list[int], expected: 
     assert row.draft.tokens == expected
 
 
+def test_drafts_of_others_before_say_nothing_of_n_grams() -> None:
+    row = sequence([1, 2, 3, 4, 5, 9, 2, 3, 4])
+    row.drafted, row.accepted = 20, 0
+    NgramDrafter(NGRAMS).draft([row])
+    assert row.draft.tokens == (5, 9, 2, 3, 4)
+
+
 def test_n_grams_of_the_output_are_found_too() -> None:
     drafter, row = NgramDrafter(NGRAMS), sequence([5])
     for token in (1, 2, 3, 1, 2):

@@ -1,10 +1,15 @@
 """Two embedded engines in one repository: clients send text, a smaller engine drafts and the served one verifies."""
 
+import queue
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from tritonclient import grpc as triton
+from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from tests.conftest import DEMO_MODEL
 from tests.patience import PATIENCE, eventually
@@ -25,6 +30,7 @@ from trtforge.serve.client import Sampling, stream_text
 from trtforge.serve.client import generate as ask
 
 PROMPT, DRAFTS = "Return the number of", 5
+IDS, VOCABULARY = (5, 6, 7, 8), 2048
 
 
 def packaged(out: Path, served: Path, draft: Path, **serving: object) -> Path:
@@ -117,6 +123,48 @@ def test_what_the_draft_engine_does_not_take_is_answered_all_the_same(
     for prompt, tokens in ((PROMPT, 160), (PROMPT * 30, 20)):
         answer = ask(running.http, "ensemble", prompt, Sampling(max_tokens=tokens), protocol="http")
         assert (answer.text, answer.output_tokens) == (alone(engines["target"], prompt, tokens), tokens)
+
+
+def sent(server: Running, **tensors: np.ndarray) -> dict[str, np.ndarray]:
+    """The answer of the engine model to tensors of a client."""
+    base = {"input_ids": np.array([IDS], np.int32), "input_lengths": np.array([[len(IDS)]], np.int32)}
+    base |= {"request_output_len": np.array([[12]], np.int32), "return_perf_metrics": np.array([[True]])}
+    inputs = []
+    for name, value in (base | tensors).items():
+        inputs.append(triton.InferInput(name, value.shape, np_to_triton_dtype(value.dtype)))
+        inputs[-1].set_data_from_numpy(value)
+    answers: queue.SimpleQueue[tuple[Any, Any]] = queue.SimpleQueue()
+    client = triton.InferenceServerClient(server.grpc)
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    client.async_stream_infer("tensorrt_llm", inputs)
+    result, error = answers.get(timeout=PATIENCE)
+    client.stop_stream()
+    client.close()
+    if error is not None:
+        raise error
+    return {output.name: result.as_numpy(output.name) for output in result.get_response().outputs}
+
+
+def test_a_client_sends_its_own_draft_tokens(running: Running, engines: dict[str, Path]) -> None:
+    (made,) = generate(engines["target"], [GenerationRequest("", IDS, 12)])
+    drafts = np.array([[*made.tokens[:8], 0]], np.int32)
+    for more in ({}, {"draft_logits": np.zeros((1, 9, VOCABULARY), np.float32)}):
+        found = sent(running, draft_input_ids=drafts, **more)
+        assert tuple(found["output_ids"][0, 0]) == made.tokens
+        assert (found["total_draft_tokens"], found["total_accepted_draft_tokens"]) == ([[9]], [[8]])
+    sampled = {"runtime_top_k": np.array([[5]], np.int32), "draft_acceptance_threshold": np.array([[1e-6]], np.float32)}
+    logits = np.zeros((1, 1, VOCABULARY), np.float32)
+    found = sent(running, draft_input_ids=drafts[:, :1], draft_logits=logits, **sampled)
+    assert found["output_ids"][0, 0, 0] == made.tokens[0]  # far above the threshold
+    for wrong, message in (
+        ({"draft_input_ids": np.array([[VOCABULARY]], np.int32)}, "draft_input_ids holds the id 2048"),
+        ({"draft_logits": logits}, "draft_input_ids is missing: draft_logits is about these tokens"),
+        ({"draft_input_ids": drafts, "draft_logits": logits}, "draft_logits is float32 [1, 2048]; it must be numbers"),
+        ({"draft_input_ids": np.ones((1, 600), np.int32)}, "draft_input_ids has 600 tokens, max_seq_len leaves"),
+    ):
+        with pytest.raises(InferenceServerException) as caught:
+            sent(running, **wrong)
+        assert message in str(caught.value)
 
 
 def test_settings_that_do_not_fit_are_refused(engines: dict[str, Path], tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Drafts:
 
     def draft(self, running: Iterable[Sequence]) -> None:
         """Set `draft` of the sequences that may have one in the next step."""
-        if self.own is not None:  # also for those with other drafts: it keeps up with their tokens
+        if self.own is not None:  # for all: its state follows every token, whoever drafts it
             self.own.draft([s for s in running if s.remaining == 1 and s.group is None])
         for sequence in list(self._offered):
             self._offer(sequence)

@@ -187,7 +187,7 @@ def _wrong_beams(request: GenerationRequest) -> RequestError | None:
 
 
 def _wrong_drafts(request: GenerationRequest, limits: BatchLimits, vocab_size: int) -> RequestError | None:
-    """`ExternalDraftTokensConfig`, cpp/tensorrt_llm/executor/speculativeDecodingConfig.cpp."""
+    """`ExternalDraftTokensConfig`, cpp/tensorrt_llm/executor/decodingConfig.cpp."""
     drafts = request.drafts
     if drafts is None:
         return None
