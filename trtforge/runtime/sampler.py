@@ -275,11 +275,9 @@ def verified_token(
     number that decides whether to accept, as in TensorRT-LLM's acceptDraftTokensKernel (externalDraftTokensKernels.cu);
     tokens then no longer have the distribution `wanted`. One that is impossible in it is never accepted.
     """
-    least, possible = float(drawn_from[proposed]), float(wanted[proposed])
-    if threshold:
-        accepts = 0 < possible >= threshold * least
-    else:
-        accepts = uniform([at], stream=1)[0] * least < possible
+    before, possible = float(drawn_from[proposed]), float(wanted[proposed])
+    least = before * (threshold or float(uniform([at], stream=1)[0]))
+    accepts = 0.0 < possible >= least if threshold else least < possible
     rest = (wanted.double() - drawn_from.double()).clamp_(min=0.0)
     if accepts or float(rest.sum()) == 0.0:
         return proposed
