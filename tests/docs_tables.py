@@ -76,6 +76,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "weights_on_gpu": {"weights_on_gpu": 0.5},
     "context_logits": {"context_logits": True},
     "generation_logits": {"generation_logits": True},
+    "max_prompt_embedding_table_size": {"max_prompt_embedding_table_size": 3200},
 }
 
 

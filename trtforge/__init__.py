@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trtforge.api.answers import Answer, Completion, Piece, TokenScore, Usage
     from trtforge.api.engine import Engine
-    from trtforge.api.prompts import Chat, SamplingParams, Tokens
+    from trtforge.api.prompt_tables import read_prompt_table
+    from trtforge.api.prompts import Chat, SamplingParams, Tokens, Tuned
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,14 +22,17 @@ __all__ = [
     "SamplingParams",
     "TokenScore",
     "Tokens",
+    "Tuned",
     "Usage",
     "__version__",
+    "read_prompt_table",
 ]
 
 _PLACES = {
     "Engine": "engine",
     **dict.fromkeys(("Answer", "Completion", "Piece", "TokenScore", "Usage"), "answers"),
-    **dict.fromkeys(("Chat", "SamplingParams", "Tokens"), "prompts"),
+    **dict.fromkeys(("Chat", "SamplingParams", "Tokens", "Tuned"), "prompts"),
+    "read_prompt_table": "prompt_tables",
 }
 
 

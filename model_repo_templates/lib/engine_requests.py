@@ -21,6 +21,7 @@ from trtforge.engine_process.requests import (
     GenerationRequest,
     Guide,
     LookaheadSizes,
+    PromptTable,
     SamplingParams,
     SentAdapter,
     with_seed,
@@ -68,6 +69,7 @@ _GUIDE_TYPE, _GUIDE, _LORA = "guided_decoding_guide_type", "guided_decoding_guid
 _LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 _SENT = ("lora_weights", "lora_config")
 _DRAFTS = ("draft_input_ids", "draft_logits", "draft_acceptance_threshold")
+_TABLE = ("prompt_embedding_table", "prompt_vocab_size", "prompt_table_extra_ids")
 _NEUTRAL: Mapping[str, float] = {"return_context_logits": 0, "return_generation_logits": 0, _DRAFTS[2]: 0}
 """Inputs that are accepted with their neutral value only."""
 _TOP_P_MIN = 1e-6
@@ -80,7 +82,7 @@ class RequestLimits:
     `guided`: whether answers can be guided; `lora_task_ids`: the adapters that the engine has; `seed`: of requests
     without one, None if the engine then draws it; `logits`: inputs that ask for logits, if the engine returns them.
     `lookahead`: whether it drafts by lookahead decoding, whose sizes a request may lower; `takes_adapters`,
-    `takes_drafts`: whether requests may bring adapters, and draft tokens.
+    `takes_drafts`, `takes_prompt_tables`: whether requests may bring adapters, draft tokens and prompt tables.
     """
 
     vocab_size: int
@@ -94,12 +96,14 @@ class RequestLimits:
     lookahead: bool = False
     takes_adapters: bool = False
     takes_drafts: bool = True
+    takes_prompt_tables: bool = False
 
     @property
     def inputs(self) -> frozenset[str]:
         """The inputs that this engine reads."""
         more = ({_GUIDE_TYPE, _GUIDE} if self.guided else set()) | ({_LORA} if self.lora_task_ids else set())
         more |= ({_LORA, *_SENT} if self.takes_adapters else set()) | (set(_DRAFTS) if self.takes_drafts else set())
+        more |= set(_TABLE) if self.takes_prompt_tables else set()
         return _READ | more | set(self.logits) | (set(_LOOKAHEAD) if self.lookahead else set())
 
 
@@ -160,9 +164,11 @@ def _check_supported(values: InputValues, read: frozenset[str]) -> None:
 def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end_ids: bool) -> GenerationRequest:
     end_id = values.integer("end_id", item, -1, -1, limits.vocab_size - 1)
     values.integer("pad_id", item, -1, -1, INT32_MAX)
+    table = _prompt_table(values, item)
     return GenerationRequest(
         request_id="",
-        prompt=_prompt(values, item, limits.vocab_size),
+        prompt=_prompt(values, item, limits.vocab_size + (0 if table is None else table.rows)),
+        prompt_table=table,
         max_tokens=values.integer("request_output_len", item, None, 1, INT32_MAX),
         sampling=_sampling(values, item, limits.vocab_size),
         end_ids=frozenset(limits.end_ids if model_end_ids else [end_id] if end_id >= 0 else []),
@@ -263,6 +269,36 @@ def _drafts(values: InputValues, item: int, vocab_size: int) -> DraftTokens | No
         raise values.refused(logits, f"{own.dtype.name} {list(own.shape)}", f"numbers {[tokens.size, vocab_size]}")
     values.finite(logits)
     return DraftTokens(tuple(tokens.tolist()), own.astype(np.float32).tobytes(), threshold)
+
+
+def _prompt_table(values: InputValues, item: int) -> PromptTable | None:
+    """A table [prompts, rows, hidden size], whose number of rows is `prompt_vocab_size`, and the extra ids of a prompt.
+
+    As `getPromptTuningConfigFromTensors` of TensorRT-LLM's Triton backend (inflight_batcher_llm/src/utils.cc), which
+    neither compares the number of rows nor keeps extra ids of another length.
+    """
+    name, size, extra = _TABLE
+    if name not in values:
+        for other in (size, extra):
+            if other in values:
+                raise RequestFailed(f"{values.shown(other)} came without {values.shown(name)}")
+        return None
+    table = values.array(name)
+    if table.ndim != 3 or len(table) <= item or table.dtype.kind != "f" or table.dtype.itemsize > 4:
+        raise values.refused(
+            name, f"{table.dtype.name} {list(table.shape)}", "a tensor [prompts, rows, hidden size] of its data type"
+        )
+    own = np.ascontiguousarray(table[item])
+    if len(own) != (rows := values.integer(size, item, len(own), 1, INT32_MAX)):
+        raise RequestFailed(f"{values.shown(name)} has {len(own)} rows, {values.shown(size)} is {rows}")
+    ids: tuple[int, ...] = ()
+    if extra in values:
+        length = values.integer("input_lengths", item, None, 1, INT32_MAX)
+        given = values.array(extra)
+        if given.ndim != 2 or len(given) <= item or given.dtype.kind not in "iu" or given.shape[1] < length:
+            raise values.refused(extra, f"{given.dtype.name} {list(given.shape)}", "an id for each token of the prompt")
+        ids = tuple(given[item, :length].tolist())
+    return PromptTable(rows, own.shape[1], "float16" if own.dtype.itemsize == 2 else "float32", own.tobytes(), ids)
 
 
 def _prompt(values: InputValues, item: int, vocab_size: int) -> tuple[int, ...]:

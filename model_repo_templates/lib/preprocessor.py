@@ -46,10 +46,17 @@ class Preprocessor:
         self._longest_prompt = config.integer("max_input_len", _UNKNOWN_LENGTH)
         self.longest_text = self._longest_prompt * (longest_token + 1)
 
-    def prepare(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """The tensors of the preprocessing model's response. Raises RequestFailed."""
+    def prepare(self, inputs: Mapping[str, NDArray[Any]], table_rows: int = 0) -> dict[str, NDArray[Any]]:
+        """The tensors of the preprocessing model's response. Raises RequestFailed.
+
+        `table_rows`: of a prompt table, which are put before a text or messages whose tokens name none of them.
+        """
         values = InputValues(inputs, self._names)
         outputs = self._prompt(values)
+        if table_rows and "input_ids" not in values and outputs["INPUT_ID"].max() < self._vocab_size:
+            rows = np.arange(self._vocab_size, self._vocab_size + table_rows, dtype=np.int32)
+            ids = np.concatenate([rows[None], outputs["INPUT_ID"]], axis=1)
+            outputs |= {"INPUT_ID": ids, "REQUEST_INPUT_LEN": _number(ids.size)}
         if "DECODER_QUERY" in values:
             outputs |= self._encode(values, "DECODER_QUERY", "DECODER_INPUT_ID", "REQUEST_DECODER_INPUT_LEN")
         outputs["REQUEST_OUTPUT_LEN"] = _number(values.integer("REQUEST_OUTPUT_LEN", 0, None, 1, INT32_MAX))

@@ -31,6 +31,7 @@ def request_limits(config: ModelConfig) -> RequestLimits:
         lookahead=config.integer("lookahead_window_size", 0) > 0,
         takes_adapters=config.flag("takes_adapters", False),
         takes_drafts=config.flag("takes_drafts", True),
+        takes_prompt_tables=config.flag("takes_prompt_tables", False),
         seed=None if config.flag("random_seed", False) else 0,
     )
 

@@ -162,7 +162,9 @@ class TextModel(ABC):
 
     def _prepare(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         names = (*self._to_preprocessing, *((name, name) for name in _PREPARED if name in self._known))
-        return self._preprocessor.prepare({theirs: inputs[ours] for ours, theirs in names if ours in inputs})
+        table = inputs.get("prompt_embedding_table", _NONE)
+        rows = table.shape[1] if table.ndim == 3 else 0  # of any other shape it is refused by the engine
+        return self._preprocessor.prepare({theirs: inputs[ours] for ours, theirs in names if ours in inputs}, rows)
 
     def _wanted_outputs(self, inputs: InputValues) -> Mapping[str, str]:
         """The engine's outputs to pass on: the report has its own token counts and log probabilities."""

@@ -27,3 +27,12 @@ def beams(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("beams") / "engine"
     compile_engine(EngineConfig(backend="torch", max_beam_width=4, features=features), build / "checkpoint", directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def tables(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine for prompt tables, as docs/python.md compiles it."""
+    features = FeaturesConfig(max_prompt_embedding_table_size=1280)
+    directory = tmp_path_factory.mktemp("tables") / "engine"
+    compile_engine(EngineConfig(backend="torch", features=features), build / "checkpoint", directory)
+    return directory

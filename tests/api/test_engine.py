@@ -385,12 +385,14 @@ def test_the_pages_snippets_run(
     number: int,
     build: Path,
     beams: Path,
+    tables: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "build").mkdir()
     (tmp_path / "build" / "beams").symlink_to(beams)
+    (tmp_path / "build" / "tables").symlink_to(tables)
     (tmp_path / "build" / "demo-int4awq").symlink_to(build)
     monkeypatch.chdir(tmp_path)
     exec(compile(SNIPPETS[number], f"{PAGE.name}, example {number + 1}", "exec"), {"__name__": "__main__"})

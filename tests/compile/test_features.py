@@ -117,6 +117,14 @@ def test_multiple_profiles_and_streamed_weights() -> None:
     assert "opt_num_tokens is not set: with multiple_profiles each profile has its own." in notes
 
 
+def test_prompt_tables_are_rows_of_all_requests_together() -> None:
+    assert "--max_prompt_embedding_table_size 800" in options(FLOAT16, max_prompt_embedding_table_size=800)
+    assert built(FLOAT16, max_prompt_embedding_table_size=800)["max_prompt_embedding_table_size"] == 800
+    assert "max_prompt_embedding_table_size" not in options(FLOAT16)
+    with pytest.raises(ForgeError, match="max_prompt_embedding_table_size is 7, which is less than max_batch_size 8"):
+        options(FLOAT16, max_prompt_embedding_table_size=7)
+
+
 def test_logits_are_switches_without_a_value() -> None:
     words = options(FLOAT16, context_logits=True, generation_logits=True)
     assert "--gather_context_logits --gather_generation_logits --gpt_attention_plugin" in words

@@ -178,6 +178,14 @@ def test_logits_of_prompts_are_rows_of_a_whole_step() -> None:
     assert last(planned(features={"generation_logits": True})) == last(planned())
 
 
+def test_prompt_tables_are_on_the_ranks_that_embed() -> None:
+    found = planned(features={"max_prompt_embedding_table_size": 800}, pp=2).memory
+    assert found is not None
+    assert [stage.tables for stage in found.stages] == [800 * 4096 * 2, 0]
+    whole = last(planned())
+    assert last(planned(features={"max_prompt_embedding_table_size": 800})).fixed == whole.fixed + 800 * 4096 * 2
+
+
 def test_parts_add_up_with_features() -> None:
     features = {"lora": {"max_rank": 8}, "draft": {"model": LLAMA_8B}, "weights_on_gpu": 0.5}
     found = planned(LLAMA_70B, features, gpu="h100-80gb", tp=4, quant="fp8")

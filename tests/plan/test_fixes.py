@@ -154,6 +154,12 @@ LORA: dict[str, Any] = {"max_rank": 8}
             "Use --set engine.features.eagle=null --set engine.features.weights_on_gpu=1.0.",
         ),
         (
+            {"engine": {"backend": "llmapi", "features": {"max_prompt_embedding_table_size": 640}}},
+            {},
+            "backend",
+            "Use --set engine.features.max_prompt_embedding_table_size=0.",
+        ),
+        (
             {"engine": LOOKAHEAD["engine"] | {"max_beam_width": 2}},
             {},
             "speculation",

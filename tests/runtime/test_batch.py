@@ -14,6 +14,7 @@ from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch
 from trtforge.runtime.decoder.padding import buckets, padded_rows
 from trtforge.runtime.decoder.scores import FusedScores
 from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.step_codec import decode, encode
 
 BLOCK = 4
 
@@ -33,8 +34,8 @@ def step_of(rows: list[tuple[int, int]], wanted: list[int] | None = None) -> Ste
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=12))
 def test_a_step_survives_encoding(rows: list[tuple[int, int]]) -> None:
     step = replace(step_of(rows), candidates=3, draws=np.arange(len(rows) * 2) - 5)
-    encoded = step.encode()
-    decoded = Step.decode(np.concatenate([encoded, np.zeros(5, dtype=np.int64)]))
+    encoded = encode(step)
+    decoded = decode(np.concatenate([encoded, np.zeros(5, dtype=np.int64)]))
     assert encoded[0] == len(encoded)
     for name in ("starts", "counts", "wanted", "tables", "tokens", "candidates", "draws"):
         assert np.array_equal(getattr(decoded, name), getattr(step, name))

@@ -152,6 +152,23 @@ def test_medusa_heads_that_are_not_there_yet(llama: Path, tmp_path: Path) -> Non
     assert before.stages[0].draft == 4 * 4 * (256 * 256 + 256 + 256 * 509)
 
 
+@pytest.mark.parametrize("pp", [1, 2])
+def test_the_pool_leaves_memory_for_prompt_tables(
+    llama: Path, pp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features = {"max_prompt_embedding_table_size": 600}
+    asked = recipe(llama, parallel={"pp": pp}, engine={"compute_dtype": "float32", "features": features})
+    source = open_with_drafter(asked, tmp_path / "out")
+    memory = planned(asked).memory
+    assert memory is not None
+    assert [stage.tables for stage in memory.stages] == [600 * 256 * 4, 0][:pp]
+    free = pp * memory.stages[0].tables + pp * int(9.5 * memory.stages[0].kv_per_token * BLOCK)
+    monkeypatch.setattr(kv_capacity, "free_memory", lambda device: free)
+    ranks = ThreadRanks(source, 1)
+    assert ranks.models[0].blocks_that_fit(1.0, None) == 9
+    ranks.close()
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_pool_leaves_memory_for_a_drafter(
     llama: Path, smaller: Path, tp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

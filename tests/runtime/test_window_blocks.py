@@ -13,6 +13,7 @@ from trtforge.runtime.options import EngineOptions
 from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.block_table import BlockTable
 from trtforge.runtime.scheduling.blocks import BlockManager
+from trtforge.runtime.scheduling.step_codec import decode, encode
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
 SIZE, WINDOW = 4, 6
@@ -123,7 +124,7 @@ def test_a_step_says_where_both_kinds_of_layers_keep_its_tokens() -> None:
     assert windows is not None
     step = Step.of_rows(sim.rows, windows=windows)
     assert np.array_equal(step.window_tables, windows.numbers[step.tables])
-    again = Step.decode(np.append(step.encode(), 7))
+    again = decode(np.append(encode(step), 7))
     assert again.windowed is not None
     assert np.array_equal(again.windowed.tables, step.window_tables)
     assert np.array_equal(again.tables, step.tables)

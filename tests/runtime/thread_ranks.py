@@ -14,6 +14,7 @@ from trtforge.runtime.ranks.rank_model import RankModel, placement_of
 from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.step_codec import decode, encode
 
 
 class ThreadRanks:
@@ -56,7 +57,7 @@ class ThreadRanks:
 
         @torch.inference_mode()
         def run(model: RankModel) -> Tensor | None:
-            return model.execute(Step.decode(step.encode()), fills, latest)
+            return model.execute(decode(encode(step)), fills, latest)
 
         first, *_ = self._pool.map(run, self.models)
         return first

@@ -1,4 +1,4 @@
-"""Features of the executor from a recipe to a server: LoRA adapters, logits, and beams of the text models."""
+"""Features of the executor from a recipe to a server: LoRA adapters, prompt tables, logits, beams of text models."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,8 @@ from tests.assault.server import Server, serving
 from tests.conftest import DEMO_MODEL
 from tests.patience import PATIENCE, eventually
 from tests.runtime.adapters import lora_tensors, save_adapter, with_adapter
-from trtforge import Engine, SamplingParams
+from tests.runtime.tables import save_tuning, with_tuning
+from trtforge import Engine, SamplingParams, Tuned, read_prompt_table
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import RequestError
@@ -27,6 +28,7 @@ from trtforge.package.stage import package
 
 PROMPT, NEW = "Return the number of", 16
 NAMES = (None, "sql", "chat")
+ROWS = 9
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     adapters = [str(save_adapter(model, place / name, n, r=4 + n)) for n, name in enumerate(NAMES) if name]
     checkpoint = convert(ConvertConfig(dtype="float32"), DEMO_MODEL, place / "checkpoint").path
     lora = LoraFeature(adapters=tuple(adapters))
-    features = FeaturesConfig(lora=lora, context_logits=True, generation_logits=True)
+    features = FeaturesConfig(
+        lora=lora, context_logits=True, generation_logits=True, max_prompt_embedding_table_size=64 * ROWS
+    )
     config = EngineConfig(backend="torch", features=features, max_beam_width=3)
     engine = compile_engine(config, checkpoint, place / "engine").path
     package(PackageConfig(), engine, None, place / "repository")
@@ -93,11 +97,18 @@ def test_adapters_are_models_of_openais_api(served: tuple[Server, str], texts: d
 
 def ask(server: Server, model: str, stream: bool = False, **more: np.ndarray) -> list[dict[str, np.ndarray]]:
     """The tensors of each response. Raises what the server said."""
-    client = triton.InferenceServerClient(server.grpc)
     text = {"text_input": np.array([[PROMPT]], dtype=object), "max_tokens": np.array([[NEW]], dtype=np.int32)}
+    return ask_tensors(server, model, {**text, "stream": np.array([[stream]]), **more})
+
+
+def ask_tensors(server: Server, model: str, tensors: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """As `ask`, with all tensors."""
+    client = triton.InferenceServerClient(server.grpc)
     inputs = []
-    for name, value in {**text, "stream": np.array([[stream]]), **more}.items():
-        kind = {"O": "BYTES", "i": "INT32", "u": "UINT64", "b": "BOOL", "f": "FP16"}[value.dtype.kind]
+    for name, value in tensors.items():
+        kind = {"O": "BYTES", "i": "INT32", "u": "UINT64", "b": "BOOL", "f": f"FP{8 * value.itemsize}"}[
+            value.dtype.kind
+        ]
         inputs.append(triton.InferInput(name, value.shape, kind))
         inputs[-1].set_data_from_numpy(value)
     found: list[object] = []
@@ -145,6 +156,57 @@ def test_adapters_come_with_requests(place: Path, served: tuple[Server, str], te
     wrong[0, 0, 1] = 99
     with pytest.raises(Exception, match=r"lora_config has layer 99 in row 0. It must be from 0 to"):
         answer("ensemble", 10, **(sent[0] | {"lora_config": wrong}))
+
+
+def test_prompt_tables_come_with_requests(place: Path, served: tuple[Server, str], tmp_path: Path) -> None:
+    """Before a text as in PEFT, with rows in float16; as ids of the engine's model, which gives them back."""
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    adapter = save_tuning(model, tmp_path / "tuning", ROWS, 1)
+    rows = read_prompt_table(adapter).half()
+    tuned = with_tuning(model, adapter)
+    tuned.prompt_encoder["default"].embedding.weight.data.copy_(rows.float())
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    ids = tokenizer.encode(PROMPT).ids
+    given = torch.tensor([ids])
+    made = tuned.generate(
+        input_ids=given, attention_mask=torch.ones_like(given), max_new_tokens=NEW, do_sample=False, eos_token_id=None
+    )[0].tolist()
+    text, vocabulary = tokenizer.decode(made)[len(tokenizer.decode(ids)) :], model.config.vocab_size
+    size = {"prompt_vocab_size": np.array([[ROWS]], dtype=np.int32)}
+    halves = size | {"prompt_embedding_table": rows.numpy()[None]}
+    sent = size | {"prompt_embedding_table": rows.float().numpy()[None]}  # the engine's type, but for the ensemble
+    extra = {"prompt_table_extra_id": np.array([[2**63 + 1]], dtype=np.uint64)}
+    for name, own in (("ensemble", halves), ("tensorrt_llm_bls", sent)):
+        for more in ({}, extra, extra):
+            (found,) = ask(served[0], name, **own, **more)
+            assert found["text_output"].flat[0].decode() == text
+        streamed = ask(served[0], name, stream=True, **own)
+        assert b"".join(each["text_output"].flat[0] for each in streamed).decode() == text
+    with Engine.load(place / "engine") as engine:
+        assert engine.generate(Tuned(PROMPT, rows), SamplingParams(max_tokens=NEW)).text == text
+    prompt = [*range(vocabulary, vocabulary + ROWS), *ids]
+    tensors = {
+        "input_ids": np.array([prompt], dtype=np.int32),
+        "input_lengths": np.array([[len(prompt)]], dtype=np.int32),
+        "request_output_len": np.array([[NEW]], dtype=np.int32),
+        "prompt_table_extra_ids": np.array([[5] * ROWS + [0] * len(ids)], dtype=np.uint64),
+        "exclude_input_in_output": np.array([[False]]),
+    }
+    (found,) = ask_tensors(served[0], "tensorrt_llm", sent | tensors)
+    assert found["output_ids"].reshape(-1).tolist() == prompt + made[len(ids) :]
+    asked = {"input_ids": tensors["input_ids"], "max_tokens": np.array([[NEW]], dtype=np.int32)}
+    (found,) = ask_tensors(served[0], "ensemble", halves | asked | {"exclude_input_in_output": np.array([[False]])})
+    assert found["text_output"].flat[0].decode() == tokenizer.decode(ids) + text  # rows have no text
+    ask(served[0], "ensemble", prompt_embedding_table=halves["prompt_embedding_table"])  # its shape says how many rows
+    with pytest.raises(Exception, match="prompt_embedding_table has 10 rows, a request of this engine may have 9"):
+        ask(
+            served[0],
+            "ensemble",
+            prompt_embedding_table=np.zeros((1, 10, 256), dtype=np.float16),
+            prompt_vocab_size=np.array([[10]], dtype=np.int32),
+        )
+    with pytest.raises(Exception, match="prompt_table_extra_id came without prompt_embedding_table"):
+        ask(served[0], "ensemble", **extra)
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])

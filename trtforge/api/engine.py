@@ -13,7 +13,7 @@ from typing import NoReturn, overload
 from trtforge.api.answers import Answer, Assembly, Piece
 from trtforge.api.hints import hinted
 from trtforge.api.options import LoadOptions
-from trtforge.api.prompts import Chat, Prompt, Prompts, SamplingParams, checked, sequences
+from trtforge.api.prompts import Chat, Prompt, Prompts, SamplingParams, Tuned, checked, sequences
 from trtforge.core.defaults import KV_CACHE_DIR_BYTES
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.places import artifact_at
@@ -167,6 +167,11 @@ class Engine:
         async with aclosing(self._apieces(assembly)) as pieces:
             return assembly.answer([piece async for piece in pieces])
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the vocabulary: ids from here on are rows of a prompt table."""
+        return self._prompts.vocab_size
+
     def statistics(self) -> EngineStatistics:
         """Requests, KV blocks and tokens, now and so far."""
         return self._runtime.statistics()
@@ -194,7 +199,8 @@ class Engine:
                 hint="Use generate or agenerate, or stream with a beam_width of 1.",
             )
         request = replace(self._prompts.request(prompt, params), streamed=streamed)
-        requests, continues = sequences(request, params.n, next(self._numbers)), not isinstance(prompt, Chat)
+        asked = prompt.prompt if isinstance(prompt, Tuned) else prompt
+        requests, continues = sequences(request, params.n, next(self._numbers)), not isinstance(asked, Chat)
         return Assembly(requests, params.stop, self._texts, self._block_tokens, continues=continues)
 
     def _pieces(self, assemblies: Sequence[Assembly]) -> Iterator[tuple[Assembly, Piece]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from trtforge.api.prompt_tables import prompt_table
 from trtforge.core.errors import ForgeError, RequestError, first_line
 from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
@@ -20,6 +21,7 @@ from trtforge.engine_process.requests import (
     GenerationRequest,
     Guide,
     LookaheadSizes,
+    PromptTable,
     with_seed,
 )
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
@@ -44,12 +46,26 @@ class Chat:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A prompt of token ids."""
+    """A prompt of token ids. Those from the engine's `vocab_size` on are rows of `prompt_table` (rows, hidden size).
+
+    A table is a tensor or an array, of an engine that was compiled with `max_prompt_embedding_table_size`. `extra_ids`:
+    of each token; rows with different ones share no KV blocks.
+    """
 
     ids: Sequence[int]
+    prompt_table: object = None
+    extra_ids: Sequence[int] = ()
 
 
-Prompt = str | Chat | Tokens
+@dataclass(frozen=True)
+class Tuned:
+    """A text or messages after all rows of `prompt_table` (rows, hidden size), as prompt tuning computes them."""
+
+    prompt: str | Chat | Tokens
+    prompt_table: object
+
+
+Prompt = str | Chat | Tokens | Tuned
 _MOST_SEQUENCES = 128
 _MOST_ID = 2**31 - 1
 
@@ -259,17 +275,19 @@ class Prompts:
             )
         self.tokenizer: Tokenizer = load_tokenizer(directory / TOKENIZER_FILE)
         self._directory = directory
-        self._vocabulary = vocabulary
+        self.vocab_size = vocabulary
         self._adapters = tuple(adapters)
         self._end_ids = frozenset(read_special_tokens(directory).end_ids)
 
     def request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
         """The request of a prompt, without a name. Raises RequestError."""
+        ids, table = self._with_table(prompt)
         return GenerationRequest(
             request_id="",
-            prompt=tuple(self._ids(prompt)),
+            prompt=tuple(ids),
+            prompt_table=table,
             max_tokens=params.max_tokens,
-            sampling=params.sampling(self._vocabulary),
+            sampling=params.sampling(self.vocab_size),
             end_ids=frozenset() if params.ignore_end else self._end_ids,
             bad_words=self._spellings(params.bad),
             guide=params.guide(),
@@ -279,7 +297,7 @@ class Prompts:
             beams=params.beams(),
             context_logits=params.context_logits,
             generation_logits=params.generation_logits,
-            drafts=params.drafts(self._vocabulary),
+            drafts=params.drafts(self.vocab_size),
         )
 
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
@@ -292,6 +310,20 @@ class Prompts:
             known = f"Its adapters: {', '.join(self._adapters)}." if self._adapters else "It was compiled without any."
             raise RequestError(f"{adapter!r:.100} is no adapter of this engine", hint=known)
         return self._adapters.index(adapter) + 1
+
+    def _with_table(self, prompt: Prompt) -> tuple[Sequence[int], PromptTable | None]:
+        """Token ids, and the table that some of them are rows of."""
+        if isinstance(prompt, Tuned):
+            if isinstance(prompt.prompt, Tuned) or (
+                isinstance(prompt.prompt, Tokens) and prompt.prompt.prompt_table is not None
+            ):
+                raise RequestError("a prompt has two prompt tables", hint="Give Tokens with rows of one table.")
+            table = prompt_table(prompt.prompt_table)
+            return [*range(self.vocab_size, self.vocab_size + table.rows), *self._ids(prompt.prompt)], table
+        ids = self._ids(prompt)
+        if isinstance(prompt, Tokens) and prompt.prompt_table is not None:
+            return ids, prompt_table(prompt.prompt_table, prompt.extra_ids)
+        return ids, None
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, Tokens):

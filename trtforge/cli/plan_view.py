@@ -21,10 +21,11 @@ _PARTS = (
     ("linear attention", "state"),
     ("LoRA adapters", "lora"),
     ("drafting (at most)", "draft"),
+    ("prompt tables", "tables"),
     ("total", "total"),
 )
 """What takes memory: label, and name in the plan's memory."""
-_OF_FEATURES = ("state", "lora", "draft")
+_OF_FEATURES = ("state", "lora", "draft", "tables")
 _LEGEND = (
     "reqs: requests at the same time; answer s: seconds from a request to its last token; first ms: milliseconds to "
     "the first token; {each}tok/s/GPU: output tokens per second of all requests, divided by the GPUs. "

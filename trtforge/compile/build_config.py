@@ -98,6 +98,7 @@ class BuildPlan:
             "weight_streaming": features.weights_on_gpu < 1,
             "gather_context_logits": features.context_logits,
             "gather_generation_logits": features.generation_logits,
+            "max_prompt_embedding_table_size": features.max_prompt_embedding_table_size,
         }
         if speculation is not None:
             asked |= {"max_draft_len": speculation.draft_tokens, "speculative_decoding_mode": speculation.mode}

@@ -15,7 +15,7 @@ from trtforge.formats.trtllm import CheckpointConfig, read_engine_config
 
 _LIMITS = frozenset(
     {"max_batch_size", "max_input_len", "max_seq_len", "max_num_tokens", "max_beam_width", "max_draft_len"}
-) | {"max_lora_rank"}
+) | {"max_lora_rank", "max_prompt_embedding_table_size"}
 """Fields that may be larger than planned; speculation raises max_seq_len and max_num_tokens by draft tokens."""
 
 _EXACT = frozenset(

@@ -55,6 +55,7 @@ class TorchPlan:
             "kv_cache_type": "PAGED",
             **({} if speculation is None else {"max_draft_len": speculation.draft_tokens}),
             "gather_context_logits": self.features.context_logits,
+            "max_prompt_embedding_table_size": self.features.max_prompt_embedding_table_size,
             **({"lora_config": adapted} if adapted else {}),
             "plugin_config": {
                 "dtype": self.model.dtype,

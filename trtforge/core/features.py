@@ -24,9 +24,15 @@ SpeculationMethod = Literal["draft", "medusa", "eagle", "lookahead", "eagle3", "
 SPECULATION: tuple[SpeculationMethod, ...] = ("draft", "medusa", "eagle", "lookahead", "eagle3", "mtp", "ngram")
 OF_THE_LLM_API = ("eagle3", "mtp", "ngram", "moe", "attention_dp", "cuda_graphs")
 """Features that TensorRT engines lack."""
-OF_ENGINES = ("medusa", "eagle", "lookahead", "multiple_profiles", "weights_on_gpu", "context_logits")
+OF_ENGINES = (
+    "medusa", "eagle", "lookahead", "multiple_profiles", "weights_on_gpu", "context_logits",
+    "max_prompt_embedding_table_size",
+)  # fmt: skip
 """Features that the LLM API lacks."""
-EMBEDDED = frozenset({"draft", "ngram", "lookahead", "eagle3", "lora", "context_logits", "generation_logits"})
+EMBEDDED = frozenset(
+    {"draft", "ngram", "lookahead", "eagle3", "lora", "context_logits", "generation_logits"}
+    | {"max_prompt_embedding_table_size"}
+)
 """Features of the embedded engine beyond KV reuse and chunked context."""
 
 Choices = tuple[tuple[int, ...], ...]
@@ -177,6 +183,11 @@ class FeaturesConfig(Config):
     )
     context_logits: bool = Field(False, description="Allow requests for the logits of the prompt.")
     generation_logits: bool = Field(False, description="Allow requests for the logits of the output.")
+    max_prompt_embedding_table_size: int = Field(
+        0,
+        ge=0,
+        description="Rows of prompt tables of all requests together; a request may have this / max_batch_size.",
+    )
 
     @field_validator("cuda_graphs", mode="before")
     @classmethod

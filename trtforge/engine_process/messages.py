@@ -1,7 +1,7 @@
 """Requests and outputs as parts of frames.
 
-Token ids travel as int32, embedding biases and the logits of draft tokens as float32, and adapters as they are, in the
-payload; all else is JSON.
+Token ids travel as int32, embedding biases and the logits of draft tokens as float32, and adapters and prompt tables as
+they are, in the payload; all else is JSON.
 """
 
 from array import array
@@ -22,6 +22,7 @@ from trtforge.engine_process.requests import (
     LookaheadSizes,
     Output,
     PromptLogProbs,
+    PromptTable,
     RequestFailure,
     SamplingParams,
     SentAdapter,
@@ -45,10 +46,12 @@ class Submission:
 
     @property
     def size(self) -> int:
-        """Bytes that the sequences' tokens, biases, draft tokens and guides take in the channel."""
+        """Bytes that the sequences' tokens, biases, draft tokens, guides and prompt tables take in the channel."""
         guides = sum(len(request.guide.text) for request in self.requests if request.guide is not None)
         drafts = sum(4 * len(r.drafts.tokens) + len(r.drafts.logits) for r in self.requests if r.drafts is not None)
-        return 4 * sum(len(r.prompt) + len(r.sampling.embedding_bias) for r in self.requests) + guides + drafts
+        tables = sum(len(request.prompt_table.data) for request in self.requests if request.prompt_table is not None)
+        prompts = 4 * sum(len(r.prompt) + len(r.sampling.embedding_bias) for r in self.requests)
+        return prompts + guides + drafts + tables
 
     def encode(self) -> Frame:
         """The frame that asks for these sequences."""
@@ -81,11 +84,13 @@ class Submission:
                     **({"streamed": False} if not request.streamed else {}),
                     **({"adapter": _shape_of(sent)} if (sent := request.sent_adapter) is not None else {}),
                     **({"drafts": _sizes_of(drafts)} if (drafts := request.drafts) is not None else {}),
+                    **({"table": _table_shape(table)} if (table := request.prompt_table) is not None else {}),
                 }
             )
             payload += array("i", request.prompt).tobytes() + bias.tobytes()
             payload += sent.weights if sent is not None else b""
             payload += array("i", drafts.tokens).tobytes() + drafts.logits if drafts is not None else b""
+            payload += table.data if table is not None else b""
         return Frame({"type": "submit", "timeout": self.timeout, "requests": rows}, bytes(payload))
 
     @classmethod
@@ -102,6 +107,7 @@ class Submission:
                 bias, start = _numbers(frame.payload, "f", start, row["bias"])
                 sent, start = _adapter(frame.payload, start, row["adapter"]) if "adapter" in row else (None, start)
                 drafts, start = _drafts(frame.payload, start, row["drafts"]) if "drafts" in row else (None, start)
+                table, start = _table(frame.payload, start, row["table"]) if "table" in row else (None, start)
                 of_context, of_generation = row.get("logits", (False, False))
                 requests.append(
                     GenerationRequest(
@@ -123,6 +129,7 @@ class Submission:
                         sent_adapter=sent,
                         streamed=bool(row.get("streamed", True)),
                         drafts=drafts,
+                        prompt_table=table,
                     )
                 )
             timeout = frame.header.get("timeout")
@@ -178,6 +185,20 @@ def _drafts(data: bytes, start: int, sizes: Mapping[str, Any]) -> tuple[DraftTok
     if not start <= end <= len(data):
         raise ValueError("the payload is too short")
     return DraftTokens(tuple(tokens), data[start:end], float(sizes["threshold"]), bool(sizes["alone"])), end
+
+
+def _table_shape(table: PromptTable) -> dict[str, Any]:
+    """The header's entry for a prompt table, whose numbers are in the payload."""
+    shape = {"rows": table.rows, "width": table.width, "dtype": table.dtype, "extra": table.extra_ids}
+    return {**shape, "bytes": len(table.data)}
+
+
+def _table(data: bytes, start: int, shape: Mapping[str, Any]) -> tuple[PromptTable, int]:
+    end = start + int(shape["bytes"])
+    if not start <= end <= len(data):
+        raise ValueError("the payload is too short")
+    extra = tuple(map(int, shape["extra"]))
+    return PromptTable(int(shape["rows"]), int(shape["width"]), shape["dtype"], data[start:end], extra), end
 
 
 def _numbers(data: bytes, kind: str, start: int, count: int) -> "tuple[array[Any], int]":

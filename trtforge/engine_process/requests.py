@@ -154,6 +154,21 @@ class SentAdapter:
 
 
 @dataclass(frozen=True)
+class PromptTable:
+    """Embeddings that come with a request, TensorRT-LLM's PromptTuningConfig (cpp/include/tensorrt_llm/executor).
+
+    Ids of the prompt from the vocabulary's size on are rows of `data`: (rows, width) numbers of `dtype`, in native byte
+    order. `extra_ids`: of each token of the prompt, or none; rows with different ones share no KV blocks.
+    """
+
+    rows: int
+    width: int
+    dtype: "ModelDtype"
+    data: bytes
+    extra_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class LookaheadSizes:
     """Lookahead decoding of one request: TensorRT-LLM's LookaheadDecodingConfig. (1, 1, 0): no draft tokens.
 
@@ -197,6 +212,7 @@ class GenerationRequest:
     `lookahead`: at most the engine's sizes, which are the default.
     `streamed`: whether somebody waits for each token; if not, steps that delay the next one do no harm (`pacing.py`).
     `drafts`: proposed first tokens, which the engine verifies.
+    `prompt_table`: rows that ids of the prompt beyond the vocabulary stand for.
     """
 
     request_id: str
@@ -217,6 +233,7 @@ class GenerationRequest:
     sent_adapter: SentAdapter | None = None
     streamed: bool = True
     drafts: DraftTokens | None = None
+    prompt_table: PromptTable | None = None
 
 
 UINT64_MAX = 2**64 - 1

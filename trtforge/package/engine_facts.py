@@ -144,6 +144,9 @@ def _check_features(build: Mapping[str, Any], features: FeaturesConfig, path: Pa
         missing.append(f"lora of rank {features.lora.max_rank}")
     if features.weights_on_gpu < 1 and not build.get("weight_streaming"):
         missing.append("weights_on_gpu")
+    rows = build.get("max_prompt_embedding_table_size")
+    if features.max_prompt_embedding_table_size > (rows if isinstance(rows, int) else 0):
+        missing.append("max_prompt_embedding_table_size")
     if missing:
         raise ForgeError(f"{path}: the engine was not built for {missing[0]}", hint="Compile it with that feature.")
 

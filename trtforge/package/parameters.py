@@ -77,6 +77,8 @@ def request_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, 
         returned = [name for name in ("context_logits", "generation_logits") if getattr(engine.features, name)]
         if engine.features.lora is not None:
             values["takes_adapters"] = _boolean(True)
+        if engine.features.max_prompt_embedding_table_size:
+            values["takes_prompt_tables"] = _boolean(True)
         if returned:
             values["returned_logits"] = ",".join(f"return_{name}" for name in returned)
     if engine.adapters:

@@ -158,12 +158,13 @@ def _tensors(
 ) -> tuple[Tensor, ...]:
     """A model's tensors. Adapters have the engine's type, which the executor requires of them.
 
-    Text models take float16 in place of bfloat16, which numpy lacks, and convert it. Sources: TensorRT-LLM issue #2434
-    (`loraValidateRequestTensors` in cpp/tensorrt_llm/runtime/loraUtils.cpp), tensorrtllm_backend issue #403.
+    Text models take float16 in place of bfloat16, which numpy lacks, and convert it; so does the embedded engine.
+    Sources: TensorRT-LLM issue #2434 (`loraValidateRequestTensors` in cpp/tensorrt_llm/runtime/loraUtils.cpp),
+    tensorrtllm_backend issue #403.
     """
+    if dtypes.prompt_table == _BFLOAT16 and (role in TEXT_ROLES or engine.backend == "torch"):
+        dtypes = replace(dtypes, prompt_table="TYPE_FP16")
     if role in TEXT_ROLES:
-        if dtypes.prompt_table == _BFLOAT16:
-            dtypes = replace(dtypes, prompt_table="TYPE_FP16")
         declared = tensors(role, direction, engine.release, dtypes)
         return with_text_tensors(declared, direction, chat=tokenizer.chat is not None)
     declared = tensors(role, direction, engine.release, dtypes)

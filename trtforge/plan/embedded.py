@@ -85,6 +85,7 @@ class Embedded:
         beside = embedded_drafter(request.engine.features, request.draft, target, self.device, self._draft)
         scales = cache.per_layer * cached_layers(sizes, parallel)
         per_token, windows = bytes_per_token(sizes, itemsize, parallel), planned.windows
+        table = request.engine.features.max_prompt_embedding_table_size * sizes.hidden * target.itemsize
         sliding = [0 if windows is None else windows.own_layers(stage) for stage in range(parallel.pp)]
         stages = tuple(
             replace(
@@ -93,6 +94,7 @@ class Embedded:
                 kv_per_token=per_token + beside.kv_per_token,
                 window_per_token=per_token // cached_layers(sizes, parallel) * sliding[stage],
                 draft=beside.weights,
+                tables=0 if stage else table,  # on the ranks that embed
             )
             for stage, rank in enumerate(planned.stages)
         )

@@ -29,9 +29,8 @@ def none_beyond_paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[C
     features, backend = evaluation.request.engine.features, evaluation.request.engine.backend
     dropped = {"llmapi": OF_ENGINES, "torch": features.unsupported_by_torch}.get(backend, OF_THE_LLM_API)
     defaults = {name: field.default for name, field in type(features).model_fields.items()}
-    words = {None: "null", False: "false"}
     yield tuple(
-        _set(f"{_FEATURES}.{name}", words.get(defaults[name], str(defaults[name])))
+        _set(f"{_FEATURES}.{name}", "null" if defaults[name] is None else str(defaults[name]).lower())
         for name in features.beyond_paging
         if name in dropped
     )

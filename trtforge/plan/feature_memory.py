@@ -1,4 +1,4 @@
-"""Memory that features add or offload: draft models, LoRA adapters, context logits, streamed weights."""
+"""Memory that features add or offload: draft models, LoRA adapters, prompt tables, context logits, streamed weights."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,13 +27,14 @@ def with_features(
         drafts = drafter(features, draft, target, stage)
         streamed = rank.weights - int(rank.weights * features.weights_on_gpu)
         prompts = features.context_logits and stage == parallel.pp - 1
-        lora = features.lora
+        lora, table_rows = features.lora, features.max_prompt_embedding_table_size if stage == 0 else 0
         stages.append(
             replace(
                 rank,
                 weights=rank.weights - streamed,
                 streamed=streamed,
                 draft=drafts.fixed,
+                tables=table_rows * facts.sizes.hidden * itemsize,
                 logits=rank.logits + (logits_bytes(facts.sizes.vocab, limits.max_num_tokens) if prompts else 0),
                 lora=workspace_bytes(lora, limits.max_num_tokens, itemsize) if lora else 0,
                 host=rank.host + streamed + (lora.host_memory if lora else 0),

@@ -141,6 +141,8 @@ def _lacking(engine: EngineConfig, speculation: Speculation | None, release: Rel
         for name in ("context_logits", "generation_logits")
         if getattr(features, name)
     ]
+    if features.max_prompt_embedding_table_size:
+        wanted.append(("build_config", "max_prompt_embedding_table_size", "max_prompt_embedding_table_size"))
     for section, key, feature in wanted:
         yield from _of_release(release.key_problem(section, key), feature)
     for runtime_key in runtime_keys(features):

@@ -80,6 +80,7 @@ def derive_limits(checkpoint: Positions, engine: EngineConfig, default_tokens_pe
     tokens_per_block = engine.tokens_per_block or default_tokens_per_block
     max_seq_len = _max_seq_len(checkpoint, engine, warnings)
     _check_input_fits(engine, max_seq_len)
+    _check_tables(engine)
     own = checkpoint if isinstance(checkpoint, CheckpointConfig) else None
     speculation = speculation_of(engine.features, own)
     max_num_tokens = _max_num_tokens(engine, speculation, max_seq_len, tokens_per_block, warnings)
@@ -100,6 +101,16 @@ def derive_limits(checkpoint: Positions, engine: EngineConfig, default_tokens_pe
         warnings=tuple(warnings),
         speculation=speculation,
     )
+
+
+def _check_tables(engine: EngineConfig) -> None:
+    """A request has its share of the rows (PromptTuningBuffers, cpp/tensorrt_llm/batch_manager)."""
+    rows, batch = engine.features.max_prompt_embedding_table_size, engine.max_batch_size
+    if 0 < rows < batch:
+        raise ForgeError(
+            f"engine.features.max_prompt_embedding_table_size is {rows}, which is less than max_batch_size {batch}",
+            hint="Give the rows of a request's prompt table times max_batch_size.",
+        )
 
 
 def model_seq_len(checkpoint: Positions) -> int | None:

@@ -37,7 +37,7 @@ class RankMemory:
 
     `window_per_token`: the part of `kv_per_token` in layers with windows that have blocks of their own.
     `state`: of linear attention, for a full batch. `lora`: adapters and their workspace. `draft`: draft model or heads,
-    and the logits of draft tokens.
+    and the logits of draft tokens. `tables`: prompt tables of a full batch.
     `streamed`: weights kept in host memory instead; `host`: all of the rank's host memory.
     """
 
@@ -52,6 +52,7 @@ class RankMemory:
     state: int = 0
     lora: int = 0
     draft: int = 0
+    tables: int = 0
     streamed: int = 0
     host: int = 0
 
@@ -59,7 +60,7 @@ class RankMemory:
     def fixed(self) -> int:
         """Bytes without the KV pool."""
         working = self.activations + self.logits + self.decoder + self.runtime
-        return self.weights + working + self.state + self.lora + self.draft
+        return self.weights + working + self.state + self.lora + self.draft + self.tables
 
     @property
     def total(self) -> int:

@@ -81,7 +81,7 @@ class DraftModel:
         """The mirror with the sequence's tokens and blocks for its draft; what is cached of other tokens is dropped."""
         length = len(sequence.tokens)
         wanted = min(self._tokens, sequence.limit - length - 1, self._limits.max_seq_len - length)
-        if wanted < 1:
+        if wanted < 1 or sequence.virtual is not None:  # it has no prompt tables
             return None
         mirror = self._mirrors.get(sequence)
         if mirror is None:

@@ -7,6 +7,7 @@ from trtforge.core.features import DraftFeature, EagleFeature, LookaheadFeature,
 from trtforge.core.llm_api_features import Eagle3Feature, NgramFeature
 from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
+from trtforge.runtime.scheduling.virtual_tokens import before_virtual
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -97,7 +98,7 @@ class NgramDrafter:
         for size in self._sizes:
             found = seen.ends.get(tuple(tokens[-size:]))
             if found is not None and size <= len(tokens):
-                return _repeated(tokens, found, seen.most)
+                return before_virtual(_repeated(tokens, found, seen.most))
         return ()
 
     def _next_length(self, seen: _Seen, sequence: Sequence) -> int:

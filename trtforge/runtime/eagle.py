@@ -17,6 +17,7 @@ from torch import Tensor
 from trtforge.runtime.decoder.eagle import Network
 from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
+from trtforge.runtime.scheduling.virtual_tokens import VIRTUAL
 
 
 class EagleRanks(Protocol):
@@ -45,7 +46,10 @@ class _Positions:
         """`count` positions of a sequence from `start` on; `index`: of the first one's hidden state."""
         blocks, positions = sequence.table.blocks, range(start, start + count)
         self.indices.extend(range(index, index + count))
-        self.tokens.extend(sequence.tokens[start + 1 : start + 1 + count])
+        tokens = sequence.tokens[start + 1 : start + 1 + count]
+        if sequence.virtual is not None:  # of a row of a prompt table the network sees the hidden states only
+            tokens = [token if token < VIRTUAL else 0 for token in tokens]
+        self.tokens.extend(tokens)
         self.positions.extend(positions)
         self.slots.extend(blocks[position // size] * size + position % size for position in positions)
 

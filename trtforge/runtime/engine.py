@@ -29,6 +29,7 @@ from trtforge.runtime.opening import new_scheduler, open_parts
 from trtforge.runtime.options import Counters, EngineOptions, EngineStatistics, block_figures
 from trtforge.runtime.pacing import Pace
 from trtforge.runtime.prompt_scores import score_prompts
+from trtforge.runtime.prompt_tables import PromptTables
 from trtforge.runtime.ranks.engine_adapters import EngineAdapters
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source
@@ -62,11 +63,11 @@ class Engine:
         self._options = options
         self._sequences = sequences = dict[str, Sequence]()
         self._adapters = EngineAdapters(source, lambda: {each.adapter for each in sequences.values()})
+        self._tables = PromptTables(source)
         self._scheduler = new_scheduler(source, ranks, options, store, self._adapters.most)
         self._guides = Guides(source.directory / TOKENIZER_DIRECTORY, source.config.vocab_size)
         self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device), self._guides)
-        self._trace = trace
-        self._inbox = Inbox()
+        self._trace, self._inbox = trace, Inbox()
         self._after_steps: tuple[Callable[[], None], ...] = ()
         self._arrivals, self._counts, self._store = 0, Counters(), store
         self._drafts = Drafts(drafter, torch.device(source.forge.device), keeps_states=source.keeps_states)
@@ -214,22 +215,25 @@ class Engine:
         return (self._copies.original_of(sequence) or sequence).begun
 
     def _enter(self, request: GenerationRequest, on_output: OnOutput) -> None:
-        error: ForgeError | None = why_refused(
+        virtual, error = self._tables.read(request)
+        vocabulary = self._source.config.vocab_size
+        error = error or why_refused(
             request,
             self._scheduler.limits,
-            vocab_size=self._source.config.vocab_size,
+            vocab_size=vocabulary,
             blocks=self._scheduler.blocks,
             chunked_context=self._options.chunked_context,
             adapters=self._adapters,
             speculation=self._options.speculation,
-        ) or wrong_logits(request, self._source.forge.features, self._source.config.vocab_size, self._source.limits)
+        )
+        error = error or wrong_logits(request, self._source.forge.features, vocabulary, self._source.limits)
         if error is None and request.request_id in self._sequences:
             error = RequestError(f"request id {request.request_id} is in use", hint="Give every request its own id.")
         if error is not None:
             deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
             return
         request = self._adapters.resolved(request)
-        sequence = Sequence.of(request, self._arrivals, self._source.limits.max_seq_len, on_output)
+        sequence = Sequence.of(request, self._arrivals, self._source.limits.max_seq_len, on_output, virtual)
         if request.beams is not None and request.beams.width > 1:
             sequence.group = BeamSearch.of(request.beams, sequence)
         self._arrivals += 1

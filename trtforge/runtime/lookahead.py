@@ -16,6 +16,7 @@ from trtforge.engine_process.requests import LookaheadSizes
 from trtforge.runtime.decoder.logits import most_likely_tokens
 from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
+from trtforge.runtime.scheduling.virtual_tokens import VIRTUAL, before_virtual
 
 Tokens = tuple[int, ...]
 
@@ -87,9 +88,14 @@ class _Search:
             self.trails.append((*self.trails[-1], token)[1 - size :])
         first = len(tokens) + len(ngrams)
         for position in range(first, first + window - 1):
-            self.trails.append(self.guesses.get(position) or (self.random.choice(sequence.request.prompt),))
+            self.trails.append(self.guesses.get(position) or (self._guess(sequence),))
         self.guesses = {position: trail for position, trail in self.guesses.items() if position >= len(tokens)}
-        return tuple(trail[-1] for trail in self.trails[1:])
+        return before_virtual([trail[-1] for trail in self.trails[1:]])
+
+    def _guess(self, sequence: Sequence) -> int:
+        """Any token of the prompt, or 0 for a row of a prompt table."""
+        token = self.random.choice(sequence.tokens[: len(sequence.request.prompt)])
+        return token if token < VIRTUAL else 0
 
     def advance(self, made: Iterable[int]) -> None:
         """One Jacobi iteration: `made` are the most likely tokens after those of the step."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trtforge.runtime.cuda.pinned import sent, sent_column
 from trtforge.runtime.scheduling.sequence import Sequence
+from trtforge.runtime.scheduling.virtual_tokens import VIRTUAL
 
 LARGEST = torch.finfo(torch.float32).max
 """To which changed logits are clamped: the softmax of an infinite one is not a number."""
@@ -25,6 +26,11 @@ class Penalties:
     def apply(self, rows: Several[Sequence], logits: Tensor, places: Several[int]) -> None:
         """Change the logits of sequences, which are these places of (any, vocabulary), as penaltyKernels.cu does."""
         occurred = [self._occurrences(row) for row in rows]
+        if not all(each.count for each in occurred):  # prompts of rows of a table alone
+            some = [index for index, each in enumerate(occurred) if each.count]
+            if some:
+                self.apply([rows[index] for index in some], logits, [places[index] for index in some])
+            return
         most = max(each.count for each in occurred)
         tokens = np.stack([_lengthened(each.tokens[: each.count], most) for each in occurred])
         counts = sent(np.stack([_lengthened(each.counts[: each.count], most) for each in occurred]), self._device)
@@ -62,8 +68,10 @@ class _Occurrences:
         self._counted = 0
 
     def count_new(self) -> None:
-        """Count the tokens that were added."""
+        """Count the tokens that were added, but not rows of a prompt table, which have no logit."""
         for token in self.of[self._counted :]:
+            if token >= VIRTUAL:
+                continue
             place = self._places.setdefault(token, self.count)
             if place == self.count:
                 self.tokens[place] = token

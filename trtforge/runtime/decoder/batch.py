@@ -17,6 +17,7 @@ from trtforge.runtime.decoder.padding import buckets, padded_rows
 from trtforge.runtime.decoder.sequence_states import Spans
 from trtforge.runtime.native.bindings import PagedRows
 from trtforge.runtime.scheduling.batch import Ints, Step
+from trtforge.runtime.scheduling.virtual_tokens import VIRTUAL
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,23 @@ class Packed:
 
 
 @dataclass(frozen=True)
+class VirtualRows:
+    """Packed tokens that are rows of prompt tables: their places (tokens,), and the rows (tokens, hidden or more)."""
+
+    places: Tensor
+    vectors: Tensor
+
+    @classmethod
+    def of(cls, step: Step, dtype: torch.dtype, device: torch.device) -> "VirtualRows | None":
+        """Those of a step; None without any."""
+        places = np.flatnonzero(step.tokens >= VIRTUAL) if len(step.embeddings) else step.tokens[:0]
+        if not len(places):  # a part of a step may have none of the step's rows
+            return None
+        vectors = torch.from_numpy(step.embeddings[step.tokens[places] - VIRTUAL]).view(dtype)
+        return cls(sent(places, device), vectors.to(device))
+
+
+@dataclass(frozen=True)
 class Batch:
     """A step as tensors on the device that computes it.
 
@@ -104,6 +122,8 @@ class Batch:
     """The context rows for a kernel that computes all of them, if there is one."""
     chunks: PagedChunks | None = None
     """The context rows for a kernel that reads the cache in place."""
+    virtual: VirtualRows | None = None
+    """The tokens, 0 in `tokens`, whose embeddings come with the step."""
 
     def seen_by(self, reach: Reach) -> "Batch":
         """The step as layers of this reach see it."""
@@ -132,6 +152,9 @@ class Batch:
 
         `in_place`: the layers read the cache in place. `latest`: see `put_latest`.
         """
+        virtual = VirtualRows.of(step, dtype, device)
+        if virtual is not None:
+            step = replace(step, tokens=np.where(step.tokens >= VIRTUAL, 0, step.tokens))
         held = -(-(step.starts + step.counts) // tokens_per_block)
         rows, ends = step.generation_rows, step.counts.cumsum()
         row_of, positions = step.positions()
@@ -169,6 +192,7 @@ class Batch:
                 step=step,
                 packed=packed,
                 chunks=_chunks(step, rows, tokens_per_block, device) if in_place and context else None,
+                virtual=virtual,
             )
 
         windowed = step.windowed

@@ -116,7 +116,7 @@ class Decoder:
         """
         place = self.place
         if self.embedding is not None:
-            hidden = self.embedding(batch.tokens, batch.positions)
+            hidden = self.embedding(batch.tokens, batch.positions, batch.virtual)
         else:
             empty = torch.empty(len(batch.tokens), self.spec.hidden_size, dtype=place.dtype, device=place.device)
             hidden = self._ranks.receive_hidden(empty)

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from trtforge.runtime.architecture.layout import EMBEDDING, EMBEDDING_NORM, POSITIONS
 from trtforge.runtime.architecture.spec import EmbeddingSplit
+from trtforge.runtime.decoder.batch import VirtualRows
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.decoder.norms import Norm
 from trtforge.runtime.native.bindings import Native, native_for
@@ -18,17 +19,20 @@ Lookup = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Embedding:
-    """`tokens` and `positions`: lookups in their tables. `scaled`: tokens' rows times the network's factor."""
+    """`tokens` and `positions`: lookups in their tables. `scaled`: tokens' rows times the network's factor, `scale`."""
 
     tokens: Lookup
     scaled: Lookup
     positions: Lookup | None
     norm: Norm | None
     kernels: Native | None
+    scale: float = 1.0
 
-    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """(tokens, hidden)."""
+    def __call__(self, tokens: Tensor, positions: Tensor, virtual: VirtualRows | None = None) -> Tensor:
+        """(tokens, hidden). `virtual`: tokens whose rows come with the step; they are scaled too, and get positions."""
         hidden = self.scaled(tokens)
+        if virtual is not None:
+            hidden[virtual.places] = virtual.vectors[:, : hidden.shape[1]] * self.scale
         if self.positions is not None:
             learned = self.positions(positions)
             hidden = hidden + learned if self.kernels is None else self.kernels.add(hidden, learned, 1.0)
@@ -46,7 +50,7 @@ def load_embedding(loader: Loader) -> Embedding:
     # Rounded to the compute type first, as transformers' Gemma does.
     scale = float(torch.tensor(spec.embedding_scale, dtype=place.dtype))
     tokens, scaled = (_lookup(loader, table, spec.embedding, factor) for factor in (1.0, scale))
-    return Embedding(tokens, scaled, positions, norm, native_for(place.device, place.dtype))
+    return Embedding(tokens, scaled, positions, norm, native_for(place.device, place.dtype), scale)
 
 
 def _lookup(loader: Loader, table: Tensor, split: EmbeddingSplit, scale: float = 1.0) -> Lookup:

@@ -19,6 +19,7 @@ from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.ranks.worker_process import WorkerJob, WorkerProcess
 from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.step_codec import encode
 
 _END_TIMEOUT = 3.0  # seconds that a worker has to end by itself
 _PARAMETERS_PER_THREAD = 1_000_000  # of a layer; with fewer, another thread was measured to cost more than it saves
@@ -129,7 +130,7 @@ class RankGroup:
         """
         try:
             if self._workers:
-                self._collective.broadcast_step(step.encode())
+                self._collective.broadcast_step(encode(step))
             return self._model.execute(step, fills, latest)
         except RuntimeError as error:
             failure = self._failure()

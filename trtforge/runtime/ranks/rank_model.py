@@ -97,6 +97,9 @@ class RankModel:
         beside = source.beside_rank(spec.rank.index)
         drafter = beside.block + (0 if self._network is None else self._network.block_bytes(size))
         reserved += beside.weights + drafter * self._spare_blocks
+        if spec.first:
+            rows = source.forge.features.max_prompt_embedding_table_size
+            reserved += rows * spec.hidden_size * self._place.dtype.itemsize
         if self._capture is not None:
             reserved += block_bytes(spec, self._place.dtype, size) + prompt_graph_bytes(spec, self._place.dtype)
         return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved, drafter, window_blocks)

@@ -18,7 +18,7 @@ from trtforge.runtime.ranks.rank_model import RankModel, placement_of
 from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.ranks.source import open_model
 from trtforge.runtime.ranks.worker_process import WorkerJob
-from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.step_codec import decode
 
 
 def main() -> int:
@@ -50,7 +50,7 @@ def _run(job: WorkerJob) -> None:
         ranks.connect(store)
         model.allocate(job.memory)
         while True:
-            model.execute(Step.decode(ranks.broadcast_step(None)))
+            model.execute(decode(ranks.broadcast_step(None)))
 
 
 def _end_with_parent() -> None:

@@ -67,7 +67,8 @@ def _wrong_lengths(
         return RequestError("the prompt is empty", hint="Send at least one token.")
     if request.max_tokens < 1:
         return RequestError(f"max_tokens is {request.max_tokens}", hint="Ask for at least one token.")
-    if min(prompt) < 0 or max(prompt) >= vocab_size:
+    table = request.prompt_table
+    if min(prompt) < 0 or max(prompt) >= vocab_size + (0 if table is None else table.rows):
         return RequestError(
             f"the prompt holds token ids outside of the vocabulary of {vocab_size}",
             hint="Tokenize with the tokenizer of this model.",

@@ -1,20 +1,20 @@
 """One step of the engine as integers: packed tokens, and the position and KV blocks of each row.
 
-Rank 0 broadcasts each `Step` to all ranks as one int64 array; positions, slots and masks are derived from it.
+Rank 0 broadcasts each `Step` to all ranks as one int64 array (`step_codec.py`); positions, slots and masks are derived
+from it.
 """
 
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from trtforge.runtime.scheduling.rows import Row, screening_of
+from trtforge.runtime.scheduling.virtual_tokens import VIRTUAL, embedded
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
 Ints = npt.NDArray[np.int64]
-HEADER = 12
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Step:
     `window_tables`, `window_copies`: as `tables` and `copies`, for layers with windows that have blocks of their own.
     `candidates`: of how many of the most likely tokens the logits must be right, in every row; 0 for all. `draws`: of
     each row with logits the key of its noise and the bits of its temperature, 0 if it does not draw; or nothing at all.
+    `embeddings`: rows of prompt tables in the compute type, as int64 (rows, words); token VIRTUAL + i is row i.
     """
 
     starts: Ints
@@ -42,6 +43,7 @@ class Step:
     window_copies: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     candidates: int = 0
     draws: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    embeddings: Ints = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
 
     @classmethod
     def of_rows(
@@ -74,28 +76,13 @@ class Step:
         pairs = np.array(copies, dtype=np.int64).reshape(-1)
         candidates, draws = screening_of(rows)
         step = cls(*found, candidates=candidates, draws=draws, copies=pairs, adapters=adapters)
+        if found[-1].max() >= VIRTUAL:
+            numbered, embeddings = embedded(step.tokens, (row.sequence.virtual for row in rows))
+            step = replace(step, tokens=numbered, embeddings=embeddings)
         if windows is None:
             return step
         window_copies = np.array(windows.take_copies(), dtype=np.int64).reshape(-1)
         return replace(step, window_tables=windows.numbers[tables], window_copies=window_copies)
-
-    def encode(self) -> Ints:
-        """The step as one array: its length, table columns and other numbers, the lengths of all fields, then these."""
-        fields = [self.starts, self.counts, self.wanted, self.tables.reshape(-1), self.tokens, self.copies]
-        fields += [self.adapters, self.window_tables.reshape(-1), self.window_copies, self.draws]
-        sizes = [len(each) for each in fields[2:]]  # as many starts and counts as are wanted
-        numbers = HEADER + 2 * len(self.starts) + sum(sizes), self.tables.shape[1], self.length, self.candidates
-        return np.concatenate([np.array([*numbers, *sizes], dtype=np.int64), *fields])
-
-    @classmethod
-    def decode(cls, values: Ints) -> "Step":
-        """The inverse of `encode`; `values` may be longer than the step."""
-        _, columns, length, candidates, *sizes = (int(value) for value in values[:HEADER])
-        ends = np.cumsum([HEADER, sizes[0], sizes[0], *sizes])
-        fields = [values[a:b] for a, b in pairwise(ends)]
-        starts, counts, wanted, tables, tokens, copies, adapters, windows, pairs, draws = fields
-        tables, windows = tables.reshape(-1, columns), windows.reshape(-1, columns)
-        return cls(starts, counts, wanted, tables, tokens, length, copies, adapters, windows, pairs, candidates, draws)
 
     @property
     def windowed(self) -> "Step | None":

@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
 from trtforge.runtime.scheduling.block_table import BlockTable
+from trtforge.runtime.scheduling.virtual_tokens import VirtualTokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +58,7 @@ class Sequence:
     output; `plain`: sampling is the argmax of the unmodified logits; `candidates`: of how many of the most likely
     tokens its logits must be right, 0 for all; `draft`: proposed next tokens; `scheduled_ns`: when it first ran, in
     nanoseconds of `time.monotonic_ns`, 0 before; `scored`: tokens of the prompt whose logits were used;
-    `context_logits`, `generation_logits`: those that were not handed out yet.
+    `context_logits`, `generation_logits`: those that were not handed out yet; `virtual`: rows of a prompt table.
 
     The keys and values of the first `computed` tokens are in the cache; the others, which include the last generated
     token, are still to be computed.
@@ -87,15 +88,23 @@ class Sequence:
     scored: int = 0
     context_logits: bytearray = field(default_factory=bytearray)
     generation_logits: bytearray = field(default_factory=bytearray)
+    virtual: VirtualTokens | None = None
 
     @classmethod
     def of(
-        cls, request: GenerationRequest, order: int, max_seq_len: int, on_output: Callable[[Output], None]
+        cls,
+        request: GenerationRequest,
+        order: int,
+        max_seq_len: int,
+        on_output: Callable[[Output], None],
+        virtual: VirtualTokens | None = None,
     ) -> "Sequence":
         """A new sequence; its output is clipped so that prompt and output fit `max_seq_len`."""
         limit = min(len(request.prompt) + request.max_tokens, max_seq_len)
         plain = request.sampling.plain and not request.bad_words
-        sequence = cls(request, order, limit, on_output, list(request.prompt), plain, candidates_of(request))
+        tokens = list(request.prompt if virtual is None else virtual.prompt)
+        request = request if virtual is None else replace(request, prompt_table=None)  # its rows are in `virtual`
+        sequence = cls(request, order, limit, on_output, tokens, plain, candidates_of(request), virtual=virtual)
         sequence.table = BlockTable(salt=sequence.salt)
         return sequence
 
@@ -111,7 +120,8 @@ class Sequence:
     @property
     def salt(self) -> bytes:
         """What its KV blocks depend on besides the tokens: sequences share blocks only with the same one."""
-        return b"" if self.request.lora_task_id is None else b"adapter %d" % self.request.lora_task_id
+        adapter = b"" if self.request.lora_task_id is None else b"adapter %d" % self.request.lora_task_id
+        return adapter if self.virtual is None else adapter + self.virtual.salt
 
     @property
     def precedence(self) -> tuple[float, int]:

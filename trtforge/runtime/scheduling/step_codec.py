@@ -1,0 +1,32 @@
+"""A step as one array of integers, which rank 0 broadcasts to all ranks."""
+
+from itertools import pairwise
+
+import numpy as np
+
+from trtforge.runtime.scheduling.batch import Ints, Step
+
+HEADER = 14
+
+
+def encode(step: Step) -> Ints:
+    """Its length, table columns and other numbers, the lengths of all fields, then the fields: int64."""
+    fields = [step.starts, step.counts, step.wanted, step.tables.reshape(-1), step.tokens, step.copies]
+    fields += [step.adapters, step.window_tables.reshape(-1), step.window_copies]
+    fields += [step.embeddings.reshape(-1), step.draws]
+    sizes = [len(each) for each in fields[2:]]  # as many starts and counts as are wanted
+    total = HEADER + 2 * len(step.starts) + sum(sizes)
+    numbers = total, step.tables.shape[1], step.length, step.candidates, len(step.embeddings)
+    return np.concatenate([np.array([*numbers, *sizes], dtype=np.int64), *fields])
+
+
+def decode(values: Ints) -> Step:
+    """The inverse of `encode`; `values` may be longer than the step."""
+    _, columns, length, candidates, virtual, *sizes = (int(value) for value in values[:HEADER])
+    ends = np.cumsum([HEADER, sizes[0], sizes[0], *sizes])
+    fields = [values[a:b] for a, b in pairwise(ends)]
+    starts, counts, wanted, tables, tokens, copies, adapters, windows, pairs, embeddings, draws = fields
+    tables, windows = tables.reshape(-1, columns), windows.reshape(-1, columns)
+    rows = embeddings.reshape(virtual, -1) if virtual else embeddings.reshape(0, 0)
+    packed = starts, counts, wanted, tables, tokens
+    return Step(*packed, length, copies, adapters, windows, pairs, candidates, draws, rows)
