@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trtforge.api.engine import Engine
     from trtforge.api.prompt_tables import read_prompt_table
     from trtforge.api.prompts import Chat, SamplingParams, Tokens, Tuned
+    from trtforge.engine_process.retention import KvCacheRetention, TokenRangeRetention
 
 __version__ = "0.1.0"
 __all__ = [
@@ -18,8 +19,10 @@ __all__ = [
     "Chat",
     "Completion",
     "Engine",
+    "KvCacheRetention",
     "Piece",
     "SamplingParams",
+    "TokenRangeRetention",
     "TokenScore",
     "Tokens",
     "Tuned",
@@ -29,10 +32,11 @@ __all__ = [
 ]
 
 _PLACES = {
-    "Engine": "engine",
-    **dict.fromkeys(("Answer", "Completion", "Piece", "TokenScore", "Usage"), "answers"),
-    **dict.fromkeys(("Chat", "SamplingParams", "Tokens", "Tuned"), "prompts"),
-    "read_prompt_table": "prompt_tables",
+    "Engine": "api.engine",
+    **dict.fromkeys(("Answer", "Completion", "Piece", "TokenScore", "Usage"), "api.answers"),
+    **dict.fromkeys(("Chat", "SamplingParams", "Tokens", "Tuned"), "api.prompts"),
+    **dict.fromkeys(("KvCacheRetention", "TokenRangeRetention"), "engine_process.retention"),
+    "read_prompt_table": "api.prompt_tables",
 }
 
 
@@ -44,7 +48,7 @@ def __getattr__(name: str) -> object:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module(f"{__name__}.api.{_PLACES[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
     except ModuleNotFoundError as error:
         from trtforge.core.extras import missing_package
 

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 from input_values import INT32_MAX, InputValues
 from numpy.typing import NDArray
+from request_tensors import ADAPTER, DRAFTS, TABLE, draft_tokens, prompt_table, sent_adapter
 from responder import RequestFailed
+from retention_inputs import RETENTION_INPUTS, retention_of
 from word_lists import LONGEST_WORDS, MOST_WORDS, words_of
 
 from trtforge.engine_process.requests import (
@@ -17,15 +19,13 @@ from trtforge.engine_process.requests import (
     MOST_TOP_LOG_PROBS,
     UINT64_MAX,
     BeamParams,
-    DraftTokens,
     GenerationRequest,
     Guide,
     LookaheadSizes,
-    PromptTable,
     SamplingParams,
-    SentAdapter,
     with_seed,
 )
+from trtforge.engine_process.retention import LONGEST_SALT
 
 _READ = frozenset(
     {
@@ -57,6 +57,8 @@ _READ = frozenset(
         "return_prompt_logprobs",
         "top_logprobs",
         "priority",
+        "cache_salt",
+        *RETENTION_INPUTS,
         "return_perf_metrics",
         "return_num_input_tokens",
         "return_num_output_tokens",
@@ -67,10 +69,7 @@ _READ = frozenset(
 )
 _GUIDE_TYPE, _GUIDE, _LORA = "guided_decoding_guide_type", "guided_decoding_guide", "lora_task_id"
 _LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
-_SENT = ("lora_weights", "lora_config")
-_DRAFTS = ("draft_input_ids", "draft_logits", "draft_acceptance_threshold")
-_TABLE = ("prompt_embedding_table", "prompt_vocab_size", "prompt_table_extra_ids")
-_NEUTRAL: Mapping[str, float] = {"return_context_logits": 0, "return_generation_logits": 0, _DRAFTS[2]: 0}
+_NEUTRAL: Mapping[str, float] = {"return_context_logits": 0, "return_generation_logits": 0, DRAFTS[2]: 0}
 """Inputs that are accepted with their neutral value only."""
 _TOP_P_MIN = 1e-6
 
@@ -102,8 +101,8 @@ class RequestLimits:
     def inputs(self) -> frozenset[str]:
         """The inputs that this engine reads."""
         more = ({_GUIDE_TYPE, _GUIDE} if self.guided else set()) | ({_LORA} if self.lora_task_ids else set())
-        more |= ({_LORA, *_SENT} if self.takes_adapters else set()) | (set(_DRAFTS) if self.takes_drafts else set())
-        more |= set(_TABLE) if self.takes_prompt_tables else set()
+        more |= ({_LORA, *ADAPTER} if self.takes_adapters else set()) | (set(DRAFTS) if self.takes_drafts else set())
+        more |= set(TABLE) if self.takes_prompt_tables else set()
         return _READ | more | set(self.logits) | (set(_LOOKAHEAD) if self.lookahead else set())
 
 
@@ -164,7 +163,7 @@ def _check_supported(values: InputValues, read: frozenset[str]) -> None:
 def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end_ids: bool) -> GenerationRequest:
     end_id = values.integer("end_id", item, -1, -1, limits.vocab_size - 1)
     values.integer("pad_id", item, -1, -1, INT32_MAX)
-    table = _prompt_table(values, item)
+    table = prompt_table(values, item)
     return GenerationRequest(
         request_id="",
         prompt=_prompt(values, item, limits.vocab_size + (0 if table is None else table.rows)),
@@ -181,9 +180,11 @@ def _request(values: InputValues, item: int, limits: RequestLimits, *, model_end
         generation_logits=values.flag("return_generation_logits", False),
         priority=_priority(values, item),
         lookahead=_lookahead(values, item),
-        sent_adapter=_sent_adapter(values, item),
+        sent_adapter=sent_adapter(values, item),
         streamed=values.flag("streaming", False),
-        drafts=_drafts(values, item, limits.vocab_size),
+        drafts=draft_tokens(values, item, limits.vocab_size),
+        kv_retention=retention_of(values, item),
+        cache_salt=_cache_salt(values, item),
     )
 
 
@@ -191,6 +192,14 @@ def _priority(values: InputValues, item: int) -> float:
     """Text models send it; TensorRT-LLM's tensors have none."""
     given = values.share("priority", item, None)
     return DEFAULT_PRIORITY if given is None else given
+
+
+def _cache_salt(values: InputValues, item: int) -> str | None:
+    """Text models send it; TensorRT-LLM's tensors have none."""
+    salt = values.text("cache_salt", item)
+    if len(salt) > LONGEST_SALT:
+        raise values.refused("cache_salt", f"{len(salt)} characters", f"at most {LONGEST_SALT}")
+    return salt or None
 
 
 def _lookahead(values: InputValues, item: int) -> LookaheadSizes | None:
@@ -228,77 +237,6 @@ def _adapter(values: InputValues, item: int, limits: RequestLimits) -> int | Non
     if task not in limits.lora_task_ids and not limits.takes_adapters:
         raise values.refused(_LORA, task, f"one of this engine's: {', '.join(map(str, limits.lora_task_ids))}")
     return task
-
-
-def _sent_adapter(values: InputValues, item: int) -> SentAdapter | None:
-    """An adapter in TensorRT-LLM's tensors: (prompts, modules, values), and (prompts, modules, 3 or 4)."""
-    if not any(name in values for name in _SENT):
-        return None
-    weights, config = (values.array(name) for name in _SENT)
-    for name, array, kinds in ((_SENT[0], weights, "f"), (_SENT[1], config, "i")):
-        if array.ndim != 3 or len(array) <= item or array.dtype.kind not in kinds or array.dtype.itemsize > 4:
-            raise values.refused(
-                name, f"{array.dtype.name} {list(array.shape)}", "a tensor [prompts, modules, values] of its data type"
-            )
-    if weights.shape[1] != config.shape[1]:
-        raise RequestFailed(
-            f"{values.shown(_SENT[0])} has {weights.shape[1]} modules, {values.shown(_SENT[1])} {config.shape[1]}"
-        )
-    own = np.ascontiguousarray(weights[item])
-    rows = tuple(tuple(row) for row in config[item].tolist())
-    return SentAdapter(rows, "float16" if own.dtype.itemsize == 2 else "float32", own.shape[1], own.tobytes())
-
-
-def _drafts(values: InputValues, item: int, vocab_size: int) -> DraftTokens | None:
-    """Draft tokens in TensorRT-LLM's tensors: (prompts, tokens), (prompts, tokens, vocabulary) and (prompts, 1)."""
-    ids, logits, least = _DRAFTS
-    threshold = values.share(least, item, 0.0) or 0.0
-    if ids not in values:
-        if logits in values or threshold:
-            given = logits if logits in values else least
-            raise RequestFailed(f"{values.shown(ids)} is missing: {values.shown(given)} is about these tokens")
-        return None
-    tokens = values.of_item(ids, item).reshape(-1)
-    wrong = tokens[(tokens < 0) | (tokens >= vocab_size)]
-    if wrong.size:
-        raise RequestFailed(f"{values.shown(ids)} holds the id {wrong[0]}; ids are from 0 to {vocab_size - 1}")
-    if logits not in values:
-        return DraftTokens(tuple(tokens.tolist()), threshold=threshold)
-    own = values.of_item(logits, item)
-    if own.shape != (tokens.size, vocab_size) or own.dtype.kind != "f":
-        raise values.refused(logits, f"{own.dtype.name} {list(own.shape)}", f"numbers {[tokens.size, vocab_size]}")
-    values.finite(logits)
-    return DraftTokens(tuple(tokens.tolist()), own.astype(np.float32).tobytes(), threshold)
-
-
-def _prompt_table(values: InputValues, item: int) -> PromptTable | None:
-    """A table [prompts, rows, hidden size], whose number of rows is `prompt_vocab_size`, and the extra ids of a prompt.
-
-    As `getPromptTuningConfigFromTensors` of TensorRT-LLM's Triton backend (inflight_batcher_llm/src/utils.cc), which
-    neither compares the number of rows nor keeps extra ids of another length.
-    """
-    name, size, extra = _TABLE
-    if name not in values:
-        for other in (size, extra):
-            if other in values:
-                raise RequestFailed(f"{values.shown(other)} came without {values.shown(name)}")
-        return None
-    table = values.array(name)
-    if table.ndim != 3 or len(table) <= item or table.dtype.kind != "f" or table.dtype.itemsize > 4:
-        raise values.refused(
-            name, f"{table.dtype.name} {list(table.shape)}", "a tensor [prompts, rows, hidden size] of its data type"
-        )
-    own = np.ascontiguousarray(table[item])
-    if len(own) != (rows := values.integer(size, item, len(own), 1, INT32_MAX)):
-        raise RequestFailed(f"{values.shown(name)} has {len(own)} rows, {values.shown(size)} is {rows}")
-    ids: tuple[int, ...] = ()
-    if extra in values:
-        length = values.integer("input_lengths", item, None, 1, INT32_MAX)
-        given = values.array(extra)
-        if given.ndim != 2 or len(given) <= item or given.dtype.kind not in "iu" or given.shape[1] < length:
-            raise values.refused(extra, f"{given.dtype.name} {list(given.shape)}", "an id for each token of the prompt")
-        ids = tuple(given[item, :length].tolist())
-    return PromptTable(rows, own.shape[1], "float16" if own.dtype.itemsize == 2 else "float32", own.tobytes(), ids)
 
 
 def _prompt(values: InputValues, item: int, vocab_size: int) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ from responder import RequestFailed
 
 _TRITONS_OWN = frozenset(("sequence_id", "sequence_start", "sequence_end", "priority", "timeout"))
 """Parameters that Triton takes itself (server, docs/protocol/extension_parameters.md)."""
+_OF_TEXT_MODELS = frozenset(("cache_salt",))
+"""Inputs of text models only. Whoever sends one elsewhere relies on it, so it is not ignored as others are."""
 _NEAR = 0.8  # of difflib's ratio: one letter of four may be wrong
 _MOST_PARAMETERS = 64
 """Comparing a name with those of the inputs takes a fraction of a millisecond, for which other requests wait."""
@@ -33,6 +35,8 @@ class InputNames:
                 continue
             if name in self._known:
                 raise RequestFailed(f"{name} is an input of this model, not a parameter")
+            if name in _OF_TEXT_MODELS:
+                raise RequestFailed(f"{name} is an input of the text models only, such as ensemble")
             meant = self._elsewhere.get(name) or next(
                 iter(get_close_matches(name[:_LONGEST_NAME], self._known, 1, _NEAR)), None
             )

@@ -60,6 +60,12 @@ class InputValues:
             raise self.refused(name, value, f"a whole number from {low} to {high}")
         return value
 
+    def integers(self, name: str, item: int) -> list[int]:
+        """The whole numbers of one prompt; none if the input is absent."""
+        if name not in self:
+            return []
+        return [int(value) for value in self.of_item(name, item).flat]
+
     def number(
         self, name: str, item: int, default: float | None, low: float = -math.inf, *, above: bool = False
     ) -> float | None:

@@ -1,15 +1,17 @@
 """The arguments of tensorrt_llm.LLM from model.yaml, and TensorRT-LLM's own objects for values that need them.
 
-Classes: tensorrt_llm/llmapi/llm_args.py (*DecodingConfig), tensorrt_llm/sampling_params.py (GuidedDecodingParams) and
-tensorrt_llm/executor/request.py (LoRARequest), 1.0 to 1.3.
+Classes: tensorrt_llm/llmapi/llm_args.py (*DecodingConfig), tensorrt_llm/sampling_params.py (GuidedDecodingParams),
+tensorrt_llm/executor/request.py (LoRARequest) and tensorrt_llm/llmapi (KvCacheRetentionConfig), 1.0 to 1.3.
 """
 
 from collections.abc import Collection, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.requests import DEFAULT_PRIORITY, Guide, GuideKind
+from trtforge.engine_process.retention import KvCacheRetention
 
 _ADAPTERS = "adapters"
 _DRAFT_MODEL = ("speculative_model", "speculative_model_dir")
@@ -95,6 +97,41 @@ def priority_argument(priority: float, accepted: Collection[str]) -> dict[str, f
     if "priority" not in accepted:
         raise RequestError("this release of the LLM API has no priority", hint="Leave out the priority.")
     return {"priority": priority}
+
+
+def cache_arguments(retention: KvCacheRetention | None, salt: str | None, accepted: Collection[str]) -> dict[str, Any]:
+    """The arguments of `generate_async` for the KV cache; it has `cache_salt` since 1.1.
+
+    Raises RequestError for one that is not among `accepted`.
+    """
+    arguments: dict[str, Any] = {}
+    if salt is not None:
+        if "cache_salt" not in accepted:
+            raise RequestError("this release of the LLM API has no cache_salt", hint="Leave out the cache_salt.")
+        arguments["cache_salt"] = salt
+    if retention is not None:
+        if "kv_cache_retention_config" not in accepted:
+            raise RequestError(
+                "this release of the LLM API keeps no KV blocks", hint="Leave out the retention tensors."
+            )
+        arguments["kv_cache_retention_config"] = _retention_config(retention)
+    return arguments
+
+
+def _retention_config(retention: KvCacheRetention) -> Any:
+    from tensorrt_llm.llmapi import KvCacheRetentionConfig
+
+    ranges = [
+        KvCacheRetentionConfig.TokenRangeRetentionConfig(
+            each.start, each.end, each.priority, _milliseconds(each.duration_ms)
+        )
+        for each in retention.ranges
+    ]
+    return KvCacheRetentionConfig(ranges, retention.decode_priority, _milliseconds(retention.decode_duration_ms))
+
+
+def _milliseconds(duration: int | None) -> timedelta | None:
+    return None if duration is None else timedelta(milliseconds=duration)
 
 
 def guided_decoding(guide: Guide | None) -> Any:

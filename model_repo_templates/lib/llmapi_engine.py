@@ -15,7 +15,14 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from llmapi_arguments import adapters_of, llm_arguments, lora_request, priority_argument, read_arguments
+from llmapi_arguments import (
+    adapters_of,
+    cache_arguments,
+    llm_arguments,
+    lora_request,
+    priority_argument,
+    read_arguments,
+)
 from llmapi_sampling import Sampler, sampling_params
 from llmapi_scores import log_probs, prompt_log_probs, top_log_probs
 
@@ -105,6 +112,7 @@ class LlmApiEngine:
                 lora_request=lora,
                 streaming=True,
                 **priority_argument(request.priority, self._accepted),
+                **cache_arguments(request.kv_retention, request.cache_salt, self._accepted),
             )
             self._running[request.request_id] = result
             if request.request_id in self._cancelled:

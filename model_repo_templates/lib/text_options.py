@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from input_values import InputValues
 from numpy.typing import NDArray
+from responder import RequestFailed
 
 MOST_TOP_LOGPROBS = 20
 OPTIONS = (
@@ -24,12 +25,13 @@ OPTIONS = (
     "top_logprobs",
     "return_prompt_logprobs",
     "priority",
+    "cache_salt",
 )
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """One request's options. `top_logprobs`: alternatives beside each token; `priority`: None if not given."""
+    """One request's options; None: not given. `top_logprobs`: alternatives beside each token."""
 
     include_stop_words: bool
     finish_reason: bool
@@ -39,6 +41,7 @@ class TextOptions:
     prompt_logprobs: bool
     top_logprobs: int
     priority: float | None
+    cache_salt: str | None
 
     @classmethod
     def of(cls, inputs: Mapping[str, NDArray[Any]]) -> "TextOptions":
@@ -53,6 +56,7 @@ class TextOptions:
             prompt_logprobs=values.flag("return_prompt_logprobs", False),
             top_logprobs=values.integer("top_logprobs", 0, 0, 0, MOST_TOP_LOGPROBS),
             priority=values.share("priority", 0, None),
+            cache_salt=_cache_salt(values),
         )
 
     @property
@@ -62,6 +66,7 @@ class TextOptions:
             "return_prompt_logprobs": self.prompt_logprobs,
             "top_logprobs": self.top_logprobs > 0,
             "priority": self.priority is not None,
+            "cache_salt": self.cache_salt is not None,
         }
         return next((name for name, is_given in given.items() if is_given), None)
 
@@ -76,4 +81,16 @@ class TextOptions:
             inputs["top_logprobs"] = np.array([[self.top_logprobs]], dtype=np.int32)
         if self.priority is not None:
             inputs["priority"] = np.array([[self.priority]], dtype=np.float32)
+        if self.cache_salt is not None:
+            inputs["cache_salt"] = np.array([[self.cache_salt.encode()]], dtype=np.object_)
         return inputs
+
+
+def _cache_salt(values: InputValues) -> str | None:
+    """As in OpenAI's API of trtllm-serve: an empty one is refused, because it would separate nothing."""
+    if "cache_salt" not in values:
+        return None
+    salt = values.text("cache_salt", 0)
+    if not salt:
+        raise RequestFailed("cache_salt is empty; leave it out, or give a text")
+    return salt

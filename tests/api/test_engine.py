@@ -23,7 +23,16 @@ from tokenizers import Tokenizer
 from tests.conftest import DEMO_MODEL
 from tests.core.test_detokenizer import TOKENIZERS
 from tests.patience import PATIENCE, eventually
-from trtforge import Chat, Engine, Piece, SamplingParams, Tokens, Usage
+from trtforge import (
+    Chat,
+    Engine,
+    KvCacheRetention,
+    Piece,
+    SamplingParams,
+    TokenRangeRetention,
+    Tokens,
+    Usage,
+)
 from trtforge.api.prompts import Prompts
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.requests import GenerationRequest, Output
@@ -101,6 +110,18 @@ def said(error: BaseException) -> str:
         (SamplingParams(temperature="hot", top_p=0.9), "temperature is 'hot'"),  # type: ignore[arg-type]
         (SamplingParams(seed="a", top_k=5), "seed is 'a'"),  # type: ignore[arg-type]
         (SamplingParams(priority="high"), "priority is 'high'"),  # type: ignore[arg-type]
+        (SamplingParams(kv_retention=80), "kv_retention is 80"),  # type: ignore[arg-type]
+        (SamplingParams(kv_retention=KvCacheRetention([("a", 80)])), "kv_retention is KvCacheRetention(ranges="),  # type: ignore[list-item]
+        (
+            SamplingParams(kv_retention=KvCacheRetention([TokenRangeRetention(0, None, "high")])),  # type: ignore[arg-type]
+            "kv_retention is KvCacheRetention(ranges=",
+        ),
+        (
+            SamplingParams(kv_retention=KvCacheRetention([TokenRangeRetention(0, None, 101)])),
+            "priority of kv_retention is 101; it must be a whole number from 0 to 100",
+        ),
+        (SamplingParams(cache_salt=""), "cache_salt is ''"),
+        (SamplingParams(cache_salt="a" * 1025), "cache_salt is 'aaa"),
         (SamplingParams(stop="abc"), "stop is 'abc'"),
         (SamplingParams(min_tokens=-1), "min_tokens is -1"),
         (SamplingParams(top_p=0.9, top_p_reset_id=2048), "top_p_reset_id is 2048"),

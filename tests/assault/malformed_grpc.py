@@ -180,6 +180,19 @@ def _of_engine() -> Iterator[Case]:
     yield _changed(model, base, "draft_input_ids", "is beyond the vocabulary", numbers("INT32", (1, 2), 5, VOCABULARY))
     yield _changed(model, base, "draft_logits", "is without draft tokens", numbers("FP32", (1, 1, 2), 5.0, 6.0))
     yield _changed(model, base, "draft_acceptance_threshold", "is without draft tokens", numbers("FP32", (1, 1), 0.5))
+    for name in ("starts", "ends", "priorities"):
+        ranged = {
+            f"retention_token_range_{each}": numbers("INT32", (1, 2), *values)
+            for each, values in (("starts", (0, 4)), ("ends", (4, -1)), ("priorities", (80, 20)))
+        }
+        own = f"retention_token_range_{name}"
+        for value in (-5, _MOST):
+            given = {**base, **ranged, own: numbers("INT32", (1, 2), value, value)}
+            yield Case(f"{model}: {own} are {value}", model, given, ("retention_token_range",))
+        given = {key: each for key, each in {**base, **ranged}.items() if key != own}
+        yield Case(f"{model}: {own} is missing", model, given, ("retention_token_range",))
+    for name in ("retention_decode_priority", "retention_decode_duration_ms"):
+        yield _changed(model, base, name, "is -5", numbers("INT32", (1, 1), -5))
     yield _changed(model, base, "input_ids", "is INT64", numbers("INT64", (1, 3), 5, 6, 7))
     yield _changed(model, base, "input_ids", "has another batch", numbers("INT32", (2, 3), 5, 6, 7, 5, 6, 7), "batch")
     yield _changed(model, base, "input_ids", "is too short", Input("INT32", (1, 3), b"\5\0\0\0"))

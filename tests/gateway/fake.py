@@ -23,6 +23,7 @@ INPUTS = {
     "frequency_penalty": "FP32",
     "min_tokens": "INT32",
     "priority": "FP32",
+    "cache_salt": "BYTES",
     "seed": "UINT64",
     "stream": "BOOL",
     "num_return_sequences": "INT32",

@@ -59,6 +59,8 @@ def test_defaults_are_those_of_openai() -> None:
         ({"presence_penalty": 0, "frequency_penalty": -1}, Sampling(1.0, 1.0, frequency_penalty=-1.0)),
         ({"logit_bias": {"5": -100, "17": 2.5}}, Sampling(1.0, 1.0, logit_bias='{"5":-100.0,"17":2.5}')),
         ({"priority": 0}, Sampling(1.0, 1.0, priority=0.0)),
+        ({"cache_salt": "tenant 1"}, Sampling(1.0, 1.0, cache_salt="tenant 1")),
+        ({"cache_salt": None}, SAMPLED),
         ({"logit_bias": {}, "n": None, "stop": None}, SAMPLED),
     ],
 )
@@ -150,6 +152,9 @@ def test_fields_without_effect_are_ignored(given: Mapping[str, Any]) -> None:
     [
         ({"model": None}, "model", "you must provide the parameter model"),
         ({"model": 5}, "model", "model must be a non-empty string, not 5"),
+        ({"cache_salt": ""}, "cache_salt", "cache_salt must be a non-empty string, not an empty string"),
+        ({"cache_salt": 5}, "cache_salt", "cache_salt must be a non-empty string, not 5"),
+        ({"cache_salt": "a" * 1025}, "cache_salt", "cache_salt has 1025 characters, at most 1024 are accepted"),
         ({"messages": None}, "messages", "you must provide"),
         ({"messages": []}, "messages", "non-empty array, not an array of 0"),
         ({"messages": ["hi"]}, "messages[0]", "an object, not a string"),

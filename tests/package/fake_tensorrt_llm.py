@@ -8,6 +8,7 @@ argument that they lack is a TypeError, as it is there. Importing it prints a li
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +83,29 @@ class LoRARequest:
     lora_path: str = ""
 
 
+class KvCacheRetentionConfig:
+    """tensorrt_llm.llmapi, a binding of cpp/tensorrt_llm/nanobind/executor/request.cpp. Durations are timedeltas."""
+
+    @dataclass
+    class TokenRangeRetentionConfig:
+        token_start: int
+        token_end: int | None
+        priority: int
+        duration_ms: timedelta | None = None
+
+        def __post_init__(self) -> None:
+            assert isinstance(self.duration_ms, timedelta | None)
+
+    def __init__(
+        self,
+        token_range_retention_configs: list[TokenRangeRetentionConfig],
+        decode_retention_priority: int = 35,
+        decode_duration_ms: timedelta | None = None,
+    ) -> None:
+        assert isinstance(decode_duration_ms, timedelta | None)
+        self.said = token_range_retention_configs, decode_retention_priority, decode_duration_ms
+
+
 def likely(token: int, count: int) -> dict[int, SimpleNamespace]:
     """The `count` likeliest tokens where `token` is the likeliest, in no order, as a batch with other counts has it."""
     ranked = [(token + rank, SimpleNamespace(logprob=-0.5 - rank, rank=rank + 1)) for rank in range(count)]
@@ -102,6 +126,7 @@ class RequestOutput:
     """Answers with its prompt, over and over, one token a step."""
 
     lora: Any = None
+    retention: Any = None
 
     def __init__(self, prompt: list[int], params: SamplingParams, reused: int = 0) -> None:
         self.prompt_token_ids, self.params, self.reused = prompt, params, reused
@@ -172,7 +197,7 @@ class LLM:
         known = any(inputs == made.prompt_token_ids for made in self.requests)
         # What an earlier request left is not computed again, so there are no logits of it.
         self.requests.append(RequestOutput(inputs, sampling_params, len(inputs) // 2 if reuses and known else 0))
-        self.requests[-1].lora = lora_request
+        self.requests[-1].lora, self.requests[-1].retention = lora_request, kv_cache_retention_config
         return self.requests[-1]
 
     def shutdown(self) -> None:

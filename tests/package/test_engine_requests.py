@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import DEMO_MODEL
 from trtforge.engine_process.messages import Submission, Update, decode_updates, encode_updates
 from trtforge.engine_process.requests import Beam, BeamParams, DraftTokens, GenerationRequest
+from trtforge.engine_process.retention import KvCacheRetention, TokenRangeRetention
 from trtforge.formats.triton import newest_release, text_flow
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -20,7 +21,9 @@ def inputs(**given: Any) -> dict[str, Any]:
     dtypes = {float: np.float32, int: np.int32, bool: np.bool_}
     values = {"input_ids": [5, 6], "input_lengths": 2, "request_output_len": 4} | given
     return {
-        name: np.array([value] if isinstance(value, list) else [[value]], dtype=dtypes.get(type(value), np.int32))
+        name: value
+        if isinstance(value, np.ndarray)
+        else np.array([value] if isinstance(value, list) else [[value]], dtype=dtypes.get(type(value), np.int32))
         for name, value in values.items()
     }
 
@@ -29,6 +32,12 @@ def asked(most: int = 4, **given: Any) -> Any:
     from engine_requests import RequestLimits, requested_sequences  # type: ignore[import-not-found]
 
     return requested_sequences(inputs(**given), RequestLimits(100, 8, (2,), most))
+
+
+def kept(*priorities: int, **more: list[int]) -> dict[str, Any]:
+    """Tensors of ranges with these priorities, by default one of the whole prompt."""
+    values = {"starts": [0], "ends": [-1], "priorities": list(priorities), **more}
+    return {f"retention_token_range_{name}": value for name, value in values.items()}
 
 
 def test_beams_have_tensorrt_llms_names_and_defaults() -> None:
@@ -102,6 +111,39 @@ def test_wrong_draft_tokens_are_refused_by_their_input(given: dict[str, Any], me
         ({"bad_words_list": [[1] * 16385] * 2}, "bad_words_list is 16385 tokens; it must be at most 16384"),
         ({"priority": 1.5}, "priority is 1.5; it must be from 0 to 1"),
         ({"priority": -0.5}, "priority is -0.5; it must be a finite number, at least 0"),
+        (
+            {"cache_salt": np.array([["a" * 1025]], dtype=object)},
+            "cache_salt is 1025 characters; it must be at most 1024",
+        ),
+        (kept(101), "retention_token_range_priorities is 101; it must be a whole number from 0 to 100"),
+        (kept(-1), "retention_token_range_priorities is -1; it must be a whole number from 0 to 100"),
+        (kept(50, ends=[0]), "retention_token_range_ends is 0; it must be greater than the start of its range, 0"),
+        (kept(50, ends=[-2]), "retention_token_range_ends is -2; it must be greater than the start of its range, 0"),
+        (kept(50, starts=[-1]), "retention_token_range_starts is -1; it must be at least 0"),
+        (kept(50, durations_ms=[-2]), "retention_token_range_durations_ms is -2; it must be at least 0"),
+        (
+            kept(50, 60, starts=[0, 63], ends=[64, -1]),
+            "retention_token_range_starts is 63, in the range from 0 to 64; ranges must not overlap",
+        ),
+        (
+            kept(50, 60, starts=[0, 63], ends=[-1, 80]),
+            "retention_token_range_starts is 63, in the range from 0 to the prompt's end; ranges must not overlap",
+        ),
+        (kept(50, ends=[4, 8]), "retention_token_range_ends has 2 values, retention_token_range_starts has 1"),
+        (kept(50, 60), "retention_token_range_priorities has 2 values, retention_token_range_starts has 1"),
+        (
+            kept(50, durations_ms=[1, 2]),
+            "retention_token_range_durations_ms has 2 values, retention_token_range_starts has 1",
+        ),
+        (
+            {"retention_token_range_priorities": [50]},
+            "retention_token_range_priorities has 1 values, retention_token_range_starts has 0",
+        ),
+        (
+            {"retention_decode_priority": 101},
+            "retention_decode_priority is 101; it must be a whole number from 0 to 100",
+        ),
+        ({"retention_decode_duration_ms": -2}, "retention_decode_duration_ms is -2; it must be at least 0"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_its_input(given: dict[str, Any], message: str) -> None:
@@ -179,6 +221,63 @@ def test_a_priority_arrives_at_the_engine_with_all_sequences_of_the_request() ->
     assert [request.priority for request in Submission.decode(sent).requests] == [0.75, 0.75]
     assert [each.request.priority for each in asked()] == [0.5]
     assert [each.request.priority for each in asked(priority=0.0)] == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, None),
+        (kept(80), KvCacheRetention((TokenRangeRetention(0, None, 80),))),
+        (
+            kept(90, 10, starts=[4, 0], ends=[9, 4], durations_ms=[-1, 5000]),
+            KvCacheRetention((TokenRangeRetention(4, 9, 90), TokenRangeRetention(0, 4, 10, 5000))),
+        ),
+        (
+            kept(0) | {"retention_decode_priority": 100, "retention_decode_duration_ms": 7},
+            KvCacheRetention((TokenRangeRetention(0, None, 0),), 100, 7),
+        ),
+        ({"retention_decode_priority": 5}, KvCacheRetention((), 5)),
+        ({"retention_decode_duration_ms": -1}, KvCacheRetention()),
+    ],
+)
+def test_how_long_blocks_are_kept_arrives_at_the_engine(
+    given: dict[str, Any], expected: KvCacheRetention | None
+) -> None:
+    found = asked(num_return_sequences=2, **given)
+    sent = Submission(tuple(each.request for each in found), None, 40).encode()
+    assert [request.kv_retention for request in Submission.decode(sent).requests] == [expected] * 2
+
+
+def test_each_prompt_of_a_request_has_its_own_ranges() -> None:
+    from engine_requests import RequestLimits, requested_sequences
+
+    one = inputs(**kept(80, starts=[0], ends=[4]))
+    both = {name: np.repeat(value, 2, axis=0) for name, value in one.items()}
+    both["retention_token_range_priorities"] = np.array([[80], [20]])
+    found = requested_sequences(both, RequestLimits(100, 8, (2,), 4))
+    assert [each.request.kv_retention.ranges[0].priority for each in found] == [80, 20]
+
+
+def test_a_salt_arrives_at_the_engine_with_all_sequences_of_the_request() -> None:
+    found = asked(num_return_sequences=2, cache_salt=np.array([["één".encode()]], dtype=object))
+    sent = Submission(tuple(each.request for each in found), None, 40).encode()
+    assert [request.cache_salt for request in Submission.decode(sent).requests] == ["één", "één"]
+    assert [each.request.cache_salt for each in asked()] == [None]
+
+
+def test_a_salt_of_a_text_model_needs_an_engine_that_takes_it() -> None:
+    from responder import RequestFailed
+    from text_options import TextOptions  # type: ignore[import-not-found]
+
+    def options(salt: bytes) -> Any:
+        return TextOptions.of({"cache_salt": np.array([[salt]], dtype=object)})
+
+    assert (TextOptions.of({}).by_own_channel, options(b"a").by_own_channel) == (None, "cache_salt")
+    assert options("é".encode()).engine_inputs()["cache_salt"].tolist() == [["é".encode()]]
+    with pytest.raises(RequestFailed, match=r"^cache_salt is empty; leave it out, or give a text$"):
+        options(b"")
+    with pytest.raises(RequestFailed, match=r"^cache_salt is not UTF-8: byte 0 of 1$"):
+        options(b"\xff")
 
 
 def test_the_engine_learns_whether_tokens_are_streamed() -> None:

@@ -4,6 +4,7 @@ import inspect
 import queue
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError
 from trtforge.engine_process.messages import Submission
 from trtforge.engine_process.requests import GenerationRequest, Guide, Output, SamplingParams
+from trtforge.engine_process.retention import KvCacheRetention, TokenRangeRetention
 
 LATER = {"repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words_list", "runtime_top_p_decay"}
 LOGITS, SCORES = {"embedding_bias", "min_tokens"}, {"return_log_probs", "return_prompt_logprobs"}
@@ -31,7 +33,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def llm(engine: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The engine of the model, with the fake LLM API below."""
-    for name in ("tensorrt_llm", "tensorrt_llm.executor", "tensorrt_llm.sampling_params"):
+    for name in ("tensorrt_llm", "tensorrt_llm.executor", "tensorrt_llm.llmapi", "tensorrt_llm.sampling_params"):
         monkeypatch.setitem(sys.modules, name, fake_tensorrt_llm)
     monkeypatch.syspath_prepend(str(asset_directory("model_repo_templates") / "lib"))
     from llmapi_engine import LlmApiEngine  # type: ignore[import-not-found]
@@ -247,6 +249,44 @@ def test_a_priority_is_passed_to_an_api_that_has_it(llm: Any, monkeypatch: pytes
     run(llm, GenerationRequest("b", (5,), 1, priority=0.75))
     run(llm, GenerationRequest("c", (5,), 1))
     assert priorities == [0.75, 0.5]
+
+
+def test_how_long_blocks_are_kept_is_passed_on_in_tensorrt_llms_class(llm: Any) -> None:
+    ranges = (TokenRangeRetention(0, 4, 80, 1500), TokenRangeRetention(4, None, 10))
+    run(llm, GenerationRequest("a", (5,), 1, kv_retention=KvCacheRetention(ranges, 60, 250)))
+    found = fake_tensorrt_llm.MADE[-1].requests[-1].retention
+    made = fake_tensorrt_llm.KvCacheRetentionConfig.TokenRangeRetentionConfig
+    assert found.said == (
+        [made(0, 4, 80, timedelta(milliseconds=1500)), made(4, None, 10)],
+        60,
+        timedelta(milliseconds=250),
+    )
+    run(llm, GenerationRequest("b", (5,), 1, kv_retention=KvCacheRetention()))
+    assert fake_tensorrt_llm.MADE[-1].requests[-1].retention.said == ([], 35, None)
+    run(llm, GenerationRequest("c", (5,), 1))
+    assert fake_tensorrt_llm.MADE[-1].requests[-1].retention is None
+
+
+def test_a_salt_is_passed_to_an_api_that_has_it(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (failed,) = run(llm, GenerationRequest("a", (5,), 1, cache_salt="mine"))
+    assert failed.error is not None
+    assert failed.error.message == "this release of the LLM API has no cache_salt"
+    salts: list[str | None] = []
+    generate = llm._llm.generate_async
+
+    def generate_async(*args: Any, cache_salt: str | None = None, **more: Any) -> Any:
+        salts.append(cache_salt)
+        return generate(*args, **more)
+
+    monkeypatch.setattr(llm._llm, "generate_async", generate_async)
+    llm._accepted = inspect.signature(generate_async).parameters
+    run(llm, GenerationRequest("b", (5,), 1, cache_salt="mine"))
+    run(llm, GenerationRequest("c", (5,), 1))
+    assert salts == ["mine", None]
+    retained = GenerationRequest("d", (5,), 1, kv_retention=KvCacheRetention((), 5))
+    (failed,) = run(llm, retained)
+    assert failed.error is not None
+    assert failed.error.message == "this release of the LLM API keeps no KV blocks"
 
 
 def test_adapters_and_draft_model_lie_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

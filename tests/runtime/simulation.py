@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import GenerationRequest
+from trtforge.engine_process.retention import KvCacheRetention
 from trtforge.formats.attention_windows import window_blocks_for
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.rows import Row
@@ -34,9 +35,23 @@ class Simulation:
     window_contents: dict[int, tuple[bytes, list[int]]] = field(default_factory=dict)
     """As `contents`, of window blocks."""
 
-    def arrive(self, prompt: list[int], max_tokens: int, adapter: int = 0, priority: float = 0.5) -> Sequence:
+    def arrive(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        adapter: int = 0,
+        priority: float = 0.5,
+        retention: KvCacheRetention | None = None,
+        salt: str | None = None,
+    ) -> Sequence:
         request = GenerationRequest(
-            str(self.arrivals), tuple(prompt), max_tokens, lora_task_id=adapter or None, priority=priority
+            str(self.arrivals),
+            tuple(prompt),
+            max_tokens,
+            lora_task_id=adapter or None,
+            priority=priority,
+            kv_retention=retention,
+            cache_salt=salt,
         )
         limits = self.scheduler.limits
         sequence = Sequence.of(request, self.arrivals, limits.max_seq_len, lambda output: None)
@@ -105,7 +120,7 @@ class Simulation:
         self, row: Row, contents: dict[int, tuple[bytes, list[int]]], blocks: list[int], first: int
     ) -> None:
         """Of `blocks`, which hold the row's sequence: those from the `first` on are attended to."""
-        tokens, salt, size = row.sequence.tokens, row.sequence.salt, self.scheduler.blocks.tokens_per_block
+        tokens, salt, size = row.sequence.tokens, row.sequence.table.salt, self.scheduler.blocks.tokens_per_block
         for index in range(first, -(-row.start // size)):
             end = min((index + 1) * size, row.start)
             known_salt, known = contents[blocks[index]]

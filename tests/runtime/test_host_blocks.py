@@ -33,7 +33,7 @@ def test_the_oldest_content_makes_room_on_the_host() -> None:
     assert [pool.place(b"a"), pool.place(b"b")] == [10, 11]
     assert pool.place(b"a") is None  # it is there, and the newest now
     assert pool.place(b"c") == 11
-    assert [pool.take(b"a"), pool.take(b"b"), pool.holds(b"c")] == [10, None, True]
+    assert [pool.take(b"a"), pool.take(b"b"), pool.holds(b"c")] == [(10, None), None, True]
     assert pool.place(b"d") == 10
     assert HostPool(10, 0).place(b"a") is None
     assert (pool.count, pool.used, pool.onboarded) == (2, 2, 1)  # c and d; a came back

@@ -10,9 +10,20 @@ from hypothesis import strategies as st
 
 from tests.runtime.simulation import Simulation, simulation
 from trtforge.core.recipe import SchedulerPolicy
+from trtforge.engine_process.retention import KvCacheRetention, TokenRangeRetention
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.scheduler import Batching, BatchLimits, Scheduler
 from trtforge.runtime.scheduling.sequence import Group, Sequence
+
+RETENTIONS = st.none() | st.builds(
+    lambda border, first, then, end: KvCacheRetention(
+        [TokenRangeRetention(0, border, first), TokenRangeRetention(border, end, then, 0)], decode_priority=then
+    ),
+    border=st.integers(1, 20),
+    first=st.sampled_from([0, 29, 35, 80]),
+    then=st.sampled_from([20, 60]),
+    end=st.sampled_from([None, 24]),
+)
 
 
 def test_generation_goes_before_context_and_long_prompts_are_cut() -> None:
@@ -206,7 +217,8 @@ def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
             case 0 | 1:
                 flavour, length = draw(st.integers(0, 1)), draw(st.integers(1, 32))
                 adapter, priority = draw(st.integers(0, 3)), draw(st.sampled_from(priorities))
-                sequences.append(sim.arrive([flavour] * length, draw(st.integers(1, 48)), adapter, priority))
+                tokens, retention, salt = draw(st.integers(1, 48)), draw(RETENTIONS), draw(st.sampled_from([None, "a"]))
+                sequences.append(sim.arrive([flavour] * length, tokens, adapter, priority, retention, salt))
             case 2 if sequences:
                 victim = sequences[draw(st.integers(0, len(sequences) - 1))]
                 if victim.finish_reason is None:

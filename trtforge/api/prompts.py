@@ -3,7 +3,7 @@
 import json
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from operator import index
 from pathlib import Path
@@ -25,6 +25,7 @@ from trtforge.engine_process.requests import (
     with_seed,
 )
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
+from trtforge.engine_process.retention import LONGEST_SALT, KvCacheRetention
 from trtforge.formats.chat_template import read_chat_template
 from trtforge.formats.special_tokens import read_special_tokens
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
@@ -81,7 +82,8 @@ class SamplingParams:
     answer must be, by the package xgrammar. `prompt_log_probs`: score the prompt's tokens too. `logit_bias`: what is
     added to the logits of these token ids; minus infinity rules a token out. After each token `top_p` is multiplied by
     `top_p_decay`, down to `top_p_min`, and is as at the beginning after `top_p_reset_id`. `adapter`: name of a LoRA
-    adapter of the engine. `priority`: from 0 to 1; of waiting requests the highest runs first. `lookahead`: window,
+    adapter of the engine. `priority`: from 0 to 1; of waiting requests the highest runs first. `kv_retention`: how long
+    KV blocks are kept for later prompts; `cache_salt`: share them only with its requests. `lookahead`: window,
     n-gram and verification set sizes, at most those of an engine with lookahead decoding; (1, 1, 0): no draft tokens.
 
     `n`: sequences of the prompt, sampled with `seed`, `seed` + 1 and so on; with a `beam_width` above 1 the best beams
@@ -127,6 +129,8 @@ class SamplingParams:
     draft_input_ids: Sequence[Annotated[int, Field(ge=0, le=_MOST_ID)]] = ()
     draft_logits: Any = None
     draft_acceptance_threshold: float = 0.0
+    kv_retention: KvCacheRetention | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=LONGEST_SALT)] | None = None
 
     def __repr__(self) -> str:
         """What differs from the defaults."""
@@ -244,7 +248,9 @@ def checked(params: object) -> SamplingParams:
     if not isinstance(params, SamplingParams):
         raise RequestError(f"{params!r:.60} is no SamplingParams", hint="Give SamplingParams(max_tokens=32).")
     try:
-        found = _PARAMS.validate_python(vars(params))
+        kept = params.kv_retention
+        given = {"kv_retention": asdict(kept)} if isinstance(kept, KvCacheRetention) else {}  # to look into it
+        found = _PARAMS.validate_python(vars(params) | given)
     except ValidationError as error:
         wrong = error.errors()[0]
         name = str(wrong["loc"][0]) if wrong["loc"] else "SamplingParams"
@@ -298,6 +304,8 @@ class Prompts:
             context_logits=params.context_logits,
             generation_logits=params.generation_logits,
             drafts=params.drafts(self.vocab_size),
+            kv_retention=params.kv_retention,
+            cache_salt=params.cache_salt,
         )
 
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -28,6 +28,7 @@ from trtforge.engine_process.requests import (
     SentAdapter,
     TopLogProbs,
 )
+from trtforge.engine_process.retention import retention_of_row, retention_row
 
 _DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 
@@ -82,6 +83,8 @@ class Submission:
                     **({"priority": request.priority} if request.priority != DEFAULT_PRIORITY else {}),
                     **({"lookahead": vars(request.lookahead)} if request.lookahead is not None else {}),
                     **({"streamed": False} if not request.streamed else {}),
+                    **({"retention": retention_row(kept)} if (kept := request.kv_retention) is not None else {}),
+                    **({"salt": request.cache_salt} if request.cache_salt is not None else {}),
                     **({"adapter": _shape_of(sent)} if (sent := request.sent_adapter) is not None else {}),
                     **({"drafts": _sizes_of(drafts)} if (drafts := request.drafts) is not None else {}),
                     **({"table": _table_shape(table)} if (table := request.prompt_table) is not None else {}),
@@ -130,6 +133,8 @@ class Submission:
                         streamed=bool(row.get("streamed", True)),
                         drafts=drafts,
                         prompt_table=table,
+                        kv_retention=retention_of_row(row["retention"]) if "retention" in row else None,
+                        cache_salt=row.get("salt"),
                     )
                 )
             timeout = frame.header.get("timeout")

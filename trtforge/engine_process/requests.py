@@ -6,6 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from trtforge.core.errors import ForgeError
+from trtforge.engine_process.retention import KvCacheRetention
 
 if TYPE_CHECKING:
     from trtforge.core.dtypes import ModelDtype
@@ -213,6 +214,8 @@ class GenerationRequest:
     `streamed`: whether somebody waits for each token; if not, steps that delay the next one do no harm (`pacing.py`).
     `drafts`: proposed first tokens, which the engine verifies.
     `prompt_table`: rows that ids of the prompt beyond the vocabulary stand for.
+    `kv_retention`: how long its KV blocks are kept; None: as by default. `cache_salt`: KV blocks are shared only among
+    requests with the same one; None: those without.
     """
 
     request_id: str
@@ -234,6 +237,8 @@ class GenerationRequest:
     streamed: bool = True
     drafts: DraftTokens | None = None
     prompt_table: PromptTable | None = None
+    kv_retention: KvCacheRetention | None = None
+    cache_salt: str | None = None
 
 
 UINT64_MAX = 2**64 - 1

@@ -28,6 +28,7 @@ _INPUTS = (
     _tensor("top_logprobs", "TYPE_INT32"),
     _tensor("return_prompt_logprobs", "TYPE_BOOL"),
     _tensor("priority", "TYPE_FP32"),
+    _tensor("cache_salt", "TYPE_STRING"),
 )
 _OUTPUTS = (
     _tensor("finish_reason", "TYPE_STRING"),

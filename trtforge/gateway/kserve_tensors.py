@@ -85,6 +85,7 @@ def _sampling(model: ServedModel, sampling: Sampling) -> dict[str, _Value]:
         "min_tokens": sampling.min_tokens,
         "logit_bias": sampling.logit_bias,
         "priority": sampling.priority,
+        "cache_salt": sampling.cache_salt,
         next((name for name in _SEED if name in model.inputs), _SEED[0]): sampling.seed,
     }
     return {name: value for name, value in given.items() if value is not None}

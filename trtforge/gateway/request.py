@@ -44,6 +44,8 @@ class Sampling:
     """JSON: token id to bias."""
     priority: float | None = None
     """From 0 to 1, as trtllm-serve's field of this name: of waiting requests the highest runs first."""
+    cache_salt: str | None = None
+    """As trtllm-serve's field of this name: KV blocks are shared only among requests with the same one."""
 
 
 @dataclass(frozen=True)

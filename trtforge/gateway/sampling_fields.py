@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 
+from trtforge.engine_process.retention import LONGEST_SALT
 from trtforge.gateway.errors import bad_request
 from trtforge.gateway.fields import INT64, Fields, number_in, wrong
 from trtforge.gateway.limits import GatewayLimits
@@ -33,6 +34,7 @@ SHARED = frozenset(
         "repetition_penalty",
         "min_tokens",
         "priority",
+        "cache_salt",
     )
 )
 """Names that both take."""
@@ -79,6 +81,7 @@ def read_sampling(fields: Fields, limits: GatewayLimits) -> Sampling:
         min_tokens=fields.integer("min_tokens", 0, MOST_TOKENS) or None,
         logit_bias=_logit_bias(fields, limits),
         priority=fields.number("priority", 0, 1),
+        cache_salt=_cache_salt(fields),
     )
 
 
@@ -109,6 +112,13 @@ def read_delivery(fields: Fields) -> Delivery:
         raise bad_request("stream_options is only allowed when stream is true", "stream_options")
     usage = Fields(options, ("include_usage", "include_obfuscation")).flag("include_usage")
     return Delivery(stream, usage)
+
+
+def _cache_salt(fields: Fields) -> str | None:
+    salt = fields.text("cache_salt") if "cache_salt" in fields else None
+    if salt is not None and len(salt) > LONGEST_SALT:
+        raise bad_request(f"cache_salt has {len(salt)} characters, at most {LONGEST_SALT} are accepted", "cache_salt")
+    return salt
 
 
 def _logit_bias(fields: Fields, limits: GatewayLimits) -> str | None:

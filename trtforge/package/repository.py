@@ -43,6 +43,8 @@ _ENGINE = (
     "engine_outputs",
     "engine_requests",
     "input_values",
+    "request_tensors",
+    "retention_inputs",
     "served_engine",
     "text_engine",
     "token_texts",
@@ -88,6 +90,7 @@ _OWN_MODULES: Mapping[str, tuple[str, ...]] = {
                 "progress",
                 "rendezvous",
                 "requests",
+                "retention",
                 "server",
                 "start",
             )

@@ -13,7 +13,6 @@ from torch import Tensor
 from trtforge.engine_process.requests import Beam, BeamParams, FinishReason, Output
 from trtforge.runtime.guidance.guides import no_token_left
 from trtforge.runtime.sampler import Sampler
-from trtforge.runtime.scheduling.block_table import BlockTable
 from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Group, Sequence
 
@@ -67,7 +66,7 @@ class BeamSearch(Group):
         while not self.formed:
             self.members.append(
                 replace(
-                    first, tokens=[], computed=0, table=BlockTable(salt=first.salt), reused_blocks=0, allocated_blocks=0
+                    first, tokens=[], computed=0, table=first.table.empty_copy(), reused_blocks=0, allocated_blocks=0
                 )
             )
         for member, own in zip(self.members, tokens, strict=True):

@@ -22,7 +22,7 @@ class Copies:
         """Whether `copy` now waits for `original`; False if it must compute its prompt itself."""
         if not self._shares or original is None or original is copy or original.generated:
             return False
-        if original.tokens != copy.tokens or original.request.lora_task_id != copy.request.lora_task_id:
+        if original.tokens != copy.tokens or original.table.salt != copy.table.salt:
             return False
         if any(original in copies for copies in self._of.values()):  # it is a waiting copy itself
             return False

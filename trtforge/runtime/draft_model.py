@@ -88,7 +88,7 @@ class DraftModel:
             request = replace(sequence.request, prompt=tuple(sequence.tokens), lora_task_id=None)
             own = Sequence.of(request, sequence.order, sequence.limit, lambda output: None)
             mirror = self._mirrors[sequence] = _Mirror(own)
-            prefix = self._blocks.find_prefix(own.tokens)
+            prefix = self._blocks.find_prefix(own.tokens, own.table.salt)
             self._blocks.share(own.table, prefix)
             own.computed = mirror.settled = len(prefix) * self._blocks.tokens_per_block
         own = mirror.own

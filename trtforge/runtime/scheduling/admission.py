@@ -15,6 +15,7 @@ from trtforge.engine_process.requests import (
     GenerationRequest,
     SamplingParams,
 )
+from trtforge.engine_process.retention import LONGEST_SALT, wrong_retention
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.scheduler import BatchLimits
 
@@ -48,6 +49,7 @@ def why_refused(
         return (
             _wrong_lengths(request, limits, vocab_size, blocks, chunked_context=chunked_context)
             or _wrong_priority(request)
+            or _wrong_cache_use(request)
             or _wrong_beams(request)
             or _wrong_drafts(request, limits, vocab_size)
             or _wrong_guide(request, vocab_size)
@@ -118,6 +120,16 @@ def _wrong_lengths(
 def _wrong_priority(request: GenerationRequest) -> RequestError | None:
     if not 0 <= request.priority <= 1:  # not a number included
         return RequestError(f"priority is {request.priority:g}", hint="It must be between 0 and 1.")
+    return None
+
+
+def _wrong_cache_use(request: GenerationRequest) -> RequestError | None:
+    wrong = None if request.kv_retention is None else wrong_retention(request.kv_retention)
+    if wrong is not None:
+        return RequestError(f"{wrong.name} of kv_retention {wrong.problem}", hint="Give a priority to each token once.")
+    salt = request.cache_salt
+    if salt is not None and not (0 < len(salt) <= LONGEST_SALT and salt.encode()):
+        return RequestError(f"cache_salt has {len(salt)} characters", hint=f"It must have 1 to {LONGEST_SALT}.")
     return None
 
 

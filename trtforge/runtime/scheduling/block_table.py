@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from trtforge.runtime.scheduling.retention import SequenceRetention
+
 
 @dataclass(eq=False, slots=True)
 class BlockTable:
@@ -12,7 +14,7 @@ class BlockTable:
 
     `salt` is hashed before the tokens: tables with different salts share no blocks. The first `dropped` blocks lie
     behind the window and were given back; 0 stands in their places. Layers with windows do not attend to the first
-    `unseen` blocks, if they have blocks of their own (`window_blocks.py`).
+    `unseen` blocks, if they have blocks of their own (`window_blocks.py`). `retention`: None: all blocks as by default.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -20,6 +22,11 @@ class BlockTable:
     salt: bytes = b""
     dropped: int = 0
     unseen: int = 0
+    retention: SequenceRetention | None = None
+
+    def empty_copy(self) -> "BlockTable":
+        """The table of another sequence of the same request."""
+        return BlockTable(salt=self.salt, retention=self.retention)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,17 @@ class Prefix:
 def chained_key(parent: bytes, tokens: Sequence[int]) -> bytes:
     """Key of a block: digest of the previous block's key and its own tokens, so equal keys mean equal prefixes."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+def salt_of(adapter: int | None, cache_salt: str | None) -> bytes:
+    """What is hashed before a request's tokens: its LoRA adapter's task id, and what it wants to share blocks by.
+
+    With a `cache_salt` a digest of 16 bytes, which by its personalisation is no block's key, whatever the salt is.
+    """
+    own = b"" if adapter is None else b"adapter %d" % adapter
+    if cache_salt is None:
+        return own
+    return blake2b(own + b"\0" + cache_salt.encode(), digest_size=16, person=b"cache_salt").digest()
 
 
 def blocks_behind(window: int, computed: int, tokens_per_block: int) -> int:

@@ -4,17 +4,18 @@ Bookkeeping only: no tensor is touched. Only full blocks are shared, identified 
 their end, so the partial last block of a sequence is never shared.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+from trtforge.runtime.scheduling.block_pool import BlockPool
 from trtforge.runtime.scheduling.block_store import BlockStore
 from trtforge.runtime.scheduling.block_table import BlockTable, Prefix, blocks_behind, chained_key
 from trtforge.runtime.scheduling.host_pool import HostPool
+from trtforge.runtime.scheduling.retention import Retention
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
 
 class BlockManager:
-    """Reference-counted blocks of a fixed pool. Free blocks with a cached prefix are evicted last, in LRU order.
+    """The blocks of sequences, from a fixed pool. Free blocks with a cached prefix are evicted last, see `eviction.py`.
 
     With a `store`, what the blocks of finished sequences hold is stored, and found there when the pool lacks it. With
     `host_blocks`, what is evicted is copied to blocks of host memory, numbered from `num_blocks` on, and found there.
@@ -36,6 +37,7 @@ class BlockManager:
         `windows`: blocks of their own for the layers with windows; there is no other store of blocks then.
         """
         self.num_blocks = num_blocks
+        self.pool = BlockPool(num_blocks)
         self.tokens_per_block = tokens_per_block
         self.window = window
         self.reused_blocks = 0
@@ -43,17 +45,12 @@ class BlockManager:
         self._store = store
         self.host = HostPool(num_blocks, host_blocks)
         self.windows = windows
-        self._references = [0] * num_blocks
-        self._empty = list(range(num_blocks - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        self._block_of: dict[bytes, int] = {}
-        self._key_of: dict[int, bytes] = {}
         self._copies: dict[int, int] = {}
 
     @property
     def free_blocks(self) -> int:
         """Blocks that no sequence holds, cached ones included."""
-        return len(self._empty) + len(self._idle)
+        return self.pool.free
 
     @property
     def used_blocks(self) -> int:
@@ -63,7 +60,7 @@ class BlockManager:
     @property
     def cached_blocks(self) -> int:
         """Free blocks whose content can still be shared."""
-        return len(self._idle)
+        return len(self.pool.order)
 
     def blocks_for(self, tokens: int) -> int:
         """Number of blocks that hold this many tokens."""
@@ -79,10 +76,10 @@ class BlockManager:
         free = self.free_blocks
         for start in range(0, len(tokens) - size, size):
             key = chained_key(key, tokens[start : start + size])
-            block = self._block_of.get(key)
+            block = self.pool.find(key)
             if block is None and not self._is_stored(key):
                 break
-            if block is None or not self._references[block]:
+            if block is None or not self.pool.references[block]:
                 if not free:
                     break
                 free -= 1
@@ -91,7 +88,7 @@ class BlockManager:
             keys.append(key)
         if self.windows is not None:
             count = self.windows.longest(blocks)
-            idle -= sum(block is not None and not self._references[block] for block in blocks[count:])
+            idle -= sum(block is not None and not self.pool.references[block] for block in blocks[count:])
             del blocks[count:], keys[count:]
         return Prefix(tuple(blocks), tuple(keys), idle)
 
@@ -104,8 +101,7 @@ class BlockManager:
         assert not table.blocks, "a prefix starts a table"
         for block in prefix.blocks:
             if block is not None:
-                self._idle.pop(block, None)
-                self._references[block] += 1
+                self.pool.hold(block)
         blocks = list(prefix.blocks)
         behind = self._behind(len(blocks) * self.tokens_per_block) if drops else 0
         while (failed := self._recall(blocks, prefix.keys, behind)) is not None:
@@ -123,6 +119,9 @@ class BlockManager:
         table.blocks[:] = [0 if index < behind or block is None else block for index, block in enumerate(blocks)]
         table.keys[:] = prefix.keys[: len(blocks)]
         table.dropped = behind
+        if table.retention is not None:
+            for index, key in reversed(list(enumerate(table.keys))):  # as in `release`
+                self._retain(key, table.retention.of_block(index * self.tokens_per_block))
         self.reused_blocks += len(blocks)
         if self.windows is not None:
             table.unseen = self.windows.behind(len(blocks) * self.tokens_per_block)
@@ -139,7 +138,7 @@ class BlockManager:
 
     def still_needed(self, table: BlockTable, tokens: int) -> int:
         """Number of blocks that must be free for the table to grow so. Dropping a block that is shared frees none."""
-        own = sum(self._references[block] == 1 for block in table.blocks[table.dropped :])
+        own = sum(self.pool.references[block] == 1 for block in table.blocks[table.dropped :])
         return max(0, self.most_held(tokens) - own)
 
     def drop(self, table: BlockTable, computed: int) -> None:
@@ -165,9 +164,8 @@ class BlockManager:
         for _ in range(excess):
             block = table.blocks.pop()
             self._leave([block])
-            self._references[block] -= 1
-            assert not self._references[block], "a block without computed tokens is shared"
-            self._empty.append(block)
+            self.pool.leave(block)
+            assert not self.pool.references[block], "a block without computed tokens is shared"
         return excess
 
     def seal(self, table: BlockTable, tokens: Sequence[int], computed: int) -> None:
@@ -177,6 +175,8 @@ class BlockManager:
             key = chained_key(table.keys[-1] if table.keys else table.salt, tokens[index * size : (index + 1) * size])
             table.keys.append(key)
             self._register(key, table.blocks[index])
+            if table.retention is not None:
+                self._retain(key, table.retention.of_block(index * size))
         if self.windows is not None:
             unseen = max(table.unseen, min(self.windows.behind(computed), len(table.keys)))
             self._leave(table.blocks[table.unseen : unseen])
@@ -196,7 +196,7 @@ class BlockManager:
             blocks, keys, dropped, unseen = before[parent]
             if heirs[parent] != child:
                 for block in blocks[dropped : len(keys)]:
-                    self._references[block] += 1
+                    self.pool.hold(block)
                 if self.windows is not None:
                     self.windows.share(blocks[unseen : len(keys)])
                 copies = [self._take() for _ in blocks[len(keys) :]]
@@ -236,44 +236,43 @@ class BlockManager:
                 counts[block] += 1
                 if counts[block] > 1:
                     assert index < len(table.keys), "a partial block is shared"
-                    assert self._key_of.get(block, table.keys[index]) == table.keys[index], "a block has another key"
-        assert counts == self._references, "reference counts are wrong"
-        free = [*self._empty, *self._idle]
-        assert len(set(free)) == len(free), "a block is free twice"
-        assert sorted(free) == [block for block, count in enumerate(counts) if count == 0], "a block leaked"
-        assert {block: key for key, block in self._block_of.items()} == self._key_of, "the prefix index is inconsistent"
-        assert set(self._idle) <= set(self._key_of), "an idle block without a key"
-        assert not set(self._empty) & set(self._key_of), "an empty block with a key"
+                    assert self.pool.key_of(block) in (None, table.keys[index]), "a block has another key"
+        self.pool.check(counts)
+        self.host.check()
 
-    def _register(self, key: bytes, block: int) -> None:
-        known = self._block_of.get(key)
+    def _register(self, key: bytes, block: int, kept: Retention | None = None) -> None:
+        known = self.pool.find(key)
         if not self._reuse or (known is not None and (self.windows is None or self.windows.holds(known))):
             return
         if known is not None:  # layers with windows lack its content, which `block` has
-            del self._key_of[known]
-            if known in self._idle:
-                del self._idle[known]
-                self._empty.append(known)
-        self._block_of[key] = block
-        self._key_of[block] = key
+            kept = self.pool.unregister(known)
+        self.pool.register(key, block)
+        if kept is not None:
+            self.pool.order.retain(block, kept)
+
+    def _retain(self, key: bytes, kept: Retention | None) -> None:
+        """A sequence says how long the content of `key` is kept, or nothing. The last one that says so decides."""
+        if kept is None:
+            return
+        block = self.pool.find(key)
+        if block is None:
+            self.host.retain(key, kept)
+            return
+        self.pool.order.retain(block, kept)
+        if self.windows is not None:
+            self.windows.retain(block, kept)
 
     def _give_back(self, block: int) -> None:
-        self._references[block] -= 1
-        if self._references[block]:
-            return
-        if block in self._key_of:
-            self._idle[block] = None
-            # What is still to be copied here has been offered to the store: it left the device from an idle block.
-            if self._store is not None and block not in self._copies:
-                self._store.keep(self._key_of[block], block)
-        else:
-            self._empty.append(block)
+        key = self.pool.leave(block)
+        # What is still to be copied here has been offered to the store: it left the device from an idle block.
+        if key is not None and self._store is not None and block not in self._copies:
+            self._store.keep(key, block)
 
     def _leave(self, blocks: Iterable[int]) -> None:
         """A sequence does not attend to these blocks any more in layers with windows."""
         if self.windows is not None:
             for block in blocks:
-                self.windows.leave(block, keep=block in self._key_of)
+                self.windows.leave(block, self.pool.order.retention(block), keep=self.pool.key_of(block) is not None)
 
     def _behind(self, computed: int) -> int:
         """Number of blocks that no token from position `computed` on attends to."""
@@ -286,10 +285,9 @@ class BlockManager:
         """
         for index, (block, key) in enumerate(zip(blocks, keys, strict=False)):
             if block is None and (index >= behind or not self.host.holds(key)):
-                blocks[index] = restored = self._restore(key)
-                if restored is None:
+                blocks[index] = self._restore(key)
+                if blocks[index] is None:
                     return index
-                self._register(key, restored)
         return None
 
     def _is_stored(self, key: bytes) -> bool:
@@ -297,31 +295,24 @@ class BlockManager:
 
     def _restore(self, key: bytes) -> int | None:
         """A block that has the content of `key` by the next step; None if it cannot be read."""
-        source = self.host.take(key)
-        content = None if source is None else self._copies.pop(source, source)
+        found = self.host.take(key)
+        content = None if found is None else self._copies.pop(found[0], found[0])
         block = self._take()
         if content is not None:
             self._copies[block] = content
         elif self._store is None or not self._store.fetch(key, block):
-            self._references[block] = 0
-            self._empty.append(block)
+            self.pool.leave(block)
             return None
+        self._register(key, block, None if found is None else found[1])
         return block
 
     def _take(self) -> int:
-        key = None
-        if self._empty:
-            block = self._empty.pop()
-        else:
-            block, _ = self._idle.popitem(last=False)
-            key = self._key_of.pop(block)
-            del self._block_of[key]
+        block, key, kept = self.pool.take()
         filling = self._store is not None and self._store.forget(block)
         content = self._copies.pop(block, block)
-        target = None if key is None or filling else self.host.place(key)
+        target = None if key is None or filling else self.host.place(key, kept)
         if target is not None:
             self._copies[target] = content
-        self._references[block] = 1
         if self.windows is not None:
             self.windows.take(block)
         return block

@@ -4,11 +4,16 @@ As TensorRT-LLM's secondary pool (`kv_cache_host_memory_bytes`; cpp/tensorrt_llm
 content that has to make room on the device is copied to the host, and back when a prompt starts with its tokens.
 """
 
-from collections import OrderedDict
+from trtforge.engine_process.retention import DEFAULT_RETENTION
+from trtforge.runtime.scheduling.eviction import EvictionOrder
+from trtforge.runtime.scheduling.retention import Retention
+
+OFFLOAD_MIN_PRIORITY = 30
+"""Contents of a lower priority are not copied to the host: TensorRT-LLM's default `secondary_offload_min_priority`."""
 
 
 class HostPool:
-    """Blocks numbered from `first` on. What was placed longest ago is overwritten first.
+    """Blocks numbered from `first` on. Of the lowest priority what was placed longest ago is overwritten first.
 
     Content that goes back leaves its block to what makes room for it, so that both pools together lose nothing.
     `onboarded`: how often content went back.
@@ -18,7 +23,8 @@ class HostPool:
         self.count = count
         self.onboarded = 0
         self._empty = list(range(first + count - 1, first - 1, -1))
-        self._block_of: OrderedDict[bytes, int] = OrderedDict()
+        self._block_of: dict[bytes, int] = {}
+        self.order: EvictionOrder[bytes] = EvictionOrder()
 
     @property
     def used(self) -> int:
@@ -32,26 +38,52 @@ class HostPool:
     def refresh(self, key: bytes) -> bool:
         """Make the content of `key` the newest; whether it is there."""
         if key in self._block_of:
-            self._block_of.move_to_end(key)
+            self.order.remove(key)
+            self.order.add(key)
         return key in self._block_of
 
-    def take(self, key: bytes) -> int | None:
-        """The block with the content of `key`, which is free from now on: the caller reads it before it is written."""
-        block = self._block_of.pop(key, None)
-        if block is not None:
-            self._empty.append(block)
-            self.onboarded += 1
-        return block
+    def retain(self, key: bytes, retention: Retention) -> None:
+        """Keep the content of `key` so from now on, if it is there."""
+        if key in self._block_of:
+            self.order.retain(key, retention)
 
-    def place(self, key: bytes) -> int | None:
-        """A block to copy the content of `key` to; None if one has it already, or if the pool has no blocks."""
+    def take(self, key: bytes) -> tuple[int, Retention | None] | None:
+        """The block with the content of `key`, and how long that is kept; None if there is none.
+
+        The block is free from now on: the caller reads it before it is written.
+        """
+        block = self._block_of.pop(key, None)
+        if block is None:
+            return None
+        self._empty.append(block)
+        self.onboarded += 1
+        self.order.remove(key)
+        return block, self.order.forget(key)
+
+    def place(self, key: bytes, retention: Retention | None = None) -> int | None:
+        """A block to copy the content of `key` to; None if one has it already, or if there is none for its priority."""
+        priority = DEFAULT_RETENTION if retention is None else retention.priority
         if self.refresh(key):
+            if retention is not None:
+                self.order.retain(key, retention)
+            return None
+        if priority < OFFLOAD_MIN_PRIORITY:
             return None
         if self._empty:
             block = self._empty.pop()
-        elif self._block_of:
-            _, block = self._block_of.popitem(last=False)
+        elif self._block_of and self.order.lowest <= priority:
+            oldest, _ = self.order.pop()
+            block = self._block_of.pop(oldest)
         else:
             return None
         self._block_of[key] = block
+        self.order.retain(key, retention)
+        self.order.add(key)
         return block
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        assert set(self.order) == set(self._block_of), "content is held that cannot be overwritten"
+        blocks = [*self._empty, *self._block_of.values()]
+        assert len(set(blocks)) == len(blocks) == self.count, "a block of the host leaked, or has two contents"
+        self.order.check()

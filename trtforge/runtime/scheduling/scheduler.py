@@ -186,7 +186,9 @@ class Scheduler:
             slots = len(self.running) + sum(each.members_to_come for each in (*self.running, sequence))
             if slots >= self._max_batch_size or not self._has_adapter(sequence):
                 return
-            prefix = Prefix() if sequence.scores_prompt else self.blocks.find_prefix(sequence.tokens, sequence.salt)
+            prefix = (
+                Prefix() if sequence.scores_prompt else self.blocks.find_prefix(sequence.tokens, sequence.table.salt)
+            )
             context = len(sequence.tokens) - len(prefix) * self.blocks.tokens_per_block
             if not self._static and (budget < 1 or (budget < context and not self._may_chunk(sequence))):
                 return

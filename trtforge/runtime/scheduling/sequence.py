@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
-from trtforge.runtime.scheduling.block_table import BlockTable
+from trtforge.runtime.scheduling.block_table import BlockTable, salt_of
+from trtforge.runtime.scheduling.retention import SequenceRetention
 from trtforge.runtime.scheduling.virtual_tokens import VirtualTokens
 
 if TYPE_CHECKING:
@@ -105,7 +106,10 @@ class Sequence:
         tokens = list(request.prompt if virtual is None else virtual.prompt)
         request = request if virtual is None else replace(request, prompt_table=None)  # its rows are in `virtual`
         sequence = cls(request, order, limit, on_output, tokens, plain, candidates_of(request), virtual=virtual)
-        sequence.table = BlockTable(salt=sequence.salt)
+        salt = salt_of(request.lora_task_id, request.cache_salt) + (b"" if virtual is None else virtual.salt)
+        kept = request.kv_retention
+        retention = None if kept is None else SequenceRetention.of(kept, len(request.prompt))
+        sequence.table = BlockTable(salt=salt, retention=retention)
         return sequence
 
     @property
@@ -116,12 +120,6 @@ class Sequence:
     def begin(self) -> None:
         """Note that it runs from now on, unless it has begun before."""
         self.scheduled_ns = self.scheduled_ns or time.monotonic_ns()
-
-    @property
-    def salt(self) -> bytes:
-        """What its KV blocks depend on besides the tokens: sequences share blocks only with the same one."""
-        adapter = b"" if self.request.lora_task_id is None else b"adapter %d" % self.request.lora_task_id
-        return adapter if self.virtual is None else adapter + self.virtual.salt
 
     @property
     def precedence(self) -> tuple[float, int]:

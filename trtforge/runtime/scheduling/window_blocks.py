@@ -5,20 +5,21 @@ the window: then it has a block of a second, smaller pool, a window block. Tenso
 (`WindowBlockManager`, cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp).
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from trtforge.runtime.scheduling.block_table import blocks_behind
+from trtforge.runtime.scheduling.eviction import EvictionOrder
+from trtforge.runtime.scheduling.retention import Retention
 
 
 class WindowBlocks:
     """Window blocks of the blocks of a pool.
 
     A window block that no sequence attends to any more keeps its content, for prompts that begin alike, until another
-    block needs it; the one that was left longest ago is taken first.
+    block needs it; of the lowest priority the one that was left longest ago is taken first.
     """
 
     def __init__(self, count: int, window: int, tokens_per_block: int, num_blocks: int) -> None:
@@ -29,7 +30,7 @@ class WindowBlocks:
         """The window block of each block that has one; of others any number below `count`."""
         self._users = [0] * num_blocks
         self._empty = list(range(count - 1, -1, -1))
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._idle: EvictionOrder[int] = EvictionOrder()
         self._copies: dict[int, int] = {}
 
     @classmethod
@@ -62,27 +63,33 @@ class WindowBlocks:
     def take(self, block: int) -> None:
         """Give `block` a window block for new content, with one user."""
         if block in self._idle:
-            del self._idle[block]
+            self._idle.forget(block)
         else:
-            self.numbers[block] = self._empty.pop() if self._empty else self.numbers[self._idle.popitem(last=False)[0]]
+            self.numbers[block] = self._empty.pop() if self._empty else self.numbers[self._idle.pop()[0]]
         self._copies.pop(int(self.numbers[block]), None)
         self._users[block] = 1
 
     def share(self, blocks: Sequence[int]) -> None:
         """Another sequence attends to `blocks`, which have window blocks."""
         for block in blocks:
-            self._idle.pop(block, None)
+            self._idle.forget(block)
             self._users[block] += 1
 
-    def leave(self, block: int, *, keep: bool) -> None:
+    def leave(self, block: int, retention: Retention | None, *, keep: bool) -> None:
         """A sequence does not attend to `block` any more. `keep`: others may find its content later."""
         self._users[block] -= 1
         if self._users[block]:
             return
         if keep:
-            self._idle[block] = None
+            self._idle.retain(block, retention)
+            self._idle.add(block)
         else:
             self._empty.append(int(self.numbers[block]))
+
+    def retain(self, block: int, retention: Retention) -> None:
+        """Keep the content of `block` so from now on, if no sequence attends to it; else `leave` says how."""
+        if block in self._idle:
+            self._idle.retain(block, retention)
 
     def copy(self, source: int, target: int) -> None:
         """Have the window block of one block copied to that of another before the next step."""
@@ -102,6 +109,7 @@ class WindowBlocks:
             for block in blocks:
                 users[block] += 1
         assert users == self._users, "users of window blocks are wrong"
+        self._idle.check()
         held = [block for block, count in enumerate(users) if count]
         assert not set(held) & set(self._idle), "a window block with users is idle"
         numbers = [*(int(self.numbers[block]) for block in (*held, *self._idle)), *self._empty]
