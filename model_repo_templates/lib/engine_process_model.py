@@ -23,7 +23,7 @@ from responder import RequestFailed, Responder
 from served_engine import request_limits
 from watch import Watcher
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, killed
 from trtforge.engine_process.client import EngineClient, Submitted
 from trtforge.engine_process.messages import Update
 from trtforge.engine_process.rendezvous import socket_path
@@ -79,7 +79,7 @@ class EngineProcessModel(ABC):
             path = socket_path(config.name, os.getppid())
             self._process = EngineProcess(self.command(config, path))
         except ForgeError as error:
-            raise pb_utils.TritonModelException(f"{error.message} (hint: {error.hint})") from error
+            raise pb_utils.TritonModelException(_with_hint(error)) from error
         self._process.watch(self._on_end)
         self._client = EngineClient(
             path, config.name, os.getpid(), figures_period=period, on_figures=self._metrics.update
@@ -150,9 +150,16 @@ class EngineProcessModel(ABC):
     def _on_end(self, status: int) -> None:
         """The engine process ended by itself: exit, so that Triton restarts this process."""
         if not self._ending.is_set():
-            pb_utils.Logger.log_error(f"the engine process ended with status {status}")
+            failure = killed("the engine process", status)
+            why = f"the engine process ended with status {status}" if failure is None else _with_hint(failure)
+            pb_utils.Logger.log_error(why)
             self._client.close()
             os._exit(1)
+
+
+def _with_hint(error: ForgeError) -> str:
+    """As `trtforge serve` takes an error and its hint from the server's log."""
+    return f"{error.message} (hint: {error.hint})"
 
 
 def _without_prefix(name: str) -> str:

@@ -1,5 +1,6 @@
 """Artifacts are whole or absent, cached where right, and never somebody else's files."""
 
+import errno
 import multiprocessing
 import os
 import threading
@@ -118,6 +119,26 @@ def test_failure_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="disk"):
         produce(tmp_path / "out", identity(tp=2), fail)
     assert (tmp_path / "out/sub/data").read_text() == "x"
+    assert names(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "Free space or choose another directory, then run again"),
+        (errno.EIO, "Check the disk or network share that it is on, then run again"),
+        (errno.ENOENT, "Let nothing else change that directory, then run again"),
+    ],
+)
+def test_an_error_of_the_disk_names_the_file_and_what_helps(tmp_path: Path, number: int, remedy: str) -> None:
+    produce(tmp_path / "out", identity(tp=1), writer("x"))
+
+    def fail(directory: Path) -> dict:
+        raise OSError(number, os.strerror(number), str(directory / "rank0"))
+
+    with pytest.raises(ForgeError, match=rf"rank0: {os.strerror(number)}$") as caught:
+        produce(tmp_path / "out", identity(tp=2), fail)
+    assert caught.value.hint == f"{remedy}; the previous content is unchanged."
     assert names(tmp_path) == ["out"]
 
 

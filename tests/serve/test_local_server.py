@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from trtforge.core.errors import ForgeError
+from trtforge.serve import local_server as local_server_module
 from trtforge.serve.local_server import local_server
+from trtforge.serve.request import Unavailable, unreachable
 
 ENDED = "error: the Triton server ended while starting with status 1:\nERROR: Unable to initialize shared memory"
 
@@ -42,3 +44,32 @@ def test_a_server_that_was_killed_is_said_to_have_had_too_little_memory(
         pass
     assert caught.value.message == "the server was killed, as the system does where memory runs out"
     assert caught.value.hint.startswith("Give it more memory (the limit of the container)")
+
+
+KILLED = "error: the engine process (process 5) ended:\nthe engine process was killed"
+GONE = Unavailable("the server refused the request: UNAVAILABLE: the engine process ended", hint="Send it again later.")
+
+
+@pytest.mark.parametrize("seen", [GONE, unreachable("127.0.0.1:1")])
+@pytest.mark.parametrize(
+    ("end", "message", "hint"),
+    [
+        (f"printf '{KILLED}\\nhint: Give it more memory.\\n' >&2; exit 1", KILLED[7:], "Give it more memory."),
+        (f"printf '{KILLED}\\n' >&2; exit 1", KILLED[7:], "Run it again."),
+        ("kill -9 $$", "the server was killed, as the system does where memory runs out", "Give it more memory"),
+        ("exit 1", None, None),
+        ("exec sleep 60", None, None),
+    ],
+)
+def test_a_server_that_ends_meanwhile_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, message: str | None, hint: str | None, seen: ForgeError
+) -> None:
+    """Clients only see that their requests were not answered. Where it goes on or says nothing, that is said."""
+    monkeypatch.setattr(local_server_module, "_END_SECONDS", 0.3 if "sleep" in end else 10.0)
+    (tmp_path / "python").write_text(f"#!/bin/sh\necho ready x\n{end}\n")
+    (tmp_path / "python").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(ForgeError) as caught, local_server(tmp_path, ready_timeout=5):
+        raise seen
+    assert caught.value.message == (message or seen.message)
+    assert caught.value.hint.startswith(hint or seen.hint)

@@ -49,6 +49,16 @@ def test_an_abort_of_the_runtime_is_an_error(tmp_path: Path) -> None:
     assert first_error(tmp_path / "log") == "terminate called after throwing an instance of 'std::system_error'"
 
 
+def test_an_abort_that_follows_an_error_is_no_part_of_it(tmp_path: Path) -> None:
+    """As of a model process whose engine was killed."""
+    entry = 'E1120 19:26:08.853074 7935 model.py:153] "the engine process was killed (hint: Give it more memory.)"\n'
+    abort = "terminate called after throwing an instance of 'boost::interprocess::lock_exception'\n  what():  x\n"
+    (tmp_path / "log").write_text(entry + abort + "Signal (6) received.\n")
+    assert first_error(tmp_path / "log") == "the engine process was killed (hint: Give it more memory.)"
+    (tmp_path / "log").write_text(abort + "Signal (6) received.\n")
+    assert first_error(tmp_path / "log").endswith("\nSignal (6) received.")
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -57,6 +57,24 @@ def test_a_lost_model_process_ends_the_server(fake_repository: Path, start: Star
     assert_nothing_left(server, triton)
 
 
+def test_a_killed_engine_is_said_to_have_had_too_little_memory(fake_repository: Path, start: Start) -> None:
+    server = start(fake_repository)
+    server.wait_ready()
+    triton = server.triton()
+    (engine,) = (
+        process
+        for process in session_processes(triton)
+        if b"fake_engine.py" in Path(f"/proc/{process}/cmdline").read_bytes()
+    )
+    os.kill(engine, signal.SIGKILL)
+    assert server.process.wait(timeout=PATIENCE) == 1
+    said = server.process.communicate()[1].splitlines()
+    at = said.index(f"error: the engine process (process {engine}) ended:")
+    assert said[at + 1] == "the engine process was killed, as the system does where memory runs out"
+    assert said[at + 2].startswith("hint: Give it more memory (the limit of the container), or serve less")
+    assert_nothing_left(server, triton)
+
+
 def test_killed_launcher_takes_the_server_along(fake_repository: Path, start: Start) -> None:
     server = start(fake_repository)
     server.wait_ready()

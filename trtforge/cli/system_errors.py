@@ -7,6 +7,7 @@ from trtforge.core.errors import ForgeError, Where
 from trtforge.core.extras import missing_package
 from trtforge.core.memory_errors import out_of_memory
 from trtforge.core.new_file import SHORTER_NAME
+from trtforge.core.reading import CHECK_DISK, disk_fails
 
 _AROUND = 20
 """Characters shown on each side of a byte that is not UTF-8, of which Python makes a lone surrogate."""
@@ -45,4 +46,6 @@ def _remedy_of(error: OSError) -> str:
         return SHORTER_NAME
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Free space, then run again."
+    if disk_fails(error):
+        return CHECK_DISK
     return "Add --verbose for the traceback."

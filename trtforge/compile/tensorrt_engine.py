@@ -1,6 +1,5 @@
 """Build a TensorRT-LLM engine. Versions and GPU are part of its identity, so they are queried first."""
 
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from trtforge.compile.rank_builds import build_ranks
 from trtforge.compile.timing_cache import TimingCache
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.cache import cache_for
+from trtforge.core.clone import copy_directory
 from trtforge.core.manifest import FileRecord, Identity
 from trtforge.core.progress import Progress
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
@@ -41,7 +41,7 @@ def build_engine(build: EngineBuild, *, force: bool, progress: Progress) -> Prod
         records = build_ranks(build, directory, asked.gpus, TimingCache.of(asked.target), progress)
         tokenizer = build.checkpoint / TOKENIZER_DIRECTORY
         if tokenizer.is_dir():
-            shutil.copytree(tokenizer, directory / TOKENIZER_DIRECTORY)
+            copy_directory(tokenizer, directory / TOKENIZER_DIRECTORY)
         return records
 
     about = about_checkpoint(build.model, f"TensorRT-LLM {build.plan.release.version}")

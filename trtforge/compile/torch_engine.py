@@ -9,6 +9,7 @@ from trtforge.compile.about import about_checkpoint
 from trtforge.compile.torch import TorchPlan, build_rank, copy_adapters
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.cache import cache_for
+from trtforge.core.clone import copy_directory
 from trtforge.core.digest import file_digest
 from trtforge.core.manifest import FileRecord, Identity, open_artifact
 from trtforge.core.progress import Progress
@@ -37,7 +38,7 @@ def build_torch_engine(
     def write(directory: Path) -> Mapping[str, FileRecord]:
         (directory / CONFIG_FILE).write_text(plan.config_json(target=target))
         if (checkpoint / TOKENIZER_DIRECTORY).is_dir():  # so that the engine can be packaged without the checkpoint
-            shutil.copytree(checkpoint / TOKENIZER_DIRECTORY, directory / TOKENIZER_DIRECTORY)
+            copy_directory(checkpoint / TOKENIZER_DIRECTORY, directory / TOKENIZER_DIRECTORY)
         if plan.draft is not None:
             (directory / DRAFT_ENGINE).mkdir()
             for file in (plan.draft / CONFIG_FILE, *plan.draft.glob(rank_file("*"))):

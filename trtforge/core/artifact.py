@@ -27,6 +27,7 @@ from trtforge.core.manifest import (
 from trtforge.core.new_file import SHORTER_NAME
 from trtforge.core.output_place import not_lockable, replaceable, require_removable
 from trtforge.core.partial import RECORD, Finished, keep_finished
+from trtforge.core.reading import CHECK_DISK, disk_fails
 
 Write = Callable[[Path], Mapping[str, FileRecord]]
 """Writes the files into a directory; returns the records it computed on the way (other files are read again)."""
@@ -203,10 +204,15 @@ def _copy_read_permissions(directory: Path, names: Iterable[str]) -> None:
 
 def _failed(partial: Path, error: OSError) -> ForgeError:
     """A read or write error of the system: the file and the reason; of a copy the file that is written."""
-    gone = "Let nothing else change that directory" if error.errno == errno.ENOENT else None
+    if error.errno == errno.ENOENT:
+        remedy = "Let nothing else change that directory"
+    elif disk_fails(error):
+        remedy = CHECK_DISK.removesuffix(".")
+    else:
+        remedy = "Free space or choose another directory"
     return ForgeError(
         f"{error.filename2 or error.filename or partial.parent}: {error.strerror or error}",
-        hint=f"{gone or 'Free space or choose another directory'}, then run again; the previous content is unchanged.",
+        hint=f"{remedy}, then run again; the previous content is unchanged.",
     )
 
 

@@ -22,6 +22,16 @@ def clone_file(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
+def copy_directory(source: Path, target: Path) -> None:
+    """Copy the files below `source` to `target`, which must not exist. Raises the OSError of the first that fails.
+
+    shutil.copytree goes on after an error, and then raises one whose text lists all of them.
+    """
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        (copy_directory if path.is_dir() else shutil.copyfile)(path, target / path.name)
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """Make `target` a hard link to `source`, or a copy if that is not possible. Raises OSError."""
     try:

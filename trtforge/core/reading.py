@@ -10,7 +10,8 @@ from pathlib import Path
 from trtforge.core.errors import AbsentFile, ForgeError
 
 KIB, MIB = 1 << 10, 1 << 20
-_CHECK_DISK = "Check the disk or network share that it is on."
+CHECK_DISK = "Check the disk or network share that it is on."
+"""The hint where `disk_fails`."""
 _NOT_BLOCKING = getattr(os, "O_NONBLOCK", 0)
 
 
@@ -36,13 +37,18 @@ def read_limited(path: Path, limit: int, *, hint: str, absent: str | None = None
     except PermissionError as error:  # nothing is known to be wrong with the file
         raise ForgeError(f"{path}: {error.strerror}", hint="Run as a user who may read it.") from None
     except OSError as error:
-        failed = error.errno in (errno.EIO, errno.ESTALE)
-        raise ForgeError(f"{path}: {error.strerror}", hint=_CHECK_DISK if failed else absent or hint) from None
+        remedy = CHECK_DISK if disk_fails(error) else absent or hint
+        raise ForgeError(f"{path}: {error.strerror}", hint=remedy) from None
     except ValueError as error:  # a file name with a zero byte
         raise ForgeError(f"{str(path)!r}: {error}", hint=absent or hint) from None
     if len(data) > limit:
         raise ForgeError(f"{path}: larger than the limit of {limit:,} bytes", hint=hint)
     return data
+
+
+def disk_fails(error: OSError) -> bool:
+    """Whether the disk or network share failed: neither the path nor its permissions are wrong."""
+    return error.errno in (errno.EIO, errno.ESTALE)
 
 
 def as_text(data: bytes, where: str, *, hint: str) -> str:

@@ -18,7 +18,7 @@ from trtforge.core.dtypes import Dtype, dtype_in_file
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
 from trtforge.core.manifest import FileRecord
-from trtforge.core.reading import naming, opened
+from trtforge.core.reading import CHECK_DISK, disk_fails, naming, opened
 
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 _LARGEST_NUMBER = 1 << 63
@@ -122,7 +122,8 @@ def raw_header(path: Path) -> bytes:
             length = int.from_bytes(start, "little")
             text = file.read(length) if length <= _LARGEST_HEADER else b""
     except OSError as error:
-        raise ForgeError(f"{path}: {error.strerror}", hint="Check the path and its permissions.") from None
+        remedy = CHECK_DISK if disk_fails(error) else "Check the path and its permissions."
+        raise ForgeError(f"{path}: {error.strerror}", hint=remedy) from None
     if len(start) < 8 or length > _LARGEST_HEADER:
         raise ForgeError(f"{path} is not a safetensors file", hint="Only safetensors checkpoints are read.")
     if len(text) < length:

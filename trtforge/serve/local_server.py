@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
+from typing import IO
 
 from trtforge.core.defaults import LOOPBACK
 from trtforge.core.errors import ForgeError, killed
 from trtforge.machine.processes import end_with_parent
 from trtforge.serve.free_ports import free_ports
+from trtforge.serve.request import Unavailable, Unreachable
 
 _STOP_SECONDS = 20.0
+_END_SECONDS = 5.0  # from the end of an engine, which clients see at once, to that of its server
 _LINES = 12  # of the log, shown when the server does not start
 
 
@@ -33,7 +36,7 @@ def local_server(repository: Path, *, ready_timeout: float) -> Iterator[LocalSer
     """Serve `repository` for as long as the context is open.
 
     The child is in a session of its own, so that Ctrl-C in a terminal interrupts only the command that asks. Raises
-    ForgeError, with the server's error, if it does not become ready.
+    ForgeError, with the server's error, if it does not become ready, and if it ends before a request was answered.
     """
     ports = free_ports(LOOPBACK, 3)
     names = ("--http-port", "--grpc-port", "--metrics-port")
@@ -57,18 +60,40 @@ def local_server(repository: Path, *, ready_timeout: float) -> Iterator[LocalSer
                 raise killed("the server", status) or _not_ready(log.read(), repository)
             threading.Thread(target=child.stdout.read, daemon=True).start()  # a full pipe would block the server
             http, grpc, metrics = (f"{LOOPBACK}:{port}" for port in ports)
-            yield LocalServer(grpc=grpc, http=http, metrics=metrics)
+            try:
+                yield LocalServer(grpc=grpc, http=http, metrics=metrics)
+            except (Unavailable, Unreachable) as error:
+                raise _why_ended(child, log) or error from None
         finally:
             _end(child)
 
 
+def _why_ended(child: "subprocess.Popen[str]", log: IO[str]) -> ForgeError | None:
+    """The error of a server that ended by itself; None if it goes on, or says nothing."""
+    try:
+        status = child.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+    log.seek(0)
+    return killed("the server", status) or _own_error(log.read(), "Run it again.")
+
+
 def _not_ready(log: str, repository: Path) -> ForgeError:
-    """The server's own error and hint, all lines of them, else the last lines of its log."""
+    """The server's own error, else the last lines of its log."""
     again = f"Run `trtforge serve {quote(str(repository))} --verbose` to see the whole log."
+    return _own_error(log, again) or _last_lines(log, again)
+
+
+def _own_error(log: str, again: str) -> ForgeError | None:
+    """The server's last error and its hint, all lines of them; `again` where the hint is to start it otherwise."""
     _, told, last = f"\n{log}".rpartition("\nerror: ")
     if told:
         error, _, hint = last.partition("\nhint: ")
         return ForgeError(error.rstrip(), hint=again if "--verbose" in hint or not hint else hint.rstrip())
+    return None
+
+
+def _last_lines(log: str, again: str) -> ForgeError:
     lines = [line for line in log.splitlines() if line.strip()]
     return ForgeError("\n".join(["the server did not start:", *lines[-_LINES:]]), hint=again)
 

@@ -151,10 +151,14 @@ def answer_warnings(sampling: Sampling, answer: Generated) -> tuple[str, ...]:
     return (f"the answer was cut after {count} of {sampling.max_tokens} tokens by the engine's max_seq_len{longest}",)
 
 
-def unreachable(url: str) -> ForgeError:
+class Unreachable(ForgeError):
+    """No server accepts connections at the address, or it closed the connection."""
+
+
+def unreachable(url: str) -> Unreachable:
     """The error for a server that does not answer."""
     hint = "Start one with `trtforge serve REPO`, or give the HOST:PORT of one that runs."
-    return ForgeError(f"no server answers at {url}", hint=hint)
+    return Unreachable(f"no server answers at {url}", hint=hint)
 
 
 def silent(url: str, seconds: float) -> ForgeError:

@@ -11,6 +11,8 @@ from trtforge.serve.log_limit import emptied
 _ENTRY = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ (?P<where>\S+)\] (?P<said>.*)")
 _ERROR = re.compile(r"[EF]\d{4} ")
 _OTHER_ERROR = re.compile(r"^(\S*Error\b|error:|Signal \(|terminate called|\[libprotobuf FATAL)", re.IGNORECASE)
+_ABORT = re.compile(r"Signal \(|terminate called")
+"""How the end of a process may go on that logged an error."""
 _NOISE = ("CudaDriverHelper has not been initialized", "Failed to initialize NVML")
 _SAID = r"hint: (.+(?:\n  .+)*)"  # several mistakes have indented lines
 _HINTS = (re.compile(rf" \({_SAID}\)$", re.MULTILINE), re.compile(rf"\n?^{_SAID}$", re.MULTILINE))
@@ -69,15 +71,16 @@ def _read(log: Path | None, offset: int, choose: Callable[[Iterable[str]], Itera
 
 
 def _from_first_error(lines: Iterable[str]) -> Iterator[str]:
-    found = False
+    found = logged = False
     for line in lines:
         text = line.rstrip()
         if any(noise in text for noise in _NOISE):
             continue
         entry = _ENTRY.match(text)
         if not found:
-            found = bool(_ERROR.match(text) or (entry is None and _OTHER_ERROR.search(text)))
-        elif entry is not None:
+            logged = entry is not None
+            found = bool(_ERROR.match(text) or (not logged and _OTHER_ERROR.search(text)))
+        elif entry is not None or (logged and _ABORT.match(text)):
             return
         if found and text:
             yield from _unescaped((entry["said"] if entry else text).strip('" '))

@@ -252,7 +252,11 @@ class Server:
             time.sleep(_POLL)
         if verdict.error or verdict.kind != "died":
             return verdict.error, verdict.hint
-        return without_hint(first_error(self._service.log, self._mark.offset))
+        error = first_error(self._service.log, self._mark.offset)
+        while not error and time.monotonic() < until:  # it may be on its way to the log
+            time.sleep(_POLL)
+            error = first_error(self._service.log, self._mark.offset)
+        return without_hint(error)
 
     def _engine_pid(self) -> tuple[int, ...]:
         return (self._observer.answer[0].pid,) if self._observer is not None else ()
