@@ -41,6 +41,8 @@ def facts_of(family: str, changes: dict[str, Any], directory: Path, absent: tupl
         ("deepseek_v2", {"topk_group": 1}, "a token cannot get 3 of 8 experts in 1 of 4 groups"),
         ("deepseek_v3", {"n_group": 3}, "a token cannot get 3 of 8 experts in 2 of 3 groups"),
         ("glm4_moe", {"topk_group": 3}, "a token cannot get 3 of 8 experts in 3 of 2 groups"),
+        ("glm4_moe", {"n_group": 8, "topk_group": 3}, "8 groups of 1 experts: the two best of a group are its score"),
+        ("deepseek_v3", {"n_group": 8, "topk_group": 8}, "8 groups of 1 experts: the two best of a group"),
         ("llama", {"num_hidden_layers": 10**6}, r"num_hidden_layers is 1,000,000, .* the limit is 1,024"),
     ],
 )

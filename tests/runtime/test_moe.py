@@ -156,6 +156,16 @@ def test_more_experts_a_token_than_there_are_is_an_error(families: Families, tmp
         DecoderSpec.of(config, 0)
 
 
+def test_groups_that_have_no_two_experts_are_an_error(families: Families, tmp_path: Path) -> None:
+    """The sum of the two best of a group is its score; transformers cannot compute such a model either."""
+    checkpoint = families("deepseek_v3").checkpoint()
+    moe = json.loads((checkpoint / "config.json").read_text())["moe"]
+    groups = {"device_limited_n_group": 8, "device_limited_topk_group": 4}
+    config = read_checkpoint_config(edited(checkpoint, tmp_path, {"moe": moe | groups}))
+    with pytest.raises(ForgeError, match=r"config\.json: 8 groups of 1 experts: the two best of a group are its score"):
+        DecoderSpec.of(config, 0)
+
+
 def test_a_rank_lacking_an_expert_is_an_error(families: Families, tmp_path: Path) -> None:
     checkpoint = families("mixtral").checkpoint()
     tensors = load_file(checkpoint / "rank0.safetensors")

@@ -1,9 +1,11 @@
 """LM heads that are screened: the likely tokens' logits are those of the whole product, whatever the weights are."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
+from tests.runtime.converted import Families
 from tests.runtime.kernel_levels import LEVELS, kernels_at
 from tests.runtime.test_speculation import NGRAMS, KeptRanks
 from trtforge.core.features import FeaturesConfig
@@ -20,13 +23,14 @@ from trtforge.engine_process.requests import BeamParams, GenerationRequest, Samp
 from trtforge.models import kernels as kernel_choice
 from trtforge.models.kernels import MOST_DRAWN
 from trtforge.runtime.candidates import gumbel_noise
+from trtforge.runtime.decoder import logits
 from trtforge.runtime.decoder.logits import Head
 from trtforge.runtime.drafting import NgramDrafter
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.linears.linear import NativeMatrix, native_matrix
 from trtforge.runtime.native.screened import Screened
-from trtforge.runtime.ranks.source import Source, open_engine
+from trtforge.runtime.ranks.source import Source, open_engine, open_model
 from trtforge.runtime.scheduling.random_numbers import random_bits
 
 CASES = [
@@ -39,9 +43,12 @@ CASES = [
 ]
 
 
-def screened(exact: NativeMatrix, inputs: int, padding: int = 0, first: int = 0) -> Screened:
-    valid = exact.layer.outputs - padding
-    return Screened(exact.kernels, exact.layer, inputs, by_products=exact.by_products, valid=valid, first=first)
+def screened(
+    exact: NativeMatrix, inputs: int, padding: int = 0, first: int = 0, farthest: float = math.inf
+) -> Screened:
+    by_products, valid = exact.by_products, exact.layer.outputs - padding
+    limits = {"valid": valid, "first": first, "farthest": farthest}
+    return Screened(exact.kernels, exact.layer, inputs, by_products=by_products, **limits)  # type: ignore[arg-type]
 
 
 def require_largest(made: Tensor, exact: Tensor, most: int) -> None:
@@ -167,6 +174,34 @@ def test_few_tiles_are_computed_of_a_large_vocabulary(level: str) -> None:
     require_largest(made, expected, 1)
     assert 0.02 < float((made == expected).float().mean()) < 0.6
     assert float((made - expected).abs().max()) < 0.02 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_all_products_are_computed_where_a_likely_one_is_too_far(level: str, sign: int) -> None:
+    """A cap of logits would make it equal to others."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 256).bfloat16()
+    values = sign * torch.randn(32 * 500, 256).abs() * x.sign().float()  # all products have this sign
+    exact = native_matrix(kernels_at(level), values.bfloat16(), None, by_products=False)
+    likeliest = float(exact(x).max())
+    for factor, whole in ((0.95, True), (1.05, False)):
+        head = screened(exact, 256, farthest=abs(likeliest) * factor)
+        head.need(1)
+        assert torch.equal(head(x), exact(x)) is whole
+
+
+def test_a_cap_says_how_far_logits_may_be(families: Families, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times the cap, of logits after their scale."""
+    monkeypatch.setattr(kernel_choice, "_SCREENED_BYTES", 0)
+    monkeypatch.setattr(kernel_choice, "suits_cpu", lambda outputs, inputs: True)
+    found = []
+    monkeypatch.setattr(logits, "Screened", lambda *_, farthest, **__: found.append(farthest))
+    linear = mock.Mock(spec=NativeMatrix, by_products=False, layer=None, kernels=None)
+    spec = open_model(families("gemma2").checkpoint()).spec(0)
+    for changes in ({}, {"logit_scale": 0.5}, {"logit_cap": None}):
+        logits._screened(linear, replace(spec, **changes))
+    assert found == [9.0, 18.0, math.inf]
 
 
 @pytest.mark.parametrize("level", LEVELS)

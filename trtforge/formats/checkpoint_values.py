@@ -56,14 +56,19 @@ def require_values(values: Mapping[str, Any], where: str) -> None:
             raise _wrong(where, key, value, "a number above zero")
 
 
-def require_choice(experts: int, top_k: int, groups: int = 1, top_groups: int = 1) -> None:
-    """Raises ForgeError unless a token can get `top_k` experts of the `top_groups` best of equal groups."""
+def require_choice(experts: int, top_k: int, groups: int = 1, top_groups: int = 1, *, by_two: bool = False) -> None:
+    """Raises ForgeError unless a token can get `top_k` experts of the `top_groups` best of equal groups.
+
+    `by_two`: a group counts as the sum of its two best experts (DeepSeek-V3), so it must have two.
+    """
     if experts % groups or not 0 < top_groups <= groups or not 0 < top_k <= experts // groups * top_groups:
         of_groups = f" in {top_groups} of {groups} groups" if groups > 1 else ""
-        raise ForgeError(
-            f"config.json: a token cannot get {top_k} of {experts} experts{of_groups}",
-            hint="Use the config.json that came with the model.",
-        )
+        fault = f"a token cannot get {top_k} of {experts} experts{of_groups}"
+    elif by_two and experts < 2 * groups:
+        fault = f"{groups} groups of {experts // groups} experts: the two best of a group are its score"
+    else:
+        return
+    raise ForgeError(f"config.json: {fault}", hint="Use the config.json that came with the model.")
 
 
 def _require(value: object, key: str, where: str, *, whole: bool = False) -> None:

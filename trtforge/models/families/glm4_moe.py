@@ -6,6 +6,7 @@ Only TensorRT-LLM's PyTorch backend runs it (_torch/models/modeling_glm.py). Its
 from dataclasses import replace
 from typing import Any
 
+from trtforge.formats.checkpoint_values import require_choice
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import llama
 from trtforge.models.families.common import (
@@ -87,15 +88,14 @@ def facts(config: HfConfig) -> Facts:
 
 def sigmoid_moe(config: HfConfig, shared: int) -> dict[str, Any]:
     """`moe` and how its experts are chosen: among the best groups, by sigmoid scores with a bias (noaux_tc)."""
-    limits = {
-        "n_group": config.count("n_group") or 1,
-        "topk_group": config.count("topk_group") or 1,
-        "scaling": config.number("routed_scaling_factor", 1.0),
-    }
-    top_k = config.integer("num_experts_per_tok")
+    experts, top_k = config.integer("n_routed_experts"), config.integer("num_experts_per_tok")
+    groups, best = config.count("n_group") or 1, config.count("topk_group") or 1
+    limits = {"n_group": groups, "topk_group": best, "scaling": config.number("routed_scaling_factor", 1.0)}
     renormalize = int(config.flag("norm_topk_prob", True))
+    if experts:
+        require_choice(experts, top_k, groups, best, by_two=True)
     return {
-        "moe": moe_fields(config.integer("n_routed_experts"), top_k, 3 + renormalize, shared, **limits),
+        "moe": moe_fields(experts, top_k, 3 + renormalize, shared, **limits),
         "scoring_func": "sigmoid",
     }
 

@@ -76,7 +76,8 @@ class MoeSpec:
         top_k = int(moe.get("top_k") or 1)
         groups = int(moe.get("device_limited_n_group") or 1) if limited else 1
         top_groups = int(moe.get("device_limited_topk_group") or 1) if limited else 1
-        require_choice(experts, top_k, groups, top_groups)
+        sigmoid = text(config, "scoring_func") == "sigmoid"
+        require_choice(experts, top_k, groups, top_groups, by_two=sigmoid)
         return cls(
             num_experts=experts,
             first=rank.tp_rank % parallel.ep * local,
@@ -88,7 +89,7 @@ class MoeSpec:
             top_groups=top_groups,
             scaling=float(moe.get("device_limited_routed_scaling_factor") or 1.0),
             shared_size=shared_size // parallel.tp,
-            sigmoid=text(config, "scoring_func") == "sigmoid",
+            sigmoid=sigmoid,
             on_inputs=text(config, "scoring_func") == "sigmoid_of_inputs",
             clamp=Clamp(number(config, "swiglu_alpha", 1.0), limit) if limit else None,
             biased=network.expert_bias,

@@ -1,5 +1,6 @@
 """From hidden states to logits: final norm, a rank's columns of the LM head, scaling and capping of the whole."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ from trtforge.runtime.cuda.fused import fused_for
 from trtforge.runtime.decoder.loader import Loader
 from trtforge.runtime.linears.linear import GpuMatrix, Linear, NativeMatrix
 from trtforge.runtime.native.screened import Screened
+
+_DISTINCT = 3.0
+"""Multiples of a cap up to which it keeps unequal logits apart; of tokens that it makes equal the first is taken."""
 
 
 class Head:
@@ -56,7 +60,16 @@ def _screened(linear: Linear, spec: DecoderSpec) -> Screened | None:
     first = spec.rank.tp_rank * spec.vocab_share
     known = max(0, spec.vocab_size - first)  # of the last rank perhaps fewer
     by_products, layer = linear.by_products, linear.layer
-    return Screened(linear.kernels, layer, spec.hidden_size, by_products=by_products, valid=known, first=first)
+    farthest = math.inf if spec.logit_cap is None else _DISTINCT * spec.logit_cap / spec.logit_scale
+    return Screened(
+        linear.kernels,
+        layer,
+        spec.hidden_size,
+        by_products=by_products,
+        valid=known,
+        first=first,
+        farthest=farthest,
+    )
 
 
 def finished_logits(columns: Tensor, spec: DecoderSpec) -> Tensor:

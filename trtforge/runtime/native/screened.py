@@ -5,6 +5,8 @@ vocabulary; only these tokens are computed, as in Chen et al. 2019 ("Learning to
 large vocabulary neural networks", arXiv:1810.12406). Here limits of the codes' errors prove that it is no other token.
 """
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -24,14 +26,23 @@ class Screened:
 
     `by_products`: whether `Native.linear` computes the layer, else `linear_expanded`. `valid`: its first outputs, among
     which the largest products are looked for; the others only fill the last tiles. `first`: the token of the first.
+    `farthest`: where one of the largest products is farther from 0, all of them are right; not beside draws.
     """
 
     def __init__(
-        self, kernels: Native, layer: ExpandedLayer, inputs: int, *, by_products: bool, valid: int, first: int = 0
+        self,
+        kernels: Native,
+        layer: ExpandedLayer,
+        inputs: int,
+        *,
+        by_products: bool,
+        valid: int,
+        first: int = 0,
+        farthest: float = math.inf,
     ) -> None:
         self._kernels = kernels
         self._layer = layer
-        self._by_products = by_products
+        self._by_products, self._farthest = by_products, farthest
         self._codes = shared_pages((layer.outputs, inputs), torch.int8)
         self._scales, self._errors = torch.empty(layer.outputs), torch.empty(layer.outputs)
         self._most = np.zeros(1, dtype=np.int64)
@@ -78,6 +89,7 @@ class Screened:
             format=FORMATS.index(layer.format),
             by_products=self._by_products,
             first=self._first,
+            farthest=self._farthest,
         )
         self._kernels.run("linear_screened", TYPES[x.dtype], given)
         return y

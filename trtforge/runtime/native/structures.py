@@ -53,6 +53,7 @@ class ScreenedLinear(ctypes.Structure):
         *((name, _pointer) for name in ("x", "weight", "bias", "codes", "scales")),
         *((name, _pointer) for name in ("errors", "y", "most", "pause", "keys", "factors")),
         *((name, _integer) for name in ("rows", "inputs", "outputs", "format", "by_products", "first")),
+        ("farthest", _float),
     )
 
 

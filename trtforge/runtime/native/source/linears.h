@@ -66,7 +66,8 @@ struct ExpandedLinear {
 // need be right: `most` of them, 0 for all. Of a row whose factor is not 0 only the largest sum of a number, times the
 // factor, and the noise that the row's key gives its token must be; `first`: the token of the first output. What `screen`
 // made of the weights says which tiles may have them. `pause`: see `linear_screened`; `by_products`: whether
-// `linear_bfloat16` takes the weights, else `linear_expanded` with `format`.
+// `linear_bfloat16` takes the weights, else `linear_expanded` with `format`. `farthest`: all numbers are computed where a
+// likely one is farther from 0.
 struct ScreenedLinear {
     const void* x;
     const void* weight;
@@ -80,4 +81,5 @@ struct ScreenedLinear {
     const uint64_t* keys;
     const float* factors;
     int64_t rows, inputs, outputs, format, by_products, first;
+    float farthest;
 };

@@ -186,7 +186,8 @@ static bool find_tiles(const ScreenedLinear& s, int64_t most, Memory& memory) {
         std::copy_n(low + row * tiles, tiles, ranked);
         float* last = ranked + std::min(measures[row].factor > 0.0f ? 1 : most, tiles) - 1;
         std::nth_element(ranked, last, ranked + tiles, std::greater<float>());
-        if (!(std::fabs(*last) < INFINITE)) return false;
+        const float likeliest = *std::max_element(ranked, last + 1);
+        if (!(std::fabs(*last) < INFINITE) || *last < -s.farthest || likeliest > s.farthest) return false;
         least[row] = *last;
     }
     memory.tiles.clear();
