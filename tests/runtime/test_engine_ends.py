@@ -4,11 +4,16 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.runtime.test_engine import Tokens, requests_for
 from trtforge.engine_process.requests import GenerationRequest, Output
 from trtforge.runtime.engine import Engine
 from trtforge.runtime.generate import generate_with
+from trtforge.runtime.scheduling.scheduler import Scheduler
+from trtforge.runtime.scheduling.sequence import Sequence
 
 
 def test_a_cancelled_request_ends_and_frees_its_blocks(engine_directory: Path, prompts: list[list[int]]) -> None:
@@ -42,6 +47,38 @@ def test_a_receiver_that_raises_loses_only_its_own_request(
         engine.submit(GenerationRequest("x", (1, 2, 3), 50), receive)
         assert generate_with(engine, requests_for(prompts[:1]))[0].tokens == expected[0]
         assert engine.statistics().active_requests == 0
+
+
+@pytest.mark.parametrize("where", ["of", "before"])
+def test_an_unexpected_error_about_a_request_ends_only_this_request(
+    engine_directory: Path,
+    prompts: list[list[int]],
+    expected: list[Tokens],
+    where: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before the engine knows the request, and after."""
+    of, add = Sequence.of, Scheduler.add
+
+    def failing_of(request: GenerationRequest, *rest: Any) -> Sequence:
+        if where == "of" and request.prompt == (1, 2, 3):
+            raise OverflowError("of")
+        return of(request, *rest)
+
+    def failing_add(scheduler: Scheduler, sequence: Sequence) -> None:
+        if where == "before" and sequence.request.prompt == (1, 2, 3):
+            raise OverflowError("before")
+        add(scheduler, sequence)
+
+    monkeypatch.setattr(Sequence, "of", failing_of)
+    monkeypatch.setattr(Scheduler, "add", failing_add)
+    outputs: list[Output] = []
+    with Engine.load(engine_directory) as engine:
+        engine.submit(GenerationRequest("x", (1, 2, 3), 5), outputs.append)
+        assert generate_with(engine, requests_for(prompts[:1]))[0].tokens == expected[0]
+        assert engine.statistics().active_requests == 0
+    assert [each.finish_reason for each in outputs] == ["error"]
+    assert f"the request was not taken: OverflowError('{where}')" in str(outputs[0].error)
 
 
 def test_closing_cancels_what_is_unfinished_and_later_requests_get_an_error(engine_directory: Path) -> None:

@@ -192,7 +192,7 @@ class Engine:
         for on_turn in news.pings:
             on_turn()
         for request, on_output in news.submitted:
-            self._enter(request, on_output)
+            self._take(request, on_output)
         for sequence, error in news.prepared:
             if sequence.finish_reason is not None:
                 self._guides.forget(sequence)
@@ -213,6 +213,19 @@ class Engine:
     def _has_begun(self, sequence: Sequence) -> bool:
         """Whether a request runs or has run: a paused one, and a copy of one that runs, too."""
         return (self._copies.original_of(sequence) or sequence).begun
+
+    def _take(self, request: GenerationRequest, on_output: OnOutput) -> None:
+        """Begin to work on a request; an unexpected error ends this request only."""
+        try:
+            self._enter(request, on_output)
+        except Exception as error:
+            _LOG.exception("a request was not taken")
+            failure = ForgeError(f"the request was not taken: {error!r}", hint="The traceback is in the engine's log.")
+            known = self._sequences.get(request.request_id)
+            if known is not None and known.on_output is on_output:
+                self._end(known, "error", error=failure)
+            else:
+                deliver(on_output, Output(request.request_id, finish_reason="error", error=failure))
 
     def _enter(self, request: GenerationRequest, on_output: OnOutput) -> None:
         virtual, error = self._tables.read(request)
