@@ -20,7 +20,8 @@ from tests.patience import PATIENCE
         (errno.EACCES, "Choose another place, or run as a user who may read and write there."),
         (errno.ENAMETOOLONG, "Choose a shorter name."),
         (errno.ENOSPC, "Free space, then run again."),
-        (errno.EIO, "Add --verbose for the traceback."),
+        (errno.EIO, "Check the disk or network share that it is on."),
+        (errno.EBUSY, "Add --verbose for the traceback."),
     ],
 )
 def test_an_error_of_the_file_system_has_a_remedy(

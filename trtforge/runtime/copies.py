@@ -58,6 +58,10 @@ class Copies:
                 return True
         return False
 
+    def has_begun(self, sequence: Sequence) -> bool:
+        """Whether a request runs or has run: a paused one, and a copy of one that runs, too."""
+        return (self.original_of(sequence) or sequence).begun
+
     def original_of(self, copy: Sequence) -> Sequence | None:
         """The sequence that a waiting copy waits for; None for any other sequence."""
         return next((original for original, copies in self._of.items() if copy in copies), None)

@@ -77,7 +77,7 @@ class Engine:
         self._done = 0.0  # when the last step was
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
-        atexit.register(self._at_exit)
+        atexit.register(self._close, _EXIT_TIMEOUT)  # a step that returns from torch's C++ later aborts the process
 
     @classmethod
     def load(cls, directory: Path, options: EngineOptions | None = None) -> "Engine":
@@ -142,10 +142,6 @@ class Engine:
         """Cancel unfinished requests and end the ranks. May be called again."""
         self._close(_CLOSE_TIMEOUT)
 
-    def _at_exit(self) -> None:
-        """Close before the interpreter ends: a step that returns from torch's C++ later aborts the process."""
-        self._close(_EXIT_TIMEOUT)
-
     def _close(self, timeout: float) -> None:
         self._inbox.close()
         if threading.current_thread() is not self._thread:
@@ -161,7 +157,7 @@ class Engine:
             self._store.close()
         if self._trace is not None:
             self._trace.close()
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self._close)
 
     def __enter__(self) -> "Engine":
         return self
@@ -201,7 +197,7 @@ class Engine:
             else:
                 self._scheduler.add(sequence)
         for request_id in news.cancelled_if_waiting & self._sequences.keys():
-            if not self._has_begun(self._sequences[request_id]):
+            if not self._copies.has_begun(self._sequences[request_id]):
                 self._end(self._sequences[request_id], "cancelled")
         for request_id in news.cancelled & self._sequences.keys():
             self._end(self._sequences[request_id], "cancelled")
@@ -209,10 +205,6 @@ class Engine:
         for sequence in list(self._sequences.values()) if closing else ():
             self._end(sequence, "cancelled")
         return not closing
-
-    def _has_begun(self, sequence: Sequence) -> bool:
-        """Whether a request runs or has run: a paused one, and a copy of one that runs, too."""
-        return (self._copies.original_of(sequence) or sequence).begun
 
     def _take(self, request: GenerationRequest, on_output: OnOutput) -> None:
         """Begin to work on a request; an unexpected error ends this request only."""

@@ -192,6 +192,14 @@ class Server:
         return status, now - answered_at
 
     def _processes(self) -> tuple[ProcessSample, ...]:
+        """In the order of their ends. One may end first and be read before its end: then all are read again."""
+        samples = self._read_processes()
+        if any(sample.state == "ended" for sample in samples):
+            samples = self._read_processes()
+        deaths = self._deaths
+        return tuple(samples if deaths is None else sorted(samples, key=lambda sample: deaths.place(sample.pid)))
+
+    def _read_processes(self) -> list[ProcessSample]:
         samples = []
         for member in self._members:
             stat = member.stat()
@@ -202,8 +210,7 @@ class Server:
             else:
                 state: ProcessState = "stopped" if stat.state == "T" else "running"
                 samples.append(ProcessSample(member.name, member.pid, state, stat.cpu_seconds))
-        deaths = self._deaths
-        return tuple(samples if deaths is None else sorted(samples, key=lambda sample: deaths.place(sample.pid)))
+        return samples
 
     def _why_hurry(self) -> str:
         """Why draining must not wait any longer; empty if it may."""
