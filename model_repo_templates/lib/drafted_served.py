@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from engine_requests import requested_sequences
 from model_config import ModelConfig
 from numpy.typing import NDArray
 from responder import RequestFailed
@@ -56,10 +55,10 @@ class DraftedServedEngine(ServedEngine):
         inputs = {name: value for name, value in inputs.items() if name not in (_COUNT, _LOGITS)}
         if not 0 <= count <= self._most_drafts:
             raise RequestFailed(f"{_COUNT} {count}: the engine verifies 0 to {self._most_drafts} draft tokens")
-        sequences = requested_sequences(inputs, self._limits, model_end_ids=model_end_ids, names=self._names)
+        sequences = self._requested(inputs, model_end_ids=model_end_ids)
         asked = any(bool(inputs[name].any()) for name in _OF_ONE_REQUEST if name in inputs)
         if not count or asked or len(sequences) > 1 or not _may_be_drafted(sequences[0].request):
-            return super().start(inputs, receiver, timeout, model_end_ids=model_end_ids, watched=watched)
+            return self._submitted(sequences, inputs, receiver, timeout)
         ends_at = None if timeout is None else time.monotonic() + timeout
         steps = Steps(
             sequences[0].request, receiver, self._drafter, self._client, count, self._longest, with_logits, ends_at
@@ -167,6 +166,13 @@ class Steps:
             self._running = client, submitted
 
     def _take_verified(self, updates: list[tuple[int, Update]]) -> None:
+        self._take(updates, rest=False)
+
+    def _take_rest(self, updates: list[tuple[int, Update]]) -> None:
+        self._take(updates, rest=True)
+
+    def _take(self, updates: list[tuple[int, Update]], *, rest: bool) -> None:
+        """Hand out what the target made. `rest`: no step comes after this one, however many tokens are left."""
         with self._lock:
             for _, update in updates:
                 if self._ended:
@@ -174,23 +180,12 @@ class Steps:
                 ended = self._add(update.tokens)
                 if update.failure is not None:
                     self._fail(update)
-                elif ended or (update.finish_reason == "length" and self._left < 1):
-                    self._end("stop_word" if ended else "length")
-                elif update.finish_reason == "length":
+                elif ended:
+                    self._end("stop_word")
+                elif update.finish_reason == "length" and self._left > 0 and not rest:
                     self.begin()
                 elif update.finish_reason is not None:
                     self._end(update.finish_reason)
-
-    def _take_rest(self, updates: list[tuple[int, Update]]) -> None:
-        with self._lock:
-            for _, update in updates:
-                if self._ended:
-                    return
-                ended = self._add(update.tokens)
-                if update.failure is not None:
-                    self._fail(update)
-                elif ended or update.finish_reason is not None:
-                    self._end("stop_word" if ended else str(update.finish_reason))
 
     def _add(self, tokens: list[int]) -> bool:
         """Hand new tokens out; whether a stop word that began in an earlier step ends with one of them."""

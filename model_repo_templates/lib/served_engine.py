@@ -55,7 +55,18 @@ class ServedEngine:
         watched: bool,
     ) -> Submitted:
         """See TextEngine. Pieces always come as they are made."""
-        sequences = requested_sequences(inputs, self._limits, model_end_ids=model_end_ids, names=self._names)
+        return self._submitted(self._requested(inputs, model_end_ids=model_end_ids), inputs, receiver, timeout)
+
+    def _requested(self, inputs: Mapping[str, NDArray[Any]], *, model_end_ids: bool) -> list[RequestedSequence]:
+        return requested_sequences(inputs, self._limits, model_end_ids=model_end_ids, names=self._names)
+
+    def _submitted(
+        self,
+        sequences: list[RequestedSequence],
+        inputs: Mapping[str, NDArray[Any]],
+        receiver: PieceReceiver,
+        timeout: float | None,
+    ) -> Submitted:
         answer = _Answer(sequences, Wanted.of(inputs, 1, len(sequences)), receiver)
         return self._client.submit(tuple(sequence.request for sequence in sequences), answer, timeout)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,11 +26,6 @@ _DTYPES: "dict[torch.dtype, ModelDtype]" = {
     torch.bfloat16: "bfloat16",
     torch.float32: "float32",
 }
-
-
-@runtime_checkable
-class _ArrayLike(Protocol):
-    def __array__(self, *args: Any, **kwargs: Any) -> NDArray[Any]: ...
 
 
 def prompt_table(values: object, extra_ids: Sequence[int] = ()) -> PromptTable:

@@ -39,8 +39,9 @@ class Head:
         they are not. Recorded steps follow it."""
         if self._screened is None:
             return
-        if len(draws) and self._spec.logit_cap is not None:
-            candidates, draws = 0, draws[:0]
+        if not len(draws) or self._spec.logit_cap is not None:
+            self._screened.need(0 if len(draws) else candidates)
+            return
         keys, temperatures = (np.ascontiguousarray(each) for each in draws.reshape(-1, 2).T)
         divisors = temperatures.view(np.float64)
         factors = np.divide(self._spec.logit_scale, divisors, out=np.zeros_like(divisors), where=divisors > 0.0)

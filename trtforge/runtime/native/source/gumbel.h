@@ -43,6 +43,7 @@ struct Gumbel {
 constexpr float MOST_NOISE = 23.0f;
 
 // How far rounding may take the sum of a number and its noise away.
-static inline float rounding_of_sum(float number) { return (std::fabs(number) + MOST_NOISE) * 0x1p-20f; }
-
-static inline Vector rounding_of_sum(Vector number) { return (absolute(number) + MOST_NOISE) * 0x1p-20f; }
+template <typename V>
+static inline V rounding_of_sum(V number) {
+    return (absolute(number) + MOST_NOISE) * 0x1p-20f;
+}
