@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from trtforge.api.answers import Answer, Completion, Piece, TokenScore, Usage
     from trtforge.api.engine import Engine
     from trtforge.api.prompt_tables import read_prompt_table
-    from trtforge.api.prompts import Chat, SamplingParams, Tokens, Tuned
+    from trtforge.api.prompts import Chat, Tokens, Tuned
+    from trtforge.api.sampling_params import SamplingParams
     from trtforge.engine_process.retention import KvCacheRetention, TokenRangeRetention
 
 __version__ = "0.1.0"
@@ -34,7 +35,8 @@ __all__ = [
 _PLACES = {
     "Engine": "api.engine",
     **dict.fromkeys(("Answer", "Completion", "Piece", "TokenScore", "Usage"), "api.answers"),
-    **dict.fromkeys(("Chat", "SamplingParams", "Tokens", "Tuned"), "api.prompts"),
+    **dict.fromkeys(("Chat", "Tokens", "Tuned"), "api.prompts"),
+    "SamplingParams": "api.sampling_params",
     **dict.fromkeys(("KvCacheRetention", "TokenRangeRetention"), "engine_process.retention"),
     "read_prompt_table": "api.prompt_tables",
 }

@@ -54,4 +54,4 @@ def test_options_are_shown_where_they_differ_from_the_defaults(params: SamplingP
 
 def test_help_shows_short_signatures() -> None:
     shown = pydoc.plain(pydoc.render_doc(Engine.stream))
-    assert "trtforge.api.prompts.SamplingParams = SamplingParams())" in shown
+    assert "trtforge.api.sampling_params.SamplingParams = SamplingParams())" in shown

@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Logits = NDArray[np.float32]
-EndReason = Literal["stop", "length", "cancelled"]
-"""`stop`: the model ended, or a stop word came; `length`: max_tokens, or the engine's max_seq_len."""
+EndReason = Literal["stop", "length", "cancelled", "timed_out"]
+"""`stop`: the model ended, or a stop word came; `length`: max_tokens, or the engine's max_seq_len; `timed_out`: its
+`allotted_time_ms` passed."""
 _REASONS: dict[FinishReason, EndReason] = {
     "end_id": "stop",
     "stop_word": "stop",
     "length": "length",
     "cancelled": "cancelled",
+    "timed_out": "timed_out",
 }
 
 
@@ -225,8 +227,8 @@ class Assembly:
         if not self.runs(output.request_id):
             return []
         if output.error is not None:
-            with hinted():
-                raise copy(output.error)  # a failed engine has one for all requests, which would keep all tracebacks
+            with hinted():  # a failed engine has one error for all requests, which would keep all tracebacks
+                raise copy(output.error) from output.error.__cause__
         index = self._index_of[output.request_id]
         if index == 0:  # the others share its prompt
             self._reused = output.reused_blocks * self._block_tokens
@@ -252,7 +254,7 @@ class Assembly:
 
     def _take_beams(self, output: Output) -> list[Piece]:
         """Where bad words and `min_tokens` leave fewer beams, fewer are returned."""
-        if output.finish_reason == "cancelled":
+        if output.finish_reason in ("cancelled", "timed_out"):
             return [sequence.take(output) for sequence in self._sequences]
         del self._sequences[len(output.beams) :]
         pieces = []

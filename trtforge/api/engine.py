@@ -13,7 +13,8 @@ from typing import NoReturn, overload
 from trtforge.api.answers import Answer, Assembly, Piece
 from trtforge.api.hints import hinted
 from trtforge.api.options import LoadOptions
-from trtforge.api.prompts import Chat, Prompt, Prompts, SamplingParams, Tuned, checked, sequences
+from trtforge.api.prompts import Chat, Prompt, Prompts, Tuned, sequences
+from trtforge.api.sampling_params import SamplingParams, checked
 from trtforge.core.defaults import KV_CACHE_DIR_BYTES
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.places import artifact_at

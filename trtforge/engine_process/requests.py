@@ -9,6 +9,8 @@ from trtforge.core.errors import ForgeError
 from trtforge.engine_process.retention import KvCacheRetention
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trtforge.core.dtypes import ModelDtype
 
 
@@ -34,7 +36,7 @@ _MOST_CANDIDATES = 1 << 10
 """More likely tokens are too many to be told from all others."""
 _HIGHEST_TEMPERATURE = 100.0
 """At much higher ones unequal logits get equal weights in float32, of which top_k takes the first in the vocabulary."""
-FinishReason = Literal["end_id", "stop_word", "length", "cancelled", "error"]
+FinishReason = Literal["end_id", "stop_word", "length", "cancelled", "timed_out", "error"]
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,12 @@ class DraftTokens:
     alone: bool = False
 
 
+LogitsProcessor = Callable[[int, "Tensor", list[list[int]], None, None], None]
+"""Changes logits in place, as TensorRT-LLM's LogitsProcessor (tensorrt_llm/sampling_params.py, 1.0 to 1.3).
+
+Called with a number of the request, its float32 logits (1, beams, vocabulary), the token ids of prompt and output of
+each beam, and None for the stream and the client id, which the engine has not.
+"""
 DEFAULT_PRIORITY = 0.5
 
 
@@ -216,6 +224,8 @@ class GenerationRequest:
     `prompt_table`: rows that ids of the prompt beyond the vocabulary stand for.
     `kv_retention`: how long its KV blocks are kept; None: as by default. `cache_salt`: KV blocks are shared only among
     requests with the same one; None: those without.
+    `logits_processors`: what changes the logits of its tokens, in this order; only for engines of the same process.
+    `allotted_time_ms`: how long after its arrival it ends, with what it has; one step later at most.
     """
 
     request_id: str
@@ -239,6 +249,8 @@ class GenerationRequest:
     prompt_table: PromptTable | None = None
     kv_retention: KvCacheRetention | None = None
     cache_salt: str | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
+    allotted_time_ms: int | None = None
 
 
 UINT64_MAX = 2**64 - 1

@@ -76,9 +76,11 @@ class BeamSearch(Group):
         return [each.parent for each in going_on]
 
     def output(self) -> Output:
-        """The request's only output: an error if biases, bad words and min_tokens left no token to any beam."""
-        if not self.finished:
-            return Output(self.members[0].request.request_id, finish_reason="error", error=no_token_left())
+        """The request's only output: an error if what changes logits failed, or left no token to any beam."""
+        failure = self.members[0].failure
+        if failure is not None or not self.finished:
+            error = failure or no_token_left()
+            return Output(self.members[0].request.request_id, finish_reason="error", error=error)
         beams = tuple(beam for _, beam in self.finished[: self.params.returned])
         request = self.members[0].request
         if not request.sampling.return_log_probs:

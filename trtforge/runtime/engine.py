@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from itertools import count
 from pathlib import Path
 from time import perf_counter
 
@@ -19,6 +18,7 @@ from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
 from trtforge.runtime.client_drafts import Drafts
 from trtforge.runtime.copies import Copies
+from trtforge.runtime.deadlines import Deadlines
 from trtforge.runtime.deferred import Deferred, deferred
 from trtforge.runtime.delivery import OnOutput, deliver
 from trtforge.runtime.drafting import Drafter
@@ -67,7 +67,7 @@ class Engine:
         self._scheduler = new_scheduler(source, ranks, options, store, self._adapters.most)
         self._guides = Guides(source.directory / TOKENIZER_DIRECTORY, source.config.vocab_size)
         self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device), self._guides)
-        self._trace, self._inbox = trace, Inbox()
+        self._trace, self._inbox, self._deadlines = trace, Inbox(), Deadlines()
         self._after_steps: tuple[Callable[[], None], ...] = ()
         self._arrivals, self._counts, self._store = 0, Counters(), store
         self._drafts = Drafts(drafter, torch.device(source.forge.device), keeps_states=source.keeps_states)
@@ -184,7 +184,7 @@ class Engine:
 
     def _collect(self) -> bool:
         """Process submissions and cancellations; blocks while idle. Returns False when the engine is to close."""
-        news = self._inbox.take(wait=self._scheduler.idle)
+        news = self._inbox.take(wait=self._scheduler.idle, seconds=self._deadlines.seconds_left())
         for on_turn in news.pings:
             on_turn()
         for request, on_output in news.submitted:
@@ -199,11 +199,11 @@ class Engine:
         for request_id in news.cancelled_if_waiting & self._sequences.keys():
             if not self._copies.has_begun(self._sequences[request_id]):
                 self._end(self._sequences[request_id], "cancelled")
-        for request_id in news.cancelled & self._sequences.keys():
-            self._end(self._sequences[request_id], "cancelled")
+        for sequence in self._deadlines.passed():
+            self._end(sequence, "timed_out")
         closing = self._inbox.closing
-        for sequence in list(self._sequences.values()) if closing else ():
-            self._end(sequence, "cancelled")
+        for request_id in self._sequences.keys() & (self._sequences if closing else news.cancelled):
+            self._end(self._sequences[request_id], "cancelled")
         return not closing
 
     def _take(self, request: GenerationRequest, on_output: OnOutput) -> None:
@@ -244,6 +244,7 @@ class Engine:
         self._arrivals += 1
         self._sequences[request.request_id] = sequence
         self._drafts.add(sequence)
+        self._deadlines.add(sequence)
         if self._trace is not None:
             self._trace.begin(sequence)
         if self._copies.attached(sequence, self._sequences.get(request.copy_of or "")):
@@ -322,9 +323,8 @@ class Engine:
             self._counts.drafted_tokens += len(row.drafts)
         pending = sampling_rows(rows)
         pending = self._search(pending + self._copies.joined(pending, self._scheduler), logits)
-        for depth in count():
-            if not pending:
-                break
+        depth = 0
+        while pending:
             sequences, indices = [row.sequence for row, _ in pending], [index for _, index in pending]
             for sequence, index in zip(sequences, indices, strict=True):
                 sequence.keep_logits(logits, index)
@@ -333,8 +333,8 @@ class Engine:
             self._counts.generated_tokens += len(pending)
             log_probs = sampled.log_probs or [0.0] * len(pending)
             tops = sampled.top or [()] * len(pending)
-            for index in sampled.stuck:
-                self._end(sequences[index], "error", error=self._guides.stuck(sequences[index]))
+            for stuck in [sequences[index] for index in sampled.stuck]:
+                self._end(stuck, "error", error=stuck.failure or self._guides.stuck(stuck))
             if depth == 0:
                 times[3:] = [perf_counter()]
             accepted = []
@@ -347,7 +347,7 @@ class Engine:
                 if hits and row.sequence.finish_reason is None:
                     self._scheduler.accept(row.sequence)
                     accepted.append((row, index + 1))
-            pending = accepted
+            pending, depth = accepted, depth + 1
         self._drafts.finish(rows, self._end)
 
     def _search(self, pending: list[tuple[Row, int]], logits: Tensor) -> list[tuple[Row, int]]:
@@ -384,6 +384,7 @@ class Engine:
             self._trace.end(sequence)
         self._sampler.forget(sequence)
         self._drafts.forget(sequence)
+        self._deadlines.forget(sequence)
         self._sequences.pop(sequence.request.request_id, None)
         deliver(sequence.on_output, output or sequence.output(reason, error=error))
 

@@ -98,10 +98,10 @@ class Inbox:
             left, self._news.submitted = self._news.submitted, []
             return left
 
-    def take(self, *, wait: bool) -> News:
-        """The messages so far. `wait`: sleep until there is one, or until `close`."""
+    def take(self, *, wait: bool, seconds: float | None = None) -> News:
+        """The messages so far. `wait`: sleep until there is one, or until `close`, or until `seconds` have passed."""
         with self._changed:
-            while wait and not (self.closing or self._news.any):
-                self._changed.wait()
+            if wait:
+                self._changed.wait_for(lambda: self.closing or self._news.any, seconds)
             news, self._news = self._news, News()
             return news

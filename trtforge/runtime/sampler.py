@@ -17,6 +17,7 @@ from trtforge.runtime.candidates import chosen_places, drawn_of_all, most_likely
 from trtforge.runtime.cuda.pinned import sent, sent_column
 from trtforge.runtime.decoder.logits import most_likely, most_likely_tokens
 from trtforge.runtime.guidance.guides import Guides
+from trtforge.runtime.logits_processors import process_beams, process_logits
 from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.sampling import Limits, draw_tokens, kept_weights
 from trtforge.runtime.penalties import LARGEST, Penalties
@@ -32,7 +33,7 @@ _SORTED = 16  # rows at once, for which 128,000 tokens take 50 MB
 class Sampled:
     """One token per row; `log_probs` and `top` are set if any row asked for them.
 
-    `stuck`: rows whose guide or other options leave no token; theirs means nothing.
+    `stuck`: rows whose guide, logits processors or other options leave no token; theirs means nothing.
     """
 
     tokens: list[int]
@@ -58,6 +59,7 @@ class Sampler:
 
         `depth`: index of the draft token that is proposed for this position, if the row has so many.
         """
+        process_logits(rows, logits)
         guided = self._guides.rows(rows) if self._guides is not None else []
         if self._guides is not None and guided:
             self._guides.mask(rows, guided, logits)
@@ -110,6 +112,7 @@ class Sampler:
         biased = [index for index, p in enumerate(params) if len(p.embedding_bias)]
         for index in biased:
             logits[index] += self._bias(rows[index])
+        biased += [index for index, row in enumerate(rows) if row.request.logits_processors]
         if any(p.temperature for p in params):
             logits.div_(sent_column([p.temperature or 1.0 for p in params], self._device))
         penalised = [index for index, p in enumerate(params) if p.penalises]
@@ -125,10 +128,11 @@ class Sampler:
             logits[index].clamp_(max=LARGEST)
 
     def log_probs(self, rows: list[Sequence], logits: Tensor) -> Tensor:
-        """Log probabilities (rows, vocabulary) after bias, temperature, penalties and bans; changes `logits`.
+        """Log probabilities (rows, vocabulary) of a request's beams after bias, temperature, penalties and bans.
 
-        Minus infinity for all tokens of a row that has none left.
+        Changes `logits`. Minus infinity for all tokens of a row that has none left.
         """
+        process_beams(rows, logits)
         self._change(rows, logits)
         sums = log_sums_of(logits)
         return logits.sub_(sums.masked_fill_(sums == _MINUS_INFINITY, 0.0).unsqueeze(1))
@@ -241,6 +245,7 @@ def _restricted(row: Sequence) -> bool:
     return (
         request.guide is not None
         or bool(request.bad_words)
+        or bool(request.logits_processors)
         or len(request.sampling.embedding_bias) > 0
         or row.generated < request.sampling.min_tokens
     )

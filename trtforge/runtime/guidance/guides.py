@@ -173,7 +173,8 @@ class Guides:
 
 def no_token_left() -> RequestError:
     """The error for an unguided sequence whose next token would have no probability."""
-    return RequestError("no token is left that the options allow", hint="Leave out bad words, min_tokens or the bias.")
+    hint = "Leave out bad words, min_tokens, the bias or the logits processor."
+    return RequestError("no token is left that the options allow", hint=hint)
 
 
 def _refuse(logits: Tensor, masks: Tensor, vocab_size: int, rows: list[int]) -> None:

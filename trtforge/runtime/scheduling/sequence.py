@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
 from trtforge.runtime.scheduling.block_table import BlockTable, salt_of
 from trtforge.runtime.scheduling.retention import SequenceRetention
@@ -59,7 +59,8 @@ class Sequence:
     output; `plain`: sampling is the argmax of the unmodified logits; `candidates`: of how many of the most likely
     tokens its logits must be right, 0 for all; `draft`: proposed next tokens; `scheduled_ns`: when it first ran, in
     nanoseconds of `time.monotonic_ns`, 0 before; `scored`: tokens of the prompt whose logits were used;
-    `context_logits`, `generation_logits`: those that were not handed out yet; `virtual`: rows of a prompt table.
+    `context_logits`, `generation_logits`: those that were not handed out yet; `virtual`: rows of a prompt table;
+    `failure`: why no token can be chosen for it, if a logits processor failed.
 
     The keys and values of the first `computed` tokens are in the cache; the others, which include the last generated
     token, are still to be computed.
@@ -90,6 +91,7 @@ class Sequence:
     context_logits: bytearray = field(default_factory=bytearray)
     generation_logits: bytearray = field(default_factory=bytearray)
     virtual: VirtualTokens | None = None
+    failure: RequestError | None = None
 
     @classmethod
     def of(
@@ -102,7 +104,7 @@ class Sequence:
     ) -> "Sequence":
         """A new sequence; its output is clipped so that prompt and output fit `max_seq_len`."""
         limit = min(len(request.prompt) + request.max_tokens, max_seq_len)
-        plain = request.sampling.plain and not request.bad_words
+        plain = request.sampling.plain and not request.bad_words and not request.logits_processors
         tokens = list(request.prompt if virtual is None else virtual.prompt)
         request = request if virtual is None else replace(request, prompt_table=None)  # its rows are in `virtual`
         sequence = cls(request, order, limit, on_output, tokens, plain, candidates_of(request), virtual=virtual)
@@ -158,7 +160,7 @@ class Sequence:
         request = self.request
         if request.guide is not None or self.group is not None or self._keeps_logits:
             return False
-        return self.plain or not (request.sampling.remembers or request.bad_words)
+        return self.plain or not (request.sampling.remembers or request.bad_words or request.logits_processors)
 
     @property
     def remaining(self) -> int:
@@ -265,4 +267,4 @@ def candidates_of(request: GenerationRequest) -> int:
     """`candidates` of its sequence: see there."""
     whole = request.guide is not None or request.bad_words or request.context_logits or request.generation_logits
     searches = request.beams is not None and request.beams.width > 1
-    return 0 if whole or searches else request.sampling.candidates
+    return 0 if whole or searches or request.logits_processors else request.sampling.candidates

@@ -1,0 +1,37 @@
+"""When requests with an allotted time end."""
+
+from time import monotonic
+
+from trtforge.runtime.scheduling.sequence import Sequence
+
+
+class Deadlines:
+    """The unfinished sequences whose requests have an `allotted_time_ms`, which begins when they are added."""
+
+    def __init__(self) -> None:
+        self._ends: dict[Sequence, float] = {}
+        self._next = float("inf")  # not later than the first of them
+
+    def add(self, sequence: Sequence) -> None:
+        """Begin to count, if the request's time is limited."""
+        allotted = sequence.request.allotted_time_ms
+        if allotted is not None:
+            self._ends[sequence] = end = monotonic() + allotted / 1000
+            self._next = min(self._next, end)
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has ended."""
+        self._ends.pop(sequence, None)
+
+    def seconds_left(self) -> float | None:
+        """Until `passed` may have something; None: never."""
+        return max(self._next - monotonic(), 0.0) if self._ends else None
+
+    def passed(self) -> list[Sequence]:
+        """The sequences whose time has passed, which are to be ended now."""
+        now = monotonic()
+        if now < self._next:
+            return []
+        found = [sequence for sequence, end in self._ends.items() if end <= now]
+        self._next = min((end for end in self._ends.values() if end > now), default=float("inf"))
+        return found

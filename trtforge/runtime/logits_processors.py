@@ -1,0 +1,46 @@
+"""Logits processors: functions of the caller that change the logits which a request's next token is chosen from."""
+
+import math
+from collections.abc import Sequence as Rows
+
+from torch import Tensor
+
+from trtforge.core.errors import RequestError, first_line
+from trtforge.runtime.scheduling.sequence import Sequence
+
+
+def process_logits(rows: Rows[Sequence], logits: Tensor) -> None:
+    """Let the processors of each row change its logits, the model's own, of float32 (rows, vocabulary).
+
+    A row whose processor fails, or leaves what no token can be chosen from, gets a `failure` and minus infinity.
+    """
+    for index, row in enumerate(rows):
+        if row.request.logits_processors:
+            _process([row], logits[index : index + 1])
+
+
+def process_beams(members: Rows[Sequence], logits: Tensor) -> None:
+    """As `process_logits`, for the beams of one request: a processor sees all of them at once."""
+    if members[0].request.logits_processors:
+        _process(members, logits)
+
+
+def _process(members: Rows[Sequence], logits: Tensor) -> None:
+    first = members[0]
+    request = first.request
+    # Tokens of a prompt table have other numbers in a sequence than in the request.
+    tokens = [[*request.prompt, *member.tokens[len(request.prompt) :]] for member in members]
+    try:
+        for processor in request.logits_processors:
+            processor(first.order, logits.unsqueeze(0), tokens, None, None)
+    except BaseException as error:  # SystemExit, too, would end the thread of all requests
+        text = f"the logits processor failed: {type(error).__name__}: {first_line(error)}"
+        first.failure = RequestError(text, hint="Its traceback is the error's cause.")
+        first.failure.__cause__ = error
+    else:
+        largest = float(logits.max())
+        if math.isnan(largest) or largest == math.inf:
+            hint = "Leave numbers; minus infinity rules a token out."
+            first.failure = RequestError(f"the logits processor left a logit of {largest}", hint=hint)
+    if first.failure is not None:
+        logits.fill_(-math.inf)
