@@ -350,7 +350,7 @@ def test_less_than_four_percent_of_the_allocated_slots_hold_no_token() -> None:
     manager = BlockManager(2000, 16, reuse=False)
     limits = BatchLimits(max_batch_size=64, max_num_tokens=2048, max_input_len=1024, max_seq_len=1536)
     sim = Simulation(Scheduler(limits, manager, chunked_context=True))
-    for _ in range(300):
+    for _ in range(120):
         sim.arrive([rng.randrange(99) for _ in range(rng.randint(1, 600))], rng.randint(1, 400))
     allocated = held = 0
     while not sim.scheduler.idle:

@@ -206,4 +206,4 @@ def test_grammars_and_tags_that_could_not_be_followed_are_refused(kind: GuideKin
 
 
 def test_grammars_that_only_look_so_are_not() -> None:
-    assert allows("ebnf_grammar", 'root ::= "{1,999}"{1,999} | [({1-9]{1,999} | "(" root{1,999} ")"', "({1,999})")
+    assert allows("ebnf_grammar", 'root ::= "{1,999}"{1,9} | [({1-9]{1,9} | "(" root{1,9} ")"', "({1,999})")

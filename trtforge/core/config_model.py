@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -98,6 +99,7 @@ def holds_none(cls: type[BaseModel], key: str) -> bool:
     return type(None) in types and not any(kind is str or "none" in get_args(kind) for kind in types)
 
 
+@cache
 def _types_at(cls: type[BaseModel], key: str) -> tuple[Any, ...]:
     *parents, last = key.split(".")
     current = _model_at(cls, parents)
