@@ -1,4 +1,7 @@
-"""Several servers as one backend: each request goes to the one with the fewest unfinished requests."""
+"""Several servers as one backend: each request goes to the one with the fewest unfinished requests.
+
+A server that got the prompt's beginning before may have more of them: it need not compute that part again.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -7,9 +10,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from trtforge.gateway.backend import GONE, Backend, BackendError, ServedModel
+from trtforge.gateway.prefixes import Prefixes, parts_of
 from trtforge.gateway.request import Piece, TextRequest
 
 _REFRESH = 1.0  # seconds between two questions for the models after an unknown name
+_MOST_MORE = 8
+"""Unfinished requests that a server may have more than another for a known beginning: one for each part of it."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,7 @@ class Router:
         self._served_name = served_name
         self._adapters = adapters
         self._outstanding = dict.fromkeys(range(len(self._backends)), 0)  # requests by the position of the server
+        self._prefixes = Prefixes(len(self._backends))
         self._places: dict[str, tuple[int, ...]] = {}
         self._models: dict[str, ServedModel] = {}
         self._asked = float("-inf")
@@ -78,10 +85,12 @@ class Router:
     async def generate(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
         """See Backend. A server that cannot be reached is left out while another one has the model."""
         places = self._places.get(request.model) or tuple(range(len(self._backends)))
-        left = sorted(places, key=lambda place: self._outstanding[place])
+        parts = parts_of(request) if len(places) > 1 else []
+        left = sorted(places, key=lambda place: self._cost(place, parts))
         while True:
             place = left.pop(0)
             self._outstanding[place] += 1
+            self._prefixes.note(place, parts)
             begun = False
             try:
                 async with aclosing(self._backends[place].generate(request)) as pieces:
@@ -92,10 +101,16 @@ class Router:
             except BackendError as error:
                 if error.code == GONE:
                     self._models, self._asked = {}, float("-inf")
+                    self._prefixes.forget(place)
                 if error.code != GONE or begun or not left:
                     raise
             finally:
                 self._outstanding[place] -= 1
+
+    def _cost(self, place: int, parts: Sequence[bytes]) -> tuple[int, int]:
+        """What sorts the servers for a request with these parts."""
+        unfinished = self._outstanding[place]
+        return unfinished - min(self._prefixes.known(place, parts), _MOST_MORE), unfinished
 
     async def close(self) -> None:
         """See Backend."""
