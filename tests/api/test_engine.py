@@ -183,6 +183,7 @@ def test_what_is_no_prompt_is_refused(engine: Engine, prompt: Any, message: str)
         ({"threads": 0}, "threads"),
         ({"threads": 10**6}, "threads"),
         ({"max_batch_size": 0}, "max_batch_size"),
+        ({"max_num_tokens": 0}, "max_num_tokens"),
         ({"scheduler": "foo"}, "scheduler"),
         ({"kv_cache_fraction": 2}, "kv_cache_fraction"),
         ({"kv_cache_tokens": -1}, "kv_cache_tokens"),
@@ -196,6 +197,19 @@ def test_what_is_no_prompt_is_refused(engine: Engine, prompt: Any, message: str)
 def test_wrong_options_of_load_are_named(build: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ForgeError, match=rf"Engine\.load: {message}"):
         Engine.load(build, **options)
+
+
+def test_limits_of_load_are_lower_than_the_engines(build: Path) -> None:
+    """A prompt of 40 tokens takes five steps of 8, and its first token comes with the last of them."""
+    with Engine.load(build, kv_cache_tokens=512, max_num_tokens=8, max_batch_size=2, chunked_context=True) as engine:
+        engine.generate(Tokens(range(100, 140)), SamplingParams(max_tokens=3, ignore_end=True))
+        found = engine.statistics()
+    assert (found.iterations, found.max_requests) == (5 + 2, 2)
+    with (
+        Engine.load(build, kv_cache_tokens=512, max_num_tokens=8, chunked_context=False) as engine,
+        pytest.raises(RequestError, match="the prompt has 40 tokens, max_num_tokens is 8"),
+    ):
+        engine.generate(Tokens(range(100, 140)))
 
 
 def test_an_answer_is_that_of_the_command(engine: Engine, build: Path, tokenizer: Tokenizer) -> None:

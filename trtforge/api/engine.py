@@ -59,6 +59,7 @@ class Engine:
         chunked_context: bool | None = None,
         threads: int | None = None,
         max_batch_size: int | None = None,
+        max_num_tokens: int | None = None,
         trace: str | Path | None = None,
         kv_cache_dir: str | Path | None = None,
         kv_cache_dir_bytes: int | str = KV_CACHE_DIR_BYTES,
@@ -67,9 +68,9 @@ class Engine:
 
         `kv_cache_fraction`: of the free memory, unless `kv_cache_tokens` says how many; `kv_cache_host_memory_bytes`:
         of each rank's host, for KV blocks that make room on its device; `kv_reuse` and `chunked_context` None: as
-        compiled; `trace`: a file that every iteration is written to. `kv_cache_dir`: KV blocks are stored there, at
-        most `kv_cache_dir_bytes`, and found again by later engines. Sizes are bytes or text such as "16GB". Raises
-        ForgeError.
+        compiled; `max_batch_size` and `max_num_tokens`: lower limits than the engine's; `trace`: a file that every
+        iteration is written to. `kv_cache_dir`: KV blocks are stored there, at most `kv_cache_dir_bytes`, and found
+        again by later engines. Sizes are bytes or text such as "16GB". Raises ForgeError.
         """
         options = LoadOptions.parse(
             {
@@ -81,6 +82,7 @@ class Engine:
                 "chunked_context": chunked_context,
                 "threads": threads,
                 "max_batch_size": max_batch_size,
+                "max_num_tokens": max_num_tokens,
                 "trace": trace,
                 "kv_cache_dir": kv_cache_dir,
                 "kv_cache_dir_bytes": kv_cache_dir_bytes,

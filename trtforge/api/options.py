@@ -23,6 +23,7 @@ class LoadOptions(Config):
     chunked_context: bool | None
     threads: int | None = Field(ge=1, le=1024)
     max_batch_size: int | None = Field(ge=1)
+    max_num_tokens: int | None = Field(ge=1)
     trace: Path | None
     kv_cache_dir: Path | None
     kv_cache_dir_bytes: Bytes
@@ -39,6 +40,7 @@ class LoadOptions(Config):
             chunked_context=compiled.chunked_context if self.chunked_context is None else self.chunked_context,
             threads=self.threads,
             max_batch_size=self.max_batch_size,
+            max_num_tokens=self.max_num_tokens,
             trace=self.trace,
             kv_store=store,
         )
