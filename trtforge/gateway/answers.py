@@ -11,13 +11,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from trtforge.gateway.errors import ApiError
 from trtforge.gateway.generation import Choice, Usage
 from trtforge.gateway.request import TokenScore, TopToken
 from trtforge.gateway.sequence import Delta
 from trtforge.gateway.tool_calls import HeldCalls, ToolCall, reason_of, split
 from trtforge.gateway.tools import ToolUse
 
-DONE = b"data: [DONE]\n\n"
+_DONE = b"data: [DONE]\n\n"
 
 
 class Answer(Protocol):
@@ -29,18 +30,22 @@ class Answer(Protocol):
     def events(self, delta: Delta) -> bytes:
         """The server-sent events for a delta."""
 
-    def usage_event(self, usage: Usage | None) -> bytes:
-        """The last event of a stream whose client asked for usage."""
+    def end(self, usage: Usage | None) -> bytes:
+        """The last events of a stream."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last events of a stream that fails after it began."""
 
 
 class ChatAnswer:
-    """/v1/chat/completions. `with_usage`: every event but the last has a null usage, as OpenAI's have.
+    """/v1/chat/completions. `with_usage`: a stream ends with the usage, which is null before, as OpenAI's are.
 
     `use`: how the answers may call functions.
     """
 
     def __init__(self, model: str, *, with_usage: bool, logprobs: bool, use: ToolUse | None = None) -> None:
         self._head = _head("chatcmpl", model)
+        self._with_usage = with_usage
         self._logprobs = logprobs
         self._begin = _beginning(self._head | {"object": "chat.completion.chunk"})
         self._end = _ending(with_usage=with_usage)
@@ -91,10 +96,14 @@ class ChatAnswer:
             text += self._event(f'{{"index":{delta.index},"delta":{{}},"logprobs":null,"finish_reason":{reason}}}')
         return text
 
-    def usage_event(self, usage: Usage | None) -> bytes:
+    def end(self, usage: Usage | None) -> bytes:
         """See Answer."""
         values = self._head | {"object": "chat.completion.chunk", "choices": []} | _usage(usage)
-        return b"data: " + _encode(values) + b"\n\n"
+        return _data(_encode(values)) + _DONE if self._with_usage else _DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """See Answer."""
+        return _data(error.body())
 
     def _reason(self, reason: str, calls: Sequence[ToolCall]) -> str:
         return reason if self._use is None else reason_of(self._use, reason, calls)
@@ -116,6 +125,7 @@ class CompletionAnswer:
         self._head = _head("cmpl", model) | {"object": "text_completion"}
         self._begin = _beginning(self._head)
         self._end = _ending(with_usage=with_usage)
+        self._with_usage = with_usage
         self._logprobs = logprobs
         self._echo = echo
         self._nothing_new = nothing_new
@@ -155,9 +165,14 @@ class CompletionAnswer:
         )
         return f"data: {self._begin}{choice}{self._end}\n\n".encode()
 
-    def usage_event(self, usage: Usage | None) -> bytes:
+    def end(self, usage: Usage | None) -> bytes:
         """See Answer."""
-        return b"data: " + _encode(self._head | {"choices": []} | _usage(self._counted(usage))) + b"\n\n"
+        values = self._head | {"choices": []} | _usage(self._counted(usage))
+        return _data(_encode(values)) + _DONE if self._with_usage else _DONE
+
+    def failure(self, error: ApiError) -> bytes:
+        """See Answer."""
+        return _data(error.body())
 
     def _counted(self, usage: Usage | None) -> Usage | None:
         return Usage(usage.prompt_tokens, 0) if usage is not None and self._nothing_new else usage
@@ -260,6 +275,10 @@ def _usage(usage: Usage | None) -> dict[str, object]:
             "total_tokens": total,
         }
     }
+
+
+def _data(event: bytes) -> bytes:
+    return b"data: " + event + b"\n\n"
 
 
 def _encode(values: Mapping[str, object]) -> bytes:

@@ -1,15 +1,13 @@
 """A request to /v1/chat/completions as one to a text model."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trtforge.core.errors import ForgeError
-from trtforge.core.json_text import parse_json
-from trtforge.gateway.errors import ApiError, bad_request
+from trtforge.gateway.errors import bad_request
 from trtforge.gateway.fields import Fields, wrong
 from trtforge.gateway.limits import GatewayLimits
+from trtforge.gateway.messages import MESSAGE_ROLES, TEMPLATE_FIELDS, conversation, earlier_call, text_of
 from trtforge.gateway.request import TextRequest
 from trtforge.gateway.sampling_fields import (
     MOST_TOKENS,
@@ -23,16 +21,15 @@ from trtforge.gateway.sampling_fields import (
 )
 from trtforge.gateway.tools import Structure, read_structure
 
-_TEMPLATE = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 _REFUSED = ("audio", "modalities", "reasoning_effort", "verbosity", "web_search_options", "moderation")
 _GUIDED = ("response_format", "tools", "tool_choice", "functions", "function_call")
 KNOWN = (
     SHARED
     | WITHOUT_EFFECT
-    | frozenset(("messages", "max_completion_tokens", "top_logprobs", *_TEMPLATE, *_REFUSED, *_GUIDED))
+    | frozenset(("messages", "max_completion_tokens", "top_logprobs", *TEMPLATE_FIELDS, *_REFUSED, *_GUIDED))
 )
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""Roles of messages to those of chat templates, which know no developer."""
+_ROLES = MESSAGE_ROLES | {"tool": "tool"}
+_PARTS = {"text": "text", "refusal": "refusal"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ def read_chat(values: Mapping[str, Any], limits: GatewayLimits) -> ChatCall:
     delivery = read_delivery(fields)
     request = TextRequest(
         model=name,
-        messages=_messages(fields, structure.tools, limits),
+        messages=conversation(_messages(fields, limits), structure.tools, fields),
         max_tokens=_max_tokens(fields),
         stream=delivery.stream,
         sequences=read_count(fields, limits),
@@ -86,8 +83,7 @@ def _refuse_others(fields: Fields) -> None:
         raise bad_request(f"{refused[0]} is not supported by this server", refused[0])
 
 
-def _messages(fields: Fields, tools: Sequence[Mapping[str, Any]], limits: GatewayLimits) -> str:
-    """The JSON of the tensor `messages`."""
+def _messages(fields: Fields, limits: GatewayLimits) -> list[Mapping[str, object]]:
     given = fields.get("messages")
     if given is None:
         raise bad_request("you must provide the parameter messages", "messages")
@@ -95,14 +91,7 @@ def _messages(fields: Fields, tools: Sequence[Mapping[str, Any]], limits: Gatewa
         raise wrong("messages", "a non-empty array", given)
     if len(given) > limits.messages:
         raise bad_request(f"messages has {len(given)} items, at most {limits.messages} are accepted", "messages")
-    messages = [_message(message, f"messages[{number}]", limits) for number, message in enumerate(given)]
-    options: dict[str, object] = {"tools": tools} if tools else {}
-    for option in _TEMPLATE[:2]:
-        if option in fields:
-            options[option] = fields.flag(option)
-    if "chat_template_kwargs" in fields:
-        options["chat_template_kwargs"] = fields.object("chat_template_kwargs")
-    return json.dumps({"messages": messages, **options} if options else messages, ensure_ascii=False)
+    return [_message(message, f"messages[{number}]", limits) for number, message in enumerate(given)]
 
 
 def _message(given: object, where: str, limits: GatewayLimits) -> Mapping[str, object]:
@@ -116,8 +105,8 @@ def _message(given: object, where: str, limits: GatewayLimits) -> Mapping[str, o
     if role == "assistant" and given.get("tool_calls"):
         calls = _calls(given["tool_calls"], f"{where}.tool_calls", limits)
         said = given.get("content") or ""
-        return {"role": role, "content": _content(said, f"{where}.content", limits), "tool_calls": calls}
-    message = {"role": _ROLES[role], "content": _content(given.get("content"), f"{where}.content", limits)}
+        return {"role": role, "content": text_of(said, f"{where}.content", _PARTS, limits), "tool_calls": calls}
+    message = {"role": _ROLES[role], "content": text_of(given.get("content"), f"{where}.content", _PARTS, limits)}
     if role != "tool":
         return message
     answered = given.get("tool_call_id")
@@ -127,7 +116,6 @@ def _message(given: object, where: str, limits: GatewayLimits) -> Mapping[str, o
 
 
 def _calls(given: object, where: str, limits: GatewayLimits) -> list[Mapping[str, object]]:
-    """Earlier calls, with their arguments as objects, which chat templates expect (as of `transformers`)."""
     if not isinstance(given, list) or len(given) > limits.parts:
         raise wrong(where, f"an array of at most {limits.parts} calls", given)
     calls: list[Mapping[str, object]] = []
@@ -138,40 +126,5 @@ def _calls(given: object, where: str, limits: GatewayLimits) -> list[Mapping[str
         text = function.get("arguments")
         if not isinstance(text, str):
             raise wrong(f"{where}[{number}].function.arguments", "a string", text)
-        try:
-            arguments = parse_json(text, "", hint="", values=limits.json_values)
-        except ForgeError:
-            arguments = text
-        shown = {"name": function["name"], "arguments": arguments}
-        calls.append({"id": str(call.get("id", "")), "type": "function", "function": shown})
+        calls.append(earlier_call(str(call.get("id", "")), function["name"], text, limits))
     return calls
-
-
-def _content(given: object, where: str, limits: GatewayLimits) -> str:
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list):
-        raise wrong(where, "a string or an array of text parts", given)
-    if len(given) > limits.parts:
-        raise bad_request(f"{where} has {len(given)} parts, at most {limits.parts} are accepted", where)
-    texts = []
-    for number, part in enumerate(given):
-        texts.append(_part(part, f"{where}[{number}]"))
-    return "".join(texts)
-
-
-def _part(given: object, where: str) -> str:
-    if not isinstance(given, dict):
-        raise wrong(where, "an object", given)
-    kind = given.get("type")
-    if kind not in ("text", "refusal"):
-        raise _other_part(kind, where)
-    text = given.get(kind)
-    if not isinstance(text, str):
-        raise wrong(f"{where}.{kind}", "a string", text)
-    return text
-
-
-def _other_part(kind: object, where: str) -> ApiError:
-    shown = kind[:40] if isinstance(kind, str) else "missing"
-    return bad_request(f"{where}: parts of type {shown!r} are not supported, this model takes text", where)

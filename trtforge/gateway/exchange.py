@@ -22,12 +22,13 @@ class ClientGone(Exception):
 
 
 class Exchange:
-    """One request. `status`: of the response, 0 before it begins."""
+    """One request. `status`: of the response, 0 before it begins; `failure`: the events that end a failed stream."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: GatewayLimits) -> None:
         self._receive, self._send, self._limits = receive, send, limits
         self.headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self.status = 0
+        self.failure: Callable[[ApiError], bytes] | None = None
 
     def declared_bytes(self) -> int:
         """The size of the body as declared, else the largest one. Raises ApiError."""
@@ -70,8 +71,9 @@ class Exchange:
         await self._sent({"type": "http.response.start", "status": status, "headers": [_JSON, length, *more]})
         await self._sent({"type": "http.response.body", "body": body})
 
-    async def begin_events(self) -> None:
-        """Begin a stream of server-sent events."""
+    async def begin_events(self, failure: Callable[[ApiError], bytes]) -> None:
+        """Begin a stream of server-sent events. `failure`: the events that end it if it fails."""
+        self.failure = failure
         self.status = int(HTTPStatus.OK)
         await self._sent({"type": "http.response.start", "status": self.status, "headers": list(_EVENTS)})
 

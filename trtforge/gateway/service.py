@@ -11,9 +11,9 @@ from typing import Any
 
 from trtforge.core.api_keys import ApiKeys
 from trtforge.core.host_check import HostCheck
-from trtforge.gateway.answers import DONE, Answer, ChatAnswer, CompletionAnswer
+from trtforge.gateway.answers import Answer, ChatAnswer, CompletionAnswer
 from trtforge.gateway.backend import BackendError
-from trtforge.gateway.chat import read_chat
+from trtforge.gateway.chat import ChatCall, read_chat
 from trtforge.gateway.completions import CompletionCall, read_completion
 from trtforge.gateway.errors import ApiError, of_backend, too_busy, unknown_model
 from trtforge.gateway.exchange import ClientGone, Exchange
@@ -122,19 +122,18 @@ class Service:
 
     async def _chat(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
         call = read_chat(values, self.limits)
+        chosen, generations = await self._begun(call)
+        usage, logprobs = call.delivery.usage, call.request.logprobs
+        answer = ChatAnswer(chosen.name, with_usage=usage, logprobs=logprobs, use=call.structure.use)
+        await self._send(exchange, "chat", generations, answer, start, stream=call.delivery.stream)
+
+    async def _begun(self, call: ChatCall) -> tuple[Choice, Generations]:
+        """The model of a call, and its answers to be generated. Raises ApiError."""
         chosen = await self._named(call.name)
         if call.request.guide is not None and not chosen.model.takes_guides:
             raise call.structure.unguided()
         request = replace(call.request, model=chosen.model.name, adapter=chosen.adapter)
-        generations = Generations(self.router, (request,))
-        use = call.structure.use
-        answer = ChatAnswer(chosen.name, with_usage=call.delivery.usage, logprobs=request.logprobs, use=use)
-        if call.delivery.stream:
-            await self._stream(exchange, "chat", generations, answer, start, usage=call.delivery.usage)
-        else:
-            choices = await generations.whole()
-            self._count(generations)
-            await exchange.whole(HTTPStatus.OK, answer.whole(choices, generations.usage))
+        return chosen, Generations(self.router, (request,))
 
     async def _completion(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
         call = read_completion(values, self.limits)
@@ -149,16 +148,31 @@ class Service:
             echo=call.echo,
             nothing_new=call.nothing_new,
         )
-        prompts = _Prompts(call, generations, answer)
-        if call.delivery.stream:
-            usage = call.delivery.usage
-            await self._stream(exchange, "completions", generations, answer, start, usage=usage, before=prompts.set)
-        else:
-            choices = await generations.whole()
+        before = _Prompts(call, generations, answer).set
+        stream = call.delivery.stream
+        await self._send(exchange, "completions", generations, answer, start, stream=stream, before=before)
+
+    async def _send(
+        self,
+        exchange: Exchange,
+        endpoint: str,
+        generations: Generations,
+        answer: Answer,
+        start: float,
+        *,
+        stream: bool,
+        before: Callable[[int], None] | None = None,
+    ) -> None:
+        """Send an answer, streamed or whole. `before`: called with the index of a choice before it is written."""
+        if stream:
+            await self._stream(exchange, endpoint, generations, answer, start, before)
+            return
+        choices = await generations.whole()
+        if before is not None:
             for index in range(len(choices)):
-                prompts.set(index)
-            self._count(generations)
-            await exchange.whole(HTTPStatus.OK, answer.whole(choices, generations.usage))
+                before(index)
+        self._count(generations)
+        await exchange.whole(HTTPStatus.OK, answer.whole(choices, generations.usage))
 
     async def _stream(
         self,
@@ -167,26 +181,23 @@ class Service:
         generations: Generations,
         answer: Answer,
         start: float,
-        *,
-        usage: bool,
-        before: Callable[[int], None] | None = None,
+        before: Callable[[int], None] | None,
     ) -> None:
         """Send events; the response begins with the first one, so that an error before it has its own status."""
         async with aclosing(generations.deltas()) as deltas:
             async for delta in deltas:
                 if before is not None:
                     before(delta.index)
+                events = answer.events(delta)
                 if not exchange.status:
                     self.metrics.first_seconds.labels(endpoint).observe(time.perf_counter() - start)
-                    await exchange.begin_events()
-                events = answer.events(delta)
+                    await exchange.begin_events(answer.failure)
                 if events:
                     await exchange.events(events)
         self._count(generations)
         if not exchange.status:
             raise BackendError("the server ended the request without an answer", "INTERNAL")
-        last = answer.usage_event(generations.usage) if usage else b""
-        await exchange.events(last + DONE, more=False)
+        await exchange.events(answer.end(generations.usage), more=False)
 
     async def _named(self, name: str) -> Choice:
         """What a request names as its model. Raises ApiError."""
@@ -227,8 +238,8 @@ class _Prompts:
 async def _send_error(exchange: Exchange, error: ApiError) -> int:
     """Send an error as the response, or as the last event of a stream; its status."""
     try:
-        if exchange.status:
-            await exchange.events(b"data: " + error.body() + b"\n\n", more=False)
+        if exchange.failure is not None:
+            await exchange.events(exchange.failure(error), more=False)
         else:
             await exchange.whole(error.status, error.body(), error.headers)
     except ClientGone:

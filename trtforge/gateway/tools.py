@@ -17,6 +17,7 @@ _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additio
 _NAMED = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 _VALUES = ("const", "enum", "default", "examples")
 """Keywords whose values are no schemas."""
+_CHOICE = "tool_choice"
 _UNGUIDED = "guided decoding is not available for this engine"
 
 
@@ -44,9 +45,8 @@ class Structure:
 
     def unguided(self) -> ApiError:
         """The error for a model without guided decoding."""
-        if self.field == "response_format":
-            return bad_request(f"{_UNGUIDED}, so response_format can only be text", self.field)
-        return bad_request(f"{_UNGUIDED}, so tool_choice can only be auto or none", self.field)
+        allowed = "auto or none" if self.field == _CHOICE else "text"
+        return bad_request(f"{_UNGUIDED}, so {self.field} can only be {allowed}", self.field)
 
 
 def read_structure(fields: Fields) -> Structure:
@@ -55,15 +55,55 @@ def read_structure(fields: Fields) -> Structure:
         if fields.get(name) or fields.get(choice_name) not in (None, "none", "auto"):
             where = name if fields.get(name) else choice_name
             raise bad_request(f"{where} is not supported; send tools and tool_choice", where)
-    guide = _response_format(fields)
-    tools = _tools(fields)
-    use = _use(fields, tools)
+    several = fields.get("parallel_tool_calls") is not False
+    return structure_of(
+        _response_format(fields), "response_format", _tools(fields), fields.get(_CHOICE), several=several
+    )
+
+
+def structure_of(
+    guide: Guide | None, field: str, tools: Sequence[Mapping[str, Any]], choice: object, *, several: bool
+) -> Structure:
+    """The structure of a guide that the request's `field` asks for, and of tools and their choice in the form of chat.
+
+    `several`: whether there may be more than one call. Raises ApiError.
+    """
+    used, use = _use(tools, choice, several=several)
     if use is None or use.mode == "auto":
-        return Structure(guide, "response_format" if guide else "", use, tools if use else ())
+        return Structure(guide, field if guide else "", use, used)
     if guide is not None:
-        raise bad_request("response_format cannot be combined with a tool_choice that forces a call", "response_format")
-    schema = _arguments(tools[0]) if use.mode == "named" else _calls(tools, several=use.several)
-    return Structure(Guide("json_schema", json.dumps(schema, ensure_ascii=False)), "tool_choice", use, tools)
+        raise bad_request(f"{field} cannot be combined with a {_CHOICE} that forces a call", field)
+    schema = _arguments(used[0]) if use.mode == "named" else _calls(used, several=use.several)
+    return Structure(guide_of(schema), _CHOICE, use, used)
+
+
+def guide_of(schema: Mapping[str, Any]) -> Guide:
+    """The guide of a JSON schema."""
+    return Guide("json_schema", json.dumps(schema, ensure_ascii=False))
+
+
+def listed_tools(fields: Fields) -> Sequence[Any]:
+    """The array of tools, unchecked; empty if none may be called. Raises ApiError."""
+    given = fields.get("tools")
+    if given is None or fields.get(_CHOICE) == "none":
+        return ()
+    if not isinstance(given, list) or len(given) > _MOST_TOOLS:
+        raise wrong("tools", f"an array of at most {_MOST_TOOLS} tools", given)
+    return given
+
+
+def check_functions(functions: Mapping[str, Mapping[str, Any]]) -> None:
+    """Check names and parameters of functions, by their places in the request. Raises ApiError."""
+    names = set()
+    for where, function in functions.items():
+        name, parameters = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise bad_request(f"{where}.name must be 1 to 64 letters, digits, _ or -", f"{where}.name")
+        if parameters is not None and not isinstance(parameters, dict):
+            raise wrong(f"{where}.parameters", "an object", parameters)
+        if name in names:
+            raise bad_request(f"tools has two functions named {name}", f"{where}.name")
+        names.add(name)
 
 
 def _response_format(fields: Fields) -> Guide | None:
@@ -80,57 +120,41 @@ def _response_format(fields: Fields) -> Guide | None:
             schema = described.get("schema")
             if not isinstance(schema, dict):
                 raise wrong("response_format.json_schema.schema", "an object", schema)
-            return Guide("json_schema", json.dumps(schema, ensure_ascii=False))
+            return guide_of(schema)
     raise bad_request("response_format.type must be text, json_object or json_schema", "response_format")
 
 
-def _tools(fields: Fields) -> list[Mapping[str, Any]]:
-    given = fields.get("tools")
-    if given is None or fields.get("tool_choice") == "none":
-        return []
-    if not isinstance(given, list) or len(given) > _MOST_TOOLS:
-        raise wrong("tools", f"an array of at most {_MOST_TOOLS} tools", given)
-    names = set()
-    for number, tool in enumerate(given):
-        name = _name_of(tool, f"tools[{number}]")
-        if name in names:
-            raise bad_request(f"tools has two functions named {name}", f"tools[{number}].function.name")
-        names.add(name)
-    return given
+def _tools(fields: Fields) -> Sequence[Mapping[str, Any]]:
+    tools = listed_tools(fields)
+    functions = {}
+    for number, tool in enumerate(tools):
+        where = f"tools[{number}]"
+        if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
+            raise bad_request(f"{where} must be an object of type function with a function", where)
+        functions[f"{where}.function"] = tool["function"]
+    check_functions(functions)
+    return tools
 
 
-def _name_of(tool: object, where: str) -> str:
-    if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("function"), dict):
-        raise bad_request(f"{where} must be an object of type function with a function", where)
-    function = tool["function"]
-    name, parameters = function.get("name"), function.get("parameters")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise bad_request(f"{where}.function.name must be 1 to 64 letters, digits, _ or -", f"{where}.function.name")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise wrong(f"{where}.function.parameters", "an object", parameters)
-    return name
-
-
-def _use(fields: Fields, tools: list[Mapping[str, Any]]) -> ToolUse | None:
-    """How tools are used; of a named one all others are dropped."""
-    choice = fields.get("tool_choice")
+def _use(
+    tools: Sequence[Mapping[str, Any]], choice: object, *, several: bool
+) -> tuple[Sequence[Mapping[str, Any]], ToolUse | None]:
+    """The tools that may be called, and how."""
     names = [tool["function"]["name"] for tool in tools]
-    several = fields.get("parallel_tool_calls") is not False
     if choice == "none" or (not tools and choice in (None, "auto")):
-        return None
+        return (), None
     if not tools:
-        raise bad_request("tool_choice is only allowed when tools are given", "tool_choice")
+        raise bad_request(f"{_CHOICE} is only allowed when tools are given", _CHOICE)
     if choice in (None, "auto"):
-        return ToolUse("auto", names, several)
+        return tools, ToolUse("auto", names, several)
     if choice == "required":
-        return ToolUse("required", names, several)
+        return tools, ToolUse("required", names, several)
     if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(choice.get("function"), dict):
-        raise bad_request("tool_choice must be none, auto, required or an object that names a function", "tool_choice")
+        raise bad_request(f"{_CHOICE} must be none, auto, required or an object that names a function", _CHOICE)
     name = choice["function"].get("name")
     if name not in names:
-        raise bad_request("tool_choice names a function that is not in tools", "tool_choice")
-    tools[:] = [tool for tool in tools if tool["function"]["name"] == name]
-    return ToolUse("named", (name,), several=False)
+        raise bad_request(f"{_CHOICE} names a function that is not in tools", _CHOICE)
+    return [tools[names.index(name)]], ToolUse("named", (name,), several=False)
 
 
 def _arguments(tool: Mapping[str, Any]) -> Mapping[str, Any]:

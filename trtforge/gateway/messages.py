@@ -1,0 +1,65 @@
+"""The messages of a conversation as chat templates take them: texts, earlier calls and their results."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import parse_json
+from trtforge.gateway.errors import ApiError, bad_request
+from trtforge.gateway.fields import Fields, wrong
+from trtforge.gateway.limits import GatewayLimits
+
+_FLAGS = ("add_generation_prompt", "continue_final_message")
+TEMPLATE_FIELDS = (*_FLAGS, "chat_template_kwargs")
+"""Fields that are passed on to the chat template."""
+MESSAGE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""Roles of messages to those of chat templates, which know no developer."""
+
+
+def conversation(messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, Any]], fields: Fields) -> str:
+    """The JSON of the tensor `messages`. Raises ApiError for a wrong field of the template."""
+    options: dict[str, object] = {"tools": tools} if tools else {}
+    for flag in _FLAGS:
+        if flag in fields:
+            options[flag] = fields.flag(flag)
+    if "chat_template_kwargs" in fields:
+        options["chat_template_kwargs"] = fields.object("chat_template_kwargs")
+    return json.dumps({"messages": messages, **options} if options else messages, ensure_ascii=False)
+
+
+def text_of(given: object, where: str, kinds: Mapping[str, str], limits: GatewayLimits) -> str:
+    """The text of a content: a string, or parts. `kinds`: the accepted types of parts, with the field of their text."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list):
+        raise wrong(where, "a string or an array of text parts", given)
+    if len(given) > limits.parts:
+        raise bad_request(f"{where} has {len(given)} parts, at most {limits.parts} are accepted", where)
+    return "".join(_part(part, f"{where}[{number}]", kinds) for number, part in enumerate(given))
+
+
+def earlier_call(identity: str, name: str, arguments: str, limits: GatewayLimits) -> Mapping[str, object]:
+    """An earlier call, with its arguments as an object, which chat templates expect (as of `transformers`)."""
+    try:
+        parsed = parse_json(arguments, "", hint="", values=limits.json_values)
+    except ForgeError:
+        parsed = arguments
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": parsed}}
+
+
+def _part(given: object, where: str, kinds: Mapping[str, str]) -> str:
+    if not isinstance(given, dict):
+        raise wrong(where, "an object", given)
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise _other_part(kind, where)
+    text = given.get(kinds[kind])
+    if not isinstance(text, str):
+        raise wrong(f"{where}.{kinds[kind]}", "a string", text)
+    return text
+
+
+def _other_part(kind: object, where: str) -> ApiError:
+    shown = kind[:40] if isinstance(kind, str) else "missing"
+    return bad_request(f"{where}: parts of type {shown!r} are not supported, this model takes text", where)
