@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import httpx
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 AnyModel = TypeVar("AnyModel", bound=BaseModel)
@@ -52,6 +53,42 @@ def completion_chunks(response: httpx.Response) -> list[Completion]:
             choice["finish_reason"] = choice["finish_reason"] or "stop"
         found.append(parse(Completion, event))
     return found
+
+
+def response_of(response: httpx.Response) -> Response:
+    """A whole answer of /v1/responses."""
+    assert response.status_code == 200, response.text
+    return parse(Response, _without_store(response.json()))
+
+
+def response_events(response: httpx.Response) -> list[ResponseStreamEvent]:
+    """The events of a streamed answer of /v1/responses, each named by its type and numbered."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    found = []
+    for number, lines in enumerate(response.text.removesuffix("\n\n").split("\n\n")):
+        name, data = lines.split("\n")
+        values = json.loads(data.removeprefix(_LISTS))
+        assert (name, number) == (f"event: {values['type']}", values["sequence_number"])
+        if "response" in values:
+            values["response"] = _without_store(values["response"])
+        event = _adapter(_Event).validate_json(json.dumps({"event": values}), strict=True).event
+        assert event.type == values["type"]
+        _no_extras(event)
+        found.append(event)
+    return found
+
+
+class _Event(BaseModel):
+    """One of OpenAI's events."""
+
+    event: ResponseStreamEvent
+
+
+def _without_store(values: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's answers have `store`, the class does not."""
+    assert values.pop("store") is False
+    return values
 
 
 def events(response: httpx.Response) -> Sequence[Any]:

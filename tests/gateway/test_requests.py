@@ -180,7 +180,11 @@ def test_fields_without_effect_are_ignored(given: Mapping[str, Any]) -> None:
         ({"stop": [5]}, "stop", "a string or an array of strings"),
         ({"stream": "yes"}, "stream", "true or false"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only allowed when stream is true"),
-        ({"stream": True, "stream_options": {"include_usag": True}}, "include_usag", "did you mean include_usage?"),
+        (
+            {"stream": True, "stream_options": {"include_usag": True}},
+            "stream_options.include_usag",
+            "stream_options.include_usage?",
+        ),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs to be true"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "from 0 to 20"),
         ({"logit_bias": {"word": 1}}, "logit_bias", "must be token ids"),

@@ -40,6 +40,10 @@ def make_app(service: Service) -> FastAPI:
     async def completions() -> Response:
         return Answering(service, service.completion)
 
+    @app.post("/v1/responses")
+    async def responses() -> Response:
+        return Answering(service, service.response)
+
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
         async def find() -> object:
@@ -85,7 +89,8 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     """An unknown path, or another method than the path's."""
     assert isinstance(error, HTTPException)
     headers: dict[str, str] = dict(error.headers or {})
-    message = f"there is no {request.method[:16]} {request.url.path[:100]}; see /v1/models, /v1/chat/completions"
+    known = "/v1/models, /v1/chat/completions, /v1/responses"
+    message = f"there is no {request.method[:16]} {request.url.path[:100]}; see {known}"
     return _error_response(ApiError(error.status_code, message, headers=headers))
 
 

@@ -14,13 +14,17 @@ INT64 = 1 << 63
 
 
 class Fields:
-    """The object in a request's body. `known`: names that are accepted, with or without effect."""
+    """The object in a request's body. `known`: names that are accepted, with or without effect.
 
-    def __init__(self, values: Mapping[str, Any], known: Collection[str]) -> None:
+    `within`: the field whose object it is, with a dot after it; empty: it is the body.
+    """
+
+    def __init__(self, values: Mapping[str, Any], known: Collection[str], within: str = "") -> None:
         self._values = {name: value for name, value in values.items() if value is not None}
+        self._within = within
         for name in self._values:
             if name not in known:
-                raise _unknown(name, known)
+                raise _unknown(name, known, within)
 
     def __contains__(self, name: str) -> bool:
         return name in self._values
@@ -33,16 +37,16 @@ class Fields:
         """A required, non-empty string."""
         value = self._values.get(name)
         if value is None:
-            raise bad_request(f"you must provide the parameter {name}", name)
+            raise bad_request(f"you must provide the parameter {self._within}{name}", self._within + name)
         if not isinstance(value, str) or not value:
-            raise wrong(name, "a non-empty string", value)
+            raise wrong(self._within + name, "a non-empty string", value)
         return value
 
     def flag(self, name: str) -> bool:
         """A boolean, false if absent."""
         value = self._values.get(name, False)
         if not isinstance(value, bool):
-            raise wrong(name, "true or false", value)
+            raise wrong(self._within + name, "true or false", value)
         return value
 
     def integer(self, name: str, low: int, high: int) -> int | None:
@@ -53,19 +57,19 @@ class Fields:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise wrong(name, f"a whole number from {low} to {high}", value)
+            raise wrong(self._within + name, f"a whole number from {low} to {high}", value)
         return value
 
     def number(self, name: str, low: float, high: float) -> float | None:
         """A finite number in the range; None if absent."""
         value = self._values.get(name)
-        return None if value is None else number_in(name, value, low, high)
+        return None if value is None else number_in(self._within + name, value, low, high)
 
     def object(self, name: str) -> Mapping[str, Any]:
         """An object, empty if absent."""
         value = self._values.get(name, {})
         if not isinstance(value, dict):
-            raise wrong(name, "an object", value)
+            raise wrong(self._within + name, "an object", value)
         return value
 
 
@@ -109,8 +113,8 @@ def _shown(value: object) -> str:
     return "an object"
 
 
-def _unknown(name: str, known: Collection[str]) -> ApiError:
-    shown = name[:64]
-    nearest = get_close_matches(shown, known, n=1, cutoff=0.7)
-    meant = f"; did you mean {nearest[0]}?" if nearest else ""
+def _unknown(name: str, known: Collection[str], within: str) -> ApiError:
+    nearest = get_close_matches(name[:64], known, n=1, cutoff=0.7)
+    meant = f"; did you mean {within}{nearest[0]}?" if nearest else ""
+    shown = within + name[:64]
     return bad_request(f"unrecognized request argument supplied: {shown!r}{meant}", shown)

@@ -1,6 +1,7 @@
 """The fields that chat and completions share: sampling, stop words, number of answers, streaming."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from trtforge.engine_process.retention import LONGEST_SALT
@@ -104,13 +105,15 @@ def read_count(fields: Fields, limits: GatewayLimits) -> int:
     return fields.integer("n", 1, limits.sequences) or 1
 
 
-def read_delivery(fields: Fields) -> Delivery:
+def read_delivery(
+    fields: Fields, options_known: Collection[str] = ("include_usage", "include_obfuscation")
+) -> Delivery:
     """Whether to stream, and with which options."""
     stream = fields.flag("stream")
     options = fields.object("stream_options")
     if "stream_options" in fields and not stream:
         raise bad_request("stream_options is only allowed when stream is true", "stream_options")
-    usage = Fields(options, ("include_usage", "include_obfuscation")).flag("include_usage")
+    usage = Fields(options, options_known, "stream_options.").flag("include_usage")
     return Delivery(stream, usage)
 
 

@@ -22,6 +22,9 @@ from trtforge.gateway.generation import Generations
 from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.metrics import Metrics
 from trtforge.gateway.request import TextRequest
+from trtforge.gateway.response_answer import ResponseAnswer
+from trtforge.gateway.response_object import ResponseObject
+from trtforge.gateway.responses import read_response
 from trtforge.gateway.router import Choice, Router
 
 _LOG = logging.getLogger(__name__)
@@ -55,6 +58,10 @@ class Service:
     async def completion(self, exchange: Exchange) -> None:
         """/v1/completions."""
         await self._answer("completions", exchange, self._completion)
+
+    async def response(self, exchange: Exchange) -> None:
+        """/v1/responses."""
+        await self._answer("responses", exchange, self._response)
 
     def authorise(self, headers: Mapping[bytes, bytes]) -> None:
         """Raises ApiError: 403 for a Host or Origin that is not allowed, 401 without a valid key, if there are keys."""
@@ -126,6 +133,12 @@ class Service:
         usage, logprobs = call.delivery.usage, call.request.logprobs
         answer = ChatAnswer(chosen.name, with_usage=usage, logprobs=logprobs, use=call.structure.use)
         await self._send(exchange, "chat", generations, answer, start, stream=call.delivery.stream)
+
+    async def _response(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
+        call = read_response(values, self.limits)
+        chosen, generations = await self._begun(call.chat)
+        answer = ResponseAnswer(ResponseObject(chosen.name, call.shown), call.chat.structure.use)
+        await self._send(exchange, "responses", generations, answer, start, stream=call.chat.delivery.stream)
 
     async def _begun(self, call: ChatCall) -> tuple[Choice, Generations]:
         """The model of a call, and its answers to be generated. Raises ApiError."""

@@ -83,9 +83,9 @@ def guide_of(schema: Mapping[str, Any]) -> Guide:
 
 
 def listed_tools(fields: Fields) -> Sequence[Any]:
-    """The array of tools, unchecked; empty if none may be called. Raises ApiError."""
+    """The array of tools, whose items are not checked; empty if absent. Raises ApiError."""
     given = fields.get("tools")
-    if given is None or fields.get(_CHOICE) == "none":
+    if given is None:
         return ()
     if not isinstance(given, list) or len(given) > _MOST_TOOLS:
         raise wrong("tools", f"an array of at most {_MOST_TOOLS} tools", given)
@@ -96,14 +96,19 @@ def check_functions(functions: Mapping[str, Mapping[str, Any]]) -> None:
     """Check names and parameters of functions, by their places in the request. Raises ApiError."""
     names = set()
     for where, function in functions.items():
-        name, parameters = function.get("name"), function.get("parameters")
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise bad_request(f"{where}.name must be 1 to 64 letters, digits, _ or -", f"{where}.name")
+        name, parameters = checked_name(function.get("name"), f"{where}.name"), function.get("parameters")
         if parameters is not None and not isinstance(parameters, dict):
             raise wrong(f"{where}.parameters", "an object", parameters)
         if name in names:
             raise bad_request(f"tools has two functions named {name}", f"{where}.name")
         names.add(name)
+
+
+def checked_name(name: object, where: str) -> str:
+    """The name of a function or a format. Raises ApiError."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise bad_request(f"{where} must be 1 to 64 letters, digits, _ or -", where)
+    return name
 
 
 def _response_format(fields: Fields) -> Guide | None:
@@ -125,6 +130,8 @@ def _response_format(fields: Fields) -> Guide | None:
 
 
 def _tools(fields: Fields) -> Sequence[Mapping[str, Any]]:
+    if fields.get(_CHOICE) == "none":
+        return ()
     tools = listed_tools(fields)
     functions = {}
     for number, tool in enumerate(tools):

@@ -1,0 +1,113 @@
+"""The stream of a response and its whole answer agree, wherever the pieces of the text begin."""
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.gateway.fake import score
+from trtforge.gateway.generation import Choice, Usage
+from trtforge.gateway.response_answer import ResponseAnswer
+from trtforge.gateway.response_object import ResponseObject
+from trtforge.gateway.sequence import Delta
+from trtforge.gateway.tools import ToolUse
+
+AUTO = ToolUse("auto", ("weather", "time"))
+LLAMA = '{"name": "weather", "parameters": {"city": "Rome"}}'
+ARRAY = '[{"name": "weather", "arguments": {"city": "Köln"}}, {"name": "time", "arguments": {}}]'
+USES = (None, AUTO, ToolUse("required", AUTO.names), ToolUse("named", ("weather",), several=False))
+USAGE = Usage(3, 4)
+_IDS = re.compile(r"(resp|msg|fc|call)_[0-9a-f]{48}")
+
+
+def answer(use: ToolUse | None) -> ResponseAnswer:
+    return ResponseAnswer(ResponseObject("m", {"metadata": {}}), use)
+
+
+def events_of(text: bytes) -> list[Any]:
+    return [json.loads(event.split("\ndata: ")[1]) for event in text.decode().removesuffix("\n\n").split("\n\n")]
+
+
+def alike(response: Any) -> Any:
+    """Without what differs between two answers."""
+    values = json.loads(_IDS.sub(r"\1", json.dumps(response)))
+    return values | {"created_at": 0, "completed_at": values.get("completed_at") and 0}
+
+
+@given(
+    use=st.sampled_from(USES),
+    parts=st.lists(
+        st.sampled_from(["So:", "\n", " é", "<tool_call>", "</tool_call>", "<tool", LLAMA, ARRAY]), max_size=6
+    ),
+    sizes=st.lists(st.sampled_from([1, 3, 200]), min_size=1, max_size=9),
+    reason=st.sampled_from(["stop", "length"]),
+    scored=st.booleans(),
+)
+@example(use=AUTO, parts=["So:", "<tool_call>", LLAMA], sizes=[3, 200], reason="stop", scored=True)
+def test_a_stream_has_what_the_whole_answer_has(
+    use: ToolUse | None, parts: list[str], sizes: list[int], reason: str, scored: bool
+) -> None:
+    text = "".join(parts)
+    ends = [0, *(end for end in accumulate(sizes) if end < len(text)), len(text)]
+    pieces = [text[start:end] for start, end in pairwise(ends)]
+    scores = [[score(piece, 2)] if scored else [] for piece in pieces]
+    whole = json.loads(answer(use).whole([Choice(text, reason, [*chain(*scores)])], USAGE))
+    streaming = answer(use)
+    reasons = [*[None] * (len(pieces) - 1), reason]
+    sent = b"".join(streaming.events(Delta(0, *each)) for each in zip(pieces, reasons, scores, strict=True))
+    events = events_of(sent + streaming.end(USAGE))
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    assert alike(events[-1]["response"]) == alike(whole)
+    assert events[-1]["type"] == f"response.{whole['status']}"
+    check_items(events, events[-1]["response"]["output"])
+
+
+def check_items(events: Sequence[Any], output: Sequence[Any]) -> None:
+    """Every item is announced, comes in pieces that make it up, and is done."""
+
+    def of(kind: str, index: int) -> list[Any]:
+        return [event for event in events if event["type"] == f"response.{kind}" and event["output_index"] == index]
+
+    for index, item in enumerate(output):
+        (added,), (done,) = of("output_item.added", index), of("output_item.done", index)
+        assert (added["item"]["id"], added["item"]["status"], done["item"]) == (item["id"], "in_progress", item)
+        if item["type"] == "function_call":
+            pieces = [event["delta"] for event in of("function_call_arguments.delta", index)]
+            assert "".join(pieces) == of("function_call_arguments.done", index)[0]["arguments"] == item["arguments"]
+            continue
+        (part,) = item["content"]
+        deltas = of("output_text.delta", index)
+        assert "".join(event["delta"] for event in deltas) == part["text"] == of("output_text.done", index)[0]["text"]
+        named = [each["token"] for event in deltas for each in event["logprobs"]]
+        assert named == [each["token"] for each in part["logprobs"]]
+        assert of("content_part.added", index)[0]["part"]["text"] == ""
+        assert of("content_part.done", index)[0]["part"] == part
+    assert len([event for event in events if event["type"] == "response.output_item.added"]) == len(output)
+
+
+def test_scores_of_what_is_held_back_come_with_the_text() -> None:
+    streaming = answer(AUTO)
+    first = streaming.events(Delta(0, "a <to", None, [score("a", 0), score(" <to", 0)]))
+    assert streaming.events(Delta(0, "o", None, [score("o", 0)])) == b""
+    last = streaming.events(Delta(0, "k", "stop", [score("k", 0)]))
+    sent = [event for event in events_of(first + last) if event["type"] == "response.output_text.delta"]
+    assert [(event["delta"], [each["token"] for each in event["logprobs"]]) for event in sent] == [
+        ("a", ["a", " <to"]),
+        (" <took", ["o", "k"]),
+    ]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_an_empty_answer_is_a_message_without_text_unless_a_function_is_named(use: ToolUse | None) -> None:
+    whole = json.loads(answer(use).whole([Choice("", "stop", [])], None))
+    (item,) = whole["output"]
+    if use is USES[3]:
+        assert (item["type"], item["arguments"]) == ("function_call", "")
+    else:
+        assert item["content"] == [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
+    assert (whole["status"], whole["usage"]) == ("completed", None)

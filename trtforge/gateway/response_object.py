@@ -1,0 +1,112 @@
+"""The object of /v1/responses, its items and their parts, in OpenAI's form."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypeAlias
+
+from trtforge.gateway.errors import ApiError
+from trtforge.gateway.generation import Usage
+from trtforge.gateway.request import TokenScore, TopToken
+from trtforge.gateway.tool_calls import ToolCall
+
+Item: TypeAlias = Mapping[str, object]
+Status = Literal["in_progress", "completed", "incomplete"]
+_ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
+
+
+class ResponseObject:
+    """One response at its times. `shown`: the request's fields that it repeats."""
+
+    def __init__(self, model: str, shown: Mapping[str, object]) -> None:
+        self._head = {"id": new_id("resp"), "object": "response", "created_at": int(time.time()), "model": model}
+        self._shown = shown
+
+    def begun(self) -> Mapping[str, object]:
+        """The response without output."""
+        return self._at("in_progress", ())
+
+    def ended(self, status: Status, output: Sequence[Item], usage: Usage | None) -> Mapping[str, object]:
+        """The response with all output. `usage` None: the server behind does not count tokens."""
+        found = self._at(status, output) | {"usage": None if usage is None else _usage(usage)}
+        if status == "completed":
+            return found | {"completed_at": int(time.time())}
+        return found | {"incomplete_details": {"reason": "max_output_tokens"}}
+
+    def failed(self, error: ApiError, output: Sequence[Item]) -> Mapping[str, object]:
+        """The response that ended by an error."""
+        code = _ERROR_CODES.get(error.status, "server_error")
+        return self._at("failed", output) | {"error": {"code": code, "message": error.message}}
+
+    def _at(self, status: Status | Literal["failed"], output: Sequence[Item]) -> dict[str, object]:
+        return {
+            **self._head,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": list(output),
+            "usage": None,
+            "background": False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": "default",
+            "store": False,
+            "truncation": "disabled",
+            **self._shown,
+        }
+
+
+def new_id(prefix: str) -> str:
+    """A random id."""
+    return f"{prefix}_{os.urandom(24).hex()}"
+
+
+def message_item(identity: str, parts: Sequence[Item], status: Status) -> Item:
+    """What the model says."""
+    return {"id": identity, "type": "message", "status": status, "role": "assistant", "content": list(parts)}
+
+
+def text_part(text: str, scores: Sequence[TokenScore]) -> Mapping[str, object]:
+    """The text of a message with the scores of its tokens, if they were asked for."""
+    logprobs = [_score(score) | {"top_logprobs": list(map(_score, _top(score)))} for score in scores]
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def event_scores(scores: Sequence[TokenScore]) -> Sequence[Mapping[str, object]]:
+    """Scores as events have them: without bytes."""
+    return [_named(score) | {"top_logprobs": list(map(_named, _top(score)))} for score in scores]
+
+
+def call_item(identities: tuple[str, str], call: ToolCall, status: Status) -> Item:
+    """A call of a function. `identities`: of the item, and of the call, which its result names."""
+    own, call_id = identities
+    return {
+        "id": own,
+        "type": "function_call",
+        "status": status,
+        "call_id": call_id,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
+
+
+def _usage(usage: Usage) -> Mapping[str, object]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+def _top(score: TokenScore) -> Sequence[TopToken]:
+    return score.get("top_logprobs") or ()
+
+
+def _score(score: TokenScore | TopToken) -> dict[str, object]:
+    return _named(score) | {"bytes": score["bytes"]}
+
+
+def _named(score: TokenScore | TopToken) -> dict[str, object]:
+    return {"token": score["token"], "logprob": score["logprob"]}
