@@ -4,11 +4,11 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import httpx
 import jsonschema
@@ -26,13 +26,13 @@ from tokenizers import Tokenizer
 from tests.assault.repositories import build
 from tests.assault.server import Server, serving
 from tests.conftest import DEMO_MODEL
-from tests.gateway.strict import chat_chunks, chat_of, completion_chunks, completion_of
 from tests.patience import PATIENCE, eventually
+from tests.serve.openai_mix import answered, cases, chat_prompt, text_of
 from trtforge.engine_process.requests import GenerationRequest
 from trtforge.runtime.engine import Engine
-from trtforge.runtime.generate import Generation, generate_with
+from trtforge.runtime.generate import generate_with
 
-REQUESTS, AT_ONCE = 200, 32
+AT_ONCE = 32
 END_IDS = frozenset((1, 3))  # of the demo model's generation_config.json
 MESSAGES: list[ChatCompletionMessageParam] = [
     {"role": "system", "content": "Be brief."},
@@ -67,80 +67,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         assert ready == f"ready http={server.http} grpc={server.grpc} metrics=127.0.0.1:{server.ports['metrics']}"
         assert line.startswith("openai=http://127.0.0.1:")
         yield Served(server, line.removeprefix("openai="), repository)
-
-
-def prompts(count: int) -> list[str]:
-    """Texts of 5 to 200 characters."""
-    text = (DEMO_MODEL / "heldout.txt").read_text().replace("\f", " ")
-    return [text[number * 500 :][: 5 + number * 37 % 200] for number in range(count)]
-
-
-def chat_prompt(messages: Sequence[ChatCompletionMessageParam]) -> list[int]:
-    """The token ids that transformers makes of messages."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-
-
-def text_of(tokenizer: Tokenizer, prompt: Sequence[int], answer: Generation) -> str:
-    """Decoded with the prompt: a tokenizer may put the space between words into either token."""
-    return str(tokenizer.decode([*prompt, *answer.tokens])[len(tokenizer.decode(list(prompt))) :])
-
-
-@dataclass(frozen=True)
-class Case:
-    """One request of the mix, and its prompt's token ids."""
-
-    path: str
-    body: dict[str, object]
-    prompt: tuple[int, ...]
-    max_tokens: int
-    stream: bool
-
-
-def cases(tokenizer: Tokenizer) -> list[Case]:
-    """Chats, completions of text and of token ids, every other one streamed."""
-    found = []
-    for number, text in enumerate(prompts(REQUESTS)):
-        tokens, stream = 1 + number % 40, number % 2 == 0
-        common = {"model": "ensemble", "max_tokens": tokens, "temperature": 0, "stream": stream}
-        common |= {"stream_options": {"include_usage": True}} if stream else {}
-        if number % 3 == 0:
-            messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": text}]
-            ids, path, more = chat_prompt(messages), "chat/completions", {"messages": messages}
-        else:
-            ids, path = tokenizer.encode(text).ids, "completions"
-            more = {"prompt": text} if number % 3 == 1 else {"prompt": ids}  # type: ignore[dict-item]
-        found.append(Case(path, {**common, **more}, tuple(ids), tokens, stream))
-    return found
-
-
-def answered(served: Served, case: Case) -> tuple[str, str, int, int]:
-    """Text, finish reason and both counts of tokens."""
-    response = httpx.post(f"{served.url}/{case.path}", json=case.body, timeout=PATIENCE)
-    if case.path == "completions":
-        if not case.stream:
-            whole = completion_of(response)
-            assert whole.usage is not None
-            choice = whole.choices[0]
-            return choice.text, choice.finish_reason, whole.usage.prompt_tokens, whole.usage.completion_tokens
-        *pieces, last = completion_chunks(response)
-        text = "".join(piece.choices[0].text for piece in pieces)
-        reason: str | None = pieces[-1].choices[0].finish_reason
-        usage = last.usage
-    elif not case.stream:
-        chat = chat_of(response)
-        assert chat.usage is not None
-        message, reason = chat.choices[0].message.content or "", chat.choices[0].finish_reason
-        return message, reason, chat.usage.prompt_tokens, chat.usage.completion_tokens
-    else:
-        *chunks, end = chat_chunks(response)
-        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-        reason, usage = chunks[-1].choices[0].finish_reason, end.usage
-    assert usage is not None
-    return text, str(reason), usage.prompt_tokens, usage.completion_tokens
 
 
 WEATHER: ChatCompletionToolParam = {
@@ -212,10 +138,38 @@ def test_the_openai_client_gets_calls_of_its_tools(served: Served) -> None:
     assert free.choices[0].message.content
 
 
+def test_the_openai_client_has_responses(served: Served) -> None:
+    client = served.client()
+    chat = client.chat.completions.create(model="ensemble", messages=MESSAGES, max_tokens=12, temperature=0)
+    asked: dict[str, Any] = {"model": "ensemble", "instructions": "Be brief.", "input": "What is a list?"}
+    answer = client.responses.create(**asked, max_output_tokens=12, temperature=0)
+    assert answer.output_text == chat.choices[0].message.content != ""
+    assert chat.usage is not None
+    assert answer.usage is not None
+    assert answer.usage.input_tokens == chat.usage.prompt_tokens == len(chat_prompt(MESSAGES))
+    with client.responses.stream(**asked, text_format=Listing, temperature=1, extra_body={"seed": 3}) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Listing)
+    assert isinstance(client.responses.parse(**asked, text_format=Listing).output_parsed, Listing)
+
+
+def test_the_openai_client_has_responses_that_call_functions(served: Served) -> None:
+    function = WEATHER["function"]
+    tool: Any = {"type": "function", "name": "weather", "parameters": function["parameters"], "strict": True}
+    asked: dict[str, Any] = {"model": "ensemble", "tools": [tool], "parallel_tool_calls": False}
+    turns: list[Any] = [{"role": "user", "content": "How is Rome?"}]
+    for choice in ("required", {"type": "function", "name": "weather"}):
+        with served.client().responses.stream(**asked, input=turns, tool_choice=choice) as stream:
+            (call,) = stream.get_final_response().output
+        assert call.type == "function_call"
+        jsonschema.validate(json.loads(call.arguments), function["parameters"])
+        turns += [call, {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}]
+    assert served.client().responses.create(**asked, input=turns, max_output_tokens=8).output_text
+
+
 def test_200_mixed_requests_at_once_equal_the_engine(served: Served, tokenizer: Tokenizer) -> None:
     mixed = cases(tokenizer)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(lambda case: answered(served, case), mixed))
+        found = list(pool.map(lambda case: answered(served.url, case), mixed))
     with Engine.load(served.engine) as engine:
         asked = [GenerationRequest("", case.prompt, case.max_tokens, end_ids=END_IDS) for case in mixed]
         answers = generate_with(engine, asked)

@@ -72,10 +72,16 @@ def full(server: Server) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("path", ["chat/completions", "completions"])
-def test_a_full_queue_is_a_rate_limit(server: Server, path: str, stream: bool) -> None:
-    prompt = {"messages": MESSAGES} if path == "chat/completions" else {"prompt": "Return"}
-    body = {"model": "ensemble", "max_tokens": 4, "stream": stream, **prompt}
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("chat/completions", {"messages": MESSAGES, "max_tokens": 4}),
+        ("completions", {"prompt": "Return", "max_tokens": 4}),
+        ("responses", {"input": MESSAGES, "max_output_tokens": 4}),
+    ],
+)
+def test_a_full_queue_is_a_rate_limit(server: Server, path: str, prompt: dict[str, object], stream: bool) -> None:
+    body = {"model": "ensemble", "stream": stream, **prompt}
     answers: list[httpx.Response] = []
     codes: list[tuple[int, str | None]] = []
 
