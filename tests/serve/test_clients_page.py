@@ -61,7 +61,8 @@ def run(server: Server, snippet: Snippet) -> "subprocess.CompletedProcess[str]":
 
 def test_the_page_has_a_snippet_for_each_client() -> None:
     text = "".join(each.text for each in snippets())
-    for word in ("curl", "generate_stream", "OpenAI(", "AsyncOpenAI(", "ChatOpenAI(", "async_stream_infer", ".infer("):
+    words = ["curl", "generate_stream", "OpenAI(", "AsyncOpenAI(", "responses.create(", "ChatOpenAI("]
+    for word in [*words, "async_stream_infer", ".infer("]:
         assert word in text
 
 
