@@ -171,7 +171,7 @@ def gateway_models(gateway: Gateway, **headers: str) -> httpx.Response:
     ],
 )
 def test_hostile_bodies_are_refused(gateway: Gateway, body: bytes, status: int, said: str) -> None:
-    for path in ("chat/completions", "completions"):
+    for path in ("chat/completions", "completions", "responses"):
         response = gateway.post(path, content=body)
         assert response.status_code == status
         error = response.json()["error"]

@@ -1,10 +1,7 @@
-"""Answers of /v1/responses: whole, and as the events of a stream.
-
-A whole answer is the one that the events of a stream with a single piece would end with.
-"""
+"""Answers of /v1/responses: whole, and as the events of a stream, which ends with the whole one."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from trtforge.gateway.errors import ApiError
@@ -21,7 +18,7 @@ from trtforge.gateway.response_object import (
     text_part,
 )
 from trtforge.gateway.sequence import Delta
-from trtforge.gateway.tool_calls import HeldCalls, ToolCall
+from trtforge.gateway.tool_calls import HeldCalls, ToolCall, split
 from trtforge.gateway.tools import ToolUse
 
 
@@ -41,8 +38,11 @@ class ResponseAnswer:
     def whole(self, choices: Sequence[Choice], usage: Usage | None) -> bytes:
         """See Answer."""
         (choice,) = choices
-        self.events(Delta(0, choice.text, choice.finish_reason, choice.logprobs))
-        return _encode(self._response.ended(self._status, self._output, usage)).encode()
+        text, calls = (choice.text, ()) if self._use is None else split(self._use, choice.text)
+        status = _ended(choice.finish_reason)
+        message = [_Message([text], choice.logprobs).item(status)] if text or not calls else []
+        output = [*message, *(self._call(call, status) for call in calls)]
+        return _encode(self._response.ended(status, output, usage)).encode()
 
     def events(self, delta: Delta) -> bytes:
         """See Answer."""
@@ -56,12 +56,12 @@ class ResponseAnswer:
         self._unsent += delta.logprobs
         last = delta.finish_reason is not None
         if self._message is None and (delta.text or (last and not calls)):
-            self._message = _Message()
+            self._message = _Message([], [])
             events += self._message_begins(self._message)
         if self._message is not None and (delta.text or (last and self._unsent)):
             events.append(self._text(self._message, delta.text))
-        if last:
-            self._status = "incomplete" if delta.finish_reason == "length" else "completed"
+        if delta.finish_reason is not None:
+            self._status = _ended(delta.finish_reason)
             if self._message is not None:
                 events += self._message_ends(self._message)
             for call in calls:
@@ -82,10 +82,9 @@ class ResponseAnswer:
 
     def _message_begins(self, message: "_Message") -> list[str]:
         item = message_item(message.identity, (), "in_progress")
-        part = {"item_id": message.identity, "output_index": 0, "content_index": 0, "part": text_part("", ())}
         return [
             self._event("response.output_item.added", output_index=0, item=item),
-            self._event("response.content_part.added", **part),
+            self._event("response.content_part.added", **message.place, part=text_part("", ())),
         ]
 
     def _text(self, message: "_Message", text: str) -> str:
@@ -99,31 +98,31 @@ class ResponseAnswer:
         return f'{message.beginning}{number},"delta":{json.dumps(text)},"logprobs":{scores}}}\n\n'
 
     def _message_ends(self, message: "_Message") -> list[str]:
-        place = {"item_id": message.identity, "output_index": 0, "content_index": 0}
         text, scores = "".join(message.texts), event_scores(message.scores)
         item = message.item(self._status)
         self._output.append(item)
         return [
-            self._event("response.output_text.done", **place, text=text, logprobs=scores),
-            self._event("response.content_part.done", **place, part=message.part()),
+            self._event("response.output_text.done", **message.place, text=text, logprobs=scores),
+            self._event("response.content_part.done", **message.place, part=message.part()),
             self._event("response.output_item.done", output_index=0, item=item),
         ]
 
     def _called(self, call: ToolCall) -> list[str]:
-        """The events of a call, which is complete unless the answer is nothing but the arguments of a named one."""
-        identities = new_id("fc"), new_id("call")
-        index = len(self._output)
-        cut = self._use is not None and self._use.mode == "named"
-        item = call_item(identities, call, self._status if cut else "completed")
+        index, item = len(self._output), self._call(call, self._status)
         self._output.append(item)
-        place = {"item_id": identities[0], "output_index": index}
-        added = call_item(identities, ToolCall(call.name, ""), "in_progress")
+        place = {"item_id": item["id"], "output_index": index}
+        added = item | {"status": "in_progress", "arguments": ""}
         return [
             self._event("response.output_item.added", output_index=index, item=added),
             self._event("response.function_call_arguments.delta", **place, delta=call.arguments),
             self._event("response.function_call_arguments.done", **place, arguments=call.arguments),
             self._event("response.output_item.done", output_index=index, item=item),
         ]
+
+    def _call(self, call: ToolCall, status: Status) -> Item:
+        """A call, which is complete unless the answer is nothing but the arguments of a named function."""
+        named = self._use is not None and self._use.mode == "named"
+        return call_item(call, status if named else "completed")
 
     def _event(self, kind: str, **values: Any) -> str:
         number = self._number
@@ -132,23 +131,28 @@ class ResponseAnswer:
 
 
 class _Message:
-    """The message of an answer, as far as it came. `beginning`: of the events of its texts."""
+    """The message of an answer, as far as it came. `place`: of its text; `beginning`: of the events of that."""
 
-    def __init__(self) -> None:
+    def __init__(self, texts: list[str], scores: list[TokenScore]) -> None:
         self.identity = new_id("msg")
-        self.texts: list[str] = []
-        self.scores: list[TokenScore] = []
+        self.texts = texts
+        self.scores = scores
+        self.place = {"item_id": self.identity, "output_index": 0, "content_index": 0}
         kind = "response.output_text.delta"
-        place = _encode({"type": kind, "item_id": self.identity, "output_index": 0, "content_index": 0})
-        self.beginning = f'event: {kind}\ndata: {place[:-1]},"sequence_number":'
+        head = _encode({"type": kind, **self.place})
+        self.beginning = f'event: {kind}\ndata: {head[:-1]},"sequence_number":'
 
-    def part(self) -> Mapping[str, object]:
+    def part(self) -> Item:
         """Its content."""
         return text_part("".join(self.texts), self.scores)
 
     def item(self, status: Status) -> Item:
         """The message as an item of the output."""
         return message_item(self.identity, (self.part(),), status)
+
+
+def _ended(reason: str) -> Status:
+    return "incomplete" if reason == "length" else "completed"
 
 
 def _encode(value: object) -> str:

@@ -10,7 +10,7 @@ from trtforge.gateway.generation import Usage
 from trtforge.gateway.request import TokenScore, TopToken
 from trtforge.gateway.tool_calls import ToolCall
 
-Item: TypeAlias = Mapping[str, object]
+Item: TypeAlias = dict[str, object]
 Status = Literal["in_progress", "completed", "incomplete"]
 _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
@@ -66,7 +66,7 @@ def message_item(identity: str, parts: Sequence[Item], status: Status) -> Item:
     return {"id": identity, "type": "message", "status": status, "role": "assistant", "content": list(parts)}
 
 
-def text_part(text: str, scores: Sequence[TokenScore]) -> Mapping[str, object]:
+def text_part(text: str, scores: Sequence[TokenScore]) -> Item:
     """The text of a message with the scores of its tokens, if they were asked for."""
     logprobs = [_score(score) | {"top_logprobs": list(map(_score, _top(score)))} for score in scores]
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
@@ -77,17 +77,10 @@ def event_scores(scores: Sequence[TokenScore]) -> Sequence[Mapping[str, object]]
     return [_named(score) | {"top_logprobs": list(map(_named, _top(score)))} for score in scores]
 
 
-def call_item(identities: tuple[str, str], call: ToolCall, status: Status) -> Item:
-    """A call of a function. `identities`: of the item, and of the call, which its result names."""
-    own, call_id = identities
-    return {
-        "id": own,
-        "type": "function_call",
-        "status": status,
-        "call_id": call_id,
-        "name": call.name,
-        "arguments": call.arguments,
-    }
+def call_item(call: ToolCall, status: Status) -> Item:
+    """A call of a function, with ids for the item, and for the call, which its result names."""
+    ids = {"id": new_id("fc"), "type": "function_call", "status": status, "call_id": new_id("call")}
+    return {**ids, "name": call.name, "arguments": call.arguments}
 
 
 def _usage(usage: Usage) -> Mapping[str, object]:
