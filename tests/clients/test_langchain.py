@@ -48,3 +48,12 @@ class TestGateway(ChatModelIntegrationTests):
     @property
     def returns_usage_metadata(self) -> bool:
         return True
+
+
+class TestResponses(TestGateway):
+    """The same by the Responses API."""
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        shared = {name: value for name, value in super().chat_model_params.items() if name != "stream_usage"}
+        return {**shared, "use_responses_api": True}

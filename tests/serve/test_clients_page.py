@@ -38,7 +38,7 @@ def snippets() -> list[Snippet]:
     return found
 
 
-# LangChain comes with the extra `clients`; tests/clients has the rest of it.
+# LangChain and OpenAI's agents come with the extra `clients`; tests/clients has the rest of it.
 SNIPPETS = [each for each in snippets() if "clients" not in each.marks or find_spec("langchain_openai") is not None]
 
 
@@ -61,7 +61,7 @@ def run(server: Server, snippet: Snippet) -> "subprocess.CompletedProcess[str]":
 
 def test_the_page_has_a_snippet_for_each_client() -> None:
     text = "".join(each.text for each in snippets())
-    words = ["curl", "generate_stream", "OpenAI(", "AsyncOpenAI(", "responses.create(", "ChatOpenAI("]
+    words = ["curl", "generate_stream", "OpenAI(", "AsyncOpenAI(", "responses.create(", "Runner.run", "ChatOpenAI("]
     for word in [*words, "async_stream_infer", ".infer("]:
         assert word in text
 
