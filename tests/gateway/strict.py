@@ -58,7 +58,7 @@ def completion_chunks(response: httpx.Response) -> list[Completion]:
 def response_of(response: httpx.Response) -> Response:
     """A whole answer of /v1/responses."""
     assert response.status_code == 200, response.text
-    return parse(Response, _without_store(response.json()))
+    return parse(Response, _without_others(response.json()))
 
 
 def response_events(response: httpx.Response) -> list[ResponseStreamEvent]:
@@ -71,7 +71,9 @@ def response_events(response: httpx.Response) -> list[ResponseStreamEvent]:
         values = json.loads(data.removeprefix(_LISTS))
         assert (name, number) == (f"event: {values['type']}", values["sequence_number"])
         if "response" in values:
-            values["response"] = _without_store(values["response"])
+            values["response"] = _without_others(values["response"])
+        if "logprobs" in values:
+            values["logprobs"] = list(map(_without_bytes, values["logprobs"]))
         event = _adapter(_Event).validate_json(json.dumps({"event": values}), strict=True).event
         assert event.type == values["type"]
         _no_extras(event)
@@ -85,10 +87,19 @@ class _Event(BaseModel):
     event: ResponseStreamEvent
 
 
-def _without_store(values: dict[str, Any]) -> dict[str, Any]:
-    """OpenAI's answers have `store`, the class does not."""
+def _without_others(values: dict[str, Any]) -> dict[str, Any]:
+    """OpenAI's answers have more than the class, and the specification Open Responses requires it."""
     assert values.pop("store") is False
+    assert {type(values.pop(name)) for name in ("presence_penalty", "frequency_penalty")} == {float}
+    assert "completed_at" in values
     return values
+
+
+def _without_bytes(score: dict[str, Any]) -> dict[str, Any]:
+    """Open Responses has the bytes of tokens also in events, the classes only in answers."""
+    assert all(isinstance(each, int) for each in score.pop("bytes"))
+    score["top_logprobs"] = list(map(_without_bytes, score["top_logprobs"])) if "top_logprobs" in score else None
+    return {name: value for name, value in score.items() if value is not None}
 
 
 def events(response: httpx.Response) -> Sequence[Any]:

@@ -113,6 +113,14 @@ def test_an_answer_repeats_the_request(gateway: Gateway) -> None:
     assert WEATHER.items() <= found["tools"][0].items()
 
 
+def test_what_was_not_given_has_openais_defaults(gateway: Gateway) -> None:
+    asked = {"text": {"format": {"type": "json_schema", "name": "n", "schema": {}}}, "presence_penalty": 1}
+    values = gateway.post(RESPONSES, **ASKED, **asked).json()
+    assert values["text"]["format"]["strict"] is False
+    names = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "top_logprobs", "completed_at")
+    assert [values[name] for name in names] == [1.0, 1.0, 1.0, 0.0, 0, None]
+
+
 def test_the_events_of_a_text_come_in_openais_order(gateway: Gateway) -> None:
     found = response_events(gateway.post(RESPONSES, **ASKED, stream=True))
     assert [event.type for event in found] == [

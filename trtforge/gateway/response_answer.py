@@ -12,7 +12,7 @@ from trtforge.gateway.response_object import (
     ResponseObject,
     Status,
     call_item,
-    event_scores,
+    listed,
     message_item,
     new_id,
     text_part,
@@ -89,7 +89,7 @@ class ResponseAnswer:
 
     def _text(self, message: "_Message", text: str) -> str:
         """The event of a text. A stream has one for every few tokens, so it is written without an object for all."""
-        scores = _encode(event_scores(self._unsent)) if self._unsent else "[]"
+        scores = _encode(listed(self._unsent)) if self._unsent else "[]"
         message.texts.append(text)
         message.scores += self._unsent
         self._unsent = []
@@ -98,7 +98,7 @@ class ResponseAnswer:
         return f'{message.beginning}{number},"delta":{json.dumps(text)},"logprobs":{scores}}}\n\n'
 
     def _message_ends(self, message: "_Message") -> list[str]:
-        text, scores = "".join(message.texts), event_scores(message.scores)
+        text, scores = "".join(message.texts), listed(message.scores)
         item = message.item(self._status)
         self._output.append(item)
         return [

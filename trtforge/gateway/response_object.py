@@ -42,6 +42,7 @@ class ResponseObject:
         return {
             **self._head,
             "status": status,
+            "completed_at": None,
             "error": None,
             "incomplete_details": None,
             "output": list(output),
@@ -68,13 +69,12 @@ def message_item(identity: str, parts: Sequence[Item], status: Status) -> Item:
 
 def text_part(text: str, scores: Sequence[TokenScore]) -> Item:
     """The text of a message with the scores of its tokens, if they were asked for."""
-    logprobs = [_score(score) | {"top_logprobs": list(map(_score, _top(score)))} for score in scores]
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": listed(scores)}
 
 
-def event_scores(scores: Sequence[TokenScore]) -> Sequence[Mapping[str, object]]:
-    """Scores as events have them: without bytes."""
-    return [_named(score) | {"top_logprobs": list(map(_named, _top(score)))} for score in scores]
+def listed(scores: Sequence[TokenScore]) -> Sequence[Mapping[str, object]]:
+    """Scores in OpenAI's form."""
+    return [_score(score) | {"top_logprobs": list(map(_score, score.get("top_logprobs") or ()))} for score in scores]
 
 
 def call_item(call: ToolCall, status: Status) -> Item:
@@ -93,13 +93,5 @@ def _usage(usage: Usage) -> Mapping[str, object]:
     }
 
 
-def _top(score: TokenScore) -> Sequence[TopToken]:
-    return score.get("top_logprobs") or ()
-
-
 def _score(score: TokenScore | TopToken) -> dict[str, object]:
-    return _named(score) | {"bytes": score["bytes"]}
-
-
-def _named(score: TokenScore | TopToken) -> dict[str, object]:
-    return {"token": score["token"], "logprob": score["logprob"]}
+    return {"token": score["token"], "bytes": score["bytes"], "logprob": score["logprob"]}

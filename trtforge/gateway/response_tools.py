@@ -61,7 +61,9 @@ def _format(fields: Fields) -> tuple[Guide | None, Mapping[str, object]]:
     name, schema = checked_name(given.get("name"), f"{_FORMAT}.name"), given.get("schema")
     if not isinstance(schema, dict):
         raise wrong(f"{_FORMAT}.schema", "an object", schema)
-    return guide_of(schema), {"type": kind, "name": name, "schema": schema, **_described(given, _FORMAT)}
+    described = _described(given, _FORMAT)
+    shown = {"type": kind, "name": name, "schema": schema, **described, "strict": described["strict"] or False}
+    return guide_of(schema), shown
 
 
 def _tools(fields: Fields) -> list[Mapping[str, Any]]:

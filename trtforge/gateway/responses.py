@@ -52,6 +52,8 @@ _REFUSED = {
     "moderation": "it is not supported by this server",
 }
 """Fields that change an answer in OpenAI's API, and what to do without them."""
+_SHOWN_NUMBERS = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Fields that `read_sampling` has checked, with OpenAI's defaults."""
 _SHOWN_TEXTS = ("prompt_cache_key", "safety_identifier", "user")
 KNOWN = (
     (SHARED - frozenset(_MOVED))
@@ -118,8 +120,7 @@ def read_response(values: Mapping[str, Any], limits: GatewayLimits) -> ResponseC
         "max_output_tokens": max_tokens,
         "max_tool_calls": fields.integer("max_tool_calls", 1, MOST_TOKENS),
         "metadata": _metadata(fields),
-        "temperature": _given(fields.number("temperature", 0, 2)),
-        "top_p": _given(fields.number("top_p", 0, 1)),
+        **{name: float(fields.get(name) if name in fields else default) for name, default in _SHOWN_NUMBERS.items()},
         "top_logprobs": top_logprobs,
         **asked.shown,
         **{name: _text(fields, name) for name in _SHOWN_TEXTS},
@@ -171,8 +172,3 @@ def _text(fields: Fields, name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise wrong(name, "a string", value)
     return value
-
-
-def _given(value: float | None) -> float:
-    """A temperature or top_p; both are 1 by default."""
-    return 1.0 if value is None else value
