@@ -176,6 +176,7 @@ STORED = "not stored by this server"
         ({"context_management": []}, "context_management", "input is not shortened"),
         ({"moderation": {}}, "moderation", "not supported"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort", "not supported by this server: leave it out"),
+        ({"reasoning": {"effort": "none"}}, "reasoning.effort", "is set by chat_template_kwargs"),
         ({"reasoning": {"efort": "low"}}, "reasoning.efort", "did you mean reasoning.effort?"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "say it in instructions"),
         ({"text": {"format": []}}, "text.format", "an object, not an array of 0"),
