@@ -12,6 +12,7 @@ import uvicorn
 from tests.patience import PATIENCE, eventually
 from trtforge.core.api_keys import ApiKeys
 from trtforge.core.host_check import HostCheck
+from trtforge.core.reasoning import ReasoningParser
 from trtforge.gateway.app import make_app
 from trtforge.gateway.backend import Backend
 from trtforge.gateway.limits import GatewayLimits
@@ -55,9 +56,10 @@ def running(
     served_name: str | None = None,
     hosts: HostCheck | None = None,
     connections: int | None = None,
+    reasoning: ReasoningParser | None = None,
 ) -> Iterator[Gateway]:
     """A gateway that answers meanwhile."""
-    service = Service(Router(backends, served_name), keys, limits, hosts)
+    service = Service(Router(backends, served_name), keys, limits, hosts, reasoning)
     options = uvicorn.Config(
         make_app(service), port=0, http=BoundedProtocol, lifespan="off", log_level="warning", ws="none"
     )

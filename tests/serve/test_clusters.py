@@ -210,6 +210,8 @@ def test_a_release_without_a_known_image_has_a_batch_script_too(tmp_path: Path) 
 
 
 def test_a_script_is_printed_and_not_started(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="slurm does not support --reasoning-parser: its script starts no gateway"):
+        plan(repository(tmp_path), launcher="slurm", reasoning_parser="qwen3")
     launch = plan(repository(tmp_path), launcher="slurm")
     with pytest.raises(ForgeError, match="--launcher slurm prints a batch script and starts nothing itself") as caught:
         require_runnable(launch, facts_of(tmp_path / "repository"))

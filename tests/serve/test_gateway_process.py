@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -88,8 +89,13 @@ def test_without_its_packages_the_api_is_left_out(monkeypatch: pytest.MonkeyPatc
     assert caught.value.hint == f"Run `{install_command('openai')}`."
 
 
-def test_contrary_options_are_refused() -> None:
-    with pytest.raises(UsageError, match="exclude each other"), with_openai_port(ports(openai=False, openai_port=9000)):
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [("--openai-port", {"openai_port": 9000}), ("--reasoning-parser", {"reasoning_parser": "qwen3"})],
+)
+def test_contrary_options_are_refused(option: str, given: dict[str, Any]) -> None:
+    said = f"{option} and --no-openai exclude each other"
+    with pytest.raises(UsageError, match=said), with_openai_port(ports(openai=False, **given)):
         pass
 
 
@@ -105,6 +111,13 @@ def test_the_command_has_the_same_keys_and_is_shown(fake_repository: Path, tmp_p
     assert launch.gateway.argv == argv
     assert " \\\n  ".join(argv) in launch.describe()
     assert plan_launch(ServeConfig(), fake_repository, facts, RUNTIME).gateway is None
+
+
+def test_the_gateway_knows_the_form_of_reasoning(fake_repository: Path) -> None:
+    facts = read_facts(open_to_run(fake_repository, "repository"))
+    launch = plan_launch(ServeConfig(openai_port=8003, reasoning_parser="qwen3"), fake_repository, facts, RUNTIME)
+    assert launch.gateway is not None
+    assert launch.gateway.argv[-1] == "--reasoning-parser=qwen3"
 
 
 def test_the_gateway_and_the_front_allow_the_same_hosts(fake_repository: Path) -> None:

@@ -177,13 +177,14 @@ def test_a_release_without_triton_is_served_by_trtllm_serve_with_the_same_argume
     with pytest.raises(ForgeError, match=r"no known container has TensorRT-LLM 1\.3\.0") as refused:
         plan(repository, launcher="docker")
     assert "--launcher trtllm-serve --dry-run" in refused.value.hint
-    launch = plan(repository, launcher="trtllm-serve", http_port=8123)
+    launch = plan(repository, launcher="trtllm-serve", http_port=8123, reasoning_parser="qwen3")
     words = list(launch.argv)
     assert words[:3] == ["docker", "run", "--rm"]
     image = words.index("nvcr.io/nvidia/tensorrt-llm/release:1.3.0")
     assert words[image + 1 :] == [
         *("trtllm-serve", "/models/tensorrt_llm/1/engine", "--host", "127.0.0.1", "--port", "8123"),
         *("--extra_llm_api_options", "/models/tensorrt_llm/1/trtllm_serve.yaml"),
+        *("--reasoning_parser", "qwen3"),
     ]
     assert f"{repository}:/models:ro" in words
     written = yaml.safe_load((repository / "tensorrt_llm" / "1" / "trtllm_serve.yaml").read_text())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trtforge.cli import show
-from trtforge.cli.options import ENDPOINTS, MOST_SECONDS, AllowHost, Verbose, from_options
+from trtforge.cli.options import ENDPOINTS, MOST_SECONDS, AllowHost, ReasoningParserOption, Verbose, from_options
 from trtforge.core import defaults
 from trtforge.core.errors import UsageError
 
@@ -70,6 +70,7 @@ def gateway(
         ),
     ] = None,
     allow_host: AllowHost = None,
+    reasoning_parser: ReasoningParserOption = None,
     drain_timeout: Annotated[
         float,
         typer.Option(
@@ -101,6 +102,7 @@ def gateway(
             "port": port,
             "api_key_file": api_key_file,
             "allowed_hosts": tuple(allow_host or ()),
+            "reasoning_parser": reasoning_parser,
             "drain_timeout": drain_timeout,
         },
         "gateway",

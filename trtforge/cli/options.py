@@ -10,6 +10,7 @@ import typer
 from trtforge.cli import completion
 from trtforge.core import defaults
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.reasoning import REASONING_PARSERS
 
 if TYPE_CHECKING:
     from trtforge.core.config_model import Config
@@ -54,6 +55,18 @@ AllowHost = Annotated[
         rich_help_panel=ENDPOINTS,
         help="Host name beside localhost that clients may use while the server listens on loopback without API keys; "
         "repeatable.",
+        show_default=False,
+    ),
+]
+ReasoningParserOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reasoning-parser",
+        metavar="NAME",
+        autocompletion=completion.words(*REASONING_PARSERS),
+        rich_help_panel=ENDPOINTS,
+        help="Return the reasoning of models that think first apart from the answer, in chats of OpenAI's API: "
+        "deepseek-r1 or qwen3, as in trtllm-serve.",
         show_default=False,
     ),
 ]

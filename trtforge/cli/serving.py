@@ -12,6 +12,7 @@ from trtforge.cli.options import (
     AllowHost,
     KvCacheDir,
     KvCacheDirBytes,
+    ReasoningParserOption,
     Verbose,
     from_options,
 )
@@ -74,6 +75,7 @@ def serve(
         ),
     ] = None,
     allow_host: AllowHost = None,
+    reasoning_parser: ReasoningParserOption = None,
     launcher: Annotated[
         str,
         typer.Option(
@@ -184,6 +186,7 @@ def serve(
             "open": parse_doors(open or ()),
             "api_key_file": api_key_file,
             "allowed_hosts": tuple(allow_host or ()),
+            "reasoning_parser": reasoning_parser,
             "launcher": launcher,
             "hosts": [host.strip() for host in hosts.split(",")] if hosts else (),
             "nodes": nodes,

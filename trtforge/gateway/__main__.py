@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.reasoning import REASONING_PARSERS
 from trtforge.machine.processes import end_with_parent
 
 _POLL = 0.05
@@ -24,6 +25,7 @@ def main() -> int:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--api-key-file", type=Path, help="API keys, one per line, each of at least 16 characters")
     parser.add_argument("--allow-host", action="append", default=[], help="a host name beside localhost")
+    parser.add_argument("--reasoning-parser", choices=REASONING_PARSERS, help="form of the reasoning")
     parser.add_argument("--drain-timeout", type=float, required=True, help="seconds for running requests")
     parser.add_argument("--wait", action="store_true", help="begin when the first backend listens")
     options = parser.parse_args()
@@ -45,6 +47,7 @@ def main() -> int:
         api_key_file=options.api_key_file,
         allowed_hosts=tuple(options.allow_host),
         drain_timeout=options.drain_timeout,
+        reasoning_parser=options.reasoning_parser,
     )
     try:
         run(config)

@@ -59,6 +59,7 @@ class ChatAnswer:
         for index, choice in enumerate(choices):
             text, calls = (choice.text, ()) if self._use is None else split(self._use, choice.text)
             message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
+            message |= {"reasoning_content": choice.reasoning} if choice.reasoning else {}
             if calls:
                 message |= {"content": text or None, "tool_calls": [call.as_json() for call in calls]}
             found.append(
@@ -77,8 +78,9 @@ class ChatAnswer:
         calls: Sequence[ToolCall] = ()
         if self._use is not None:
             delta, calls = self._held.setdefault(delta.index, HeldCalls(self._use)).take(delta)
-        if delta.text or delta.logprobs or delta.index not in self._begun:
+        if delta.text or delta.reasoning or delta.logprobs or delta.index not in self._begun:
             role = "" if delta.index in self._begun else '"role":"assistant",'
+            role += f'"reasoning_content":{json.dumps(delta.reasoning)},' if delta.reasoning else ""
             self._begun.add(delta.index)
             scores = json.dumps(self._scores(delta.logprobs)) if self._logprobs else "null"
             choice = (

@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trtforge.core.reasoning import ReasoningParser
 from trtforge.gateway.errors import bad_request
 from trtforge.gateway.fields import Fields, wrong
 from trtforge.gateway.limits import GatewayLimits
-from trtforge.gateway.messages import MESSAGE_ROLES, TEMPLATE_FIELDS, conversation, earlier_call, text_of
+from trtforge.gateway.messages import MESSAGE_ROLES, TEMPLATE_FIELDS, asks_to_think, conversation, earlier_call, text_of
 from trtforge.gateway.request import TextRequest
 from trtforge.gateway.sampling_fields import (
     MOST_TOKENS,
@@ -21,6 +22,7 @@ from trtforge.gateway.sampling_fields import (
 )
 from trtforge.gateway.tools import Structure, read_structure
 
+_REASONING = ("reasoning_content", "reasoning")
 _REFUSED = ("audio", "modalities", "reasoning_effort", "verbosity", "web_search_options", "moderation")
 _GUIDED = ("response_format", "tools", "tool_choice", "functions", "function_call")
 KNOWN = (
@@ -34,12 +36,22 @@ _PARTS = {"text": "text", "refusal": "refusal"}
 
 @dataclass(frozen=True)
 class ChatCall:
-    """A request for chat. `name`: of the model, as the client gave it."""
+    """A request for chat. `name`: of the model, as the client gave it; `thinks`: see `asks_to_think`."""
 
     name: str
     request: TextRequest
     delivery: Delivery
     structure: Structure
+    thinks: bool = True
+
+    def parser_of(self, model: ReasoningParser | None) -> ReasoningParser | None:
+        """How its answer is parsed where the model's answers have reasoning as `model` says.
+
+        A guided answer is what it is to be from its first token on; a prompt that asks for no thinking ends its part.
+        """
+        if self.request.guide is not None:
+            return None
+        return model if self.thinks or model is None else "qwen3"
 
 
 def read_chat(values: Mapping[str, Any], limits: GatewayLimits) -> ChatCall:
@@ -65,7 +77,7 @@ def read_chat(values: Mapping[str, Any], limits: GatewayLimits) -> ChatCall:
         top_logprobs=top_logprobs or 0,
         guide=structure.guide,
     )
-    return ChatCall(name, request, delivery, structure)
+    return ChatCall(name, request, delivery, structure, asks_to_think(fields))
 
 
 def _max_tokens(fields: Fields) -> int:
@@ -104,15 +116,27 @@ def _message(given: object, where: str, limits: GatewayLimits) -> Mapping[str, o
         raise wrong(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
     if role == "assistant" and given.get("tool_calls"):
         calls = _calls(given["tool_calls"], f"{where}.tool_calls", limits)
-        said = given.get("content") or ""
-        return {"role": role, "content": text_of(said, f"{where}.content", _PARTS, limits), "tool_calls": calls}
+        said = text_of(given.get("content") or "", f"{where}.content", _PARTS, limits)
+        return {"role": role, "content": said, "tool_calls": calls, **_reasoning(given, where)}
     message = {"role": _ROLES[role], "content": text_of(given.get("content"), f"{where}.content", _PARTS, limits)}
+    if role == "assistant":
+        return {**message, **_reasoning(given, where)}
     if role != "tool":
         return message
     answered = given.get("tool_call_id")
     if not isinstance(answered, str) or not answered:
         raise wrong(f"{where}.tool_call_id", "a non-empty string", answered)
     return {**message, "tool_call_id": answered}
+
+
+def _reasoning(given: Mapping[str, Any], where: str) -> Mapping[str, object]:
+    """The reasoning of an earlier answer, which chat templates may show to the model again."""
+    name = next((name for name in _REASONING if given.get(name)), None)
+    if name is None:
+        return {}
+    if not isinstance(given[name], str):
+        raise wrong(f"{where}.{name}", "a string", given[name])
+    return {"reasoning_content": given[name]}
 
 
 def _calls(given: object, where: str, limits: GatewayLimits) -> list[Mapping[str, object]]:

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from trtforge.core import defaults
 from trtforge.core.config_model import Config
 from trtforge.core.host_check import AllowedHost
+from trtforge.core.reasoning import ReasoningParser
 
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
 
@@ -22,6 +23,9 @@ class GatewayConfig(Config):
     )
     served_model_name: str | None = Field(None, min_length=1, description="Another name of the first model.")
     adapters: dict[str, int] = Field({}, description="Task ids of the first model's LoRA adapters, by name.")
+    reasoning_parser: ReasoningParser | None = Field(
+        None, description="Form of the reasoning that chat returns apart from the answer."
+    )
     host: str = Field(defaults.LOOPBACK, description="Address to listen on.")
     port: int = Field(defaults.GATEWAY_PORT, ge=1, le=65535, description="Port to listen on.")
     api_key_file: Path | None = Field(

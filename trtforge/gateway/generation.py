@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from trtforge.core.reasoning import ReasoningParser
 from trtforge.gateway.backend import Backend, BackendError
 from trtforge.gateway.request import Piece, TextRequest, TokenScore
 from trtforge.gateway.sequence import CANCELLED, AnswerSequence, Delta
@@ -25,15 +26,18 @@ class Choice:
     text: str
     finish_reason: str
     logprobs: list[TokenScore] = field(default_factory=list)
+    reasoning: str = ""
 
 
 class Generation:
-    """One prompt and its sequences. `first`: index of its first choice."""
+    """One prompt and its sequences. `first`: index of its first choice; `parser`: of the reasoning of its answers."""
 
-    def __init__(self, backend: Backend, request: TextRequest, first: int = 0) -> None:
+    def __init__(
+        self, backend: Backend, request: TextRequest, first: int = 0, parser: ReasoningParser | None = None
+    ) -> None:
         self._backend = backend
         self._request = request
-        self._sequences = [AnswerSequence(request, first + number) for number in range(request.sequences)]
+        self._sequences = [AnswerSequence(request, first + number, parser) for number in range(request.sequences)]
         self._input_tokens: int | None = None
         self._overrun = False
         self.prompt_logprobs: Sequence[TokenScore] = ()
@@ -74,13 +78,15 @@ class Generation:
 
 
 class Generations:
-    """All prompts of one API request."""
+    """All prompts of one API request. `parser`: of the reasoning of all answers."""
 
-    def __init__(self, backend: Backend, requests: Sequence[TextRequest]) -> None:
+    def __init__(
+        self, backend: Backend, requests: Sequence[TextRequest], parser: ReasoningParser | None = None
+    ) -> None:
         self.parts: list[Generation] = []
         first = 0
         for request in requests:
-            self.parts.append(Generation(backend, request, first))
+            self.parts.append(Generation(backend, request, first, parser))
             first += request.sequences
         self.choices = first
 
@@ -120,14 +126,16 @@ class Generations:
     async def whole(self) -> list[Choice]:
         """All choices, complete. Raises BackendError."""
         texts: list[list[str]] = [[] for _ in range(self.choices)]
+        reasonings: list[list[str]] = [[] for _ in range(self.choices)]
         choices = [Choice("", "stop") for _ in range(self.choices)]
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
                 texts[delta.index].append(delta.text)
+                reasonings[delta.index].append(delta.reasoning)
                 choices[delta.index].logprobs.extend(delta.logprobs)
                 choices[delta.index].finish_reason = delta.finish_reason or "stop"
-        for choice, text in zip(choices, texts, strict=True):
-            choice.text = "".join(text)
+        for choice, text, reasoning in zip(choices, texts, reasonings, strict=True):
+            choice.text, choice.reasoning = "".join(text), "".join(reasoning)
         return choices
 
 

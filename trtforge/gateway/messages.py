@@ -28,6 +28,12 @@ def conversation(messages: Sequence[Mapping[str, object]], tools: Sequence[Mappi
     return json.dumps({"messages": messages, **options} if options else messages, ensure_ascii=False)
 
 
+def asks_to_think(fields: Fields) -> bool:
+    """False where the options of the chat template say that the model shall not think (Qwen3, DeepSeek-V3.1)."""
+    options = fields.object("chat_template_kwargs") if "chat_template_kwargs" in fields else {}
+    return all(options.get(name) is not False for name in ("enable_thinking", "thinking"))
+
+
 def text_of(given: object, where: str, kinds: Mapping[str, str], limits: GatewayLimits) -> str:
     """The text of a content: a string, or parts. `kinds`: the accepted types of parts, with the field of their text."""
     if isinstance(given, str):

@@ -15,6 +15,8 @@ from trtforge.gateway.response_object import (
     listed,
     message_item,
     new_id,
+    reasoning_item,
+    reasoning_part,
     text_part,
 )
 from trtforge.gateway.sequence import Delta
@@ -30,6 +32,7 @@ class ResponseAnswer:
         self._use = use
         self._held = None if use is None else HeldCalls(use)
         self._number = 0
+        self._reasoning: _Reasoning | None = None
         self._message: _Message | None = None
         self._unsent: list[TokenScore] = []
         self._output: list[Item] = []
@@ -40,8 +43,12 @@ class ResponseAnswer:
         (choice,) = choices
         text, calls = (choice.text, ()) if self._use is None else split(self._use, choice.text)
         status = _ended(choice.finish_reason)
-        message = [_Message([text], choice.logprobs).item(status)] if text or not calls else []
-        output = [*message, *(self._call(call, status) for call in calls)]
+        output: list[Item] = []
+        if choice.reasoning:
+            output.append(_Reasoning([choice.reasoning]).item("completed" if text or calls else status))
+        if text or not (calls or output):
+            output.append(_Message(len(output), [text], choice.logprobs).item(status))
+        output += [self._call(call, status) for call in calls]
         return _encode(self._response.ended(status, output, usage)).encode()
 
     def events(self, delta: Delta) -> bytes:
@@ -55,8 +62,13 @@ class ResponseAnswer:
             delta, calls = self._held.take(delta)
         self._unsent += delta.logprobs
         last = delta.finish_reason is not None
-        if self._message is None and (delta.text or (last and not calls)):
-            self._message = _Message([], [])
+        events += self._thinks(delta.reasoning)
+        if self._reasoning is not None and (delta.text or last):
+            events += self._reasoning_ends(
+                self._reasoning, "completed" if delta.text or calls else _ended(delta.finish_reason)
+            )
+        if self._message is None and (delta.text or (last and not calls and not self._output)):
+            self._message = _Message(len(self._output), [], [])
             events += self._message_begins(self._message)
         if self._message is not None and (delta.text or (last and self._unsent)):
             events.append(self._text(self._message, delta.text))
@@ -75,15 +87,39 @@ class ResponseAnswer:
 
     def failure(self, error: ApiError) -> bytes:
         """See Answer."""
-        output = list(self._output)
-        if self._message is not None and not output:
-            output.append(self._message.item("incomplete"))
+        unfinished = self._reasoning or self._message
+        output = [*self._output, *([] if unfinished is None else [unfinished.item("incomplete")])]
         return self._event("response.failed", response=self._response.failed(error, output)).encode()
+
+    def _thinks(self, text: str) -> list[str]:
+        """The events of new reasoning, which comes before everything else."""
+        if not text:
+            return []
+        events = []
+        if self._reasoning is None:
+            self._reasoning = _Reasoning([])
+            item = reasoning_item(self._reasoning.identity, (), "in_progress")
+            part = {**self._reasoning.place, "part": reasoning_part("")}
+            events += [
+                self._event("response.output_item.added", output_index=0, item=item),
+                self._event("response.content_part.added", **part),
+            ]
+        self._reasoning.texts.append(text)
+        return [*events, self._event("response.reasoning_text.delta", **self._reasoning.place, delta=text)]
+
+    def _reasoning_ends(self, reasoning: "_Reasoning", status: Status) -> list[str]:
+        self._reasoning, item = None, reasoning.item(status)
+        self._output.append(item)
+        return [
+            self._event("response.reasoning_text.done", **reasoning.place, text=reasoning.text),
+            self._event("response.content_part.done", **reasoning.place, part=reasoning_part(reasoning.text)),
+            self._event("response.output_item.done", output_index=0, item=item),
+        ]
 
     def _message_begins(self, message: "_Message") -> list[str]:
         item = message_item(message.identity, (), "in_progress")
         return [
-            self._event("response.output_item.added", output_index=0, item=item),
+            self._event("response.output_item.added", output_index=message.index, item=item),
             self._event("response.content_part.added", **message.place, part=text_part("", ())),
         ]
 
@@ -101,10 +137,11 @@ class ResponseAnswer:
         text, scores = "".join(message.texts), listed(message.scores)
         item = message.item(self._status)
         self._output.append(item)
+        self._message = None
         return [
             self._event("response.output_text.done", **message.place, text=text, logprobs=scores),
             self._event("response.content_part.done", **message.place, part=message.part()),
-            self._event("response.output_item.done", output_index=0, item=item),
+            self._event("response.output_item.done", output_index=message.index, item=item),
         ]
 
     def _called(self, call: ToolCall) -> list[str]:
@@ -130,14 +167,36 @@ class ResponseAnswer:
         return f"event: {kind}\ndata: {_encode({'type': kind, 'sequence_number': number, **values})}\n\n"
 
 
-class _Message:
-    """The message of an answer, as far as it came. `place`: of its text; `beginning`: of the events of that."""
+class _Reasoning:
+    """The reasoning of an answer, as far as it came: the first item of the output. `place`: of its text."""
 
-    def __init__(self, texts: list[str], scores: list[TokenScore]) -> None:
+    def __init__(self, texts: list[str]) -> None:
+        self.identity = new_id("rs")
+        self.texts = texts
+        self.place = {"item_id": self.identity, "output_index": 0, "content_index": 0}
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.texts)
+
+    def item(self, status: Status) -> Item:
+        """The reasoning as an item of the output."""
+        return reasoning_item(self.identity, (self.text,), status)
+
+
+class _Message:
+    """The message of an answer, as far as it came, and the `index` of its item.
+
+    `place`: of its text; `beginning`: of the events of that.
+    """
+
+    def __init__(self, index: int, texts: list[str], scores: list[TokenScore]) -> None:
         self.identity = new_id("msg")
+        self.index = index
         self.texts = texts
         self.scores = scores
-        self.place = {"item_id": self.identity, "output_index": 0, "content_index": 0}
+        self.place = {"item_id": self.identity, "output_index": index, "content_index": 0}
         kind = "response.output_text.delta"
         head = _encode({"type": kind, **self.place})
         self.beginning = f'event: {kind}\ndata: {head[:-1]},"sequence_number":'
@@ -151,7 +210,7 @@ class _Message:
         return message_item(self.identity, (self.part(),), status)
 
 
-def _ended(reason: str) -> Status:
+def _ended(reason: str | None) -> Status:
     return "incomplete" if reason == "length" else "completed"
 
 

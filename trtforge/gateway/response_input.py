@@ -10,7 +10,8 @@ from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.messages import MESSAGE_ROLES, earlier_call, text_of
 
 _PARTS = {"input_text": "text", "output_text": "text", "refusal": "refusal"}
-_ACCEPTED = "message, function_call and function_call_output"
+_REASONING = {"reasoning_text": "text"}
+_ACCEPTED = "message, function_call, function_call_output and reasoning"
 
 
 def read_messages(fields: Fields, limits: GatewayLimits) -> list[Mapping[str, object]]:
@@ -30,19 +31,25 @@ def read_messages(fields: Fields, limits: GatewayLimits) -> list[Mapping[str, ob
         raise bad_request(f"input has {len(given)} items, at most {limits.messages} are accepted", "input")
     for number, item in enumerate(given):
         found.take(item, f"input[{number}]")
+    if not found.messages:
+        raise bad_request("input holds nothing but reasoning", "input")
     return found.messages
 
 
 @dataclass
 class _Messages:
-    """The messages so far. `calls`: ids of the calls in them."""
+    """The messages so far. `calls`: ids of the calls in them; `reasoning`: before the next item."""
 
     limits: GatewayLimits
     messages: list[Mapping[str, object]] = field(default_factory=list)
     calls: set[str] = field(default_factory=set)
+    reasoning: str = ""
 
     def add(self, role: str, content: str, **more: object) -> None:
-        """Append a message."""
+        """Append a message, that of an assistant with the reasoning before it."""
+        if self.reasoning and role == "assistant":
+            more["reasoning_content"] = self.reasoning
+        self.reasoning = ""
         self.messages.append({"role": role, "content": content, **more})
 
     def take(self, item: object, where: str) -> None:
@@ -57,6 +64,9 @@ class _Messages:
                 self._take_call(item, where)
             case "function_call_output":
                 self._take_output(item, where)
+            case "reasoning":
+                content = item.get("content") or []  # none where it is only summarised or encrypted
+                self.reasoning = text_of(content, f"{where}.content", _REASONING, self.limits)
             case _:
                 raise _other_item(kind, where)
 

@@ -67,6 +67,17 @@ def message_item(identity: str, parts: Sequence[Item], status: Status) -> Item:
     return {"id": identity, "type": "message", "status": status, "role": "assistant", "content": list(parts)}
 
 
+def reasoning_item(identity: str, texts: Sequence[str], status: Status) -> Item:
+    """What the model thinks before it says or calls something."""
+    content = [reasoning_part(text) for text in texts]
+    return {"id": identity, "type": "reasoning", "status": status, "summary": [], "content": content}
+
+
+def reasoning_part(text: str) -> Item:
+    """The text of a reasoning."""
+    return {"type": "reasoning_text", "text": text}
+
+
 def text_part(text: str, scores: Sequence[TokenScore]) -> Item:
     """The text of a message with the scores of its tokens, if they were asked for."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": listed(scores)}

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trtforge.core.reasoning import ReasoningParser, ReasoningText
 from trtforge.core.stop_text import StopText
 from trtforge.gateway.request import Piece, TextRequest, TokenScore
 
@@ -12,21 +13,24 @@ CANCELLED = "cancelled"
 
 @dataclass(slots=True)
 class Delta:
-    """What is new in one choice. `finish_reason`: "stop" or "length" in its last delta, else None."""
+    """What is new in one choice. `reasoning`: what comes before its text. `finish_reason`: "stop" or "length" in its
+    last delta, else None."""
 
     index: int
     text: str = ""
     finish_reason: str | None = None
     logprobs: Sequence[TokenScore] = field(default=())
+    reasoning: str = ""
 
 
 class AnswerSequence:
-    """The state of one sequence of a request. `index`: of its choice."""
+    """The state of one sequence of a request. `index`: of its choice; `parser`: of its reasoning, if it has any."""
 
-    def __init__(self, request: TextRequest, index: int) -> None:
+    def __init__(self, request: TextRequest, index: int, parser: ReasoningParser | None = None) -> None:
         self._request = request
         self._index = index
         self._stop = StopText(request.stop) if request.stop else None
+        self._reasoning = None if parser is None else ReasoningText(parser)
         self._scores: deque[tuple[int, TokenScore]] = deque()
         self._received = 0
         self._released = 0
@@ -50,9 +54,12 @@ class AnswerSequence:
                 scores = self._released_scores(scores, text, last=reason is not None)
             self._released += len(text.encode())
         self.finished = reason is not None
-        if not text and not scores and reason is None:
+        reasoning = ""
+        if self._reasoning is not None:
+            reasoning, text = self._reasoning.push(text, last=self.finished)
+        if not text and not reasoning and not scores and reason is None:
             return None
-        return Delta(self._index, text, reason, scores)
+        return Delta(self._index, text, reason, scores, reasoning)
 
     def end(self) -> Delta | None:
         """The last delta of a server that does not say why a sequence ended; None if the last one was sent."""

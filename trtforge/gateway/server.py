@@ -52,7 +52,7 @@ def run(config: GatewayConfig, on_listening: Callable[[], None] | None = None) -
     router = Router(backends, config.served_model_name, config.adapters)
     hosts = HostCheck.of(config.host, config.allowed_hosts, with_keys=keys is not None)
     options = uvicorn.Config(
-        make_app(Service(router, keys, hosts=hosts)),
+        make_app(Service(router, keys, hosts=hosts, reasoning=config.reasoning_parser)),
         http=BoundedProtocol,
         limit_concurrency=min(_MOST_CONNECTIONS, raise_open_file_limit() // 2),
         ws="none",

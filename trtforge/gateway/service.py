@@ -11,6 +11,7 @@ from typing import Any
 
 from trtforge.core.api_keys import ApiKeys
 from trtforge.core.host_check import HostCheck
+from trtforge.core.reasoning import ReasoningParser
 from trtforge.gateway.answers import Answer, ChatAnswer, CompletionAnswer
 from trtforge.gateway.backend import BackendError
 from trtforge.gateway.chat import ChatCall, read_chat
@@ -33,7 +34,10 @@ _CLIENT_LEFT = 499
 
 
 class Service:
-    """The gateway's endpoints. `keys` None: no key is required; `hosts` None: every Host and Origin is accepted."""
+    """The gateway's endpoints. `keys` None: no key is required; `hosts` None: every Host and Origin is accepted.
+
+    `reasoning`: how the reasoning in answers of chats and responses is told from their text.
+    """
 
     def __init__(
         self,
@@ -41,12 +45,14 @@ class Service:
         keys: ApiKeys | None = None,
         limits: GatewayLimits | None = None,
         hosts: HostCheck | None = None,
+        reasoning: ReasoningParser | None = None,
     ) -> None:
         self.router = router
         self.metrics = Metrics()
         self.limits = limits or GatewayLimits()
         self._keys = keys
         self._hosts = hosts
+        self._reasoning = reasoning
         self._running = 0
         self._held = 0
         self._created = int(time.time())
@@ -146,7 +152,7 @@ class Service:
         if call.request.guide is not None and not chosen.model.takes_guides:
             raise call.structure.unguided()
         request = replace(call.request, model=chosen.model.name, adapter=chosen.adapter)
-        return chosen, Generations(self.router, (request,))
+        return chosen, Generations(self.router, (request,), call.parser_of(self._reasoning))
 
     async def _completion(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
         call = read_completion(values, self.limits)

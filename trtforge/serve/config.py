@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from trtforge.core import defaults
+from trtforge.core.reasoning import ReasoningParser
 from trtforge.launch.config import ServerConfig
 
 Launcher = Literal["auto", "local", "docker", "mpi", "orchestrator", "slurm", "trtllm-serve"]
@@ -19,6 +20,9 @@ class ServeConfig(ServerConfig):
     openai: bool = Field(True, description="Offer OpenAI's API too, if its packages are installed.")
     openai_port: int | None = Field(
         None, ge=0, le=65535, description="Port of OpenAI's API; default: a free one above the others."
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        None, description="Form of the reasoning that OpenAI's API returns apart from the answer."
     )
     launcher: Launcher = Field(
         "auto",

@@ -35,6 +35,7 @@ class GatewayCommand:
     required: bool = True
     adapters: tuple[tuple[str, int], ...] = ()
     allowed_hosts: tuple[str, ...] = ()
+    reasoning_parser: str | None = None
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -46,6 +47,7 @@ class GatewayCommand:
             f"--drain-timeout={_DRAIN}",
             *((f"--api-key-file={self.api_key_file}",) if self.api_key_file is not None else ()),
             *(f"--allow-host={name}" for name in self.allowed_hosts),
+            *((f"--reasoning-parser={self.reasoning_parser}",) if self.reasoning_parser is not None else ()),
         )
 
 
@@ -56,9 +58,16 @@ def gateway_command(config: ServeConfig, facts: RepositoryFacts, *, required: bo
     keys = None if config.api_key_file is None else config.api_key_file.absolute()
     model = facts.model("ensemble")
     adapters = tuple(sorted(facts.adapters.items(), key=lambda each: each[1]))
-    allowed = config.allowed_hosts
     return GatewayCommand(
-        config.host, config.openai_port, config.grpc_address, model, keys, required, adapters, allowed
+        config.host,
+        config.openai_port,
+        config.grpc_address,
+        model,
+        keys,
+        required,
+        adapters,
+        config.allowed_hosts,
+        config.reasoning_parser,
     )
 
 
@@ -67,12 +76,14 @@ def with_openai_port(config: ServeConfig) -> Iterator[ServeConfig]:
     """`config` with the port of OpenAI's API settled, or without that API: no packages, or (with a warning) no port.
 
     A port that was chosen here is kept from other programs within the block; a dry run binds none. Raises ForgeError if
-    a port is given and the packages are missing.
+    an option of that API is given and the packages are missing.
     """
-    if not config.openai and config.openai_port is not None:
-        raise UsageError("--openai-port and --no-openai exclude each other", hint="Leave one of them out.")
-    if config.openai_port is not None:
-        require_openai("--openai-port")
+    given = {"--openai-port": config.openai_port, "--reasoning-parser": config.reasoning_parser}
+    option = next((name for name, value in given.items() if value is not None), None)
+    if not config.openai and option is not None:
+        raise UsageError(f"{option} and --no-openai exclude each other", hint="Leave one of them out.")
+    if option is not None and config.launcher != "trtllm-serve":
+        require_openai(option)
     if not config.openai or config.openai_port is not None:
         yield config
     elif lacks_openai() is not None:

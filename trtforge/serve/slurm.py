@@ -33,11 +33,16 @@ def slurm_script(
     prefix: str,
     container: Container | None,
 ) -> str:
-    """The text of the script, for `sbatch`. Raises ForgeError for API keys, which only the HTTP front checks."""
+    """The text of the script, for `sbatch`. Raises ForgeError for what only the HTTP front and the gateway do."""
     if config.api_key_file is not None:
         raise ForgeError(
             "--launcher slurm does not support --api-key-file: clients reach Triton's own HTTP, which checks no keys",
             hint="Put a gateway that checks keys in front of it.",
+        )
+    if config.reasoning_parser is not None:
+        raise ForgeError(
+            "--launcher slurm does not support --reasoning-parser: its script starts no gateway",
+            hint="Run `trtforge gateway --reasoning-parser` beside the server.",
         )
     root, nodes = packaged_root(facts), nodes_of(config)
     listener = ("tritonserver", *server_arguments(config, facts, root, f"{prefix}_0", listening))

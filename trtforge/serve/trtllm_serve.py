@@ -50,6 +50,7 @@ def serve_command(config: ServeConfig, facts: RepositoryFacts) -> tuple[str, ...
         *("trtllm-serve", facts.engine_path),
         *("--host", config.host, "--port", str(config.http_port)),
         *("--extra_llm_api_options", str(Path(facts.engine_path).parent / SERVE_FILE)),
+        *(("--reasoning_parser", config.reasoning_parser) if config.reasoning_parser is not None else ()),
     )
 
 
