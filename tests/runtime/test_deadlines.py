@@ -1,6 +1,7 @@
 """Requests with an allotted time end with what they have when it has passed, wherever they are."""
 
 import queue
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,22 @@ def test_an_idle_engine_wakes_for_a_request_whose_guide_is_compiled(
         )
         engine.submit(guided, outputs.put)
         assert answers(outputs, 1) == {"0": ((), "timed_out")}
+
+
+def test_a_time_beyond_what_threads_can_wait_for_never_passes(
+    engine_directory: Path, prompts: list[list[int]], expected: list[Tokens], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that waits for a guide sleeps until the time has passed."""
+    monkeypatch.setattr(Guides, "prepare", lambda *_: False)
+    outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+    guided = GenerationRequest("1", (5,), 4, guide=Guide("regex", "a+"), end_ids=frozenset((9,)))
+    with Engine.load(engine_directory) as engine:
+        engine.submit(replace(guided, allotted_time_ms=10**400), outputs.put)
+        woken = threading.Event()
+        engine.ping(woken.set)
+        assert woken.wait(60)
+        engine.submit(requests_for(prompts[:1], 24)[0], outputs.put)
+        assert answers(outputs, 1) == {"0": (expected[0], "length")}
 
 
 class AsAList(RuleBasedStateMachine):

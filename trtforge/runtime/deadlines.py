@@ -4,6 +4,8 @@ from time import monotonic
 
 from trtforge.runtime.scheduling.sequence import Sequence
 
+_LONGEST = 10**12  # milliseconds, 30 years: threads cannot wait for much longer
+
 
 class Deadlines:
     """The unfinished sequences whose requests have an `allotted_time_ms`, which begins when they are added."""
@@ -16,7 +18,7 @@ class Deadlines:
         """Begin to count, if the request's time is limited."""
         allotted = sequence.request.allotted_time_ms
         if allotted is not None:
-            self._ends[sequence] = end = monotonic() + allotted / 1000
+            self._ends[sequence] = end = monotonic() + min(allotted, _LONGEST) / 1000
             self._next = min(self._next, end)
 
     def forget(self, sequence: Sequence) -> None:
