@@ -1,5 +1,6 @@
 """Prompt tables by the Python API, those of adapters that PEFT saved too: the answers are PEFT's."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ def test_chats_guides_and_several_sequences_may_have_tables(engine: Engine) -> N
         (np.zeros(256), r"prompt_table is float32 \[256\]"),
         ("rows", "prompt_table is no table of numbers"),
         ([[1.0], [1.0, 2.0]], "prompt_table is no table of numbers"),
+        (torch.zeros(2, 256).to_sparse(), "prompt_table is no table of numbers"),
+        (torch.zeros(2, 256, device="meta"), "prompt_table is no table of numbers"),
         (np.zeros((2, 256), dtype=bool), r"prompt_table is bool \[2, 256\]"),
         (np.zeros((0, 256)), "prompt_embedding_table has 0 rows"),
         (np.full((2, 256), np.inf), "prompt_embedding_table has numbers that are not finite"),
@@ -88,6 +91,12 @@ def test_a_prompt_has_one_table(engine: Engine) -> None:
             engine.generate(twice, PARAMS)
     with pytest.raises(RequestError, match="prompt_table_extra_ids has 1 ids, the prompt 2 tokens"):
         engine.generate(Tokens([2048, 5], rows, extra_ids=[3]), PARAMS)
+
+
+@pytest.mark.parametrize("ids", [["a", 1], [math.nan, 1], [1.5, 1], None, 5])
+def test_extra_ids_are_whole_numbers(engine: Engine, ids: Any) -> None:
+    with pytest.raises(RequestError, match=r"prompt_table_extra_ids: .*(integer|iterable)"):
+        engine.generate(Tokens([2048, 5], np.zeros((2, 256)), extra_ids=ids), PARAMS)
 
 
 def test_directories_without_a_table_are_refused(tmp_path: Path) -> None:

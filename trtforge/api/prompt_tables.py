@@ -1,6 +1,7 @@
 """Prompt tables of the Python API: embeddings that a prompt has in place of tokens."""
 
 from collections.abc import Sequence
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from trtforge.api.hints import hinted
-from trtforge.core.errors import ForgeError, RequestError
+from trtforge.core.errors import ForgeError, RequestError, first_line
 from trtforge.core.json_text import read_json
 from trtforge.engine_process.requests import PromptTable
 from trtforge.formats.adapter import ADAPTER_CONFIG, ADAPTER_FILES
@@ -35,16 +36,25 @@ def prompt_table(values: object, extra_ids: Sequence[int] = ()) -> PromptTable:
     """
     hint = "Give a tensor or an array (rows, hidden size) of float16, bfloat16 or float32."
     try:
-        found = values.detach() if isinstance(values, torch.Tensor) else torch.from_numpy(_array(values))
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"prompt_table is no table of numbers: {error}", hint=hint) from None
+        found = values.detach().cpu() if isinstance(values, torch.Tensor) else torch.from_numpy(_array(values))
+        found = found.contiguous()
+    except (TypeError, ValueError, RuntimeError) as error:  # of a sparse tensor, or one without data
+        raise RequestError(f"prompt_table is no table of numbers: {first_line(error)}", hint=hint) from None
     found = found.float() if found.dtype is torch.float64 else found
     if found.ndim != 2 or found.dtype not in _DTYPES:
         kind = str(found.dtype).removeprefix("torch.")
         raise RequestError(f"prompt_table is {kind} {list(found.shape)}", hint=hint)
     rows, width = found.shape
-    data = found.cpu().contiguous().view(torch.uint8).numpy().tobytes() if rows * width else b""
-    return PromptTable(rows, width, _DTYPES[found.dtype], data, tuple(map(int, extra_ids)))
+    data = found.view(torch.uint8).numpy().tobytes() if rows * width else b""
+    return PromptTable(rows, width, _DTYPES[found.dtype], data, _ids(extra_ids))
+
+
+def _ids(extra_ids: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(map(index, extra_ids))
+    except TypeError as error:
+        hint = "Give a whole number for each token of the prompt."
+        raise RequestError(f"prompt_table_extra_ids: {error}", hint=hint) from None
 
 
 def _array(values: object) -> NDArray[Any]:
