@@ -2,7 +2,9 @@
 that change later end no other request."""
 
 import json
+import queue
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from tests.runtime.adapters import add_adapters, save_adapter, sent
 from tests.runtime.checkpoints import write_engine
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import LoraFeature
-from trtforge.engine_process.requests import GenerationRequest, SentAdapter
+from trtforge.engine_process.requests import BeamParams, GenerationRequest, Output, SentAdapter
 from trtforge.formats.adapter import resolved_lora
 from trtforge.formats.trtllm import read_checkpoint_config
 from trtforge.runtime.adapters.required import require_adapters
@@ -123,6 +125,44 @@ def test_an_adapter_whose_files_change_is_refused_and_ends_no_other_request(
             made.error.message == f"{engine}/adapters/{task}: the adapter's files changed after the engine was loaded"
         )
         assert made.error.hint.startswith("Load the engine again")
+
+
+@pytest.mark.parametrize("beams", [None, BeamParams(2, 2)])
+def test_an_adapter_whose_files_vanish_while_requests_wait_ends_only_these(
+    llama: LlamaForCausalLM, checkpoint: Path, tmp_path: Path, beams: BeamParams | None
+) -> None:
+    """The first request runs alone; then come those of one adapter that is there and of two that are not."""
+    adapters = [save_adapter(llama, tmp_path / f"a{number}", number) for number in range(3)]
+    engine = add_adapters(write_engine(checkpoint, tmp_path / "engine", max_beam_width=2), adapters[:2])
+    asked = [GenerationRequest(str(task), (5, 6, 7), 9, lora_task_id=task) for task in (1, 2, 1, 3)]
+    asked[1], asked[3] = replace(asked[1], beams=beams), replace(asked[3], sent_adapter=sent(adapters[2]))
+    with Engine.load(engine, EngineOptions(kv_cache_tokens=200, max_batch_size=2 if beams else 1)) as running:
+        outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+        kept = running._adapters._place
+        assert kept is not None
+
+        def lose(output: Output) -> None:
+            outputs.put(output)
+            shutil.rmtree(engine / "adapters" / "2", ignore_errors=True)
+            shutil.rmtree(kept, ignore_errors=True)
+
+        submitted = threading.Event()
+        running.ping(lambda: submitted.wait(60))
+        for number, request in enumerate(asked):
+            running.submit(replace(request, request_id=str(number)), lose if number == 0 else outputs.put)
+        submitted.set()
+        ends: dict[str, Output] = {}
+        while len(ends) < len(asked):
+            output = outputs.get(timeout=60)
+            if output.finish_reason is not None:
+                ends[output.request_id] = output
+        assert running.statistics().kv_blocks_used == 0
+    assert [ends[number].finish_reason for number in "0123"] == ["length", "error", "length", "error"]
+    errors = [error.message for number in "13" if (error := ends[number].error) is not None]
+    assert errors == [
+        f"{engine}/adapters/2: the adapter's files changed after the engine was loaded",
+        "the file of the sent adapter was deleted",
+    ]
 
 
 def test_an_adapter_that_was_sent_and_whose_file_is_gone_is_asked_for_again(

@@ -1,5 +1,7 @@
 """Requests that are cancelled, and engines that are closed or whose process ends."""
 
+import json
+import os
 import subprocess
 import sys
 import threading
@@ -10,7 +12,7 @@ import pytest
 
 from tests.runtime.test_engine import Tokens, requests_for
 from trtforge.engine_process.requests import GenerationRequest, Output
-from trtforge.runtime.engine import Engine
+from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
@@ -37,11 +39,12 @@ def test_a_cancelled_request_ends_and_frees_its_blocks(engine_directory: Path, p
         assert (idle.kv_blocks_used, idle.active_requests, idle.scheduled_requests) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("error", [ValueError("receiver"), SystemExit(3)])
 def test_a_receiver_that_raises_loses_only_its_own_request(
-    engine_directory: Path, prompts: list[list[int]], expected: list[Tokens]
+    engine_directory: Path, prompts: list[list[int]], expected: list[Tokens], error: BaseException
 ) -> None:
     def receive(output: Output) -> None:
-        raise ValueError("receiver")
+        raise error
 
     with Engine.load(engine_directory) as engine:
         engine.submit(GenerationRequest("x", (1, 2, 3), 50), receive)
@@ -97,6 +100,19 @@ def test_closing_cancels_what_is_unfinished_and_later_requests_get_an_error(engi
     assert outputs[-1].finish_reason == "cancelled"
     engine.submit(GenerationRequest("y", (1, 2, 3), 4), outputs.append)
     assert str(outputs[-1].error) == "the engine is closed"
+
+
+def test_a_forked_process_closes_nothing_of_its_parent(
+    engine_directory: Path, tmp_path: Path, prompts: list[list[int]], expected: list[Tokens]
+) -> None:
+    """It closes its copy of the engine when it exits. It has none of the threads, of which one may hold a lock."""
+    trace = tmp_path / "trace.json"
+    with Engine.load(engine_directory, EngineOptions(trace=trace)) as engine:
+        with pytest.MonkeyPatch.context() as forked:
+            forked.setattr(os, "getpid", lambda: -1)
+            engine.close()
+        assert generate_with(engine, requests_for(prompts[:1]))[0].tokens == expected[0]
+    assert json.loads(trace.read_text())[-1]["name"] == "sequences"
 
 
 def test_a_process_that_ends_while_its_engine_computes_ends_as_it_means_to(engine_directory: Path) -> None:

@@ -13,7 +13,7 @@ def deliver(on_output: OnOutput, output: Output) -> bool:
     """Call `on_output`; returns False if it raised, which must affect only its own request."""
     try:
         on_output(output)
-    except Exception:
+    except BaseException:  # SystemExit, too, would end the thread of all requests
         _LOG.exception("the receiver of request %s failed", output.request_id)
         return False
     return True

@@ -67,14 +67,13 @@ class Engine:
         self._scheduler = new_scheduler(source, ranks, options, store, self._adapters.most)
         self._guides = Guides(source.directory / TOKENIZER_DIRECTORY, source.config.vocab_size)
         self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device), self._guides)
-        self._trace, self._inbox, self._deadlines = trace, Inbox(), Deadlines()
+        self._trace, self._inbox, self._deadlines, self._store = trace, Inbox(), Deadlines(), store
         self._after_steps: tuple[Callable[[], None], ...] = ()
-        self._arrivals, self._counts, self._store = 0, Counters(), store
+        self._arrivals, self._counts, self._copies = 0, Counters(), Copies(shares=not source.keeps_states)
         self._drafts = Drafts(drafter, torch.device(source.forge.device), keeps_states=source.keeps_states)
-        self._copies, self._pace = Copies(shares=not source.keeps_states), Pace()
         self._computes_ahead = ranks.computes_ahead and drafter is None
         self._deferred: Deferred | None = None
-        self._done = 0.0  # when the last step was
+        self._pace, self._done = Pace(), 0.0  # `_done`: when the last step was
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
         atexit.register(self._close, _EXIT_TIMEOUT)  # a step that returns from torch's C++ later aborts the process
@@ -143,7 +142,8 @@ class Engine:
         self._close(_CLOSE_TIMEOUT)
 
     def _close(self, timeout: float) -> None:
-        self._inbox.close()
+        if not self._inbox.close():  # the engine's threads, files and ranks are those of the parent process
+            return
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         self._guides.close()
@@ -263,9 +263,10 @@ class Engine:
         if earlier is not None:
             earlier.assume()
         self._drafts.draft(self._scheduler.running)
-        rows = self._scheduler.schedule()
+        rows = self._adapters.readable(self._scheduler.schedule(), self._end)
         times.append(perf_counter())
-        assert rows or earlier, "the scheduler found nothing to do"
+        if not rows and earlier is None:  # all of them lost their adapters
+            return
         logits = self._execute(rows, earlier) if rows else None
         if rows and self._computes_ahead:
             self._deferred = deferred(rows, logits, self._sampler.choose, times[0])
@@ -362,10 +363,10 @@ class Engine:
 
     def _hand_out(self, sequence: Sequence, token: int, log_prob: float, top: TopLogProbs) -> None:
         reason = sequence.finish_with(token)
-        sequence.cumulative_log_prob += 0.0 if reason == "end_id" else log_prob
         if reason == "end_id":
             self._end(sequence, reason)
             return
+        sequence.cumulative_log_prob += log_prob
         output = sequence.output(reason, token, log_prob, top)
         if reason is not None:
             self._end(sequence, reason, output=output)

@@ -83,13 +83,14 @@ class Inbox:
             self._news.prepared.append((sequence, error))
             self._changed.notify()
 
-    def close(self) -> None:
-        """Wake the taking thread for the last time; nothing is submitted any more."""
+    def close(self) -> bool:
+        """Wake the taking thread for the last time; nothing is submitted any more. False in a forked process."""
         if self._forked:
-            return
+            return False
         with self._changed:
             self.closing = True
             self._changed.notify()
+            return True
 
     def fail(self, error: ForgeError) -> list[tuple[GenerationRequest, OnOutput]]:
         """Refuse all later requests with `error`; returns those that were not taken."""

@@ -20,6 +20,7 @@ from trtforge.runtime.adapters.rank_adapters import most_adapters
 from trtforge.runtime.adapters.sent import Adaptable, name_of, write_sent
 from trtforge.runtime.ranks.rank_model import placement_of
 from trtforge.runtime.ranks.source import Source
+from trtforge.runtime.scheduling.rows import Row
 
 _Stamp = tuple[tuple[int, int], ...]
 _PREFIX = "trtforge-adapters-"
@@ -66,7 +67,9 @@ class EngineAdapters:
                 place.dtype,
             )
         self._directory = source.directory / ADAPTERS_DIRECTORY
-        self._stamps: Mapping[int | None, _Stamp | None] = {task: self._stamp(task) for task in self._own}
+        self._stamps: Mapping[int, _Stamp | None] = {task: self._stamp(task) for task in self._own}
+        self._read = set[int]()
+        """Names of the adapters of the last step."""
         self._place = source.sent_adapters
         self._owned: ExitStack | None = None
         """Holds the lock of `_place` from the first adapter on, and removes the files."""
@@ -84,12 +87,9 @@ class EngineAdapters:
                 self._keep(task, request.sent_adapter)
             except RequestError as error:
                 return error
-        elif task in self._stamps and (self._stamps[task] is None or self._stamp(task) != self._stamps[task]):
-            return RequestError(
-                f"{self._directory / str(task)}: the adapter's files changed after the engine was loaded",
-                hint="Load the engine again; if files are missing or damaged, compile it again first.",
-            )
-        elif task is not None and task not in self._own and not self._holds(self._sent.get(task, 0)):
+        elif task is not None and task in self._own:
+            return self._why_unreadable(task)
+        elif task is not None and not self._holds(self._sent.get(task, 0)):
             return RequestError(f"lora_task_id {task} is no adapter of this engine", hint=self._known())
         if task is not None and task in self._sent:
             self._sent.move_to_end(task)
@@ -100,10 +100,39 @@ class EngineAdapters:
         name = None if request.lora_task_id is None else self._sent.get(request.lora_task_id)
         return request if name is None else replace(request, lora_task_id=name, sent_adapter=None)
 
+    def readable(self, rows: list[Row], end: Callable[..., None]) -> list[Row]:
+        """The rows of a step without those whose adapters cannot be read; `end` (see Engine) ends their requests.
+
+        Ranks have the adapters of the step before.
+        """
+        if not self.most:
+            return rows
+        used = {row.sequence.adapter for row in rows} - {0}
+        lost = {name: error for name in used - self._read if (error := self._why_unreadable(name)) is not None}
+        self._read = used - lost.keys()
+        for sequence in [row.sequence for row in rows if row.sequence.adapter in lost]:
+            if sequence.finish_reason is None:
+                first = sequence if sequence.group is None else sequence.group.members[0]
+                end(first, "error", error=lost[sequence.adapter])
+        return [row for row in rows if row.sequence.adapter not in lost]
+
     def close(self) -> None:
         """Delete the files. May be called again."""
         if self._owned is not None:
             self._owned.close()
+
+    def _why_unreadable(self, name: int) -> RequestError | None:
+        """Why ranks cannot read an accepted adapter; None if they can."""
+        if name not in self._own:
+            hint = "Send lora_weights and lora_config again."
+            return None if self._holds(name) else RequestError("the file of the sent adapter was deleted", hint=hint)
+        stamp = self._stamps[name]
+        if stamp is not None and self._stamp(name) == stamp:
+            return None
+        return RequestError(
+            f"{self._directory / str(name)}: the adapter's files changed after the engine was loaded",
+            hint="Load the engine again; if files are missing or damaged, compile it again first.",
+        )
 
     def _known(self) -> str:
         if self._adaptable is None:
@@ -112,7 +141,7 @@ class EngineAdapters:
         more = "" if self._place is None else "Send lora_weights and lora_config with the first request of another id."
         return f"Task ids: {ids}. {more}".strip() if ids else more
 
-    def _stamp(self, task: int | None) -> _Stamp | None:
+    def _stamp(self, task: int) -> _Stamp | None:
         """Sizes and times of an own adapter's files, which ranks read when a request needs them; None without them."""
         try:
             found = [os.stat(self._directory / str(task) / name) for name in ADAPTER_FILES]
