@@ -125,6 +125,28 @@ def test_a_draft_model_that_is_not_compiled_yet(llama: Path, smaller: Path, tmp_
     assert after.warnings == ()
 
 
+def test_a_draft_engine_that_is_served_beside_the_engine_takes_as_much_as_one_in_it(
+    llama: Path, smaller: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "draft"
+    inside, beside = (
+        recipe(llama, engine={"compute_dtype": "float32", **engine}, serving={"kv_cache_tokens": 512, **serving})
+        for engine, serving in (
+            ({"features": {"draft": {"engine": str(directory / "engine")}}}, {}),
+            ({}, {"draft_engine": str(directory)}),
+        )
+    )
+    missing = planned(beside)
+    assert missing.warnings == (f"the draft engine is not in the plan: there is no engine in {directory} yet.",)
+    build(recipe(smaller, engine={"compute_dtype": "float32"}), directory)
+    found = planned(beside)
+    assert found.warnings == ()
+    assert found.memory == planned(inside).memory
+    assert found.memory is not None
+    assert missing.memory is not None
+    assert found.memory.stages[0].draft > missing.memory.stages[0].draft == 0
+
+
 @pytest.mark.parametrize(("heads", "tp"), [(None, 1), (2, 2), (3, 1)])
 def test_medusa_heads_beside_the_model(llama: Path, heads: int | None, tp: int, tmp_path: Path) -> None:
     """Those that are loaded: one for each token of a chain, at most the four of the file."""

@@ -53,7 +53,8 @@ def with_memory(
     typical = _typical(request.typical, limits)
     result = replace(evaluation, memory=memory, held=held, typical=typical, embedded=embedded)
     found, warnings = list(evaluation.problems), list(evaluation.warnings)
-    warnings += draft_warnings(request.engine.features, request.draft) if embedded is not None else ()
+    if embedded is not None:
+        warnings += draft_warnings(request.engine.features, request.draft, request.serving)
     sort_problems(host_block_problems(result, model.facts.sizes), found, warnings)
     if memory.kv_tokens > 0:
         found += [*_pool_problems(result, limits, typical, warnings), *more]

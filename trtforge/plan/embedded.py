@@ -27,7 +27,7 @@ from trtforge.models.kernels import (
 )
 from trtforge.plan.budget import other_formats
 from trtforge.plan.drafting import Target
-from trtforge.plan.embedded_drafting import embedded_drafter
+from trtforge.plan.embedded_drafting import embedded_drafter, with_served_draft
 from trtforge.plan.formats import CACHES, WEIGHTS
 from trtforge.plan.kv import blocks_of, bytes_per_token, cached_layers
 from trtforge.plan.limits import EngineLimits
@@ -82,7 +82,8 @@ class Embedded:
         cache = CACHES[request.kv_cache]
         itemsize = cache.itemsize or dtype_named(self.compute_dtype).size
         target = Target(model.facts, ranks, parallel, limits, dtype_named(self.compute_dtype).size, itemsize)
-        beside = embedded_drafter(request.engine.features, request.draft, target, self.device, self._draft)
+        features = with_served_draft(request.engine.features, request.serving)
+        beside = embedded_drafter(features, request.draft, target, self.device, self._draft)
         scales = cache.per_layer * cached_layers(sizes, parallel)
         per_token, windows = bytes_per_token(sizes, itemsize, parallel), planned.windows
         table = request.engine.features.max_prompt_embedding_table_size * sizes.hidden * target.itemsize

@@ -12,6 +12,8 @@ from trtforge.core.dtypes import dtype_named
 from trtforge.core.features import DraftFeature, EagleFeature, FeaturesConfig, MedusaFeature
 from trtforge.core.llm_api_features import Eagle3Feature
 from trtforge.core.parallel import Parallel
+from trtforge.core.places import artifact_at
+from trtforge.core.serving import ServingConfig
 from trtforge.formats.eagle import network_numbers
 from trtforge.formats.hf import CONFIG
 from trtforge.formats.medusa import MEDUSA_FILE, read_medusa
@@ -51,9 +53,23 @@ def embedded_drafter(
     return Drafter(weights=max(weights, default=0), kv_per_token=max(tokens, default=0))
 
 
-def draft_warnings(features: FeaturesConfig, draft: Model | None) -> Iterator[str]:
+def with_served_draft(features: FeaturesConfig, serving: ServingConfig) -> FeaturesConfig:
+    """The features of an engine that takes as much memory as this one and the draft engine that is served beside it.
+
+    Both have a KV cache of `serving.kv_cache_tokens`.
+    """
+    if serving.draft_engine is None or features.of_torch is not None:
+        return features
+    return features.model_copy(
+        update={"draft": DraftFeature(engine=str(artifact_at(Path(serving.draft_engine), "engine")))}
+    )
+
+
+def draft_warnings(features: FeaturesConfig, draft: Model | None, serving: ServingConfig) -> Iterator[str]:
     """What is not in the plan, because its sizes are not known."""
-    asked = features.draft
+    asked, served = features.draft, with_served_draft(features, serving).draft
+    if served is not asked and served is not None and not _compiled(served.engine):
+        yield f"the draft engine is not in the plan: there is no engine in {serving.draft_engine} yet."
     if asked is not None and asked.engine is not None and draft is None and not _compiled(asked.engine):
         yield (
             f"the draft model is not in the plan: there is no engine in {asked.engine} yet. Name the model with "
@@ -62,7 +78,7 @@ def draft_warnings(features: FeaturesConfig, draft: Model | None) -> Iterator[st
 
 
 def _compiled(engine: str | None) -> bool:
-    return engine is not None and (Path(engine) / CONFIG_FILE).is_file()
+    return engine is not None and all((Path(engine) / name).is_file() for name in (CONFIG_FILE, rank_file(0)))
 
 
 def _draft_ranks(asked: DraftFeature, draft: Model | None, target: Target, size_of: SizeOf) -> Iterator[Drafter]:
