@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.test_engine import Tokens, requests_for
+from trtforge.core.errors import RequestError
 from trtforge.engine_process.requests import GenerationRequest, Output
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
@@ -81,6 +82,7 @@ def test_an_unexpected_error_about_a_request_ends_only_this_request(
         assert generate_with(engine, requests_for(prompts[:1]))[0].tokens == expected[0]
         assert engine.statistics().active_requests == 0
     assert [each.finish_reason for each in outputs] == ["error"]
+    assert isinstance(outputs[0].error, RequestError)  # any other error ends a server
     assert f"the request was not taken: OverflowError('{where}')" in str(outputs[0].error)
 
 

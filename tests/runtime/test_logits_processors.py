@@ -194,6 +194,11 @@ def failing(error: BaseException) -> LogitsProcessor:
     return processor
 
 
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("nothing")
+
+
 def filling(value: float) -> LogitsProcessor:
     def processor(number: int, logits: Tensor, tokens: list[list[int]], stream: None, client: None) -> None:
         logits[..., 3:] = value
@@ -207,6 +212,7 @@ def filling(value: float) -> LogitsProcessor:
     [
         (failing(ValueError("no\nsuch token")), "the logits processor failed: ValueError: no"),
         (failing(SystemExit(3)), "the logits processor failed: SystemExit: 3"),
+        (failing(Unreadable()), "the logits processor failed: Unreadable: Unreadable"),
         (filling(math.nan), "the logits processor left a logit of nan"),
         (filling(math.inf), "the logits processor left a logit of inf"),
     ],
@@ -230,7 +236,7 @@ def test_a_processor_that_fails_ends_its_request_only(
     error = made[1].error
     assert isinstance(error, RequestError)
     assert (error.message, made[1].tokens) == (message, ())
-    assert isinstance(error.__cause__, (ValueError, SystemExit)) == ("failed" in message)
+    assert isinstance(error.__cause__, (ValueError, SystemExit, Unreadable)) == ("failed" in message)
 
 
 @pytest.mark.parametrize("beams", [None, BeamParams(2, 2)])

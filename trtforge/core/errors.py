@@ -1,6 +1,7 @@
 """Errors that a user can cause. Any other escaping exception is a bug in trtforge."""
 
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -85,8 +86,11 @@ class LoggedError(ForgeError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, or its type if the message is empty."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """The first line of an exception's message, or its type if it has none, or one that cannot be read."""
+    text = ""
+    with suppress(Exception):
+        text = str(error)
+    return (text.splitlines() or [type(error).__name__])[0]
 
 
 def killed(program: str, status: int) -> ForgeError | None:
