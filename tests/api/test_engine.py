@@ -186,17 +186,22 @@ def test_what_is_no_prompt_is_refused(engine: Engine, prompt: Any, message: str)
         ({"max_num_tokens": 0}, "max_num_tokens"),
         ({"scheduler": "foo"}, "scheduler"),
         ({"kv_cache_fraction": 2}, "kv_cache_fraction"),
+        ({"kv_cache_fraction": b"half"}, "kv_cache_fraction"),
         ({"kv_cache_tokens": -1}, "kv_cache_tokens"),
         ({"kv_cache_host_memory_bytes": "16 apples"}, "kv_cache_host_memory_bytes: not a size"),
         ({"kv_cache_host_memory_bytes": -1}, "kv_cache_host_memory_bytes"),
         ({"kv_cache_host_memory_bytes": 2**63}, "kv_cache_host_memory_bytes"),
         ({"kv_cache_dir_bytes": -1}, "kv_cache_dir_bytes"),
         ({"kv_cache_dir_bytes": "0GB"}, "kv_cache_dir_bytes"),
+        ({"kv_cache_dir": "\ud800"}, "kv_cache_dir"),
+        ({"trace": "a\0b"}, "trace: it holds a null character"),
+        ({"directory": None}, "directory: Input is not a valid path"),
+        ({"directory": b"engine"}, "directory: Input is not a valid path"),
     ],
 )
 def test_wrong_options_of_load_are_named(build: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ForgeError, match=rf"Engine\.load: {message}"):
-        Engine.load(build, **options)
+        Engine.load(**{"directory": build, **options})
 
 
 def test_limits_of_load_are_lower_than_the_engines(build: Path) -> None:

@@ -74,6 +74,7 @@ class Engine:
         """
         options = LoadOptions.parse(
             {
+                "directory": directory,
                 "scheduler": scheduler,
                 "kv_cache_fraction": kv_cache_fraction,
                 "kv_cache_tokens": kv_cache_tokens,
@@ -89,7 +90,7 @@ class Engine:
             },
             "Engine.load",
         )
-        place = artifact_at(Path(directory), "engine")
+        place = artifact_at(options.directory, "engine")
         source = open_engine(place)
         features = source.forge.features
         open_to_run(place, "engine")

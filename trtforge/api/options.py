@@ -1,8 +1,10 @@
 """The options of `Engine.load`, checked."""
 
+import os
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from trtforge.core.config_model import Config
 from trtforge.core.features import FeaturesConfig
@@ -12,9 +14,20 @@ from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.options import EngineOptions
 
 
-class LoadOptions(Config):
-    """Options of `Engine.load`, which has their defaults."""
+def _nameable(path: Path) -> Path:
+    """Raises ValueError for what is no file's name."""
+    if b"\0" in os.fsencode(path):
+        raise ValueError("it holds a null character")
+    return path
 
+
+_Nameable = Annotated[Path, AfterValidator(_nameable)]
+
+
+class LoadOptions(Config):
+    """Arguments of `Engine.load`, which has their defaults."""
+
+    directory: _Nameable
     scheduler: SchedulerPolicy
     kv_cache_fraction: float = Field(gt=0, le=1)
     kv_cache_tokens: int | None = Field(ge=1)
@@ -24,8 +37,8 @@ class LoadOptions(Config):
     threads: int | None = Field(ge=1, le=1024)
     max_batch_size: int | None = Field(ge=1)
     max_num_tokens: int | None = Field(ge=1)
-    trace: Path | None
-    kv_cache_dir: Path | None
+    trace: _Nameable | None
+    kv_cache_dir: _Nameable | None
     kv_cache_dir_bytes: Bytes
 
     def for_engine(self, compiled: FeaturesConfig) -> EngineOptions:

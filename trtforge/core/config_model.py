@@ -206,9 +206,10 @@ def _mistake(
         near = get_close_matches(problem["input"].lower(), words, n=1)
         if near:
             hint, repair = f"Got {problem['input']!r}; did you mean {near[0]}?", Repair(problem["input"], near[0])
-    if problem["type"] == "float_parsing" and (share := _PERCENT.fullmatch(problem["input"])):
+    given = problem.get("input")
+    if problem["type"] == "float_parsing" and isinstance(given, str) and (share := _PERCENT.fullmatch(given)):
         meant = f"{float(share[1]) / 100:g}"
-        hint, repair = f"Got {problem['input']!r}; did you mean {meant}?", Repair(problem["input"], meant)
+        hint, repair = f"Got {given!r}; did you mean {meant}?", Repair(given, meant)
     if problem["type"] == "string_type" and isinstance(problem["input"], int | float):
         kind = "" if isinstance(problem["input"], bool) else "the number "
         hint = f"Got {kind}{_as_written(problem['input'])}: put it in quotes to make it text."
