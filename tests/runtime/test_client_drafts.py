@@ -336,6 +336,17 @@ def test_requests_end_with_their_drafts_if_they_ask_so(families: Families, tmp_p
     assert (ended.tokens, ended.finish_reason) == (without.tokens[:3], "end_id")
 
 
+def test_copies_end_with_their_drafts_too(
+    engine_directory: Path, prompts: list[list[int]], expected: list[Tokens]
+) -> None:
+    """Their first token is sampled, not verified; a wrong draft ends them with it."""
+    (request,) = requests_for(prompts[:1])
+    for kind, made in (("right", 7), ("wrong", 1)):
+        asked = replace(request, drafts=DraftTokens(drafts_of(kind, expected[0], 6), alone=True))
+        found = generate(engine_directory, [asked, *[replace(asked, copy_of="0")] * 2])
+        assert [each.tokens for each in found] == [expected[0][:made]] * 3
+
+
 def test_logits_of_a_greedy_request_change_nothing(
     engine_directory: Path, prompts: list[list[int]], expected: list[Tokens]
 ) -> None:

@@ -55,12 +55,15 @@ class Drafts:
             self.own.observe(rows, logits)
 
     def finish(self, rows: list[Row], end: Callable[[Sequence, FinishReason], None]) -> None:
-        """End those requests whose drafts a step has verified and that ask for no more; see `DraftTokens`."""
+        """End those requests whose drafts a step has verified and that ask for no more; see `DraftTokens`.
+
+        `rows`: those that sampled, copies of a prompt included.
+        """
         for row in rows if self._offered else ():
             sequence, drafts = row.sequence, row.sequence.request.drafts
             if drafts is None or not drafts.alone or sequence.finish_reason is not None:
                 continue
-            if row.drafts or (row.samples and not self._go_on(sequence)):
+            if row.drafts or not self._go_on(sequence):
                 end(sequence, "length")
 
     def forget(self, sequence: Sequence) -> None:

@@ -324,7 +324,7 @@ class Engine:
             self._counts.drafted_tokens += len(row.drafts)
         pending = sampling_rows(rows)
         pending = self._search(pending + self._copies.joined(pending, self._scheduler), logits)
-        depth = 0
+        verified, depth = [row for row, _ in pending], 0
         while pending:
             sequences, indices = [row.sequence for row, _ in pending], [index for _, index in pending]
             for sequence, index in zip(sequences, indices, strict=True):
@@ -349,7 +349,7 @@ class Engine:
                     self._scheduler.accept(row.sequence)
                     accepted.append((row, index + 1))
             pending, depth = accepted, depth + 1
-        self._drafts.finish(rows, self._end)
+        self._drafts.finish(verified, self._end)
 
     def _search(self, pending: list[tuple[Row, int]], logits: Tensor) -> list[tuple[Row, int]]:
         """Advance the beam searches among these rows with the indices of their logits. Returns the other rows."""
