@@ -93,6 +93,14 @@ def test_a_prompt_has_one_table(engine: Engine) -> None:
         engine.generate(Tokens([2048, 5], rows, extra_ids=[3]), PARAMS)
 
 
+@pytest.mark.parametrize("ids", [[1, 1], np.ones(2, dtype=int), 5])
+def test_extra_ids_need_a_table(engine: Engine, ids: Any) -> None:
+    for prompt in (Tokens([4, 5], extra_ids=ids), Tuned(Tokens([4, 5], extra_ids=ids), np.zeros((2, 256)))):
+        with pytest.raises(RequestError, match="extra_ids are given to Tokens without a prompt_table"):
+            engine.generate(prompt, PARAMS)
+    assert engine.generate(Tokens([4, 5], extra_ids=[]), PARAMS).usage.prompt_tokens == 2
+
+
 @pytest.mark.parametrize("ids", [["a", 1], [math.nan, 1], [1.5, 1], None, 5])
 def test_extra_ids_are_whole_numbers(engine: Engine, ids: Any) -> None:
     with pytest.raises(RequestError, match=r"prompt_table_extra_ids: .*(integer|iterable)"):

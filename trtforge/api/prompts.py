@@ -6,6 +6,8 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from trtforge.api.prompt_tables import prompt_table
 from trtforge.api.sampling_params import MOST_ID, SamplingParams
 from trtforge.core.errors import ForgeError, RequestError, first_line
@@ -124,6 +126,9 @@ class Prompts:
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, Tokens):
+            if prompt.prompt_table is None and np.size(prompt.extra_ids):
+                hint = "Give them beside the prompt_table of the same Tokens."
+                raise RequestError("extra_ids are given to Tokens without a prompt_table", hint=hint)
             return _token_ids(prompt)
         if isinstance(prompt, Chat):
             return self._encoded(self._rendered(prompt), special=False)

@@ -45,9 +45,9 @@ class ChatCall:
     thinks: bool = True
 
     def parser_of(self, model: ReasoningParser | None) -> ReasoningParser | None:
-        """How its answer is parsed where the model's answers have reasoning as `model` says.
+        """How the reasoning in its answer is found, given the parser that fits the model.
 
-        A guided answer is what it is to be from its first token on; a prompt that asks for no thinking ends its part.
+        A guided answer has none. Where the model shall not think, only an answer that begins with `<think>` has.
         """
         if self.request.guide is not None:
             return None
