@@ -46,7 +46,6 @@ def live(background, behaviour):
     announce.start()
     announce.join()
     if behaviour == "restarts":
-        signal.signal(signal.SIGUSR1, lambda *_: stop.set())
         stop.wait()
         background.restarting(failure)
         background.starting()
@@ -65,6 +64,7 @@ if behaviour == "logs":
     process._LOOK = 0.01
 handler = signal.SIG_IGN if behaviour == "stubborn" else lambda *_: stop.set()
 signal.signal(signal.SIGTERM, handler)
+signal.signal(signal.SIGUSR1, lambda *_: stop.set())
 background = inherited()
 try:
     status = background.run(lambda: live(background, behaviour))
