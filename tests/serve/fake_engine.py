@@ -85,7 +85,8 @@ class Engine:
         self._lock = threading.Lock()
         self._iterations = 0
         self._after_steps: list[Callable[[], None]] = []
-        self._slow = Path(os.environ.get(SLOW_WHILE, "/nonexistent"))
+        slow = os.environ.get(SLOW_WHILE)
+        self._slow = None if slow is None else Path(slow)
         threading.Thread(target=self._run, daemon=True).start()
 
     def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
@@ -123,7 +124,7 @@ class Engine:
 
     def _run(self) -> None:
         while True:
-            time.sleep(0.5 if self._slow.exists() else 0.005)
+            time.sleep(0.5 if self._slow is not None and self._slow.exists() else 0.005)
             self._iterations += 1
             with self._lock:
                 running = dict(self._running)
