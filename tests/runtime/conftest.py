@@ -68,7 +68,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Families:
     return family
 
 
-def greedy(model: PreTrainedModel, prompts: list[list[int]], tokens: int) -> list[tuple[int, ...]]:
+def greedy(model: PreTrainedModel, prompts: list[list[int]], tokens: int, **more: object) -> list[tuple[int, ...]]:
     answers = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -79,6 +79,7 @@ def greedy(model: PreTrainedModel, prompts: list[list[int]], tokens: int) -> lis
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
+            **more,
         )
         answers.append(tuple(made[0, len(prompt) :].tolist()))
     return answers

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, LogitsProcessorList
 
 from tests.runtime.checkpoints import Layout, write_checkpoint, write_engine
+from tests.runtime.conftest import greedy
 from tests.runtime.tables import VOCABULARY, asked, random_table, take_tables
 from tests.runtime.test_deferred import AheadRanks
 from tests.runtime.test_engine import Tokens, requests_for
@@ -53,20 +53,7 @@ def transformed(ids: Tensor, scores: Tensor) -> Tensor:
 @pytest.fixture(scope="module")
 def noisy(llama: LlamaForCausalLM, prompts: list[list[int]]) -> list[Tokens]:
     """The answers of `transformers` with `add_noise`."""
-    found = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        made: Any = llama.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NEW,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-            logits_processor=LogitsProcessorList([transformed]),
-        )
-        found.append(tuple(made[0, len(prompt) :].tolist()))
-    return found
+    return greedy(llama, prompts, NEW, logits_processor=LogitsProcessorList([transformed]))
 
 
 @pytest.mark.parametrize("layout", ["one", "tp2", "pp2", "ahead"])

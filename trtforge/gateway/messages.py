@@ -30,7 +30,7 @@ def conversation(messages: Sequence[Mapping[str, object]], tools: Sequence[Mappi
 
 def asks_to_think(fields: Fields) -> bool:
     """False where the options of the chat template say that the model shall not think (Qwen3, DeepSeek-V3.1)."""
-    options = fields.object("chat_template_kwargs") if "chat_template_kwargs" in fields else {}
+    options = fields.object("chat_template_kwargs")
     return all(options.get(name) is not False for name in ("enable_thinking", "thinking"))
 
 

@@ -32,7 +32,6 @@ _POLL = 0.1
 _PAUSED = 2.0  # seconds between two looks that only a stop of this process explains
 _PATIENCE = 4.0  # seconds that a server without unfinished requests has to end
 _DELIVERY = 0.7  # seconds for errors in flight to clients
-_ENGINE_REPORT = 3.0  # seconds until the model that started the engine process has logged how it ended
 _SIGNALLED = 128
 _GATEWAY = "the OpenAI gateway"
 _LOADING_RACE = "boost::interprocess::lock_exception"
@@ -260,8 +259,6 @@ class Server:
             time.sleep(_POLL)
         if verdict.error or verdict.kind != "died":
             return verdict.error, verdict.hint
-        if verdict.pid in self._engine_pid():
-            until += _ENGINE_REPORT - _DELIVERY
         error = first_error(self._service.log, self._mark.offset)
         while not error and time.monotonic() < until:  # it may be on its way to the log
             time.sleep(_POLL)
