@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from trtforge.engine_process.context_phase import ContextPhase
 from trtforge.engine_process.frames import BadFrame, Frame
 from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
@@ -88,6 +89,8 @@ class Submission:
                     **({"adapter": _shape_of(sent)} if (sent := request.sent_adapter) is not None else {}),
                     **({"drafts": _sizes_of(drafts)} if (drafts := request.drafts) is not None else {}),
                     **({"table": _table_shape(table)} if (table := request.prompt_table) is not None else {}),
+                    **({"context_only": True} if request.context_only else {}),
+                    **({"context": vars(phase)} if (phase := request.context_phase) is not None else {}),
                 }
             )
             payload += array("i", request.prompt).tobytes() + bias.tobytes()
@@ -135,6 +138,8 @@ class Submission:
                         prompt_table=table,
                         kv_retention=retention_of_row(row["retention"]) if "retention" in row else None,
                         cache_salt=row.get("salt"),
+                        context_only=bool(row.get("context_only", False)),
+                        context_phase=_phase(row["context"]) if "context" in row else None,
                     )
                 )
             timeout = frame.header.get("timeout")
@@ -204,6 +209,10 @@ def _table(data: bytes, start: int, shape: Mapping[str, Any]) -> tuple[PromptTab
         raise ValueError("the payload is too short")
     extra = tuple(map(int, shape["extra"]))
     return PromptTable(int(shape["rows"]), int(shape["width"]), shape["dtype"], data[start:end], extra), end
+
+
+def _phase(row: Mapping[str, Any]) -> ContextPhase:
+    return ContextPhase(**{**row, "top": tuple((int(token), float(value)) for token, value in row["top"])})
 
 
 def _numbers(data: bytes, kind: str, start: int, count: int) -> "tuple[array[Any], int]":

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Literal, Protocol, get_args
 
 from trtforge.core.errors import ForgeError
+from trtforge.engine_process.context_phase import ContextPhase
 from trtforge.engine_process.retention import KvCacheRetention
 
 if TYPE_CHECKING:
@@ -226,6 +227,8 @@ class GenerationRequest:
     requests with the same one; None: those without.
     `logits_processors`: what changes the logits of its tokens, in this order; only for engines of the same process.
     `allotted_time_ms`: how long after its arrival it ends, with what it has; one step later at most.
+    `context_only`: it ends with its first token, when the KV blocks of its prompt are stored for other engines.
+    `context_phase`: its first token, which the engine that computed the prompt chose; it is part of the output.
     """
 
     request_id: str
@@ -251,6 +254,13 @@ class GenerationRequest:
     cache_salt: str | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     allotted_time_ms: int | None = None
+    context_only: bool = False
+    context_phase: ContextPhase | None = None
+
+    @property
+    def most_new(self) -> int:
+        """Maximum number of tokens that are generated."""
+        return 1 if self.context_only else self.max_tokens
 
 
 UINT64_MAX = 2**64 - 1

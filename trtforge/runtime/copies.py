@@ -1,5 +1,6 @@
 """Several sequences of one prompt: the copies wait until the original's prompt is computed, then share its blocks."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from trtforge.runtime.scheduling.rows import Row
@@ -18,8 +19,12 @@ class Copies:
         self._shares = shares
         self._of: dict[Sequence, list[Sequence]] = {}
 
-    def attached(self, copy: Sequence, original: Sequence | None) -> bool:
-        """Whether `copy` now waits for `original`; False if it must compute its prompt itself."""
+    def attached(self, copy: Sequence, unfinished: Mapping[str, Sequence]) -> bool:
+        """Whether `copy` now waits for its original; False if it must compute its prompt itself.
+
+        `unfinished`: all sequences by their request ids.
+        """
+        original = unfinished.get(copy.request.copy_of or "")
         if not self._shares or original is None or original is copy or original.generated:
             return False
         if original.tokens != copy.tokens or original.table.salt != copy.table.salt:

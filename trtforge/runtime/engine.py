@@ -17,6 +17,7 @@ from trtforge.engine_process.requests import FinishReason, GenerationRequest, Ou
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
 from trtforge.runtime.client_drafts import Drafts
+from trtforge.runtime.context_only import StoredFirst
 from trtforge.runtime.copies import Copies
 from trtforge.runtime.deadlines import Deadlines
 from trtforge.runtime.deferred import Deferred, deferred
@@ -26,7 +27,7 @@ from trtforge.runtime.guidance.guides import Guides
 from trtforge.runtime.inbox import Inbox
 from trtforge.runtime.kv_store import KvStore
 from trtforge.runtime.opening import new_scheduler, open_parts
-from trtforge.runtime.options import Counters, EngineOptions, EngineStatistics, block_figures
+from trtforge.runtime.options import Counters, EngineOptions, EngineStatistics, statistics_of
 from trtforge.runtime.pacing import Pace
 from trtforge.runtime.prompt_scores import score_prompts
 from trtforge.runtime.prompt_tables import PromptTables
@@ -69,6 +70,7 @@ class Engine:
         self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device), self._guides)
         self._trace, self._inbox, self._deadlines, self._store = trace, Inbox(), Deadlines(), store
         self._after_steps: tuple[Callable[[], None], ...] = ()
+        self._stored_first = StoredFirst(store, self.ping)
         self._arrivals, self._counts, self._copies = 0, Counters(), Copies(shares=not source.keeps_states)
         self._drafts = Drafts(drafter, torch.device(source.forge.device), keeps_states=source.keeps_states)
         self._computes_ahead = ranks.computes_ahead and drafter is None
@@ -127,15 +129,7 @@ class Engine:
 
     def statistics(self) -> EngineStatistics:
         """The current gauges and counters."""
-        scheduler = self._scheduler
-        return EngineStatistics(
-            active_requests=len(self._sequences) + self._inbox.submitted,
-            waiting_requests=len(scheduler.waiting) + self._inbox.submitted,
-            max_requests=scheduler.limits.max_batch_size,
-            **block_figures(scheduler.blocks),
-            paused_requests=scheduler.pauses,
-            **vars(self._counts) | ({} if self._sequences else {"scheduled_requests": 0}),
-        )
+        return statistics_of(self._scheduler, self._counts, len(self._sequences), self._inbox.submitted)
 
     def close(self) -> None:
         """Cancel unfinished requests and end the ranks. May be called again."""
@@ -188,7 +182,7 @@ class Engine:
         for on_turn in news.pings:
             on_turn()
         for request, on_output in news.submitted:
-            self._take(request, on_output)
+            self._take(request, self._stored_first.receiver(request, on_output))
         for sequence, error in news.prepared:
             if sequence.finish_reason is not None:
                 self._guides.forget(sequence)
@@ -204,6 +198,8 @@ class Engine:
         closing = self._inbox.closing
         for request_id in self._sequences.keys() & (self._sequences if closing else news.cancelled):
             self._end(self._sequences[request_id], "cancelled")
+        if closing:
+            self._stored_first.flush()
         return not closing
 
     def _take(self, request: GenerationRequest, on_output: OnOutput) -> None:
@@ -247,7 +243,10 @@ class Engine:
         self._deadlines.add(sequence)
         if self._trace is not None:
             self._trace.begin(sequence)
-        if self._copies.attached(sequence, self._sequences.get(request.copy_of or "")):
+        if (phase := request.context_phase) is not None:  # another engine chose its first token, which may end it
+            top = tuple(phase.top[: request.sampling.top_log_probs])
+            self._hand_out(sequence, phase.first_token, phase.log_prob or 0.0, top)
+        if sequence.finish_reason is not None or self._copies.attached(sequence, self._sequences):
             return
         if request.guide is None or self._guides.prepare(sequence, self._inbox.prepared):
             self._scheduler.add(sequence)
@@ -392,6 +391,7 @@ class Engine:
     def _fail(self, error: ForgeError) -> None:
         """End every request with `error`; later ones get it from `submit`."""
         submitted = self._inbox.fail(error)
+        self._stored_first.flush()
         for sequence in list(self._sequences.values()):
             self._end(sequence, "error", error=error)
         for request, on_output in submitted:

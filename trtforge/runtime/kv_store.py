@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from trtforge.core.digest import file_digest, text_digest
 from trtforge.core.errors import ForgeError, first_line
 from trtforge.core.manifest import files_below, read_manifest
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
+from trtforge.formats.trtllm import CONFIG_FILE
 from trtforge.runtime.ranks.source import Source
 
 _MOST_WAITING = 64 << 20
@@ -69,7 +70,7 @@ class KvStore:
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Bytes of each file by its name in the directory, the least recently used first."""
         self._waiting: dict[str, bytes] = {}
-        self._names: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[str | Callable[[], None] | None] = queue.SimpleQueue()
         self._broken = False
         self._number = secrets.randbits(63)  # process ids recur: of engines in one process, and in several containers
         try:
@@ -136,7 +137,11 @@ class KvStore:
             parts = [layer[block].reshape(-1).view(torch.uint8).cpu() for layer in self._layers]
             content = torch.cat(parts).numpy().tobytes()
             self._waiting[name] = content + _digest(key, content)
-        self._names.put(name)
+        self._work.put(name)
+
+    def when_written(self, on_written: Callable[[], None]) -> None:
+        """Call `on_written`, from another thread, when what `keep` took so far is written or cannot be."""
+        self._work.put(on_written)
 
     def take_fills(self) -> Mapping[int, Tensor]:
         """Contents (bytes,) uint8 by block, of all layers one after another, to write before the next step."""
@@ -145,7 +150,7 @@ class KvStore:
 
     def close(self) -> None:
         """Write what waits, for some seconds at most. May be called again."""
-        self._names.put(None)
+        self._work.put(None)
         self._writer.join(_LAST_WRITES_TIMEOUT)
 
     def _name(self, key: bytes) -> str:
@@ -168,7 +173,10 @@ class KvStore:
         self._used = sum(self._sizes.values())
 
     def _write_all(self) -> None:
-        while (name := self._names.get()) is not None:
+        while (name := self._work.get()) is not None:
+            if not isinstance(name, str):
+                name()
+                continue
             with self._lock:
                 content = self._waiting[name]
             try:
@@ -228,16 +236,19 @@ def open_store(
             f"KV blocks cannot be stored for an engine of {source.config.parallel.world_size} ranks",
             hint="Convert the model with --tp 1 --pp 1, or do without the directory for KV blocks.",
         )
-    return KvStore(options, _weights(source.directory), layers)
+    return KvStore(options, _weights(source), layers)
 
 
-def _weights(directory: Path) -> str:
-    """What tells the engine's configuration, weights and adapters from others: the digests of their files."""
-    manifest = read_manifest(directory)
+def _weights(source: Source) -> str:
+    """What tells the model, its weights, adapters and kernels from others; engines may differ in their limits."""
+    manifest = read_manifest(source.directory)
     if manifest is not None:
         digests = {name: record.blake3 for name, record in manifest.files.items()}
     else:
-        digests = {name: file_digest(directory / name) for name in files_below(directory)}
+        digests = {name: file_digest(source.directory / name) for name in files_below(source.directory)}
+    forge = source.forge.model_dump(mode="json", exclude={"features"})
+    if digests.pop(CONFIG_FILE, None) is not None:
+        digests[CONFIG_FILE] = text_digest(f"{source.config.model_dump_json()} {sorted(forge.items())}")
     return str(sorted(item for item in digests.items() if not item[0].startswith(_TOKENIZER)))
 
 

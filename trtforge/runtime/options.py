@@ -8,7 +8,7 @@ from trtforge.runtime.decoder.kv_capacity import KvMemory
 from trtforge.runtime.drafting import Speculation
 from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import Batching
+from trtforge.runtime.scheduling.scheduler import Batching, Scheduler
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,19 @@ class Counters:
     accepted_tokens: int = 0
 
 
-def block_figures(blocks: BlockManager) -> dict[str, int]:
+def statistics_of(scheduler: Scheduler, counts: Counters, unfinished: int, submitted: int) -> EngineStatistics:
+    """`unfinished`: requests that the engine has taken; `submitted`: those that it has not taken yet."""
+    return EngineStatistics(
+        active_requests=unfinished + submitted,
+        waiting_requests=len(scheduler.waiting) + submitted,
+        max_requests=scheduler.limits.max_batch_size,
+        **_block_figures(scheduler.blocks),
+        paused_requests=scheduler.pauses,
+        **vars(counts) | ({} if unfinished else {"scheduled_requests": 0}),
+    )
+
+
+def _block_figures(blocks: BlockManager) -> dict[str, int]:
     """The figures of the KV blocks, by their names in EngineStatistics."""
     return {
         "kv_blocks_max": blocks.num_blocks,

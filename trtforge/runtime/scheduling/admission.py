@@ -7,6 +7,7 @@ import numpy as np
 from trtforge.core.defaults import MOST_FACTOR
 from trtforge.core.errors import RequestError
 from trtforge.core.features import FeaturesConfig, LookaheadFeature
+from trtforge.engine_process.context_phase import prompt_digest
 from trtforge.engine_process.requests import (
     GUIDE_KINDS,
     MOST_LENGTH_PENALTY,
@@ -50,6 +51,7 @@ def why_refused(
             _wrong_lengths(request, limits, vocab_size, blocks, chunked_context=chunked_context)
             or _wrong_priority(request)
             or _wrong_cache_use(request)
+            or _wrong_phase(request, vocab_size)
             or _wrong_beams(request)
             or _wrong_drafts(request, limits, vocab_size)
             or _wrong_guide(request, vocab_size)
@@ -99,7 +101,7 @@ def _wrong_lengths(
             f"beam_width is {beams}, this engine takes at most {most}",
             hint="Ask for fewer beams, or compile with a larger max_beam_width and max_batch_size.",
         )
-    held = min(len(prompt) + request.max_tokens, limits.max_seq_len) - 1
+    held = min(len(prompt) + request.most_new, limits.max_seq_len) - 1
     needed = beams * (blocks.blocks_for(held) if beams > 1 else blocks.most_held(held))
     if needed > blocks.num_blocks:
         size = blocks.tokens_per_block
@@ -133,6 +135,41 @@ def _wrong_cache_use(request: GenerationRequest) -> RequestError | None:
     return None
 
 
+def _wrong_phase(request: GenerationRequest, vocab_size: int) -> RequestError | None:
+    phase = request.context_phase
+    if not request.context_only and phase is None:
+        return None
+    kind = "context_only" if phase is None else "generation_only"
+    if request.beams is not None and request.beams.width > 1:
+        return RequestError(f"a {kind} request has no beams", hint="Ask for them without a request type.")
+    if phase is None:
+        return None
+    if request.context_only:
+        return RequestError(
+            "a context_only request brings context_phase_params", hint="Only a generation_only request has them."
+        )
+    if phase.prompt != prompt_digest(request.prompt):
+        return RequestError(
+            "context_phase_params are of another prompt", hint="Send both requests with the same prompt and tokenizer."
+        )
+    if not 0 <= phase.first_token < vocab_size and phase.first_token not in request.end_ids:
+        return RequestError(
+            f"context_phase_params hold the token {phase.first_token}, the vocabulary has {vocab_size}",
+            hint="Send both requests to engines of the same model.",
+        )
+    if request.sampling.prompt_log_probs or request.context_logits or request.generation_logits:
+        return RequestError(
+            "a generation_only request returns neither logits nor log probabilities of the prompt",
+            hint="Ask for them with the context_only request.",
+        )
+    if request.sampling.return_log_probs and phase.log_prob is None:
+        return RequestError(
+            "context_phase_params hold no log probability of the first token",
+            hint="Ask for log probabilities with the context_only request too.",
+        )
+    return None
+
+
 def wrong_logits(
     request: GenerationRequest, features: FeaturesConfig, vocab_size: int, limits: BatchLimits
 ) -> RequestError | None:
@@ -145,7 +182,7 @@ def wrong_logits(
         return RequestError(
             "this engine returns no generation logits", hint="Compile it with --feature generation_logits=true."
         )
-    output = min(request.max_tokens, limits.max_seq_len - len(request.prompt))
+    output = min(request.most_new, limits.max_seq_len - len(request.prompt))
     rows = request.context_logits * len(request.prompt) + request.generation_logits * output
     if 4 * vocab_size * rows > _MOST_LOGITS:
         return RequestError(

@@ -15,6 +15,7 @@ class BlockTable:
     `salt` is hashed before the tokens: tables with different salts share no blocks. The first `dropped` blocks lie
     behind the window and were given back; 0 stands in their places. Layers with windows do not attend to the first
     `unseen` blocks, if they have blocks of their own (`window_blocks.py`). `retention`: None: all blocks as by default.
+    `stored`: full blocks go to the store as soon as they are computed.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -23,6 +24,7 @@ class BlockTable:
     dropped: int = 0
     unseen: int = 0
     retention: SequenceRetention | None = None
+    stored: bool = False
 
     def empty_copy(self) -> "BlockTable":
         """The table of another sequence of the same request."""

@@ -175,6 +175,8 @@ class BlockManager:
             key = chained_key(table.keys[-1] if table.keys else table.salt, tokens[index * size : (index + 1) * size])
             table.keys.append(key)
             self._register(key, table.blocks[index])
+            if table.stored and self._store is not None:
+                self._store.keep(key, table.blocks[index])
             if table.retention is not None:
                 self._retain(key, table.retention.of_block(index * size))
         if self.windows is not None:

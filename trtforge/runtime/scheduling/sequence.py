@@ -103,7 +103,7 @@ class Sequence:
         virtual: VirtualTokens | None = None,
     ) -> "Sequence":
         """A new sequence; its output is clipped so that prompt and output fit `max_seq_len`."""
-        limit = min(len(request.prompt) + request.max_tokens, max_seq_len)
+        limit = min(len(request.prompt) + request.most_new, max_seq_len)
         plain = request.sampling.plain and not request.bad_words and not request.logits_processors
         tokens = list(request.prompt if virtual is None else virtual.prompt)
         request = request if virtual is None else replace(request, prompt_table=None)  # its rows are in `virtual`
@@ -111,7 +111,7 @@ class Sequence:
         salt = salt_of(request.lora_task_id, request.cache_salt) + (b"" if virtual is None else virtual.salt)
         kept = request.kv_retention
         retention = None if kept is None else SequenceRetention.of(kept, len(request.prompt))
-        sequence.table = BlockTable(salt=salt, retention=retention)
+        sequence.table = BlockTable(salt=salt, retention=retention, stored=request.context_only)
         return sequence
 
     @property

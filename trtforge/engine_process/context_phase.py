@@ -1,0 +1,90 @@
+"""What a server that computed a prompt hands on to the one that generates the answer: disaggregated serving.
+
+TensorRT-LLM's ContextPhaseParams (cpp/include/tensorrt_llm/executor/executor.h, 1.3.0rc3) are the first tokens and
+where the other server finds the keys and values, serialised for nobody else. These are JSON: the first token, and what
+shows that both servers were asked for the same prompt. Keys and values are found by their tokens
+(`runtime/kv_store.py`).
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Literal, get_args
+
+from trtforge.core.errors import ForgeError, RequestError
+from trtforge.core.json_text import parse_json
+
+RequestType = Literal["context_and_generation", "context_only", "generation_only"]
+"""TensorRT-LLM's names, as its Triton backend reads them from a request's parameter `request_type`."""
+REQUEST_TYPES: tuple[RequestType, ...] = get_args(RequestType)
+_FORMAT = 1
+_LONGEST = 4096  # bytes; 20 alternatives of the first token take some 800
+_HINT = "Pass on what the context_only request returned, unchanged."
+
+
+@dataclass(frozen=True)
+class ContextPhase:
+    """The first token of an answer, whose prompt another server computed. `prompt`: `prompt_digest` of that prompt.
+
+    `log_prob` and `top`: of the first token and of the most likely ones in its place; None and none if the other server
+    was not asked for them.
+    """
+
+    first_token: int
+    prompt: str
+    log_prob: float | None = None
+    top: Sequence[tuple[int, float]] = ()
+
+    def encode(self) -> bytes:
+        """As a client gets it: JSON in UTF-8."""
+        values = {"version": _FORMAT, "first_gen_tokens": [self.first_token], "prompt": self.prompt}
+        scores = {} if self.log_prob is None else {"log_probs": [self.log_prob], "top_log_probs": list(self.top)}
+        return json.dumps({**values, **scores}, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> "ContextPhase":
+        """The inverse of `encode`. Raises RequestError."""
+        if len(data) > _LONGEST:
+            raise RequestError(f"context_phase_params has {len(data)} bytes, at most {_LONGEST} are read", hint=_HINT)
+        try:
+            return cls.of_values(parse_json(data, "context_phase_params", hint=_HINT))
+        except ForgeError as error:
+            raise RequestError(error.message, hint=_HINT) from None
+        except (KeyError, TypeError, ValueError):
+            message = "context_phase_params are not those of an embedded engine of this version"
+            raise RequestError(message, hint=_HINT) from None
+
+    @classmethod
+    def of_values(cls, values: Any) -> "ContextPhase":
+        """From the object that `encode` writes. Raises KeyError, TypeError or ValueError."""
+        if values["version"] != _FORMAT:
+            raise ValueError
+        (token,) = values["first_gen_tokens"]
+        (log_prob,) = values.get("log_probs", [None])
+        top = tuple((_whole(each), _finite(value)) for each, value in values.get("top_log_probs", ()))
+        return cls(_whole(token), _text(values["prompt"]), None if log_prob is None else _finite(log_prob), top)
+
+
+def prompt_digest(prompt: Sequence[int]) -> str:
+    """What tells a prompt from others: a digest of its token ids."""
+    return blake2b(",".join(map(str, prompt)).encode(), digest_size=16).hexdigest()
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int:
+        raise TypeError
+    return value
+
+
+def _finite(value: object) -> float:
+    if type(value) not in (int, float) or not math.isfinite(float(value)):  # type: ignore[arg-type]
+        raise TypeError
+    return float(value)  # type: ignore[arg-type]
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise TypeError
+    return value
