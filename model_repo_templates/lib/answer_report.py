@@ -20,6 +20,8 @@ class _Sequence:
     pending: list[object] = field(default_factory=list)
     prompt: Sequence[object] | None = None
     begins: bool = True
+    cached: int | None = None
+    cached_told: bool = False
 
 
 class AnswerReport:
@@ -53,6 +55,8 @@ class AnswerReport:
             values = piece.log_probs or [None] * len(tokens)
             state.pending += self._texts.scored(tokens, values, piece.top_log_probs, begins=state.begins)
             state.begins = state.begins and self._texts.begin(tokens)
+        if state.cached is None:  # later pieces of a drafted answer tell what it left itself
+            state.cached = piece.cached_tokens
         if piece.prompt_log_probs is not None and self._options.prompt_logprobs:
             values, top = piece.prompt_log_probs
             state.prompt = self._texts.prompt(self._prompt, [None, *values], [(), *top] if top else ())
@@ -64,7 +68,9 @@ class AnswerReport:
     def has_news(self, sequence: int) -> bool:
         """Whether a response must be sent even without text."""
         state = self._sequences[sequence]
-        ends = bool(state.reason) and (self._options.finish_reason or self._options.num_output_tokens)
+        ends = bool(state.reason) and (
+            self._options.finish_reason or self._options.num_output_tokens or self._has_cached(state)
+        )
         return ends or bool(state.pending) or state.prompt is not None
 
     def tensors(self, sequence: int) -> dict[str, NDArray[Any]]:
@@ -77,6 +83,9 @@ class AnswerReport:
             tensors["num_input_tokens"] = np.array([[len(self._prompt)]], dtype=np.int32)
         if options.num_output_tokens:
             tensors["num_output_tokens"] = np.array([[state.generated]], dtype=np.int32)
+        if self._has_cached(state):
+            tensors["num_cached_tokens"] = np.array([[state.cached]], dtype=np.int32)
+            state.cached_told = True
         if options.logprobs:
             tensors["logprobs"] = _text(as_json(state.pending))
             state.pending = []
@@ -84,6 +93,9 @@ class AnswerReport:
             tensors["prompt_logprobs"] = _text(as_json(state.prompt))
             state.prompt = None
         return tensors
+
+    def _has_cached(self, state: _Sequence) -> bool:
+        return self._options.num_cached_tokens and state.cached is not None and not state.cached_told
 
 
 def _text(value: bytes) -> NDArray[np.object_]:

@@ -177,7 +177,7 @@ class Steps:
             for _, update in updates:
                 if self._ended:
                     return
-                ended = self._add(update.tokens)
+                ended = self._add(update.tokens, update.cached_tokens)
                 if update.failure is not None:
                     self._fail(update)
                 elif ended:
@@ -187,8 +187,11 @@ class Steps:
                 elif update.finish_reason is not None:
                     self._end(update.finish_reason)
 
-    def _add(self, tokens: list[int]) -> bool:
-        """Hand new tokens out; whether a stop word that began in an earlier step ends with one of them."""
+    def _add(self, tokens: list[int], cached: int | None) -> bool:
+        """Hand new tokens out; whether a stop word that began in an earlier step ends with one of them.
+
+        `cached`: tokens of the prompt that were in the cache, which is of interest in the first step alone.
+        """
         words = [word for word in self.request.stop_words if len(word) > 1]
         new: list[int] = []
         ended = False
@@ -199,7 +202,7 @@ class Steps:
             if ended:
                 break
         if new:
-            self.receiver.take([Piece(0, [new], False)])
+            self.receiver.take([Piece(0, [new], False, cached_tokens=cached)])
         return ended
 
     def _end(self, reason: str) -> None:

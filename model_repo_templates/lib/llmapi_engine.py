@@ -119,7 +119,7 @@ class LlmApiEngine:
                 result.abort()
             async for step in result:
                 try:
-                    output = answer.take(step.outputs[0])
+                    output = answer.take(step.outputs[0], getattr(step, "cached_tokens", None))
                 except RequestError:
                     result.abort()
                     raise
@@ -161,8 +161,11 @@ class Answer:
         self._tokens: list[int] = []
         self._cumulative = 0.0
 
-    def take(self, completion: Any) -> Output:
-        """The output of the last step. `completion`: a CompletionOutput, which holds all tokens so far."""
+    def take(self, completion: Any, cached_tokens: int | None = None) -> Output:
+        """The output of the last step. `completion`: a CompletionOutput, which holds all tokens so far.
+
+        `cached_tokens`: of the GenerationResult (tensorrt_llm/executor/result.py, 1.3.0rc3); None: it has none.
+        """
         seen = len(self._tokens)
         new = list(completion.token_ids[seen:])
         finish: FinishReason | None = _FINISHED[completion.finish_reason] if completion.finish_reason else None
@@ -193,6 +196,7 @@ class Answer:
             cumulative_log_prob=self._cumulative,
             reused_blocks=reused,
             allocated_blocks=allocated,
+            cached_tokens=cached_tokens,
             top_log_probs=top,
             prompt_log_probs=self._prompt_scores(completion) if seen == 0 else None,
         )

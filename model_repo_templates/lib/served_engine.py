@@ -120,6 +120,7 @@ class _Answer:
             log_probs=state.beams[0].log_probs if state.beams else state.log_probs,
             top_log_probs=update.top_log_probs,
             prompt_log_probs=None if prompt is None else (prompt.values, prompt.top),
+            cached_tokens=update.cached_tokens,
         )
         state.sent()
         return piece

@@ -14,7 +14,8 @@ class Piece:
     """New output of one returned sequence. `beams`: new token ids of each; `outputs`: the engine's optional tensors.
 
     `reason`: of the end, as the engine tells it. `log_probs`: of the first beam's tokens; `top_log_probs`: the most
-    likely tokens at each of them; `prompt_log_probs`: both of the prompt, without its first token.
+    likely tokens at each of them; `prompt_log_probs`: both of the prompt, without its first token. `cached_tokens` of
+    the prompt, whose keys and values earlier requests had left; None: not told.
     `failure`: message and code of an error that ends the whole request.
     """
 
@@ -27,6 +28,7 @@ class Piece:
     log_probs: Sequence[float | None] = ()
     top_log_probs: Sequence[TopTokens] = ()
     prompt_log_probs: tuple[Sequence[float], Sequence[TopTokens]] | None = None
+    cached_tokens: int | None = None
 
 
 class PieceReceiver(Protocol):

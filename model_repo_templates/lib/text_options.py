@@ -1,6 +1,7 @@
 """What text models take in addition to TensorRT-LLM's tensors, and what they return for it.
 
-`return_finish_reason`, `return_num_input_tokens` and `return_num_output_tokens` are named as in Triton's vLLM backend.
+`return_finish_reason`, `return_num_input_tokens` and `return_num_output_tokens` are named as in Triton's vLLM backend,
+`return_num_cached_tokens` like them.
 """
 
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ OPTIONS = (
     "return_finish_reason",
     "return_num_input_tokens",
     "return_num_output_tokens",
+    "return_num_cached_tokens",
     "return_logprobs",
     "top_logprobs",
     "return_prompt_logprobs",
@@ -37,6 +39,7 @@ class TextOptions:
     finish_reason: bool
     num_input_tokens: bool
     num_output_tokens: bool
+    num_cached_tokens: bool
     logprobs: bool
     prompt_logprobs: bool
     top_logprobs: int
@@ -52,6 +55,7 @@ class TextOptions:
             finish_reason=values.flag("return_finish_reason", False),
             num_input_tokens=values.flag("return_num_input_tokens", False),
             num_output_tokens=values.flag("return_num_output_tokens", False),
+            num_cached_tokens=values.flag("return_num_cached_tokens", False),
             logprobs=values.flag("return_logprobs", False),
             prompt_logprobs=values.flag("return_prompt_logprobs", False),
             top_logprobs=values.integer("top_logprobs", 0, 0, 0, MOST_TOP_LOGPROBS),

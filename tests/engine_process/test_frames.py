@@ -155,11 +155,12 @@ def test_a_request_that_cannot_be_read_is_a_bad_frame(row: dict[str, object]) ->
 
 
 def test_updates_arrive_as_they_were_sent() -> None:
-    running = Update([1, 2], [-0.5, -0.25], None, -0.75, 1, 3)
+    running = Update([1, 2], [-0.5, -0.25], None, -0.75, 1, 3, 17)
     failed = Update([7], finish_reason="error", failure=RequestFailure(ErrorCode.UNAVAILABLE, "full"))
     found = decode_updates(encode_updates({4: running, 5: failed}))
     assert (found[4].tokens, list(found[4].log_probs), found[4].cumulative_log_prob) == ([1, 2], [-0.5, -0.25], -0.75)
     assert (found[4].reused_blocks, found[4].allocated_blocks, found[4].finish_reason) == (1, 3, None)
+    assert (found[4].cached_tokens, found[5].cached_tokens) == (17, None)
     assert (found[5].tokens, found[5].failure) == ([7], failed.failure)
 
 

@@ -30,13 +30,22 @@ INPUTS = {
     "return_finish_reason": "BOOL",
     "return_num_input_tokens": "BOOL",
     "return_num_output_tokens": "BOOL",
+    "return_num_cached_tokens": "BOOL",
     "return_logprobs": "BOOL",
     "top_logprobs": "INT32",
     "return_prompt_logprobs": "BOOL",
     "guided_decoding_guide_type": "BYTES",
     "guided_decoding_guide": "BYTES",
 }
-OUTPUTS = ("text_output", "finish_reason", "num_input_tokens", "num_output_tokens", "logprobs", "prompt_logprobs")
+OUTPUTS = (
+    "text_output",
+    "finish_reason",
+    "num_input_tokens",
+    "num_output_tokens",
+    "num_cached_tokens",
+    "logprobs",
+    "prompt_logprobs",
+)
 OLD = frozenset(("text_input", "max_tokens", "stop_words", "top_p", "temperature", "stream"))
 """Inputs of a repository that was packaged earlier."""
 
@@ -46,7 +55,7 @@ class FakeBackend:
     """One model. `words` None: the prompt's own words, over and over; a token is a word with the space before it.
 
     `error`: raised instead of the piece of this number. `old`: reports nothing but text. `held`: no piece comes while
-    it is true.
+    it is true. `cached`: tokens of each prompt in the KV cache, for the second sequence one more, and so on.
     """
 
     words: tuple[str, ...] | None = None
@@ -56,6 +65,7 @@ class FakeBackend:
     old: bool = False
     delay: float = 0.0
     held: bool = False
+    cached: int | None = None
     requests: list[TextRequest] = field(default_factory=list)
     running: int = 0
     cancelled: int = 0
@@ -116,6 +126,7 @@ class FakeBackend:
             reason,
             len(prompt_tokens(request)),
             so_far,
+            None if self.cached is None else self.cached + sequence,
             logprobs=[score(token, request.top_logprobs) for token in tokens] if request.logprobs else (),
             prompt_logprobs=prompt_scores(request) if request.prompt_logprobs and so_far == len(tokens) else (),
         )

@@ -127,6 +127,7 @@ def response_of(piece: Piece) -> Any:
     """A ModelInferResponse."""
     response = service_pb2.ModelInferResponse()
     counts = {"sequence_index": piece.sequence, "num_input_tokens": piece.input_tokens}
+    counts["num_cached_tokens"] = piece.cached_tokens
     for name, count in (counts | {"num_output_tokens": piece.output_tokens}).items():
         if count is not None:
             response.outputs.add(name=name, datatype="INT32", shape=[1, 1])

@@ -81,6 +81,30 @@ def test_several_answers(gateway: Gateway) -> None:
     assert texts == ["one two"] * 3
 
 
+def test_usage_tells_what_the_kv_cache_had_of_the_prompt() -> None:
+    options = {"model": "demo", "max_tokens": 2}
+    details = {"prompt_tokens_details": {"cached_tokens": 2}}
+    with running([FakeBackend(cached=2)], served_name="demo") as gateway:
+        answer = chat_of(gateway.post(CHAT, messages=[USER], n=3, **options))
+        assert answer.usage is not None
+        assert answer.usage.prompt_tokens_details is not None
+        assert answer.usage.prompt_tokens_details.cached_tokens == 2, "of the prompt, not of each answer"
+        several = gateway.post(COMPLETIONS, prompt=["one two three", "four five six"], **options).json()["usage"]
+        assert several["prompt_tokens_details"] == {"cached_tokens": 4}
+        echoed = gateway.post(COMPLETIONS, model="demo", prompt="one two three", max_tokens=0, echo=True)
+        assert echoed.json()["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3, **details}
+        streamed = {**options, "stream": True, "stream_options": {"include_usage": True}}
+        for path, prompt in ((CHAT, {"messages": [USER]}), (COMPLETIONS, {"prompt": "one two three"})):
+            *_, last = events(gateway.post(path, **prompt, **streamed))
+            assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, **details}
+
+
+def test_nothing_of_a_prompt_in_the_kv_cache_is_said_too() -> None:
+    with running([FakeBackend(cached=0)], served_name="demo") as gateway:
+        usage = gateway.post(CHAT, model="demo", messages=[USER], max_tokens=1).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+
+
 def test_stop_words_are_not_returned(gateway: Gateway) -> None:
     for stop in (" three", ["x", "wo three"]):
         answer = chat_of(gateway.post(CHAT, model="demo", messages=[USER], stop=stop, max_tokens=9))

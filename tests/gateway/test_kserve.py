@@ -74,6 +74,7 @@ def test_every_field_arrives_with_the_declared_type() -> None:
                 "logit_bias": '{"5":1.0}',
                 "return_num_input_tokens": True,
                 "return_num_output_tokens": True,
+                "return_num_cached_tokens": True,
                 "return_finish_reason": True,
                 "return_logprobs": True,
                 "return_prompt_logprobs": True,
@@ -83,9 +84,10 @@ def test_every_field_arrives_with_the_declared_type() -> None:
     ]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_pieces_are_read(stream: bool) -> None:
-    fake, request = FakeBackend(), TextRequest("ensemble", 3, prompt="Naïve café", stream=stream, logprobs=True)
+@pytest.mark.parametrize(("stream", "cached"), [(True, None), (False, 1)])
+def test_pieces_are_read(stream: bool, cached: int | None) -> None:
+    fake = FakeBackend(cached=cached)
+    request = TextRequest("ensemble", 3, prompt="Naïve café", stream=stream, logprobs=True)
     with serving(Servicer(fake)) as address:
         found = run(address, lambda backend: pieces(backend, request))
     assert found == list(fake._streamed(request) if stream else fake._whole(request))

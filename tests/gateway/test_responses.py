@@ -215,6 +215,16 @@ def test_a_cut_call_is_incomplete() -> None:
     assert (call.arguments, call.status, answer.status) == ('{"city', "incomplete", "incomplete")
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_usage_tells_what_the_kv_cache_had_of_the_input(stream: bool) -> None:
+    with running([FakeBackend(cached=2)], served_name="demo") as gateway:
+        answer = gateway.post(RESPONSES, **ASKED, stream=stream)
+        response = response_events(answer)[-1].response if stream else response_of(answer)
+    usage = response.usage
+    assert usage is not None
+    assert (usage.input_tokens, usage.input_tokens_details.cached_tokens) == (3, 2)
+
+
 def test_a_server_that_does_not_count_gives_no_usage() -> None:
     with running([FakeBackend(old=True)]) as gateway:
         answer = response_of(gateway.post(RESPONSES, model="ensemble", input="one two", max_output_tokens=2))

@@ -130,6 +130,7 @@ class RequestOutput:
 
     def __init__(self, prompt: list[int], params: SamplingParams, reused: int = 0) -> None:
         self.prompt_token_ids, self.params, self.reused = prompt, params, reused
+        self.cached_tokens = reused
         self.outputs = [CompletionOutput(0)]
         self.finished = self.aborted = False
 

@@ -73,6 +73,7 @@ def test_tokens_come_one_after_the_other(llm: Any) -> None:
     assert len(found) == 4
     assert (found[-1].finish_reason, found[-1].cumulative_log_prob) == ("length", -2.0)
     assert (found[-1].reused_blocks, found[-1].allocated_blocks) == (1, 3)
+    assert [each.cached_tokens for each in found] == [0] * 4
 
 
 def test_an_end_id_ends_and_is_no_part_of_the_answer(llm: Any) -> None:
@@ -403,7 +404,9 @@ def test_reused_blocks_leave_a_prompt_unscored(llm: Any) -> None:
     assert "scored 2 of 4 positions" in failed.error.message
     assert "kv_reuse=false" in failed.error.message
     assert fake_tensorrt_llm.MADE[-1].requests[-1].aborted
-    assert tokens_of(run(llm, GenerationRequest("b", (5, 6, 7, 8), 2))) == [5, 6]
+    unscored = run(llm, GenerationRequest("b", (5, 6, 7, 8), 2))
+    assert tokens_of(unscored) == [5, 6]
+    assert [each.cached_tokens for each in unscored] == [2, 2], "as the LLM API tells"
 
 
 def test_a_release_without_prompt_scores_is_said(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

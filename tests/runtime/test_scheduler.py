@@ -115,6 +115,7 @@ def test_blocks_that_a_paused_request_finds_again_are_not_counted_as_reused() ->
     sim.run()
     assert sim.scheduler.pauses == 1
     assert (first.reused_blocks, last.reused_blocks) == (0, 0)
+    assert (first.output().cached_tokens, last.output().cached_tokens) == (0, 0)
 
 
 def test_a_sequence_tells_when_it_first_ran_also_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +137,7 @@ def test_a_shared_prefix_is_not_computed_again() -> None:
     sim.step()
     second = sim.arrive([*range(12), 7], 4)
     sim.step()
-    assert second.reused_blocks == 3
+    assert (second.reused_blocks, second.output().cached_tokens) == (3, 12)
     assert [row.count for row in sim.rows if row.sequence is second] == [1]
 
 

@@ -60,6 +60,7 @@ class Running:
             cumulative_log_prob=-0.5 * len(self.tokens),
             reused_blocks=1,
             allocated_blocks=3,
+            cached_tokens=1,
             top_log_probs=tuple(self._top(token) for token in tokens) if sampling.top_log_probs else (),
             prompt_log_probs=prompt,
             scheduled_ns=self.scheduled_ns,

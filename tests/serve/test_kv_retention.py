@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from openai import BadRequestError, OpenAI
+from openai.types import CompletionUsage
 
 from tests.assault.server import Server, serving
 from tests.conftest import DEMO_MODEL
@@ -99,3 +100,33 @@ def test_openais_api_shares_blocks_by_salt(served: tuple[Server, str]) -> None:
     assert [found(70), found(71, cache_salt="a"), found(72, cache_salt="b")] == [4, 4, 4]
     with pytest.raises(BadRequestError, match="cache_salt must be a non-empty string, not an empty string"):
         client.completions.create(model="ensemble", prompt=[70], max_tokens=2, extra_body={"cache_salt": ""})
+
+
+def test_openais_usage_counts_what_the_cache_had(served: tuple[Server, str]) -> None:
+    client = OpenAI(base_url=served[1], api_key="none", max_retries=0, timeout=PATIENCE)
+    asked = {"model": "ensemble", "prompt": [80] * LONG, "max_tokens": 2}
+
+    def cached(usage: CompletionUsage | None) -> int | None:
+        assert usage is not None
+        assert usage.prompt_tokens_details is not None
+        found = usage.prompt_tokens_details.cached_tokens
+        assert found is not None
+        assert found <= usage.prompt_tokens
+        return found
+
+    assert cached(client.completions.create(**asked, n=3).usage) == 0, "what its own copies share was not in the cache"
+    assert cached(client.completions.create(**asked).usage) == 4 * SIZE
+    assert cached(client.completions.create(**asked, n=3).usage) == 4 * SIZE
+    *_, last = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    assert cached(last.usage) == 4 * SIZE
+    both = {**asked, "prompt": [[80] * LONG, [80] * (2 * SIZE)]}
+    assert cached(client.completions.create(**both).usage) == (4 + 1) * SIZE, "the last token is always computed"
+    talk = [{"role": "user", "content": "What is a list? " * 20}]
+    for _ in range(2):
+        chat = client.chat.completions.create(model="ensemble", messages=talk, max_tokens=2)
+    response = client.responses.create(model="ensemble", input=talk, max_output_tokens=2)
+    assert chat.usage is not None
+    assert response.usage is not None
+    most = (chat.usage.prompt_tokens - 1) // SIZE * SIZE
+    assert most > 0
+    assert (cached(chat.usage), response.usage.input_tokens_details.cached_tokens) == (most, most)

@@ -126,6 +126,18 @@ def test_reason_and_counts(server: Running, model: str, inputs: dict[str, Any], 
 
 
 @MODELS
+def test_tokens_of_the_prompt_in_the_kv_cache_are_told_once(server: Running, model: str) -> None:
+    asked = {"text_input": "one two", "max_tokens": 4}
+    whole = post(server, model, **asked, return_num_cached_tokens=True).json()
+    assert whole["num_cached_tokens"] == 1
+    pieces = streamed(server, model, **asked, return_num_cached_tokens=True)
+    assert [int(piece["num_cached_tokens"]) for piece in pieces if "num_cached_tokens" in piece] == [1]
+    assert "num_cached_tokens" in pieces[0]
+    assert b"".join(piece["text_output"] for piece in pieces).decode() == whole["text_output"]
+    assert "num_cached_tokens" not in post(server, model, **asked).json()
+
+
+@MODELS
 def test_log_probabilities_name_their_tokens(server: Running, tokenizer: Any, model: str) -> None:
     text = "one 🙂 two"
     ids = tokenizer(text)["input_ids"]

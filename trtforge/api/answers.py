@@ -199,12 +199,10 @@ class Assembly:
         requests: "Sequence[GenerationRequest]",
         stop: "Sequence[str]",
         texts: TokenTexts,
-        block_tokens: int,
         *,
         continues: bool,
     ) -> None:
         self.requests = tuple(requests)
-        self._block_tokens = block_tokens
         self._reused = 0
         beams = requests[0].beams
         count = len(requests) if beams is None else beams.returned
@@ -231,7 +229,7 @@ class Assembly:
                 raise copy(output.error) from output.error.__cause__
         index = self._index_of[output.request_id]
         if index == 0:  # the others share its prompt
-            self._reused = output.reused_blocks * self._block_tokens
+            self._reused = output.cached_tokens or 0
         searches = self.requests[0].beams is not None
         pieces = self._take_beams(output) if searches else [self._sequences[index].take(output)]
         if self.finished:

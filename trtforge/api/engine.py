@@ -40,7 +40,6 @@ class Engine:
         self._runtime = runtime
         self._prompts = prompts
         self._texts = TokenTexts(prompts.tokenizer)
-        self._block_tokens = runtime.statistics().tokens_per_block
         self._numbers = itertools.count()
         # A dropped engine ends, such as that of a notebook's cell that is run again; at exit the runtime ends itself.
         weakref.finalize(self, runtime.close).atexit = False
@@ -205,7 +204,7 @@ class Engine:
         request = replace(self._prompts.request(prompt, params), streamed=streamed)
         asked = prompt.prompt if isinstance(prompt, Tuned) else prompt
         requests, continues = sequences(request, params.n, next(self._numbers)), not isinstance(asked, Chat)
-        return Assembly(requests, params.stop, self._texts, self._block_tokens, continues=continues)
+        return Assembly(requests, params.stop, self._texts, continues=continues)
 
     def _pieces(self, assemblies: Sequence[Assembly]) -> Iterator[tuple[Assembly, Piece]]:
         """Each piece with its assembly, in the order of their arrival."""

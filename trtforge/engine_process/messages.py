@@ -234,6 +234,7 @@ class Update:
     cumulative_log_prob: float = 0.0
     reused_blocks: int = 0
     allocated_blocks: int = 0
+    cached_tokens: int | None = None
     failure: RequestFailure | None = None
     top_log_probs: list[TopLogProbs] = field(default_factory=list)
     prompt_log_probs: PromptLogProbs | None = None
@@ -251,6 +252,7 @@ class Update:
         self.finish_reason = output.finish_reason
         self.cumulative_log_prob = output.cumulative_log_prob
         self.reused_blocks, self.allocated_blocks = output.reused_blocks, output.allocated_blocks
+        self.cached_tokens = output.cached_tokens
         self.top_log_probs += output.top_log_probs
         self.prompt_log_probs = self.prompt_log_probs or output.prompt_log_probs
         self.drafted_tokens, self.accepted_tokens = output.drafted_tokens, output.accepted_tokens
@@ -266,6 +268,7 @@ class Update:
         self.finish_reason, self.failure = later.finish_reason, later.failure
         self.cumulative_log_prob = later.cumulative_log_prob
         self.reused_blocks, self.allocated_blocks = later.reused_blocks, later.allocated_blocks
+        self.cached_tokens = later.cached_tokens
         self.top_log_probs += later.top_log_probs
         self.prompt_log_probs = self.prompt_log_probs or later.prompt_log_probs
         self.drafted_tokens, self.accepted_tokens = later.drafted_tokens, later.accepted_tokens
@@ -282,7 +285,7 @@ def encode_updates(updates: Mapping[int, Update]) -> Frame:
     for name, update in updates.items():
         if update.failure is not None:
             failure = (update.failure.code, update.failure.message)
-            rows.append((name, update.tokens, update.finish_reason, 0.0, 0, 0, (), failure))
+            rows.append((name, update.tokens, update.finish_reason, 0.0, 0, 0, None, (), failure))
         else:
             rows.append(
                 (
@@ -292,6 +295,7 @@ def encode_updates(updates: Mapping[int, Update]) -> Frame:
                     update.cumulative_log_prob,
                     update.reused_blocks,
                     update.allocated_blocks,
+                    update.cached_tokens,
                     update.log_probs,
                     *_details(update),
                 )
@@ -319,8 +323,8 @@ def decode_updates(frame: Frame) -> dict[int, Update]:
     """The inverse of `encode_updates`. Raises BadFrame."""
     updates, start = {}, 0
     try:
-        for name, tokens, reason, cumulative, reused, allocated, log_probs, *more in frame.header["rows"]:
-            update = Update(tokens, log_probs, reason, cumulative, reused, allocated)
+        for name, tokens, reason, cumulative, reused, allocated, cached, log_probs, *more in frame.header["rows"]:
+            update = Update(tokens, log_probs, reason, cumulative, reused, allocated, cached)
             if more and more[0] is not None:
                 update.failure = RequestFailure(ErrorCode(more[0][0]), more[0][1])
             elif more:

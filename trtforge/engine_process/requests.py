@@ -303,7 +303,8 @@ class Output:
     """A request's tokens from one step; its last output has a `finish_reason`.
 
     `prompt_log_probs` comes once, with the first token.
-    `allocated_blocks`: KV blocks allocated to the request so far, `reused_blocks` included. `drafted_tokens`: tokens
+    `allocated_blocks`: KV blocks allocated to the request so far, `reused_blocks` included. `cached_tokens`: tokens of
+    the prompt whose keys and values earlier requests had left; None: the engine does not tell. `drafted_tokens`: tokens
     that speculative decoding proposed and the engine verified so far; `accepted_tokens` of them are in the output.
     `beams`: of a beam search, the best first, in its only output. `scheduled_ns`: when its sequence first ran, in
     nanoseconds of `time.monotonic_ns`, which all processes of a machine share; 0 if it never did.
@@ -320,6 +321,7 @@ class Output:
     cumulative_log_prob: float = 0.0
     reused_blocks: int = 0
     allocated_blocks: int = 0
+    cached_tokens: int | None = None
     top_log_probs: tuple[TopLogProbs, ...] = ()
     prompt_log_probs: PromptLogProbs | None = None
     drafted_tokens: int = 0

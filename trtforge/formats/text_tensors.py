@@ -1,7 +1,8 @@
 """The tensors that the text models have in addition to those of TensorRT-LLM's ensemble.
 
 `return_finish_reason`, `return_num_input_tokens` and `return_num_output_tokens` and their outputs are named as in
-Triton's vLLM backend, `include_stop_str_in_output` as in TensorRT-LLM's SamplingParams.
+Triton's vLLM backend, `return_num_cached_tokens` like them, `include_stop_str_in_output` as in TensorRT-LLM's
+SamplingParams.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ _INPUTS = (
     _tensor("return_finish_reason", "TYPE_BOOL"),
     _tensor("return_num_input_tokens", "TYPE_BOOL"),
     _tensor("return_num_output_tokens", "TYPE_BOOL"),
+    _tensor("return_num_cached_tokens", "TYPE_BOOL"),
     _tensor("return_logprobs", "TYPE_BOOL"),
     _tensor("top_logprobs", "TYPE_INT32"),
     _tensor("return_prompt_logprobs", "TYPE_BOOL"),
@@ -34,6 +36,7 @@ _OUTPUTS = (
     _tensor("finish_reason", "TYPE_STRING"),
     _tensor("num_input_tokens", "TYPE_INT32"),
     _tensor("num_output_tokens", "TYPE_INT32"),
+    _tensor("num_cached_tokens", "TYPE_INT32"),
     _tensor("logprobs", "TYPE_STRING"),
     _tensor("prompt_logprobs", "TYPE_STRING"),
 )

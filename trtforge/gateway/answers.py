@@ -9,6 +9,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from trtforge.gateway.errors import ApiError
@@ -177,7 +178,7 @@ class CompletionAnswer:
         return _data(error.body())
 
     def _counted(self, usage: Usage | None) -> Usage | None:
-        return Usage(usage.prompt_tokens, 0) if usage is not None and self._nothing_new else usage
+        return replace(usage, completion_tokens=0) if usage is not None and self._nothing_new else usage
 
     def _with_prompt(self, index: int, text: str, scores: Sequence[TokenScore]) -> tuple[str, Sequence[TokenScore]]:
         """Text and scores with those of the prompt before a choice's first ones."""
@@ -269,12 +270,13 @@ def _usage(usage: Usage | None) -> dict[str, object]:
     """Nothing if the server behind does not count tokens."""
     if usage is None:
         return {}
-    total = usage.prompt_tokens + usage.completion_tokens
+    cached = usage.cached_tokens
     return {
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
-            "total_tokens": total,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            **({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}),
         }
     }
 

@@ -13,10 +13,11 @@ from trtforge.gateway.sequence import CANCELLED, AnswerSequence, Delta
 
 @dataclass(frozen=True)
 class Usage:
-    """Exact numbers of tokens."""
+    """Exact numbers of tokens. `cached_tokens`: of the prompts, that the KV cache had; None: it is not told."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class Generation:
         self._request = request
         self._sequences = [AnswerSequence(request, first + number, parser) for number in range(request.sequences)]
         self._input_tokens: int | None = None
+        self._cached_tokens: int | None = None
         self._overrun = False
         self.prompt_logprobs: Sequence[TokenScore] = ()
 
@@ -48,7 +50,7 @@ class Generation:
         counts = [sequence.output_tokens for sequence in self._sequences]
         if self._input_tokens is None or all(count is None for count in counts):
             return None
-        return Usage(self._input_tokens, sum(count or 0 for count in counts))
+        return Usage(self._input_tokens, sum(count or 0 for count in counts), self._cached_tokens)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """The deltas of all sequences. Closing it cancels the request. Raises BackendError."""
@@ -68,6 +70,10 @@ class Generation:
             raise BackendError("the server cancelled the request", "CANCELLED")
         if piece.input_tokens is not None:
             self._input_tokens = piece.input_tokens
+        if piece.cached_tokens is not None:
+            # Of several sequences, later ones may have found what the first one left.
+            found = (piece.cached_tokens, self._cached_tokens)
+            self._cached_tokens = min(count for count in found if count is not None)
         if piece.prompt_logprobs:
             self.prompt_logprobs = piece.prompt_logprobs
         if not 0 <= piece.sequence < len(self._sequences):
@@ -97,7 +103,12 @@ class Generations:
         counted = [usage for usage in found if usage is not None]
         if len(counted) < len(found):
             return None
-        return Usage(sum(usage.prompt_tokens for usage in counted), sum(usage.completion_tokens for usage in counted))
+        cached = [usage.cached_tokens for usage in counted if usage.cached_tokens is not None]
+        return Usage(
+            sum(usage.prompt_tokens for usage in counted),
+            sum(usage.completion_tokens for usage in counted),
+            sum(cached) if cached else None,
+        )
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """The deltas of all choices as they arrive. Closing it cancels all requests. Raises BackendError."""

@@ -17,6 +17,13 @@ _WIDTHS = {"INT32": 32, "UINT32": 32, "INT64": 64, "UINT64": 64}
 _Value = str | int | float | bool | tuple[int, ...] | tuple[str, ...]
 _SEED = ("random_seed", "seed")
 """Names of the seed by release."""
+_ASKED = (
+    "return_num_input_tokens",
+    "return_num_output_tokens",
+    "return_num_cached_tokens",
+    "return_finish_reason",
+)
+"""What every request asks for, if the model has it."""
 
 
 def infer_request(model: ServedModel, request: TextRequest) -> Any:
@@ -62,7 +69,7 @@ def _inputs(model: ServedModel, request: TextRequest) -> Mapping[str, _Value]:
         values |= {GUIDE_TYPE: request.guide.kind, "guided_decoding_guide": request.guide.text}
     if request.adapter is not None:
         values[ADAPTER] = request.adapter
-    for name in ("return_num_input_tokens", "return_num_output_tokens", "return_finish_reason"):
+    for name in _ASKED:
         if name in model.inputs:
             values[name] = True
     if request.logprobs:
@@ -142,6 +149,10 @@ def _set_outputs(piece: Piece, raw: bytes) -> None:
     piece.output_tokens = _int32(raw)
 
 
+def _set_cached(piece: Piece, raw: bytes) -> None:
+    piece.cached_tokens = _int32(raw)
+
+
 def _set_sequence(piece: Piece, raw: bytes) -> None:
     piece.sequence = _int32(raw)
 
@@ -159,6 +170,7 @@ _READERS: Mapping[str, Callable[[Piece, bytes], None]] = {
     "finish_reason": _set_reason,
     "num_input_tokens": _set_inputs,
     "num_output_tokens": _set_outputs,
+    "num_cached_tokens": _set_cached,
     "sequence_index": _set_sequence,
     "logprobs": _set_logprobs,
     "prompt_logprobs": _set_prompt_logprobs,

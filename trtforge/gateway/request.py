@@ -75,7 +75,8 @@ class TextRequest:
 class Piece:
     """A response: what is new in one sequence. `finish_reason`: "stop", "length" or "cancelled" in its last piece.
 
-    `input_tokens` of the prompt, `output_tokens` of the sequence so far; None: not reported.
+    `input_tokens` of the prompt, `output_tokens` of the sequence so far, `cached_tokens` of the prompt that were in the
+    KV cache; None: not reported.
     """
 
     sequence: int = 0
@@ -83,5 +84,6 @@ class Piece:
     finish_reason: str = ""
     input_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None
     logprobs: Sequence[TokenScore] = field(default=())
     prompt_logprobs: Sequence[TokenScore] = field(default=())

@@ -91,6 +91,7 @@ class BeamSearch(Group):
             cumulative_log_prob=beams[0].cumulative_log_prob,
             reused_blocks=sum(member.reused_blocks for member in self.members),
             allocated_blocks=sum(member.allocated_blocks for member in self.members),
+            cached_tokens=self.members[0].cached_tokens,
             beams=beams,
             scheduled_ns=self.members[0].scheduled_ns,
         )

@@ -172,6 +172,7 @@ class Scheduler:
         for copy in joined:
             copy.begin()
             copy.reused_blocks, copy.allocated_blocks = shared, len(copy.table.blocks)
+            copy.cached_tokens = sequence.cached_tokens
         return joined
 
     def holders(self) -> Iterable[Sequence]:
@@ -204,6 +205,7 @@ class Scheduler:
             if not sequence.begun:  # what a paused sequence finds again is its own
                 sequence.reused_blocks = reused
                 sequence.allocated_blocks = reused
+                sequence.cached_tokens = sequence.computed
             _insert(self.running, sequence)
             sequence.begin()
             budget -= self._add_context(sequence, budget, rows)

@@ -60,6 +60,7 @@ class Sequence:
     tokens its logits must be right, 0 for all; `draft`: proposed next tokens; `scheduled_ns`: when it first ran, in
     nanoseconds of `time.monotonic_ns`, 0 before; `scored`: tokens of the prompt whose logits were used;
     `context_logits`, `generation_logits`: those that were not handed out yet; `virtual`: rows of a prompt table;
+    `cached_tokens`: of its prompt, that were in the cache when the request first ran;
     `failure`: why no token can be chosen for it, if a logits processor failed.
 
     The keys and values of the first `computed` tokens are in the cache; the others, which include the last generated
@@ -81,6 +82,7 @@ class Sequence:
     finish_reason: FinishReason | None = None
     cumulative_log_prob: float = 0.0
     reused_blocks: int = 0
+    cached_tokens: int = 0
     allocated_blocks: int = 0
     prompt_log_probs: list[float] = field(default_factory=list)
     prompt_top: list[TopLogProbs] = field(default_factory=list)
@@ -243,6 +245,7 @@ class Sequence:
             cumulative_log_prob=self.cumulative_log_prob,
             reused_blocks=self.reused_blocks,
             allocated_blocks=self.allocated_blocks,
+            cached_tokens=self.cached_tokens,
             top_log_probs=(top,) if asked and sampling.top_log_probs else (),
             prompt_log_probs=prompt,
             drafted_tokens=self.drafted,
