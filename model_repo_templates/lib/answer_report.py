@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from input_names import CONTEXT_ONLY
 from numpy.typing import NDArray
 from text_engine import Piece
 from text_options import TextOptions
@@ -63,7 +64,14 @@ class AnswerReport:
         if stopped:
             state.reason = "stop"
         elif piece.finished:
-            state.reason = _REASONS.get(piece.reason) or ("length" if state.generated >= self._most_tokens else "stop")
+            state.reason = self._why_ended(piece.reason, state.generated)
+
+    def _why_ended(self, reason: str, generated: int) -> str:
+        """For clients. `reason`: the engine's, if any. `not_finished`: a context ended with its first token."""
+        told = _REASONS.get(reason)
+        if self._options.request_type == CONTEXT_ONLY and told in (None, "length") and generated:
+            return "length" if generated >= self._most_tokens else "not_finished"
+        return told or ("length" if generated >= self._most_tokens else "stop")
 
     def has_news(self, sequence: int) -> bool:
         """Whether a response must be sent even without text."""

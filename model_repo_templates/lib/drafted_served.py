@@ -247,6 +247,7 @@ def _may_be_drafted(request: GenerationRequest) -> bool:
     whole = request.context_logits or request.generation_logits or bool(request.bad_words)
     scored = sampling.return_log_probs or sampling.prompt_log_probs
     other = request.guide is not None or request.beams is not None or request.sent_adapter is not None
+    other = other or request.context_only or request.context_phase is not None
     return not (whole or scored or other or sampling.top_p_decay != 1.0)
 
 

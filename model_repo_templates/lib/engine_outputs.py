@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from input_names import PHASE
 from input_values import InputValues
 from numpy.typing import ArrayLike, NDArray
+from request_types import handed_on
 
 from trtforge.engine_process.messages import Update
-from trtforge.engine_process.requests import Beam, GenerationRequest
+from trtforge.engine_process.requests import Beam, GenerationRequest, TopLogProbs
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,10 @@ class Wanted:
 
 @dataclass(slots=True)
 class SequenceState:
-    """One returned sequence. `tokens`, `log_probs` and logits (native float32): those not sent yet."""
+    """One returned sequence. `tokens`, `log_probs` and logits (native float32): those not sent yet.
+
+    `top_log_probs`: beside each token of the last update.
+    """
 
     item: int
     index: int
@@ -63,6 +68,7 @@ class SequenceState:
     accepted_tokens: int = 0
     beams: Sequence[Beam] = ()
     finished: bool = False
+    top_log_probs: Sequence[TopLogProbs] = ()
     context_logits: bytearray = field(default_factory=bytearray)
     generation_logits: bytearray = field(default_factory=bytearray)
 
@@ -85,6 +91,7 @@ class SequenceState:
             self.last_token_ns = self.first_token_ns = time.monotonic_ns()
         self.scheduled_ns = update.scheduled_ns
         self.finished = update.finish_reason is not None
+        self.top_log_probs = update.top_log_probs
 
     def sent(self) -> None:
         """Forget the tokens, log probabilities and logits that were sent."""
@@ -116,6 +123,8 @@ class SequenceState:
             tensors["num_output_tokens"] = _int32([[self.generated]])
         if self.finished and wanted.performance:
             tensors |= self._performance()
+        if self.finished and self.request.context_only:
+            tensors[PHASE] = handed_on(self.request, self.tokens, self.log_probs, self.top_log_probs)
         return tensors
 
     def token_outputs(self, *, with_prompt: bool) -> dict[str, NDArray[Any]]:

@@ -19,12 +19,14 @@ from engine_requests import RequestedSequence, requested_sequences
 from input_names import InputNames
 from input_values import InputValues
 from model_config import ModelConfig
+from request_types import request_type
 from responder import RequestFailed, Responder
 from served_engine import request_limits
 from watch import Watcher
 
 from trtforge.core.errors import ForgeError, killed
 from trtforge.engine_process.client import EngineClient, Submitted
+from trtforge.engine_process.context_phase import RequestType
 from trtforge.engine_process.messages import Update
 from trtforge.engine_process.rendezvous import socket_path
 from trtforge.engine_process.start import EngineProcess
@@ -36,6 +38,7 @@ class EngineCall(Responder):
     def __init__(self, request: "pb_utils.InferenceRequest") -> None:
         super().__init__(request)
         self.submitted: Submitted | None = None
+        self.phases: RequestType = "context_and_generation"
         self._states: list[SequenceState] = []
 
     def begin(self, sequences: Sequence[RequestedSequence], *, streaming: bool, with_prompt: bool) -> None:
@@ -111,6 +114,7 @@ class EngineProcessModel(ABC):
                 given = json.loads(parameters)
                 self._names.check(given)
                 call.take_timeout(given)
+                call.phases = request_type(given)
             values = InputValues(call.inputs)
             if values.flag("stop", False):
                 self._stop(call)
@@ -121,7 +125,7 @@ class EngineProcessModel(ABC):
         streaming = values.flag("streaming", False)
         if streaming and not self._decoupled:
             raise RequestFailed("streaming is true; this repository was packaged with streaming off")
-        sequences = requested_sequences(call.inputs, self._limits)
+        sequences = requested_sequences(call.inputs, self._limits, phases=call.phases)
         if len(sequences) > 1 and not self._decoupled:
             raise RequestFailed("several sequences in one request: this repository was packaged with streaming off")
         with_prompt = not streaming and not values.flag("exclude_input_in_output", self._exclude_input)

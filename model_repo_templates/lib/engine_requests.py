@@ -5,13 +5,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from input_names import PHASE
 from input_values import INT32_MAX, InputValues
 from numpy.typing import NDArray
 from request_tensors import ADAPTER, DRAFTS, TABLE, draft_tokens, prompt_table, sent_adapter
+from request_types import of_type
 from responder import RequestFailed
 from retention_inputs import RETENTION_INPUTS, retention_of
 from word_lists import LONGEST_WORDS, MOST_WORDS, words_of
 
+from trtforge.engine_process.context_phase import RequestType
 from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
     GUIDE_KINDS,
@@ -82,6 +85,7 @@ class RequestLimits:
     without one, None if the engine then draws it; `logits`: inputs that ask for logits, if the engine returns them.
     `lookahead`: whether it drafts by lookahead decoding, whose sizes a request may lower; `takes_adapters`,
     `takes_drafts`, `takes_prompt_tables`: whether requests may bring adapters, draft tokens and prompt tables.
+    `takes_phases`: whether the engine computes one phase of a request.
     """
 
     vocab_size: int
@@ -96,13 +100,14 @@ class RequestLimits:
     takes_adapters: bool = False
     takes_drafts: bool = True
     takes_prompt_tables: bool = False
+    takes_phases: bool = True
 
     @property
     def inputs(self) -> frozenset[str]:
         """The inputs that this engine reads."""
         more = ({_GUIDE_TYPE, _GUIDE} if self.guided else set()) | ({_LORA} if self.lora_task_ids else set())
         more |= ({_LORA, *ADAPTER} if self.takes_adapters else set()) | (set(DRAFTS) if self.takes_drafts else set())
-        more |= set(TABLE) if self.takes_prompt_tables else set()
+        more |= (set(TABLE) if self.takes_prompt_tables else set()) | ({PHASE} if self.takes_phases else set())
         return _READ | more | set(self.logits) | (set(_LOOKAHEAD) if self.lookahead else set())
 
 
@@ -121,21 +126,26 @@ def requested_sequences(
     *,
     model_end_ids: bool = False,
     names: Mapping[str, str] | None = None,
+    phases: RequestType = "context_and_generation",
 ) -> list[RequestedSequence]:
     """All sequences of a request. Raises RequestFailed if a value is out of range.
 
-    `model_end_ids`: end at the model's own end ids instead of `end_id`; `names`: input names to show in errors.
+    `model_end_ids`: end at the model's own end ids instead of `end_id`; `names`: input names to show in errors;
+    `phases`: which ones of the request are to be computed.
     """
     values = InputValues(inputs, names)
     _check_supported(values, limits.inputs)
+    whole = phases == "context_and_generation"
+    if not whole and not limits.takes_phases:
+        raise RequestFailed(f"request_type {phases} is not supported by this engine")
     prompts = len(values.array("input_lengths"))
     found: list[RequestedSequence] = []
     for item in range(prompts):
-        request = _request(values, item, limits, model_end_ids=model_end_ids)
+        request = of_type(_request(values, item, limits, model_end_ids=model_end_ids), phases, values, item)
         count = 1  # a beam search returns several sequences in one
         if request.beams is None:
             most = max(1, limits.max_batch_size // prompts)
-            count = values.integer("num_return_sequences", item, 1, 1, most)
+            count = values.integer("num_return_sequences", item, 1, 1, most if whole else 1)
         seed = limits.seed if request.sampling.seed is None else request.sampling.seed
         for index in range(count):
             own = request if not index or seed is None else with_seed(request, seed + index)

@@ -9,6 +9,9 @@ from difflib import get_close_matches
 
 from responder import RequestFailed
 
+REQUEST_TYPE, PHASE = "request_type", "context_phase_params"
+"""Of disaggregated serving. The first is a parameter of engine models, as in TensorRT-LLM, an input of text models."""
+CONTEXT_ONLY = "context_only"
 _TRITONS_OWN = frozenset(("sequence_id", "sequence_start", "sequence_end", "priority", "timeout"))
 """Parameters that Triton takes itself (server, docs/protocol/extension_parameters.md)."""
 _OF_TEXT_MODELS = frozenset(("cache_salt",))
@@ -31,14 +34,14 @@ class InputNames:
         if len(parameters) > _MOST_PARAMETERS:
             raise RequestFailed(f"the request has {len(parameters)} parameters; at most {_MOST_PARAMETERS} are allowed")
         for name in parameters:
-            if name in _TRITONS_OWN:
+            if name in _TRITONS_OWN or (name == REQUEST_TYPE and name not in self._known):
                 continue
             if name in self._known:
                 raise RequestFailed(f"{name} is an input of this model, not a parameter")
             if name in _OF_TEXT_MODELS:
                 raise RequestFailed(f"{name} is an input of the text models only, such as ensemble")
             meant = self._elsewhere.get(name) or next(
-                iter(get_close_matches(name[:_LONGEST_NAME], self._known, 1, _NEAR)), None
+                iter(get_close_matches(name[:_LONGEST_NAME], {*self._known, REQUEST_TYPE}, 1, _NEAR)), None
             )
             if meant is not None:
                 raise RequestFailed(f"{name} is no input of this model; did you mean {meant}?")

@@ -86,13 +86,16 @@ def infer_request(
     inputs: Mapping[str, NDArray[Any]],
     outputs: list[str],
     bfloat16: Collection[str] = (),
+    parameters: Mapping[str, str] | None = None,
 ) -> Any:
     """A ModelInferRequest that asks for a marked final response, even an empty one.
 
-    `bfloat16`: inputs that are sent in this type, which numpy does not have.
+    `bfloat16`: inputs that are sent in this type, which numpy does not have. `parameters`: of the request.
     """
     request = ModelInferRequest(model_name=model, id=request_id)
     request.parameters.add(key="triton_enable_empty_final_response").value.bool_param = True
+    for name, text in (parameters or {}).items():
+        request.parameters.add(key=name).value.string_param = text
     for name, value in inputs.items():
         if name in bfloat16:
             request.inputs.add(name=name, datatype="BF16", shape=value.shape)

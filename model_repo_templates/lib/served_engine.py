@@ -8,8 +8,11 @@ from typing import Any
 
 from engine_outputs import SequenceState, Wanted
 from engine_requests import RequestedSequence, RequestLimits, requested_sequences
+from input_names import REQUEST_TYPE
+from input_values import InputValues
 from model_config import ModelConfig
 from numpy.typing import NDArray
+from request_types import request_type
 from text_engine import Piece, PieceReceiver
 
 from trtforge.engine_process.client import EngineClient, Submitted
@@ -32,6 +35,7 @@ def request_limits(config: ModelConfig) -> RequestLimits:
         takes_adapters=config.flag("takes_adapters", False),
         takes_drafts=config.flag("takes_drafts", True),
         takes_prompt_tables=config.flag("takes_prompt_tables", False),
+        takes_phases=config.flag("takes_phases", True),
         seed=None if config.flag("random_seed", False) else 0,
     )
 
@@ -58,7 +62,12 @@ class ServedEngine:
         return self._submitted(self._requested(inputs, model_end_ids=model_end_ids), inputs, receiver, timeout)
 
     def _requested(self, inputs: Mapping[str, NDArray[Any]], *, model_end_ids: bool) -> list[RequestedSequence]:
-        return requested_sequences(inputs, self._limits, model_end_ids=model_end_ids, names=self._names)
+        values = InputValues(inputs)
+        phases = request_type({REQUEST_TYPE: values.text(REQUEST_TYPE, 0)} if REQUEST_TYPE in values else {})
+        engine_inputs = {name: value for name, value in inputs.items() if name != REQUEST_TYPE}
+        return requested_sequences(
+            engine_inputs, self._limits, model_end_ids=model_end_ids, names=self._names, phases=phases
+        )
 
     def _submitted(
         self,

@@ -14,7 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from answer_report import AnswerReport
 from background import Background
-from input_names import InputNames
+from input_names import PHASE, InputNames
 from input_values import InputValues
 from model_config import ModelConfig
 from numpy.typing import NDArray
@@ -169,7 +169,8 @@ class TextModel(ABC):
     def _wanted_outputs(self, inputs: InputValues) -> Mapping[str, str]:
         """The engine's outputs to pass on: the report has its own token counts and log probabilities."""
         left = set() if inputs.flag("return_log_probs", False) else {"output_log_probs", "cum_log_probs"}
-        return {theirs: ours for theirs, ours in self._outputs.items() if ours not in left | set(_REPORTED)}
+        passed = {theirs: ours for theirs, ours in self._outputs.items() if ours not in left | set(_REPORTED)}
+        return {**passed, PHASE: PHASE}
 
     def _prompt_text(self, inputs: InputValues, prompt: list[int]) -> str:
         if "text_input" in inputs:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from input_names import PHASE, REQUEST_TYPE
 from input_values import InputValues
 from numpy.typing import NDArray
 from responder import RequestFailed
@@ -28,12 +29,17 @@ OPTIONS = (
     "return_prompt_logprobs",
     "priority",
     "cache_salt",
+    REQUEST_TYPE,
+    PHASE,
 )
 
 
 @dataclass(frozen=True)
 class TextOptions:
-    """One request's options; None: not given. `top_logprobs`: alternatives beside each token."""
+    """One request's options; None: not given. `top_logprobs`: alternatives beside each token.
+
+    `request_type` and `phase`: of disaggregated serving, as TensorRT-LLM's engine model has them.
+    """
 
     include_stop_words: bool
     finish_reason: bool
@@ -45,6 +51,8 @@ class TextOptions:
     top_logprobs: int
     priority: float | None
     cache_salt: str | None
+    request_type: str
+    phase: NDArray[np.uint8] | None
 
     @classmethod
     def of(cls, inputs: Mapping[str, NDArray[Any]]) -> "TextOptions":
@@ -61,6 +69,8 @@ class TextOptions:
             top_logprobs=values.integer("top_logprobs", 0, 0, 0, MOST_TOP_LOGPROBS),
             priority=values.share("priority", 0, None),
             cache_salt=_cache_salt(values),
+            request_type=values.text(REQUEST_TYPE, 0),
+            phase=values.array(PHASE) if PHASE in values else None,
         )
 
     @property
@@ -87,6 +97,10 @@ class TextOptions:
             inputs["priority"] = np.array([[self.priority]], dtype=np.float32)
         if self.cache_salt is not None:
             inputs["cache_salt"] = np.array([[self.cache_salt.encode()]], dtype=np.object_)
+        if self.request_type:
+            inputs[REQUEST_TYPE] = np.array([[self.request_type.encode()]], dtype=np.object_)
+        if self.phase is not None:
+            inputs[PHASE] = self.phase
         return inputs
 
 

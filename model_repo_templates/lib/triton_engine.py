@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
+from input_names import CONTEXT_ONLY, PHASE, REQUEST_TYPE
 from kserve_messages import (
     SERVICE,
     ModelInferRequest,
@@ -109,7 +110,7 @@ class TritonEngine:
         """Pass the pieces on; returns the number of beams of each returned sequence."""
         sequences: dict[int, int] = {}
         async for result in self._responses_of(self._model, inputs, self._outputs):
-            piece = _piece(result, self._outputs[2:])
+            piece = _piece(result, [*self._outputs[2:], PHASE])
             if piece is not None:
                 sequences[piece.sequence] = len(piece.beams)
                 receiver.take([piece])
@@ -119,7 +120,15 @@ class TritonEngine:
         self, model: str, inputs: Mapping[str, NDArray[Any]], outputs: list[str]
     ) -> AsyncIterator[dict[str, NDArray[Any]]]:
         """The tensors of each response. Raises EngineError, and what grpc raises."""
-        request = infer_request(model, uuid.uuid4().hex, inputs, outputs, self._bfloat16)
+        kind = inputs[REQUEST_TYPE].flat[0].decode() if REQUEST_TYPE in inputs else None
+        request = infer_request(
+            model,
+            uuid.uuid4().hex,
+            {name: value for name, value in inputs.items() if name != REQUEST_TYPE},
+            [*outputs, PHASE] if kind == CONTEXT_ONLY else outputs,
+            self._bfloat16,
+            {} if kind is None else {REQUEST_TYPE: kind},
+        )
         if not self._streams:
             infer = self._method("unary_unary", "ModelInfer", ModelInferResponse)
             yield arrays_of(await infer(request))

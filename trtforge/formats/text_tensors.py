@@ -17,6 +17,7 @@ def _tensor(name: str, dtype: str, *dims: int) -> Tensor:
     return Tensor(name, dtype, dims or (1,), optional=True, scalar=False, ragged=False)
 
 
+_PHASE = _tensor("context_phase_params", "TYPE_UINT8", -1)
 _INPUTS = (
     _tensor(MESSAGES, "TYPE_STRING"),
     _tensor("input_ids", "TYPE_INT32", -1),
@@ -31,6 +32,8 @@ _INPUTS = (
     _tensor("return_prompt_logprobs", "TYPE_BOOL"),
     _tensor("priority", "TYPE_FP32"),
     _tensor("cache_salt", "TYPE_STRING"),
+    _tensor("request_type", "TYPE_STRING"),
+    _PHASE,
 )
 _OUTPUTS = (
     _tensor("finish_reason", "TYPE_STRING"),
@@ -39,6 +42,7 @@ _OUTPUTS = (
     _tensor("num_cached_tokens", "TYPE_INT32"),
     _tensor("logprobs", "TYPE_STRING"),
     _tensor("prompt_logprobs", "TYPE_STRING"),
+    _PHASE,
 )
 
 

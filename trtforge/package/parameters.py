@@ -70,6 +70,7 @@ def request_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, 
             "guided_decoding": _boolean(config.serving.guided_decoding_backend is not None),
             "random_seed": _boolean(True),  # of requests without one
             "takes_drafts": _boolean(False),
+            "takes_phases": _boolean(False),
         }
     if engine.backend == "torch":
         if engine.max_beam_width > 1:

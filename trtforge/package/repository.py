@@ -44,6 +44,7 @@ _ENGINE = (
     "engine_requests",
     "input_values",
     "request_tensors",
+    "request_types",
     "retention_inputs",
     "served_engine",
     "text_engine",

@@ -245,7 +245,7 @@ class Sequence:
             cumulative_log_prob=self.cumulative_log_prob,
             reused_blocks=self.reused_blocks,
             allocated_blocks=self.allocated_blocks,
-            cached_tokens=self.cached_tokens,
+            cached_tokens=self.cached_tokens if self.begun else None,
             top_log_probs=(top,) if asked and sampling.top_log_probs else (),
             prompt_log_probs=prompt,
             drafted_tokens=self.drafted,

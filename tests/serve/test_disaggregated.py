@@ -1,0 +1,133 @@
+"""Disaggregated serving by two real servers: one computes prompts, the other one generates, by files in common."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as grpcclient
+from numpy.typing import NDArray
+
+from tests.assault.server import Server, serving
+from tests.conftest import DEMO_MODEL
+from tests.patience import PATIENCE
+from trtforge.compile.stage import compile_engine
+from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.recipe import EngineConfig
+from trtforge.engine_process.context_phase import ContextPhase, prompt_digest
+from trtforge.package.config import PackageConfig
+from trtforge.package.stage import package
+
+SIZE = 32  # tokens of a block
+PROMPT = list(range(20, 20 + 3 * SIZE + 5))
+NEW = 9
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("disaggregated")
+    checkpoint = convert(ConvertConfig(dtype="float32"), DEMO_MODEL, place / "checkpoint").path
+    engine = compile_engine(EngineConfig(backend="torch"), checkpoint, place / "engine").path
+    package(PackageConfig(), engine, None, place / "repository")
+    return place / "repository"
+
+
+@pytest.fixture(scope="module")
+def pair(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """A server for contexts and one for answers."""
+    files = ("--kv-cache-dir", str(tmp_path_factory.mktemp("kv")))
+    with serving(repository, *files) as context, serving(repository, *files) as generation:
+        yield context, generation
+
+
+Tensors = dict[str, NDArray[np.int32] | NDArray[np.uint8] | NDArray[np.bool_]]
+
+
+def infer(server: Server, kind: str | None, **more: object) -> dict[str, NDArray[np.int32]]:
+    """What the `tensorrt_llm` model answers over a stream, its pieces of `output_ids` together."""
+    given: Tensors = {
+        "input_ids": np.array([PROMPT], np.int32),
+        "input_lengths": np.array([[len(PROMPT)]], np.int32),
+        "request_output_len": np.array([[NEW]], np.int32),
+        "exclude_input_in_output": np.array([[True]]),
+        "return_perf_metrics": np.array([[True]]),
+        **more,  # type: ignore[dict-item]
+    }
+    names = {"int32": "INT32", "uint8": "UINT8", "bool": "BOOL"}
+    inputs = []
+    for name, value in given.items():
+        inputs.append(grpcclient.InferInput(name, list(value.shape), names[value.dtype.name]))
+        inputs[-1].set_data_from_numpy(value)
+    found: list[grpcclient.InferResult] = []
+    with grpcclient.InferenceServerClient(f"127.0.0.1:{server.ports['grpc']}") as client:
+        client.start_stream(lambda result, error: found.append(error or result))
+        parameters = None if kind is None else {"request_type": kind}
+        client.async_stream_infer("tensorrt_llm", inputs, parameters=parameters)
+        client.stop_stream()
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    tensors = {name: found[-1].as_numpy(name) for name in ("context_phase_params", "kv_cache_reused_blocks")}
+    return {**tensors, "output_ids": np.concatenate([each.as_numpy("output_ids")[0, 0] for each in found])}
+
+
+def test_the_second_server_goes_on_where_the_first_one_ended(pair: tuple[Server, Server]) -> None:
+    """As clients of TensorRT-LLM's `disaggregated_serving_bls` send it, request by request."""
+    context, generation = pair
+    whole = infer(generation, None, input_ids=np.array([PROMPT[::-1]], np.int32))
+    assert whole["context_phase_params"] is None
+    first = infer(context, "context_only")
+    handed = first["context_phase_params"]
+    phase = ContextPhase.decode(handed.tobytes())
+    assert first["output_ids"].tolist() == [phase.first_token]
+    assert phase.prompt == prompt_digest(PROMPT)
+    answer = infer(generation, "generation_only", context_phase_params=handed)
+    assert answer["kv_cache_reused_blocks"].item() == 3
+    assert answer["context_phase_params"] is None
+    alone = infer(context, None)["output_ids"].tolist()
+    assert (answer["output_ids"].tolist(), len(alone)) == (alone, NEW)
+    other = infer(generation, "generation_only", context_phase_params=handed, streaming=np.array([[True]]))
+    assert other["output_ids"].tolist() == alone
+
+
+def test_text_models_have_both_as_tensors(pair: tuple[Server, Server]) -> None:
+    def generate(server: Server, **more: object) -> dict[str, object]:
+        address = f"http://127.0.0.1:{server.ports['http']}/v2/models/ensemble/generate"
+        body = {"text_input": "Return the number of items in a list " * 6, "max_tokens": NEW, "top_logprobs": 2}
+        wanted = {"return_finish_reason": True, "return_logprobs": True, "return_num_cached_tokens": True}
+        answer = httpx.post(address, json=body | wanted | more, timeout=PATIENCE, headers={"Host": "localhost"})
+        assert answer.status_code == 200, answer.json()["error"]
+        found: dict[str, object] = answer.json()
+        return found
+
+    context, generation = pair
+    first = generate(context, request_type="context_only")
+    assert first["finish_reason"] == "not_finished"
+    answer = generate(generation, request_type="generation_only", context_phase_params=first["context_phase_params"])
+    alone = generate(context)
+    scores, expected = json.loads(str(answer["logprobs"])), json.loads(str(alone["logprobs"]))
+    assert [each["id"] for each in scores] == [each["id"] for each in expected]
+    assert [each["logprob"] for each in scores] == pytest.approx([each["logprob"] for each in expected], abs=1e-4)
+    assert (answer["text_output"], answer["finish_reason"]) == (alone["text_output"], "length")
+    assert int(str(answer["num_cached_tokens"])) >= SIZE
+    one = generate(context, request_type="context_only", max_tokens=1)
+    assert one["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "said"),
+    [
+        ("context", {}, "request_type is 'context'; it must be one of context_and_generation, context_only"),
+        ("generation_only", {}, "context_phase_params is missing"),
+        ("context_only", {"num_return_sequences": np.array([[2]], np.int32)}, "num_return_sequences is 2"),
+        (None, {"context_phase_params": np.zeros((1, 4), np.uint8)}, "for requests of the type generation_only only"),
+        ("generation_only", {"context_phase_params": np.zeros((1, 4), np.uint8)}, "context_phase_params: not JSON"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    pair: tuple[Server, Server], kind: str | None, more: dict[str, object], said: str
+) -> None:
+    with pytest.raises(grpcclient.InferenceServerException, match=said):
+        infer(pair[0], kind, **more)
