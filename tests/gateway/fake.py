@@ -36,6 +36,8 @@ INPUTS = {
     "return_prompt_logprobs": "BOOL",
     "guided_decoding_guide_type": "BYTES",
     "guided_decoding_guide": "BYTES",
+    "request_type": "BYTES",
+    "context_phase_params": "UINT8",
 }
 OUTPUTS = (
     "text_output",
@@ -45,6 +47,7 @@ OUTPUTS = (
     "num_cached_tokens",
     "logprobs",
     "prompt_logprobs",
+    "context_phase_params",
 )
 OLD = frozenset(("text_input", "max_tokens", "stop_words", "top_p", "temperature", "stream"))
 """Inputs of a repository that was packaged earlier."""
@@ -55,7 +58,8 @@ class FakeBackend:
     """One model. `words` None: the prompt's own words, over and over; a token is a word with the space before it.
 
     `error`: raised instead of the piece of this number. `old`: reports nothing but text. `held`: no piece comes while
-    it is true. `cached`: tokens of each prompt in the KV cache, for the second sequence one more, and so on.
+    it is true. `cached`: tokens of each prompt in the KV cache, for the second sequence one more, and so on. `phase`:
+    what a context_only request returns.
     """
 
     words: tuple[str, ...] | None = None
@@ -66,6 +70,7 @@ class FakeBackend:
     delay: float = 0.0
     held: bool = False
     cached: int | None = None
+    phase: bytes = b""
     requests: list[TextRequest] = field(default_factory=list)
     running: int = 0
     cancelled: int = 0
@@ -129,6 +134,7 @@ class FakeBackend:
             None if self.cached is None else self.cached + sequence,
             logprobs=[score(token, request.top_logprobs) for token in tokens] if request.logprobs else (),
             prompt_logprobs=prompt_scores(request) if request.prompt_logprobs and so_far == len(tokens) else (),
+            context_phase=self.phase if request.request_type == "context_only" else b"",
         )
 
     def _answer(self, request: TextRequest) -> tuple[list[str], str]:

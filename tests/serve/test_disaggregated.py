@@ -1,6 +1,9 @@
 """Disaggregated serving by two real servers: one computes prompts, the other one generates, by files in common."""
 
 import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +12,12 @@ import numpy as np
 import pytest
 import tritonclient.grpc as grpcclient
 from numpy.typing import NDArray
+from openai import OpenAI
 
 from tests.assault.server import Server, serving
 from tests.conftest import DEMO_MODEL
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, eventually
+from tests.ports import free_ports
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.recipe import EngineConfig
@@ -131,3 +136,55 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     with pytest.raises(grpcclient.InferenceServerException, match=said):
         infer(pair[0], kind, **more)
+
+
+@pytest.fixture(scope="module")
+def gateway(pair: tuple[Server, Server]) -> Iterator[str]:
+    """OpenAI's API over both servers."""
+    (port,) = free_ports(1)
+    context, generation = (f"127.0.0.1:{server.ports['grpc']}" for server in pair)
+    command = [sys.executable, "-m", "trtforge", "gateway", "--port", str(port), "--backend", generation]
+    process = subprocess.Popen([*command, "--context-backend", context], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield process.stdout.readline().strip().removeprefix("openai=")
+    process.terminate()
+    process.wait(PATIENCE)
+
+
+def test_a_gateway_has_one_server_compute_prompts_and_the_other_one_answer(
+    pair: tuple[Server, Server], gateway: str
+) -> None:
+    """As OpenAI's client sees it, streamed or not; scores of each token included."""
+    text = "A dictionary has keys and values. " * 5
+    before = [computed(server) for server in pair]
+    with OpenAI(base_url=gateway, api_key="none") as client:
+        answer = client.completions.create(model="ensemble", prompt=text, max_tokens=NEW, temperature=0, logprobs=1)
+        stream = client.completions.create(
+            model="ensemble", prompt=text, max_tokens=NEW, temperature=0, stream=True, logprobs=1
+        )
+        parts = [part.choices[0] for part in stream if part.choices]
+    choice = answer.choices[0]
+    assert "".join(part.text for part in parts) == choice.text
+    assert choice.finish_reason == "length"
+    assert choice.logprobs is not None
+    assert len(choice.logprobs.tokens or ()) == NEW
+    assert answer.usage is not None
+    prompt = answer.usage.prompt_tokens
+    assert answer.usage.completion_tokens == NEW
+    assert eventually(lambda: computed(pair[0]) - before[0] == prompt + prompt % SIZE)  # blocks are found again
+    assert computed(pair[1]) - before[1] <= 2 * (prompt % SIZE + 1)
+    plain = httpx.post(
+        f"http://127.0.0.1:{pair[0].ports['http']}/v2/models/ensemble/generate",
+        json={"text_input": text, "max_tokens": NEW},
+        timeout=PATIENCE,
+        headers={"Host": "localhost"},
+    ).json()
+    assert plain["text_output"] == choice.text
+
+
+def computed(server: Server) -> int:
+    """Tokens of prompts that a server's engine computed so far."""
+    metrics = httpx.get(f"http://127.0.0.1:{server.ports['metrics']}/metrics", headers={"Host": "localhost"}).text
+    found = re.search(r'"total_context_tokens".*\} (\S+)', metrics)
+    assert found is not None
+    return int(float(found[1]))

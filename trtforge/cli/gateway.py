@@ -28,6 +28,15 @@ def gateway(
             show_default=defaults.GRPC_URL,
         ),
     ] = None,
+    context_backend: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            rich_help_panel=_MODELS,
+            help="gRPC endpoint of a server that computes prompts, from which those of --backend generate. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -95,6 +104,7 @@ def gateway(
         GatewayConfig,
         {
             "backends": tuple(backend or (defaults.GRPC_URL,)),
+            "context_backends": tuple(context_backend or ()),
             "models": tuple(model or ()),
             "served_model_name": served_model_name,
             "adapters": _adapters(adapter or (), {served_model_name, *(model or ())}),
@@ -112,17 +122,18 @@ def gateway(
 
 def _listens(config: "GatewayConfig") -> None:
     print(f"openai=http://{config.address}/v1", flush=True)
-    Thread(target=_warn_of, args=(config.backends,), daemon=True).start()
+    for given in ((config.backends, "--backend"), (config.context_backends, "--context-backend")):
+        Thread(target=_warn_of, args=given, daemon=True).start()
 
 
-def _warn_of(backends: Sequence[str]) -> None:
+def _warn_of(backends: Sequence[str], option: str = "--backend") -> None:
     """Warn of each backend that is not known to speak gRPC. Requests are sent all the same: it may start later."""
     from trtforge.serve.spoken import spoken
 
     for backend in backends:
         protocol = spoken(backend)
         if protocol == "http":
-            port = f"give --backend its gRPC port ({defaults.GRPC_PORT} by default)"
+            port = f"give {option} its gRPC port ({defaults.GRPC_PORT} by default)"
             show.warning(f"{backend} speaks HTTP, not gRPC: {port}")
         elif protocol is None:
             show.warning(f"no gRPC server answers at {backend}: requests are refused until one does")

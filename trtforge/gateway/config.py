@@ -18,6 +18,9 @@ class GatewayConfig(Config):
     """The options of `trtforge gateway`."""
 
     backends: tuple[str, ...] = Field(min_length=1, description="HOST:PORT of each server's gRPC endpoint.")
+    context_backends: tuple[str, ...] = Field(
+        (), description="HOST:PORT of servers that compute prompts, from which those of `backends` then generate."
+    )
     models: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
         (), description="Text models; empty: those that the servers list."
     )
@@ -38,7 +41,7 @@ class GatewayConfig(Config):
         defaults.DRAIN_TIMEOUT, ge=0, description="Seconds that running requests may take after SIGTERM."
     )
 
-    @field_validator("backends")
+    @field_validator("backends", "context_backends")
     @classmethod
     def _are_addresses(cls, backends: tuple[str, ...]) -> tuple[str, ...]:
         for backend in backends:

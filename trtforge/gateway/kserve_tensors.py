@@ -14,7 +14,8 @@ _PACKAGE_AGAIN = "run `trtforge package` again with this release of trtforge to 
 _FORMATS = {"INT32": "i", "UINT32": "I", "INT64": "q", "UINT64": "Q", "FP32": "f", "FP64": "d", "BOOL": "?"}
 _WIDTHS = {"INT32": 32, "UINT32": 32, "INT64": 64, "UINT64": 64}
 
-_Value = str | int | float | bool | tuple[int, ...] | tuple[str, ...]
+_Value = str | int | float | bool | bytes | tuple[int, ...] | tuple[str, ...]
+_PHASE = "context_phase_params"
 _SEED = ("random_seed", "seed")
 """Names of the seed by release."""
 _ASKED = (
@@ -34,9 +35,9 @@ def infer_request(model: ServedModel, request: TextRequest) -> Any:
         datatype = model.inputs.get(name)
         if datatype is None:
             raise BackendError(_missing(model, name), "INVALID_ARGUMENT")
-        values = value if isinstance(value, tuple) else (value,)
+        values = value if isinstance(value, tuple | bytes) else (value,)
         message.inputs.add(name=name, datatype=datatype, shape=(1, len(values)))
-        message.raw_input_contents.append(_raw(datatype, values))
+        message.raw_input_contents.append(values if isinstance(values, bytes) else _raw(datatype, values))
     return message
 
 
@@ -78,6 +79,10 @@ def _inputs(model: ServedModel, request: TextRequest) -> Mapping[str, _Value]:
         values["return_prompt_logprobs"] = True
     if request.top_logprobs and (request.logprobs or request.prompt_logprobs):
         values["top_logprobs"] = request.top_logprobs
+    if request.request_type != "context_and_generation":
+        values["request_type"] = request.request_type
+    if request.context_phase:
+        values[_PHASE] = request.context_phase
     return values
 
 
@@ -157,6 +162,10 @@ def _set_sequence(piece: Piece, raw: bytes) -> None:
     piece.sequence = _int32(raw)
 
 
+def _set_phase(piece: Piece, raw: bytes) -> None:
+    piece.context_phase = raw
+
+
 def _set_logprobs(piece: Piece, raw: bytes) -> None:
     piece.logprobs = json.loads(raw[4:] or b"[]")
 
@@ -174,4 +183,5 @@ _READERS: Mapping[str, Callable[[Piece, bytes], None]] = {
     "sequence_index": _set_sequence,
     "logprobs": _set_logprobs,
     "prompt_logprobs": _set_prompt_logprobs,
+    _PHASE: _set_phase,
 }

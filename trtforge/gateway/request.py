@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from trtforge.engine_process.context_phase import RequestType
 from trtforge.engine_process.requests import Guide
 
 Prompt = str | tuple[int, ...]
@@ -54,6 +55,7 @@ class TextRequest:
 
     `sequences`: number of answers. `logprobs`: scores of the answer's tokens, with `top_logprobs` alternatives each;
     `prompt_logprobs`: those of the prompt too. `adapter`: task id of a LoRA adapter of the model.
+    `request_type`: phases to compute; `context_phase`: what the server of the context handed on (`disaggregated.py`).
     """
 
     model: str
@@ -69,6 +71,8 @@ class TextRequest:
     prompt_logprobs: bool = False
     guide: Guide | None = None
     adapter: int | None = None
+    request_type: RequestType = "context_and_generation"
+    context_phase: bytes = b""
 
 
 @dataclass(slots=True)
@@ -76,7 +80,7 @@ class Piece:
     """A response: what is new in one sequence. `finish_reason`: "stop", "length" or "cancelled" in its last piece.
 
     `input_tokens` of the prompt, `output_tokens` of the sequence so far, `cached_tokens` of the prompt that were in the
-    KV cache; None: not reported.
+    KV cache; None: not reported. `context_phase`: what a server hands on that computed the context only.
     """
 
     sequence: int = 0
@@ -87,3 +91,4 @@ class Piece:
     cached_tokens: int | None = None
     logprobs: Sequence[TokenScore] = field(default=())
     prompt_logprobs: Sequence[TokenScore] = field(default=())
+    context_phase: bytes = b""

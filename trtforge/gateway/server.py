@@ -17,6 +17,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.host_check import HostCheck
 from trtforge.gateway.app import make_app
 from trtforge.gateway.config import GatewayConfig
+from trtforge.gateway.disaggregated import Disaggregated
 from trtforge.gateway.kserve import KServeBackend
 from trtforge.gateway.protocol import BoundedProtocol
 from trtforge.gateway.router import Router
@@ -49,7 +50,9 @@ def run(config: GatewayConfig, on_listening: Callable[[], None] | None = None) -
     keys = None if config.api_key_file is None else ApiKeys(read_key_file(config.api_key_file))
     listening = _listening(config)
     backends = [KServeBackend(address, config.models) for address in config.backends]
-    router = Router(backends, config.served_model_name, config.adapters)
+    contexts = [KServeBackend(address, config.models) for address in config.context_backends]
+    names = config.served_model_name, config.adapters
+    router = Disaggregated(backends, contexts, *names) if contexts else Router(backends, *names)
     hosts = HostCheck.of(config.host, config.allowed_hosts, with_keys=keys is not None)
     options = uvicorn.Config(
         make_app(Service(router, keys, hosts=hosts, reasoning=config.reasoning_parser)),
