@@ -20,7 +20,7 @@ from trtforge.engine_process.requests import GenerationRequest, Output
 def answer(tokenizer: Tokenizer, prompt: list[int], tokens: list[int], *, continues: bool = True) -> Answer:
     """What becomes of an output in single tokens."""
     request, texts = GenerationRequest("a", tuple(prompt), 100), TokenTexts(tokenizer)
-    assembly = Assembly([request], (), texts, 16, continues=continues)
+    assembly = Assembly([request], (), texts, continues=continues)
     pieces = [piece for token in tokens for piece in assembly.take(Output("a", (token,), log_probs=(-1.0,)))]
     return assembly.answer([*pieces, *assembly.take(Output("a", (), "length"))])
 

@@ -317,6 +317,49 @@ def test_text_ends_before_a_stop_word_wherever_tokens_end(engine: Engine) -> Non
     assert eventually(lambda: engine.statistics().kv_blocks_used == 0)
 
 
+def _forced(tokens: list[int]) -> Callable[..., None]:
+    """A logits processor that lets nothing but these tokens come after the prompt."""
+    starts: dict[int, int] = {}
+
+    def process(request: int, logits: Any, ids: list[list[int]], stream: None, client: None) -> None:
+        made = len(ids[0]) - starts.setdefault(request, len(ids[0]))
+        logits[..., :] = -math.inf
+        logits[..., tokens[made]] = 0.0
+
+    return process
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "reasoning", "rest"),
+    [
+        ("qwen3", "<think>\nI count.\n</think>\n\nThree.", "I count.", "Three."),
+        ("deepseek-r1", "I count.</think>Three.", "I count.", "Three."),
+        ("qwen3", "Three.", "", "Three."),
+        ("deepseek-r1", "I count", "I count", ""),
+        (None, "<think>I count.</think>Three.", None, "<think>I count.</think>Three."),
+    ],
+)
+def test_reasoning_is_apart_from_the_text(
+    engine: Engine, tokenizer: Tokenizer, parser: Any, text: str, reasoning: str | None, rest: str
+) -> None:
+    tokens = tokenizer.encode(text, add_special_tokens=False).ids
+    params = SamplingParams(len(tokens), reasoning_parser=parser, logits_processor=_forced(tokens), n=2, top_k=1)
+    answer = engine.generate(Chat(MESSAGES), params)
+    assert (answer.reasoning, answer.text, answer.tokens) == (reasoning, rest, tuple(tokens))
+    assert [each.reasoning for each in answer.completions] == [reasoning] * 2
+    pieces = list(engine.stream(Chat(MESSAGES), params))
+    for index in range(2):
+        own = [piece for piece in pieces if piece.index == index]
+        assert "".join(piece.reasoning for piece in own) == (reasoning or "")
+        assert "".join(piece.text for piece in own) == rest
+
+
+def test_a_guided_answer_has_no_reasoning(engine: Engine) -> None:
+    params = SamplingParams(32, regex="ab</think>c", reasoning_parser="deepseek-r1")
+    answer = engine.generate(Chat(MESSAGES), params)
+    assert (answer.reasoning, answer.text) == (None, "ab</think>c")
+
+
 def test_scores_belong_to_the_tokens(engine: Engine, tokenizer: Tokenizer) -> None:
     answer = engine.generate(PROMPT, SamplingParams(max_tokens=6, top_log_probs=3))
     assert tuple(score.token for score in answer.log_probs) == answer.tokens

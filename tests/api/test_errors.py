@@ -1,7 +1,6 @@
 """Errors and representations of the Python API: readable, and no reference to what they came from."""
 
 import pydoc
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +16,6 @@ class _Failed:
     """A runtime that failed: it refuses all requests with one error."""
 
     error = ForgeError("the engine failed", hint="Load it again.")
-
-    def statistics(self) -> SimpleNamespace:
-        return SimpleNamespace(tokens_per_block=16)
 
     def submit(self, request: Any, on_output: Any) -> None:
         on_output(Output(request.request_id, finish_reason="error", error=self.error))

@@ -20,6 +20,7 @@ from tests.patience import PATIENCE
 from tests.serve.conftest import Running, Start, fake_repository, server, shared, slow, start
 from trtforge.cli.chat import Repl
 from trtforge.core.errors import ForgeError
+from trtforge.engine_process.requests import Guide
 from trtforge.serve.conversation import Conversation
 from trtforge.serve.request import Generated, Sampling
 
@@ -61,7 +62,16 @@ def test_answers_become_part_of_the_conversation(server: Running, tmp_path: Path
     assert (talk.system, talk.messages) == ("Be brief.", [])
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"messages": [{"role": "robot", "content": "x"}]}', "{"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{}",
+        '{"messages": [{"role": "user", "content": "x", "reasoning_content": 1}]}',
+        '{"messages": [{"role": "robot", "content": "x"}]}',
+        "{",
+    ],
+)
 def test_a_file_that_is_no_chat_is_refused(server: Running, tmp_path: Path, text: str) -> None:
     (tmp_path / "chat.json").write_text(text)
     talk = conversation(server)
@@ -98,8 +108,13 @@ class Script:
         self.system: str | None = None
         self.sampling = Sampling(max_tokens=5)
 
-    def answer(self, text: str, on_text: Any) -> Generated:
-        """The text itself; Ctrl-C for `stop`."""
+    def answer(self, text: str, on_text: Any, on_reasoning: Any) -> Generated:
+        """The text itself; Ctrl-C for `stop`; reasoning before it for a question."""
+        if text.endswith("?"):
+            on_reasoning("why ")
+            on_reasoning(text)
+        if text == "why?":
+            return Generated("", 3, 5, 0.5, 0.1, "stop")
         if text == "stop":
             on_text("[st")
             raise KeyboardInterrupt
@@ -184,6 +199,76 @@ def piped(monkeypatch: pytest.MonkeyPatch, data: bytes) -> Script:
     script = Script()
     Repl(script, terminal=False).run()  # type: ignore[arg-type]
     return script
+
+
+def test_reasoning_is_dimmed_on_a_terminal_and_left_out_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed(monkeypatch, "how?", "why?", "one")
+    assert capsys.readouterr().out == "\x1b[2mwhy how?\x1b[22m\n\n[how?]\n\x1b[2mwhy why?\x1b[22m\n[one]\n"
+    piped(monkeypatch, b"how?\nwhy?\none\n")
+    assert capsys.readouterr().out == "[how?]\n\n[one]\n"
+
+
+class Ended:
+    """A server of the chat's own that ends when `fail` has failed."""
+
+    def error_behind(self, error: ForgeError) -> ForgeError | None:
+        assert error.message == "no server answers"
+        return ForgeError("the server was killed", hint="Give it more memory.")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_chat_ends_with_its_own_server(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    script, lines = Script(), iter(["one", "fail", "two"])
+    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"one\nfail\ntwo\n")))
+    with pytest.raises(ForgeError, match="the server was killed") as caught:
+        Repl(script, terminal=terminal, server=Ended()).run()  # type: ignore[arg-type]
+    assert (caught.value.hint, script.messages) == ("Give it more memory.", ["one"])
+
+
+def test_reasoning_is_told_from_the_answer_and_kept_for_the_template(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    prompts: list[Any] = []
+
+    def generate(url: str, model: str, prompt: Any, sampling: Sampling, *, stream: bool, on_text: Any) -> Generated:
+        prompts.append(prompt.messages)
+        pieces = ["<th", "ink>\nI add", ".</thi", "nk>\n\nFo", "ur."]
+        for piece in pieces:
+            on_text(piece)
+        return Generated("".join(pieces), 3, 5, 0.5, 0.1, "stop")
+
+    monkeypatch.setattr("trtforge.serve.conversation.generate", generate)
+    talk = Conversation("127.0.0.1:9", "ensemble", Sampling(), parser="qwen3")
+    texts, thoughts = list[str](), list[str]()
+    assert talk.answer("2 + 2?", texts.append, thoughts.append).text == "".join(texts) == "Four."
+    assert "".join(thoughts) == "I add."
+    told = {"role": "assistant", "content": "Four.", "reasoning_content": "I add."}
+    assert talk.messages == [{"role": "user", "content": "2 + 2?"}, told]
+    talk.answer("Again", texts.append)
+    assert prompts[1] == [{"role": "user", "content": "2 + 2?"}, told, {"role": "user", "content": "Again"}]
+    talk.save(tmp_path / "chat.json")
+    other = Conversation("127.0.0.1:9", "ensemble", Sampling(guide=Guide("regex", "a")), parser="qwen3")
+    other.load(tmp_path / "chat.json")
+    assert other.messages == talk.messages
+    assert other.answer("Again", texts.append).text == "<think>\nI add.</think>\n\nFour.", "a guided answer has none"
+
+
+def test_an_answer_that_is_cut_while_it_reasons(server: Running) -> None:
+    """The fake engine repeats the prompt, which `deepseek-r1` takes for reasoning until `</think>` comes."""
+    thoughts, texts = list[str](), list[str]()
+    talk = conversation(server, parser="deepseek-r1")
+    assert talk.answer("one two", texts.append, thoughts.append).text == ""
+    assert (texts, talk.messages[1]["content"]) == ([], "")
+    assert talk.messages[1]["reasoning_content"] == "".join(thoughts) != ""
+
+
+def test_a_parser_that_does_not_exist_is_refused_before_the_server_is_asked(run: Any) -> None:
+    status, out, errors = run("chat", "--url", "127.0.0.1:9", "--reasoning-parser", "qwen")
+    assert (status, out) == (2, "")
+    assert "error: --reasoning-parser qwen: there is no such parser\nhint: Give deepseek-r1 or qwen3.\n" in errors
 
 
 def test_exit_ends_the_chat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,14 +57,14 @@ GONE = Unavailable("the server refused the request: UNAVAILABLE: the engine proc
         (f"printf '{KILLED}\\nhint: Give it more memory.\\n' >&2; exit 1", KILLED[7:], "Give it more memory."),
         (f"printf '{KILLED}\\n' >&2; exit 1", KILLED[7:], "Run it again."),
         ("kill -9 $$", "the server was killed, as the system does where memory runs out", "Give it more memory"),
-        ("exit 1", None, None),
+        ("exit 1", "the server ended with status 1", "Run it again."),
         ("exec sleep 60", None, None),
     ],
 )
 def test_a_server_that_ends_meanwhile_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, message: str | None, hint: str | None, seen: ForgeError
 ) -> None:
-    """Clients only see that their requests were not answered. Where it goes on or says nothing, that is said."""
+    """Clients only see that their requests were not answered. Where it goes on, that is said."""
     monkeypatch.setattr(local_server_module, "_END_SECONDS", 0.3 if "sleep" in end else 10.0)
     (tmp_path / "python").write_text(f"#!/bin/sh\necho ready x\n{end}\n")
     (tmp_path / "python").chmod(0o755)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from trtforge.api.hints import hinted
 from trtforge.core.detokenizer import Detokenizer
+from trtforge.core.reasoning import ReasoningParser, ReasoningText
 from trtforge.core.stop_text import StopText
 from trtforge.core.token_texts import TokenTexts
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
@@ -62,7 +63,7 @@ class Piece:
     """New text and tokens of the sequence `index` of an answer, whose last piece has a finish reason.
 
     The last piece of all has the usage. `context_logits` and `prompt_log_probs` come once, with the first sequence's
-    first token.
+    first token. `reasoning`: what is new of it, before the text, if `reasoning_parser` was given.
     """
 
     text: str
@@ -71,6 +72,7 @@ class Piece:
     finish_reason: EndReason | None = None
     usage: Usage | None = None
     index: int = 0
+    reasoning: str = ""
     context_logits: Logits | None = field(default=None, repr=False, compare=False)
     generation_logits: Logits | None = field(default=None, repr=False, compare=False)
     prompt_log_probs: tuple[TokenScore, ...] = ()
@@ -80,6 +82,7 @@ class Piece:
 class Completion:
     """One sequence or beam of an answer. `tokens` may go on after a stop word, which `text` ends before.
 
+    `reasoning`: what the model wrote before its answer, "" if nothing; None without `reasoning_parser`.
     `cumulative_log_prob`: of `log_probs`; of a beam it is always known and includes the end id's.
     `generation_logits`: (tokens, vocabulary), from which each token was chosen, before anything that sampling does.
     """
@@ -87,6 +90,7 @@ class Completion:
     text: str
     tokens: tuple[int, ...]
     finish_reason: EndReason
+    reasoning: str | None = None
     log_probs: tuple[TokenScore, ...] = ()
     cumulative_log_prob: float = 0.0
     generation_logits: Logits | None = field(default=None, repr=False, compare=False)
@@ -109,6 +113,11 @@ class Answer:
     def text(self) -> str:
         """Of the first completion, as the following."""
         return self.completions[0].text
+
+    @property
+    def reasoning(self) -> str | None:
+        """What came before the text; None without `reasoning_parser`."""
+        return self.completions[0].reasoning
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -140,15 +149,24 @@ class SequenceText:
     """Tokens of one sequence or beam in, text and scores out.
 
     `continues`: the text goes on after the prompt's; that of an answer to chat messages is a text of its own.
+    `parser`: of the reasoning before the text.
     """
 
     def __init__(
-        self, prompt: "Sequence[int]", stop: "Sequence[str]", texts: TokenTexts, index: int, *, continues: bool
+        self,
+        prompt: "Sequence[int]",
+        stop: "Sequence[str]",
+        texts: TokenTexts,
+        index: int,
+        *,
+        continues: bool,
+        parser: ReasoningParser | None = None,
     ) -> None:
         self._texts = texts
         self._text = Detokenizer(texts.tokenizer, prompt if continues else (), texts.special)
         self._begins = not continues
         self._stop = StopText(stop)
+        self._reasoning = None if parser is None else ReasoningText(parser)
         self._prompt, self._index = prompt, index
         self.count, self.cumulative_log_prob = 0, 0.0
         self.finished = False
@@ -167,12 +185,16 @@ class SequenceText:
             text += self._stop.push(self._text.flush()) + self._stop.flush()
         reason = "stop" if self._stop.found else _REASONS.get(output.finish_reason) if output.finish_reason else None
         self.finished = reason is not None
+        reasoning = ""
+        if self._reasoning is not None:
+            reasoning, text = self._reasoning.push(text, last=self.finished)
         return Piece(
             text,
             output.tokens,
             self._scores(output),
             reason,
             index=self._index,
+            reasoning=reasoning,
             context_logits=_rows(output.context_logits, len(self._prompt)),
             generation_logits=_rows(output.generation_logits, len(output.tokens)),
             prompt_log_probs=self._prompt_scores(output),
@@ -201,13 +223,16 @@ class Assembly:
         texts: TokenTexts,
         *,
         continues: bool,
+        parser: ReasoningParser | None = None,
     ) -> None:
         self.requests = tuple(requests)
+        self._reasons = parser is not None
         self._reused = 0
         beams = requests[0].beams
         count = len(requests) if beams is None else beams.returned
         self._sequences = [
-            SequenceText(requests[0].prompt, stop, texts, index, continues=continues) for index in range(count)
+            SequenceText(requests[0].prompt, stop, texts, index, continues=continues, parser=parser)
+            for index in range(count)
         ]
         self._index_of = {request.request_id: index for index, request in enumerate(requests)}
 
@@ -244,7 +269,8 @@ class Assembly:
         for piece in pieces:
             of_index[piece.index].append(piece)
         completions = [
-            _completion(of_index[index], sequence.cumulative_log_prob) for index, sequence in enumerate(self._sequences)
+            _completion(of_index[index], sequence.cumulative_log_prob, reasons=self._reasons)
+            for index, sequence in enumerate(self._sequences)
         ]
         context = [piece.context_logits for piece in pieces if piece.context_logits is not None]
         prompt_scores = tuple(score for piece in pieces for score in piece.prompt_log_probs)
@@ -284,13 +310,14 @@ def _scores(
     return tuple(found)
 
 
-def _completion(pieces: "Sequence[Piece]", cumulative_log_prob: float) -> Completion:
+def _completion(pieces: "Sequence[Piece]", cumulative_log_prob: float, *, reasons: bool) -> Completion:
     reason = pieces[-1].finish_reason
     assert reason is not None, "a sequence's last piece has a finish reason"
     return Completion(
         "".join(piece.text for piece in pieces),
         tuple(token for piece in pieces for token in piece.tokens),
         reason,
+        "".join(piece.reasoning for piece in pieces) if reasons else None,
         tuple(score for piece in pieces for score in piece.log_probs),
         cumulative_log_prob,
         _together([piece.generation_logits for piece in pieces if piece.generation_logits is not None]),

@@ -204,7 +204,7 @@ class Engine:
         request = replace(self._prompts.request(prompt, params), streamed=streamed)
         asked = prompt.prompt if isinstance(prompt, Tuned) else prompt
         requests, continues = sequences(request, params.n, next(self._numbers)), not isinstance(asked, Chat)
-        return Assembly(requests, params.stop, self._texts, continues=continues)
+        return Assembly(requests, params.stop, self._texts, continues=continues, parser=params.parser())
 
     def _pieces(self, assemblies: Sequence[Assembly]) -> Iterator[tuple[Assembly, Piece]]:
         """Each piece with its assembly, in the order of their arrival."""

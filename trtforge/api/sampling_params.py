@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from trtforge.core.errors import RequestError, first_line
+from trtforge.core.reasoning import ReasoningParser
 from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
     MOST_LENGTH_PENALTY,
@@ -53,6 +54,9 @@ class SamplingParams:
     a number of the request, the logits (1, beams, vocabulary) of its next token, which it changes in place, the token
     ids (beams, tokens) so far, and None twice. `allotted_time_ms`: the request ends with the step in which they have
     passed, with what it has until then.
+
+    `reasoning_parser`: `deepseek-r1` or `qwen3`, for models that think first: what they write before `</think>` is the
+    `reasoning` of an answer and not part of its text, as with `trtforge serve`. Guided answers have none.
     """
 
     max_tokens: int = 64
@@ -93,6 +97,7 @@ class SamplingParams:
     cache_salt: Annotated[str, Field(min_length=1, max_length=LONGEST_SALT)] | None = None
     logits_processor: Callable[..., None] | Sequence[Callable[..., None]] = ()
     allotted_time_ms: Annotated[int, Field(ge=1)] | None = None
+    reasoning_parser: ReasoningParser | None = None
 
     def __repr__(self) -> str:
         """What differs from the defaults."""
@@ -122,6 +127,10 @@ class SamplingParams:
                 "more than one of json_schema, regex and grammar is given", hint="An answer follows one of them."
             )
         return given[0] if given else None
+
+    def parser(self) -> ReasoningParser | None:
+        """How the reasoning of an answer is found; a guided answer is what was asked for from its first token on."""
+        return self.reasoning_parser if self.guide() is None else None
 
     def beams(self) -> BeamParams | None:
         """The beam search that is asked for."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trtforge.cli import show
+from trtforge.cli import completion, show
 from trtforge.cli.guide import Grammar, JsonSchema, Regex, guide_of
 from trtforge.cli.keys import Keys
 from trtforge.cli.options import (
@@ -25,15 +25,29 @@ from trtforge.cli.prompt import decoded
 from trtforge.core import defaults
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.figures import counted
+from trtforge.core.reasoning import REASONING_PARSERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trtforge.core.reasoning import ReasoningParser
     from trtforge.serve.client import Sampling
     from trtforge.serve.conversation import Conversation
     from trtforge.serve.local_server import LocalServer
 
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="System prompt.", show_default=False)]
+ChatReasoning = Annotated[
+    str | None,
+    typer.Option(
+        "--reasoning-parser",
+        metavar="NAME",
+        autocompletion=completion.words(*REASONING_PARSERS),
+        help="Tell the reasoning of models that think first from the answer: deepseek-r1 or qwen3, as in trtllm-serve.",
+        show_default=False,
+    ),
+]
+_DIM, _BRIGHT = "\x1b[2m", "\x1b[22m"
+"""ANSI's codes (SGR) of faint and of normal text."""
 _HELP = """\
 /reset        forget the messages
 /system TEXT  change the system prompt and forget the messages; without TEXT: none
@@ -63,6 +77,7 @@ def chat(
     json_schema: JsonSchema = None,
     regex: Regex = None,
     grammar: Grammar = None,
+    reasoning_parser: ChatReasoning = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -72,6 +87,8 @@ def chat(
     ends with \\ goes on in the next one.
 
     Without a terminal each line of standard input is a message, and only the answers are printed.
+
+    With --reasoning-parser a terminal shows the reasoning of models that think first dimmed, before the answer.
 
     Example: trtforge chat --url 127.0.0.1:8001
 
@@ -84,11 +101,28 @@ def chat(
 
     guide = guide_of(json_schema, regex, grammar)
     sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, guide=guide, finish_reason=True)
-    talk(Endpoint.of_grpc(url).url, build, model, system, sampling, quiet=quiet)
+    parser = parser_of(reasoning_parser)
+    talk(Endpoint.of_grpc(url).url, build, model, system, sampling, parser=parser, quiet=quiet)
+
+
+def parser_of(name: str | None) -> "ReasoningParser | None":
+    """The parser that is asked for. Raises UsageError for another name."""
+    found = next((parser for parser in REASONING_PARSERS if parser == name), None)
+    if found is None and name is not None:
+        known = " or ".join(REASONING_PARSERS)
+        raise UsageError(f"--reasoning-parser {name}: there is no such parser", hint=f"Give {known}.")
+    return found
 
 
 def talk(
-    url: str, build: Path | None, model: str | None, system: str | None, sampling: "Sampling", *, quiet: bool
+    url: str,
+    build: Path | None,
+    model: str | None,
+    system: str | None,
+    sampling: "Sampling",
+    *,
+    parser: "ReasoningParser | None" = None,
+    quiet: bool,
 ) -> None:
     """Chat until the input ends. `build`: served meanwhile; None: the server at `url` is used."""
     from trtforge.serve.request import request_warnings
@@ -96,11 +130,11 @@ def talk(
     for warning in request_warnings(sampling, model or "ensemble"):
         show.warning(warning)
     with ExitStack() as stack:
-        name = model
+        name, server = model, None
         if build is not None:
             server, served = stack.enter_context(served_build(build, quiet=quiet))
             url, name = server.grpc, model or served
-        conversation = _conversation(url, name or "ensemble", system, sampling)
+        conversation = _conversation(url, name or "ensemble", system, sampling, parser)
         terminal = sys.stdin.isatty() and sys.stdout.isatty()
         if terminal and not quiet:
             kind = "completing prompts: the tokenizer has no chat template" if conversation.complete else "chatting"
@@ -109,7 +143,7 @@ def talk(
         if keys is not None:
             stack.callback(keys.restore)
             stack.enter_context(_line_editing())
-        Repl(conversation, terminal=terminal, quiet=quiet, keys=keys).run()
+        Repl(conversation, terminal=terminal, quiet=quiet, keys=keys, server=server).run()
 
 
 @contextmanager
@@ -133,8 +167,10 @@ def served_build(build: Path, *, quiet: bool) -> "Iterator[tuple[LocalServer, st
         yield server, facts.model("ensemble")
 
 
-def _conversation(url: str, model: str, system: str | None, sampling: "Sampling") -> "Conversation":
-    """A new conversation. Raises ForgeError if no server answers, UsageError for --system without a template."""
+def _conversation(
+    url: str, model: str, system: str | None, sampling: "Sampling", parser: "ReasoningParser | None"
+) -> "Conversation":
+    """A new conversation. Raises ForgeError if no server answers, UsageError for what needs a chat template."""
     from trtforge.formats.text_tensors import MESSAGES
     from trtforge.serve.conversation import Conversation
     from trtforge.serve.grpc_client import GrpcClient
@@ -145,17 +181,32 @@ def _conversation(url: str, model: str, system: str | None, sampling: "Sampling"
             "--system: the served tokenizer has no chat template, so its prompts have no system message",
             hint="Leave out --system, or package the engine again with the tokenizer of an instruct model.",
         )
-    return Conversation(url, model, sampling, system, complete)
+    if complete and parser is not None:
+        raise UsageError(
+            "--reasoning-parser: the served tokenizer has no chat template, so its prompts are completed as they are",
+            hint="Leave out --reasoning-parser, or package the engine again with the tokenizer of an instruct model.",
+        )
+    return Conversation(url, model, sampling, system, complete, parser)
 
 
 class Repl:
-    """Reads messages and commands, prints answers as they are generated. `keys`: the terminal's, if there is one."""
+    """Reads messages and commands, prints answers as they are generated.
+
+    `keys`: the terminal's, if there is one; `server`: the one that runs for this chat, with which the chat ends.
+    """
 
     def __init__(
-        self, conversation: "Conversation", *, terminal: bool, quiet: bool = False, keys: Keys | None = None
+        self,
+        conversation: "Conversation",
+        *,
+        terminal: bool,
+        quiet: bool = False,
+        keys: Keys | None = None,
+        server: "LocalServer | None" = None,
     ) -> None:
         self._conversation = conversation
         self._keys = keys
+        self._server = server
         self._terminal = terminal
         self._quiet = quiet
         self._last = "no answer yet"
@@ -204,7 +255,10 @@ class Repl:
             print("\n(interrupted; the message and its answer are forgotten)", file=sys.stderr)
 
     def _tell(self, error: ForgeError) -> None:
-        """Show an error on a terminal; elsewhere it ends the chat."""
+        """Show an error on a terminal; elsewhere it ends the chat, as everywhere the end of the chat's own server."""
+        ended = None if self._server is None else self._server.error_behind(error)
+        if ended is not None:
+            raise ended from None
         if not self._terminal:
             raise error
         show.message("error:", error.message)
@@ -237,18 +291,22 @@ class Repl:
 
         shown, start = 0, time.perf_counter()
 
+        reasoning = _Reasoning(shown=self._terminal)
+
         def add(piece: str) -> None:
             nonlocal shown
+            reasoning.end()
             print(piece, end="", flush=True)
             shown += len(piece)
 
         try:
             with self._keys.silent() if self._keys is not None else nullcontext():
-                answer = self._conversation.answer(text, add)
+                answer = self._conversation.answer(text, add, reasoning.add)
         except KeyboardInterrupt:
             self._last = f"interrupted after {time.perf_counter() - start:.2f} s and {counted(shown, 'character')}"
             raise
         finally:
+            reasoning.end(answered=False)
             print()
         counts = f"{answer.input_tokens} tokens in, {answer.output_tokens} out"
         self._last = f"{counts} in {answer.seconds:.2f} s, {answer.pace}"
@@ -285,6 +343,26 @@ class Repl:
     def _say(self, text: str) -> None:
         if not self._quiet:
             print(text, file=sys.stderr)
+
+
+class _Reasoning:
+    """Prints the reasoning before an answer: dimmed, and on a terminal alone."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self._shown = shown
+        self._begun = False
+
+    def add(self, piece: str) -> None:
+        """Print a piece."""
+        if self._shown:
+            print(piece if self._begun else f"{_DIM}{piece}", end="", flush=True)
+            self._begun = True
+
+    def end(self, *, answered: bool = True) -> None:
+        """End it, if it has begun: a blank line comes before what is `answered`."""
+        if self._begun:
+            print(_BRIGHT, end="\n\n" if answered else "", flush=True)
+            self._begun = False
 
 
 def _file(name: str, command: str) -> Path:

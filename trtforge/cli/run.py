@@ -9,7 +9,7 @@ import typer
 
 from trtforge.cli import completion
 from trtforge.cli.build import How, build_chosen
-from trtforge.cli.chat import System, talk
+from trtforge.cli.chat import ChatReasoning, System, parser_of, talk
 from trtforge.cli.chosen import Choice, choose
 from trtforge.cli.options import (
     BuildDirectory,
@@ -57,6 +57,7 @@ def run(
     top_k: TopK = None,
     top_p: TopP = None,
     seed: Seed = None,
+    reasoning_parser: ChatReasoning = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -71,6 +72,7 @@ def run(
     from trtforge.cli.places import artifact_at
     from trtforge.serve.client import Sampling
 
+    parser = parser_of(reasoning_parser)
     choice = Choice(quant, tp, pp, ep, gpu, goal)
     overrides = tuple(set_ or ())
     given = bool(choice.words or overrides or out is not None)
@@ -85,7 +87,7 @@ def run(
             build_chosen(asked, How(quiet=quiet))
         build = asked.out
     sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, finish_reason=True)
-    talk(defaults.GRPC_URL, build, None, system, sampling, quiet=quiet)
+    talk(defaults.GRPC_URL, build, None, system, sampling, parser=parser, quiet=quiet)
 
 
 def _is_ready(directory: Path) -> bool:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
 from trtforge.core.new_file import write_new
+from trtforge.core.reasoning import ReasoningParser, ReasoningText
 from trtforge.serve.client import Generated, Sampling, generate
 from trtforge.serve.request import Chat, Message
 
@@ -18,7 +19,8 @@ _ROLES = ("system", "user", "assistant")
 class Conversation:
     """The messages of a chat with the text model `model` of the server at `url` (gRPC).
 
-    `complete`: the tokenizer has no chat template, so each prompt is completed as it is, without history.
+    `complete`: the tokenizer has no chat template, so each prompt is completed as it is, without history. `parser`:
+    of the reasoning of answers to messages; None: it is part of their text.
     """
 
     url: str
@@ -26,19 +28,27 @@ class Conversation:
     sampling: Sampling
     system: str | None = None
     complete: bool = False
+    parser: ReasoningParser | None = None
     messages: list[Message] = field(default_factory=list)
 
-    def answer(self, text: str, on_text: Callable[[str], None]) -> Generated:
-        """Send the user's `text` and return the answer; `on_text` receives it piece by piece.
+    def answer(
+        self, text: str, on_text: Callable[[str], None], on_reasoning: Callable[[str], None] | None = None
+    ) -> Generated:
+        """Send the user's `text` and return the answer without its reasoning.
 
+        `on_text` receives it piece by piece, `on_reasoning` what the model writes before it. Later prompts have the
+        reasoning as `reasoning_content` of the message, for chat templates that show it again.
         An answer that is interrupted (KeyboardInterrupt, ForgeError) leaves the conversation as it was.
         """
         if self.complete:
             return generate(self.url, self.model, text, self.sampling, stream=True, on_text=on_text)
         asked: list[Message] = [*self.messages, {"role": "user", "content": text}]
-        answer = generate(self.url, self.model, Chat(self._opening(asked)), self.sampling, stream=True, on_text=on_text)
-        self.messages = [*asked, {"role": "assistant", "content": answer.text}]
-        return answer
+        apart = _Apart(self.parser if self.sampling.guide is None else None, on_text, on_reasoning)
+        chat = Chat(self._opening(asked))
+        answer = generate(self.url, self.model, chat, self.sampling, stream=True, on_text=apart.push)
+        apart.push("", last=True)
+        self.messages = [*asked, {"role": "assistant", "content": apart.text, **apart.reasoning_content}]
+        return replace(answer, text=apart.text)
 
     def reset(self) -> None:
         """Forget the messages; the system prompt stays."""
@@ -62,5 +72,36 @@ class Conversation:
         return messages if self.system is None else [{"role": "system", "content": self.system}, *messages]
 
 
+class _Apart:
+    """Hands out an answer's text and its reasoning apart. `parser` None: it has none."""
+
+    def __init__(
+        self,
+        parser: ReasoningParser | None,
+        on_text: Callable[[str], None],
+        on_reasoning: Callable[[str], None] | None,
+    ) -> None:
+        self._parsed = None if parser is None else ReasoningText(parser)
+        self._on_text, self._on_reasoning = on_text, on_reasoning
+        self.text, self._reasoning = "", ""
+
+    def push(self, text: str, *, last: bool = False) -> None:
+        """Take the next piece of the answer."""
+        reasoning, text = ("", text) if self._parsed is None else self._parsed.push(text, last=last)
+        self.text += text
+        self._reasoning += reasoning
+        if reasoning and self._on_reasoning is not None:
+            self._on_reasoning(reasoning)
+        if text:
+            self._on_text(text)
+
+    @property
+    def reasoning_content(self) -> Message:
+        """The part of the answer's message that says what the model thought."""
+        return {"reasoning_content": self._reasoning} if self._reasoning else {}
+
+
 def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and value.get("role") in _ROLES and isinstance(value.get("content"), str)
+    if not isinstance(value, dict) or value.get("role") not in _ROLES:
+        return False
+    return all(isinstance(value.get(name, ""), str) for name in ("content", "reasoning_content")) and "content" in value

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -24,11 +24,19 @@ _LINES = 12  # of the log, shown when the server does not start
 
 @dataclass(frozen=True)
 class LocalServer:
-    """A server that is ready: addresses as HOST:PORT."""
+    """A server that is ready: addresses as HOST:PORT.
+
+    `why_ended`: its error, if it has ended or ends within these seconds, else None.
+    """
 
     grpc: str
     http: str
     metrics: str
+    why_ended: Callable[[float], ForgeError | None] = lambda _: None
+
+    def error_behind(self, error: ForgeError) -> ForgeError | None:
+        """The server's own error, if its end is why a request got `error`; None if it goes on."""
+        return self.why_ended(_END_SECONDS if isinstance(error, Unavailable | Unreachable) else 0.0)
 
 
 @contextlib.contextmanager
@@ -61,21 +69,23 @@ def local_server(repository: Path, *, ready_timeout: float) -> Iterator[LocalSer
             threading.Thread(target=child.stdout.read, daemon=True).start()  # a full pipe would block the server
             http, grpc, metrics = (f"{LOOPBACK}:{port}" for port in ports)
             try:
-                yield LocalServer(grpc=grpc, http=http, metrics=metrics)
+                yield LocalServer(grpc, http, metrics, lambda seconds: _why_ended(child, log, seconds))
             except (Unavailable, Unreachable) as error:
-                raise _why_ended(child, log) or error from None
+                raise _why_ended(child, log, _END_SECONDS) or error from None
         finally:
             _end(child)
 
 
-def _why_ended(child: "subprocess.Popen[str]", log: IO[str]) -> ForgeError | None:
-    """The error of a server that ended by itself; None if it goes on, or says nothing."""
+def _why_ended(child: "subprocess.Popen[str]", log: IO[str], seconds: float) -> ForgeError | None:
+    """The error of a server that ended by itself; None if it goes on for so many seconds."""
     try:
-        status = child.wait(_END_SECONDS)
+        status = child.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
     log.seek(0)
-    return killed("the server", status) or _own_error(log.read(), "Run it again.")
+    again = "Run it again."
+    ended = ForgeError(f"the server ended with status {status}", hint=again)
+    return killed("the server", status) or _own_error(log.read(), again) or ended
 
 
 def _not_ready(log: str, repository: Path) -> ForgeError:
