@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from responder import RequestFailed
 
 from trtforge.core.errors import RequestError
-from trtforge.engine_process.context_phase import REQUEST_TYPES, ContextPhase, RequestType, prompt_digest
+from trtforge.engine_process.context_phase import REQUEST_TYPES, ContextPhase, RequestType, phase_after
 from trtforge.engine_process.requests import GenerationRequest
 
 _BOTH, _CONTEXT_ONLY, _GENERATION_ONLY = REQUEST_TYPES
@@ -46,8 +46,5 @@ def of_type(request: GenerationRequest, kind: RequestType, values: InputValues, 
 def handed_on(
     request: GenerationRequest, tokens: Sequence[int], log_probs: Sequence[float], top: Sequence[Any]
 ) -> NDArray[np.uint8]:
-    """`context_phase_params` [1, bytes] of a context_only request that ended with these tokens, one or none."""
-    token = tokens[0] if tokens else min(request.end_ids, default=0)
-    log_prob = (log_probs[0] if log_probs else 0.0) if request.sampling.return_log_probs else None
-    phase = ContextPhase(token, prompt_digest(request.prompt), log_prob, top[0] if top and tokens else ())
-    return np.frombuffer(phase.encode(), np.uint8)[None]
+    """`context_phase_params` [1, bytes] of a context_only request; see `phase_after`."""
+    return np.frombuffer(phase_after(request, tokens, log_probs, top).encode(), np.uint8)[None]

@@ -40,12 +40,14 @@ class Running:
             )
             return Output(request.request_id, (), "error", error)
         token = request.prompt[len(self.tokens) % len(request.prompt)]
+        if request.context_phase is not None and not self.tokens:
+            token = request.context_phase.first_token
         if token in request.end_ids and len(self.tokens) >= request.sampling.min_tokens:
             return self._output((), "end_id")
         self.tokens.append(token)
         if any(tuple(self.tokens[-len(word) :]) == word for word in request.stop_words):
             return self._output((token,), "stop_word")
-        return self._output((token,), "length" if len(self.tokens) >= request.max_tokens else None)
+        return self._output((token,), "length" if len(self.tokens) >= request.most_new else None)
 
     def _output(self, tokens: tuple[int, ...], reason: FinishReason | None) -> Output:
         sampling, prompt = self.request.sampling, None

@@ -1,5 +1,6 @@
 """Text models whose engine model Triton itself runs, like TensorRT-LLM's C++ backend; a fake engine takes its place."""
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import patch
@@ -81,6 +82,23 @@ def test_several_sequences_come_back_whole(running: Running) -> None:
         timeout=PATIENCE,
     ).text
     assert lines.count('"text_output":"one two"') == 2
+
+
+@pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
+def test_phases_are_passed_to_the_engine_model_and_back(running: Running, tokenizer: Tokenizer, model: str) -> None:
+    """The type of the request as its parameter, `context_phase_params` as its tensors."""
+    asked = {"text_input": PROMPT, "max_tokens": 6, "return_finish_reason": True}
+    first = post(running, model, **asked, request_type="context_only").json()
+    handed = first["context_phase_params"]
+    assert json.loads(bytes(handed))["first_gen_tokens"] == tokenizer.encode(PROMPT).ids[:1]
+    assert first["finish_reason"] == "not_finished"
+    chosen = tokenizer.encode("x").ids[-1]
+    other = json.dumps(json.loads(bytes(handed)) | {"first_gen_tokens": [chosen]}).encode()
+    answer = post(running, model, **asked, request_type="generation_only", context_phase_params=list(other)).json()
+    expected = tokenizer.decode([chosen, *tokenizer.encode(PROMPT).ids[1:6]])
+    assert (answer["text_output"].strip(), answer["finish_reason"]) == (expected.strip(), "length")
+    refused = post(running, model, **asked, request_type="generation_only")
+    assert "context_phase_params is missing" in refused.json()["error"]
 
 
 def test_errors_of_the_engine_reach_the_client(running: Running) -> None:

@@ -13,15 +13,16 @@ from trtforge.core.detokenizer import Detokenizer
 from trtforge.core.reasoning import ReasoningParser, ReasoningText
 from trtforge.core.stop_text import StopText
 from trtforge.core.token_texts import TokenTexts
+from trtforge.engine_process.context_phase import phase_after
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Logits = NDArray[np.float32]
-EndReason = Literal["stop", "length", "cancelled", "timed_out"]
+EndReason = Literal["stop", "length", "cancelled", "timed_out", "not_finished"]
 """`stop`: the model ended, or a stop word came; `length`: max_tokens, or the engine's max_seq_len; `timed_out`: its
-`allotted_time_ms` passed."""
+`allotted_time_ms` passed; `not_finished`: another engine is to go on (`context_only`)."""
 _REASONS: dict[FinishReason, EndReason] = {
     "end_id": "stop",
     "stop_word": "stop",
@@ -101,13 +102,15 @@ class Answer:
     """A whole answer: one completion, `n` sequences in the order of their seeds, or beams, the best first.
 
     `text`, `tokens` and so on are the first completion's. `context_logits`: (tokens of the prompt, vocabulary), whose
-    row i predicts what follows token i. `prompt_log_probs`: of the prompt's tokens but the first.
+    row i predicts what follows token i. `prompt_log_probs`: of the prompt's tokens but the first. `context_phase`: of
+    a `context_only` request, for the engine that goes on.
     """
 
     completions: tuple[Completion, ...]
     usage: Usage
     context_logits: Logits | None = field(default=None, repr=False, compare=False)
     prompt_log_probs: tuple[TokenScore, ...] = ()
+    context_phase: bytes | None = None
 
     @property
     def text(self) -> str:
@@ -274,7 +277,17 @@ class Assembly:
         ]
         context = [piece.context_logits for piece in pieces if piece.context_logits is not None]
         prompt_scores = tuple(score for piece in pieces for score in piece.prompt_log_probs)
-        return Answer(tuple(completions), usage, context[0] if context else None, prompt_scores)
+        phase = None
+        if self.requests[0].context_only:
+            phase = self._context_phase(completions[0])
+            if completions[0].finish_reason == "length" and self.requests[0].max_tokens > 1:
+                completions[0] = replace(completions[0], finish_reason="not_finished")
+        return Answer(tuple(completions), usage, context[0] if context else None, prompt_scores, phase)
+
+    def _context_phase(self, made: Completion) -> bytes:
+        scores = [score.log_prob for score in made.log_probs]
+        tops = [tuple((each.token, each.log_prob) for each in score.top) for score in made.log_probs]
+        return phase_after(self.requests[0], made.tokens, scores, tops).encode()
 
     def _take_beams(self, output: Output) -> list[Piece]:
         """Where bad words and `min_tokens` leave fewer beams, fewer are returned."""

@@ -97,6 +97,8 @@ class Prompts:
             cache_salt=params.cache_salt,
             logits_processors=params.processors(),
             allotted_time_ms=params.allotted_time_ms,
+            context_only=params.context_only,
+            context_phase=params.phase(),
         )
 
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:

@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from trtforge.core.errors import RequestError, first_line
 from trtforge.core.reasoning import ReasoningParser
+from trtforge.engine_process.context_phase import ContextPhase
 from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
     MOST_LENGTH_PENALTY,
@@ -57,6 +58,9 @@ class SamplingParams:
 
     `reasoning_parser`: `deepseek-r1` or `qwen3`, for models that think first: what they write before `</think>` is the
     `reasoning` of an answer and not part of its text, as with `trtforge serve`. Guided answers have none.
+
+    `context_only`: compute the prompt and the first token for another engine, which goes on with the answer's
+    `context_phase` as its `context_phase`: the same prompt and options, and KV blocks in the same `kv_cache_dir`.
     """
 
     max_tokens: int = 64
@@ -98,6 +102,8 @@ class SamplingParams:
     logits_processor: Callable[..., None] | Sequence[Callable[..., None]] = ()
     allotted_time_ms: Annotated[int, Field(ge=1)] | None = None
     reasoning_parser: ReasoningParser | None = None
+    context_only: bool = False
+    context_phase: Annotated[bytes, Field(strict=True)] | None = None
 
     def __repr__(self) -> str:
         """What differs from the defaults."""
@@ -142,6 +148,10 @@ class SamplingParams:
         """The logits processors in their order."""
         given = self.logits_processor
         return (given,) if callable(given) else tuple(given)
+
+    def phase(self) -> ContextPhase | None:
+        """What another engine handed on. Raises RequestError."""
+        return None if self.context_phase is None else ContextPhase.decode(self.context_phase)
 
     def drafts(self, vocabulary: int) -> DraftTokens | None:
         """The draft tokens that are given. Raises RequestError for logits that are not theirs."""
@@ -235,6 +245,9 @@ def checked(params: object) -> SamplingParams:
         ) from None
     if not all(found.stop):
         raise RequestError("a stop text is empty", hint="Leave it out.")
+    if found.n > 1 and (found.context_only or found.context_phase is not None):
+        hint = "Ask for one, or for several without context_only and context_phase."
+        raise RequestError(f"n is {found.n} beside a phase of one sequence", hint=hint)
     if 1 < found.beam_width < found.n:
         raise RequestError(
             f"n is {found.n}, beam_width {found.beam_width}", hint="Ask for at most as many beams as are searched."

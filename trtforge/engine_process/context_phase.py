@@ -11,10 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.json_text import parse_json
+
+if TYPE_CHECKING:
+    from trtforge.engine_process.requests import GenerationRequest, TopLogProbs
 
 RequestType = Literal["context_and_generation", "context_only", "generation_only"]
 """TensorRT-LLM's names, as its Triton backend reads them from a request's parameter `request_type`."""
@@ -65,6 +68,18 @@ class ContextPhase:
         (log_prob,) = values.get("log_probs", [None])
         top = tuple((_whole(each), _finite(value)) for each, value in values.get("top_log_probs", ()))
         return cls(_whole(token), _text(values["prompt"]), None if log_prob is None else _finite(log_prob), top)
+
+
+def phase_after(
+    request: "GenerationRequest", tokens: Sequence[int], log_probs: Sequence[float], top: "Sequence[TopLogProbs]"
+) -> ContextPhase:
+    """What a context_only request hands on that ended with these tokens: one, or none where it is an end id.
+
+    `log_probs`, `top`: of these tokens, if the request asked for them.
+    """
+    token = tokens[0] if tokens else min(request.end_ids, default=0)
+    log_prob = (log_probs[0] if log_probs else 0.0) if request.sampling.return_log_probs else None
+    return ContextPhase(token, prompt_digest(request.prompt), log_prob, top[0] if top and tokens else ())
 
 
 def prompt_digest(prompt: Sequence[int]) -> str:
