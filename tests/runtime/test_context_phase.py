@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from tests.conftest import DEMO_MODEL
 from tests.runtime.checkpoints import write_engine
+from tests.runtime.converted import Families
 from tests.runtime.test_engine import Tokens, requests_for
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import RequestError
+from trtforge.core.llm_api_features import NgramFeature
 from trtforge.core.recipe import EngineConfig
 from trtforge.engine_process.context_phase import ContextPhase, prompt_digest
 from trtforge.engine_process.requests import BeamParams, GenerationRequest, Guide, Output, SamplingParams
@@ -134,6 +136,26 @@ def test_answers_are_those_of_one_engine(
         assert [[token for token, _ in top] for top in own.top_log_probs] == [
             [token for token, _ in top] for top in one.top_log_probs
         ]
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma3", "mistral", "deepseek_v3", "gpt_oss", "qwen3_next", "llama-ngram", "llama-tp2"]
+)
+def test_every_layout_goes_on(families: Families, tmp_path: Path, prompts: list[list[int]], name: str) -> None:
+    """Windows, latent attention, drafts; linear attention and several ranks, which compute the prompt again."""
+    family, _, more = name.partition("-")
+    checkpoint = families(family).checkpoint(**({"tp": 2} if more == "tp2" else {}))
+    directory = write_engine(checkpoint, tmp_path / "engine", tokens_per_block=SIZE)
+    again = name in ("qwen3_next", "llama-tp2")
+    store = None if again else KvStoreOptions(tmp_path / "kv")
+    options = EngineOptions(kv_store=store, speculation=NgramFeature() if more == "ngram" else None)
+    requests = [*requests_for(prompts, 12), *requests_for(prompts, 12, sampling=SamplingParams(top_p=0.9, seed=3))]
+    with Engine.load(directory, options) as context, Engine.load(directory, options) as generation:
+        made = handed_on((context, generation), requests)
+        alone = generate_with(context, requests)
+    assert [(one.tokens, one.finish_reason) for one in made] == [(one.tokens, one.finish_reason) for one in alone]
+    reused = [0 if again else len(request.prompt) // SIZE for request in requests[: len(prompts)]]
+    assert [one.reused_blocks for one in made[: len(prompts)]] == reused
 
 
 def test_a_guide_follows_the_first_token(tmp_path: Path) -> None:
