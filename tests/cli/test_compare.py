@@ -89,3 +89,18 @@ def test_a_mistyped_build_is_named_with_the_command(run: Any, tmp_path: Path) ->
     status, _, err = run("compare", build, typed)
     assert (status, "Did you mean" in err) == (1, False), "it is compared already"
     assert f"error: {typed}: no such directory\n" in err
+
+
+def test_losses_without_an_interval_are_said_and_json_has_no_nan(run: Any, tmp_path: Path) -> None:
+    """Sums near the largest float64 are finite, and their draws are not."""
+    builds = [verified(tmp_path / "a", 0.01), verified(tmp_path / "b", 1e306)]
+    status, out, err = run("compare", *builds, "--json")
+    assert (status, err) == (0, "")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    (found,) = json.loads(out, parse_constant=refuse)["differences"]
+    assert (found["perplexity"], found["kl_mean"]) == (None, None)
+    assert found["reason"] == "the losses are too large for an interval"
+    assert "b against a: the losses are too large for an interval\n" in run("compare", *builds)[1]

@@ -2,6 +2,7 @@
 
 import os
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.patience import PATIENCE, eventually
 from tests.runtime.checkpoints import write_engine
 from tests.runtime.test_engine import requests_for
 from trtforge.core.errors import ForgeError
@@ -182,6 +184,35 @@ def test_a_block_that_was_not_filled_yet_is_not_stored(opened: Opened, tmp_path:
     later = opened()
     assert later.fetch(KEY[::-1], 0)
     assert block_of(later.take_fills()[0]) == ({4.5}, {4})
+    later.close()
+
+
+def test_blocks_larger_than_what_may_wait_are_stored_one_at_a_time(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtforge.runtime.kv_store._MOST_WAITING", 1)
+    store, begun, go_on = opened(), threading.Event(), threading.Event()
+    write = store._write
+
+    def slowly(name: str, content: bytes) -> None:
+        begun.set()
+        assert go_on.wait(PATIENCE)
+        write(name, content)
+
+    monkeypatch.setattr(store, "_write", slowly)
+    store.keep(KEY, 3)
+    assert begun.wait(PATIENCE)
+    store.keep(KEY[::-1], 4)
+    assert list(store._waiting) == [store._name(KEY)]
+    go_on.set()
+    assert eventually(lambda: not store._waiting)
+    assert [path.name for path in stored_files(tmp_path)] == [KEY.hex()]
+    store.keep(KEY[::-1], 4)
+    store.close()
+    later = opened()
+    assert later.fetch(KEY, 0)
+    assert later.fetch(KEY[::-1], 1)
+    assert [block_of(content) for content in later.take_fills().values()] == [({3.5}, {3}), ({4.5}, {4})]
     later.close()
 
 

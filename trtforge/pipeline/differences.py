@@ -17,6 +17,7 @@ TITLES = ("perplexity, against the first", "KL mean, against the first", "signif
 """What `compare` says of a difference."""
 UNKNOWN = "the verification is of an older version: build again"
 _FEWEST = "too few tokens for an interval: give the gate more samples"
+_TOO_LARGE = "the losses are too large for an interval"
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,13 @@ def _difference(first: Compared, other: Compared) -> Difference:
         return Difference(other.name, first.name, reason="verified on other text, so they do not compare")
     if find_spec("numpy") is None:
         return Difference(other.name, first.name, reason=f"intervals need numpy: {install_command('engine')}")
-    from trtforge.verify.bootstrap import divergence_difference, perplexity_difference
+    from trtforge.verify.bootstrap import LEAST_BLOCKS, divergence_difference, perplexity_difference
 
     perplexity, divergence = perplexity_difference(one, two), divergence_difference(one, two)
-    reason = _FEWEST if perplexity is None or divergence is None else None
-    return Difference(other.name, first.name, perplexity, divergence, reason)
+    if perplexity is None or divergence is None:
+        reason = _FEWEST if len(one.tokens) < LEAST_BLOCKS else _TOO_LARGE
+        return Difference(other.name, first.name, reason=reason)
+    return Difference(other.name, first.name, perplexity, divergence)
 
 
 def _directory(build: Compared) -> Path:

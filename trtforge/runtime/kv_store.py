@@ -33,7 +33,7 @@ from trtforge.formats.trtllm import CONFIG_FILE
 from trtforge.runtime.ranks.source import Source
 
 _MOST_WAITING = 64 << 20
-"""Bytes that wait to be written; blocks that come while there are more are not stored."""
+"""Bytes that wait to be written, or one block; blocks that come while there are more are not stored."""
 _LAST_WRITES_TIMEOUT = 10.0  # seconds
 _DRAFT_AGE = 3600.0  # seconds after which an unfinished file belongs to nobody
 _DIGEST_BYTES = 32
@@ -132,7 +132,7 @@ class KvStore:
         with self._lock:
             if name in self._sizes or name in self._waiting:
                 return
-            if (len(self._waiting) + 1) * self._block_bytes > _MOST_WAITING:
+            if self._waiting and (len(self._waiting) + 1) * self._block_bytes > _MOST_WAITING:
                 return
             parts = [layer[block].reshape(-1).view(torch.uint8).cpu() for layer in self._layers]
             content = torch.cat(parts).numpy().tobytes()

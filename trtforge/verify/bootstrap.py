@@ -2,7 +2,8 @@
 
 Tokens of one passage are not independent, so whole blocks are drawn with replacement (percentile intervals: Efron and
 Tibshirani, An Introduction to the Bootstrap, 1993; blocks: Künsch, 1989). A figure that compares models takes each
-model's sums over the same blocks, which cancels what makes a passage hard for both.
+model's sums over the same blocks, which cancels what makes a passage hard for both. Where an end of an interval
+is beyond float64 there is none.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ import numpy.typing as npt
 from trtforge.verify.result import Blocks, Interval
 
 _DRAWS = 2000
-_LEAST_BLOCKS = 8  # fewer say nothing about the spread
+LEAST_BLOCKS = 8
+"""Fewer say nothing about the spread."""
 _COVERED = 0.95
 _TAIL = 0.01  # share of the tokens above the 99th percentile
 
@@ -37,7 +39,8 @@ def perplexity_difference(one: Blocks, other: Blocks) -> Interval | None:
 
 def divergence_difference(one: Blocks, other: Blocks) -> Interval | None:
     """Of the increase of the mean KL divergence from `one` candidate to `other`; None with too few blocks."""
-    return _interval(_means(one.tokens, np.subtract(other.divergence, one.divergence)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _interval(_means(one.tokens, np.subtract(other.divergence, one.divergence)))
 
 
 def percentile_99(values: Array) -> float:
@@ -60,8 +63,9 @@ def percentile_interval(values: Array, block_of: npt.NDArray[np.int64], blocks: 
 
 
 def _increase(tokens: Sequence[int], worse: Sequence[float], better: Sequence[float]) -> Interval | None:
-    found = _interval(_means(tokens, np.subtract(worse, better)))
-    return None if found is None else Interval(low=float(np.expm1(found.low)), high=float(np.expm1(found.high)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        found = _interval(_means(tokens, np.subtract(worse, better)))
+        return None if found is None else _finite(np.expm1(found.low), np.expm1(found.high))
 
 
 def _means(tokens: Sequence[int], sums: Sequence[float] | Array) -> Array | None:
@@ -69,13 +73,14 @@ def _means(tokens: Sequence[int], sums: Sequence[float] | Array) -> Array | None
     draws = _draws(len(tokens))
     if draws is None or not np.isfinite(sums).all():
         return None
-    means: Array = (draws @ np.asarray(sums, dtype=np.float64)) / (draws @ np.asarray(tokens, dtype=np.float64))
+    with np.errstate(over="ignore", invalid="ignore"):
+        means: Array = (draws @ np.asarray(sums, dtype=np.float64)) / (draws @ np.asarray(tokens, dtype=np.float64))
     return means
 
 
 def _draws(blocks: int) -> Array | None:
     """(draws, blocks): how often each draw takes each block; the same in every run."""
-    if blocks < _LEAST_BLOCKS:
+    if blocks < LEAST_BLOCKS:
         return None
     random = np.random.Generator(np.random.PCG64(blocks))
     return random.multinomial(blocks, np.full(blocks, 1 / blocks), size=_DRAWS).astype(np.float64)
@@ -84,5 +89,10 @@ def _draws(blocks: int) -> Array | None:
 def _interval(found: Array | None) -> Interval | None:
     if found is None:
         return None
-    low, high = np.quantile(found, [(1 - _COVERED) / 2, (1 + _COVERED) / 2])
-    return Interval(low=float(low), high=float(high))
+    with np.errstate(over="ignore", invalid="ignore"):
+        low, high = np.quantile(found, [(1 - _COVERED) / 2, (1 + _COVERED) / 2])
+    return _finite(low, high)
+
+
+def _finite(low: float, high: float) -> Interval | None:
+    return Interval(low=float(low), high=float(high)) if np.isfinite(low) and np.isfinite(high) else None
