@@ -313,3 +313,13 @@ def test_verify_refuses_another_model(make_hf: MakeHf, run: Any, tmp_path: Path)
     status, _, errors = run("verify", tmp_path / "out", "--against", make_hf("other", rms_norm_eps=1e-3))
     assert status == 1
     assert "is not the model that the candidate was made from: config.json differs" in errors
+
+
+def test_a_gateway_that_looks_at_no_host_warns_of_names(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trtforge.gateway.server.run", lambda config, on_listening: None)
+    words = ("gateway", "--backend", "127.0.0.1:1", "--allow-host", "llm.example")
+    assert run(*words) == (0, "", "")
+    said = (
+        "warning: --allow-host has no effect: on 0.0.0.0, which other machines reach, clients may use every host name"
+    )
+    assert run(*words, "--host", "0.0.0.0") == (0, "", f"{said}\n")

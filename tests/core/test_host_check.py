@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.host_check import HostCheck
+from trtforge.core.host_check import HostCheck, unheeded_names
 from trtforge.gateway.config import GatewayConfig
 from trtforge.serve.config import ServeConfig
 
@@ -95,6 +95,23 @@ def test_the_option_that_allows_a_name_is_said() -> None:
     assert "allows this one" not in str(refused(host="evil example"))
     assert "allows this one" not in str(refused(host="a" * 300))
     assert len(str(refused(host="a" * 10_000))) < 500
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed", "with_keys", "said"),
+    [
+        ("127.0.0.1", ("llm.example",), False, None),
+        ("localhost", ("llm.example",), False, None),
+        ("0.0.0.0", (), True, None),
+        ("127.0.0.1", ("llm.example",), True, "with API keys clients may use every host name"),
+        ("0.0.0.0", ("a", "b"), False, "on 0.0.0.0, which other machines reach, clients may use every host name"),
+    ],
+)
+def test_names_that_change_nothing_are_warned_of(
+    host: str, allowed: tuple[str, ...], with_keys: bool, said: str | None
+) -> None:
+    expected = None if said is None else f"--allow-host has no effect: {said}"
+    assert unheeded_names(host, allowed, with_keys=with_keys) == expected
 
 
 @pytest.mark.parametrize("name", ["llm.example", "LLM.example"])

@@ -139,6 +139,14 @@ def test_the_embedded_engine_gets_an_image_of_its_own(embedded: Path, tmp_path: 
     assert "TRTFORGE_API_KEY=$$(grep" in server["healthcheck"]["test"][3]
 
 
+def test_the_reasoning_parser_is_the_servers(embedded: Path, tmp_path: Path) -> None:
+    command = service(files(embedded, tmp_path, openai_port=9003, reasoning_parser="qwen3"))["command"]
+    assert command[-2:] == ["--reasoning-parser", "qwen3"]
+    assert "--reasoning-parser" not in service(files(embedded, tmp_path, openai_port=9003))["command"]
+    with pytest.raises(UsageError, match="--reasoning-parser is an option of OpenAI's API, which is served with"):
+        files(embedded, tmp_path, reasoning_parser="qwen3")
+
+
 def test_a_port_of_the_host_is_given_once(embedded: Path, tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match="--http-port and --metrics-port are the same port of the host: 8002"
@@ -154,7 +162,10 @@ def test_a_port_of_the_host_is_given_once(embedded: Path, tmp_path: Path) -> Non
 def test_what_one_host_cannot_serve_is_said(one_rank: Path, tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="OpenAI's API is a part of trtforge") as caught:
         files(one_rank, tmp_path, openai_port=8003)
-    assert "trtforge gateway --backend HOST:PORT" in caught.value.hint
+    assert "Leave --openai-port out, and run `trtforge gateway --backend HOST:PORT` with" in caught.value.hint
+    with pytest.raises(ForgeError, match="OpenAI's API is a part of trtforge") as caught:
+        files(one_rank, tmp_path, openai_port=8003, reasoning_parser="qwen3")
+    assert caught.value.hint.startswith("Leave --openai-port and --reasoning-parser out, and run `trtforge gateway")
     with pytest.raises(ForgeError, match="NVIDIA's image runs Triton's own, which checks none"):
         files(one_rank, tmp_path, api_key_file=tmp_path / "keys")
     large = tensorrt_repository(tmp_path, 32)

@@ -217,6 +217,8 @@ def test_keys_come_from_a_secret_and_close_grpc(embedded: Path) -> None:
     (container,) = pod["containers"]
     assert container["args"][-2:] == ["--api-key-file", "/run/secrets/api-keys"]
     assert {port["name"] for port in container["ports"]} == {"http", "metrics", "openai"}
+    (thinking,) = pod_of(objects(embedded, reasoning_parser="deepseek-r1")["Deployment"])["containers"]
+    assert thinking["args"][-2:] == ["--reasoning-parser", "deepseek-r1"]
     assert "TRTFORGE_API_KEY=$(grep" in container["readinessProbe"]["exec"]["command"][2]
     assert faults(found["Deployment"]) == []
 

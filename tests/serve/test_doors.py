@@ -156,10 +156,11 @@ def test_an_open_key_file_and_holes_are_warned_of(
     file = tmp_path / "keys"
     file.write_text(f"{KEY}\n")
     file.chmod(0o644)
-    config = ServeConfig(api_key_file=file, host="0.0.0.0")
+    config = ServeConfig(api_key_file=file, host="0.0.0.0", allowed_hosts=("llm.example",))
     check_doors(config, plan_launch(config, fake_repository, facts_of(fake_repository), tmp_path))
     assert f"chmod 600 {file}" in caplog.text
     assert "gRPC listens on 127.0.0.1 without keys" in caplog.text
+    assert "--allow-host has no effect: with API keys clients may use every host name" in caplog.text
     assert "Triton 24.10 has known vulnerabilities that clients can reach (grpc-cancel-race, " in caplog.text
     assert "CVE-2025-23319" not in caplog.text
     assert KEY not in caplog.text

@@ -8,7 +8,7 @@ import typer
 
 from trtforge.cli import show
 from trtforge.cli.help import Command, Group
-from trtforge.cli.options import ENDPOINTS, MOST_SECONDS, Force, Json, Out, Verbose, from_options
+from trtforge.cli.options import ENDPOINTS, MOST_SECONDS, Force, Json, Out, ReasoningParserOption, Verbose, from_options
 from trtforge.core import defaults
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ def compose(
             min=1, max=65535, metavar="PORT", rich_help_panel=ENDPOINTS, help="Port of the Prometheus metrics."
         ),
     ] = defaults.METRICS_PORT,
+    reasoning_parser: ReasoningParserOption = None,
     openai_port: Annotated[
         int | None,
         typer.Option(
@@ -205,6 +206,7 @@ def compose(
         "grpc_port": grpc_port,
         "metrics_port": metrics_port,
         "openai_port": openai_port,
+        "reasoning_parser": reasoning_parser,
         "api_key_file": api_key_file,
     }
     config = from_options(ComposeConfig, values | _named(name, repo), "deploy compose")
@@ -226,6 +228,7 @@ def _cluster_command(target: "Target", about: str) -> Callable[..., None]:
         repository_image: _RepositoryImage = None,
         api_key_secret: _ApiKeySecret = None,
         client_namespace: _ClientNamespace = None,
+        reasoning_parser: ReasoningParserOption = None,
         monitoring: _Monitoring = defaults.MONITORING,
         replicas: _Replicas = 1,
         max_replicas: _MaxReplicas = None,
@@ -247,6 +250,7 @@ def _cluster_command(target: "Target", about: str) -> Callable[..., None]:
             "repository_image": repository_image,
             "api_key_secret": api_key_secret,
             "client_namespaces": client_namespace or (),
+            "reasoning_parser": reasoning_parser,
             "monitoring": monitoring,
             "replicas": replicas,
             "max_replicas": max_replicas,

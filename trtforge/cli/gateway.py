@@ -94,6 +94,7 @@ def gateway(
 
     Example: trtforge gateway --backend gpu1:8001 --backend gpu2:8001 --served-model-name llama
     """
+    from trtforge.core.host_check import unheeded_names
     from trtforge.core.packages import require_openai
     from trtforge.gateway.config import GatewayConfig
 
@@ -117,6 +118,9 @@ def gateway(
         },
         "gateway",
     )
+    keys = config.api_key_file is not None
+    if (unheeded := unheeded_names(config.host, config.allowed_hosts, with_keys=keys)) is not None:
+        show.warning(unheeded)
     run(config, lambda: _listens(config))
 
 

@@ -7,7 +7,7 @@ plain content type, for which a browser does not ask the server first. The first
 
 import re
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Annotated
@@ -77,6 +77,14 @@ class HostCheck:
 
     def _is_ours(self, name: str) -> bool:
         return is_loopback(name) or name in self.names
+
+
+def unheeded_names(host: str, allowed: Collection[str], *, with_keys: bool) -> str | None:
+    """A warning where names of `--allow-host` change nothing, since every name is accepted; None where they do."""
+    if not allowed or HostCheck.of(host, (), with_keys=with_keys) is not None:
+        return None
+    why = "with API keys" if with_keys else f"on {host}, which other machines reach,"
+    return f"--allow-host has no effect: {why} clients may use every host name"
 
 
 def _resolves_to_loopback(host: str) -> bool:

@@ -56,6 +56,7 @@ def plan_cluster(manifest: Manifest, config: ClusterConfig) -> Cluster:
         keys=config.api_key_secret is not None,
         hosts=placeholders(config.nodes),
         probed=True,
+        reasoning=config.reasoning_parser,
     )
     settings = cluster_settings(config, workload)
     several = config.nodes > 1

@@ -29,7 +29,13 @@ def plan_compose(manifest: Manifest, config: ComposeConfig) -> Workload:
         drain_timeout=config.drain_timeout,
         keys=config.api_key_file is not None,
         openai=config.openai_port is not None,
+        reasoning=config.reasoning_parser,
     )
+    if config.reasoning_parser is not None and config.openai_port is None:
+        raise UsageError(
+            "--reasoning-parser is an option of OpenAI's API, which is served with --openai-port",
+            hint="Give both, or leave --reasoning-parser out.",
+        )
     options: dict[int | None, str] = {}
     for name, port in _of_host(workload, config).items():
         option = f"--{name}-port"

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 from trtforge.core import defaults
 from trtforge.core.builds import base_name
 from trtforge.core.config_model import Config
+from trtforge.core.reasoning import ReasoningParser
 
 Target = Literal["compose", "kubernetes", "helm"]
 _LONGEST = 40  # characters: pods get suffixes, and names of DNS have 63
@@ -70,6 +71,9 @@ class DeployConfig(Config):
     image: Image | None = Field(None, description="Container image; None: the release's.")
     drain_timeout: float = Field(
         defaults.DRAIN_TIMEOUT, ge=0, description="Seconds that running requests may take when a server is stopped."
+    )
+    reasoning_parser: ReasoningParser | None = Field(
+        None, description="Form of the reasoning that OpenAI's API returns apart from the answer."
     )
 
 

@@ -6,13 +6,14 @@ engine needs trtforge, so that its image is built from the Dockerfile that is wr
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trtforge import __version__
 from trtforge.core import defaults
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest
+from trtforge.core.reasoning import ReasoningParser
 from trtforge.deploy.probes import EXIT_MARGIN, Probes, drain_command, embedded_probes, triton_probes
 from trtforge.formats.engine_target import TargetEnvironment, require_fit, unknown_origin
 from trtforge.formats.releases import Container, known_containers
@@ -40,6 +41,7 @@ _START_SECONDS = 300  # Python models, CUDA, the CPU kernels of the embedded eng
 _GIB = 1 << 30
 _SERVER_MEMORY, _GPU_MEMORY = 4 * _GIB, 4 * _GIB  # Python processes and shared memory; what CUDA and loading take
 _MOST_GPUS = 16
+_REASONING = "--reasoning-parser"
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,12 @@ def plan_workload(
     openai: bool | None = None,
     hosts: tuple[str, ...] = (),
     probed: bool = False,
+    reasoning: ReasoningParser | None = None,
 ) -> Workload:
     """The container of a repository. `keys`: clients must send one of the keys in KEY_FILE; `hosts`: of MPI's ranks.
 
-    `probed`: a startup probe ends a server that does not become ready, whatever time it is given.
+    `probed`: a startup probe ends a server that does not become ready, whatever time it is given; `reasoning`: of the
+    answers of OpenAI's API.
     Raises ForgeError for a release without image, and for keys that Triton itself would have to check.
     """
     facts = read_facts(manifest)
@@ -113,16 +117,20 @@ def plan_workload(
         )
     bytes_ = sum(file.bytes for name, file in manifest.files.items() if "/engine/" in name)
     if facts.backend == "torch":
-        return _embedded(facts, config, image, bytes_, openai=openai is not False, probed=probed)
+        found = _embedded(facts, config, image, bytes_, openai=openai is not False, probed=probed)
+        return found if reasoning is None else replace(found, command=(*found.command, _REASONING, reasoning))
     if keys:
         raise ForgeError(
             "API keys are checked by trtforge's HTTP server, and NVIDIA's image runs Triton's own, which checks none",
             hint="Put a gateway that checks keys in front of it, or serve an engine of backend torch.",
         )
-    if openai:
+    if openai or reasoning is not None:
+        options = [*(["--openai-port"] if openai else []), *([] if reasoning is None else [_REASONING])]
+        more = "" if reasoning is None else f" {_REASONING} {reasoning}"
+        command = f"`trtforge gateway --backend HOST:PORT{more}`"
         raise ForgeError(
             "OpenAI's API is a part of trtforge, which NVIDIA's image does not have",
-            hint="Leave --openai-port out, and run `trtforge gateway --backend HOST:PORT` with the server's gRPC port.",
+            hint=f"Leave {' and '.join(options)} out, and run {command} with the server's gRPC port.",
         )
     return _triton(facts, config, image, bytes_)
 

@@ -1,8 +1,9 @@
-"""Warnings before a server starts: what clients can still reach (gRPC without keys, known vulnerabilities)."""
+"""Warnings before a server starts: what clients can reach (gRPC without keys, any host name, known vulnerabilities)."""
 
 import logging
 
 from trtforge.core.api_keys import read_key_file, readable_by_others
+from trtforge.core.host_check import unheeded_names
 from trtforge.formats import triton_holes
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.launchers import Launch
@@ -17,6 +18,9 @@ def check_doors(config: ServeConfig, launch: Launch) -> None:
         if readable_by_others(config.api_key_file):
             _LOG.warning("other users can read the API keys: chmod 600 %s", config.api_key_file)
         _LOG.warning("API keys are checked over HTTP only; gRPC listens on %s without keys", config.grpc_host)
+    keys = config.api_key_file is not None
+    if (unheeded := unheeded_names(config.host, config.allowed_hosts, with_keys=keys)) is not None:
+        _LOG.warning(unheeded)
     if (warning := hole_warning(config, launch)) is not None:
         _LOG.warning(warning)
 
