@@ -164,6 +164,25 @@ def test_a_build_of_which_nothing_is_complete_says_so(here: Path) -> None:
     assert (said, hint) == (f"interrupted by SIGINT: {command}", f"hint: run again: {command}")
 
 
+@pytest.mark.parametrize(("number", "status"), SIGNALS[:2])
+def test_a_run_that_builds_says_what_is_kept_and_how_to_go_on(here: Path, number: signal.Signals, status: int) -> None:
+    words = ["run", "demo-fp32", "--out", "out", "--quiet", "--set", "gate.samples=1"]
+    ended = interrupted(here, "trtforge.compile.torch_engine:build_rank", number, *words)
+    assert (ended.status, ended.stdout) == (status, "")
+    *_, kept, said, hint = ended.stderr.splitlines()
+    assert (
+        kept == "warning: the build of demo-fp32 was interrupted in stage compile; complete and kept: convert, verify"
+    )
+    command = "trtforge run demo-fp32 --out out --quiet --set gate.samples=1"
+    assert (said, hint) == (f"interrupted by {number.name}: {command}", f"hint: run again: {command}")
+
+
+def test_a_run_that_serves_has_nothing_to_go_on_with(here: Path) -> None:
+    words = ["run", "demo-fp32", "--out", "out", "--quiet", "--set", "gate.samples=1"]
+    ended = interrupted(here, "trtforge.cli.run:talk", signal.SIGINT, *words)
+    assert (ended.status, ended.stderr.splitlines()[-1]) == (130, "interrupted")
+
+
 def test_what_was_there_before_stays(here: Path) -> None:
     convert(ConvertConfig(), DEMO_MODEL, here / "out")
     before = (here / "out/forge.json").read_bytes()

@@ -40,6 +40,7 @@ from trtforge.cli.migrate import migrate
 from trtforge.cli.package import package
 from trtforge.cli.plan import plan
 from trtforge.cli.recipes import recipes
+from trtforge.cli.resumption import resumes
 from trtforge.cli.run import run
 from trtforge.cli.serving import probe, serve
 from trtforge.cli.system_errors import system_failure
@@ -111,9 +112,6 @@ for _group, _commands in _COMMANDS.items():
 app.add_typer(recipes, name="recipes", rich_help_panel="Build")
 app.add_typer(deploy, name="deploy", rich_help_panel="Serving")
 app.add_typer(cache, name="cache", rich_help_panel="Inspection")
-
-_RESUMABLE = ("build", "calibrate", "convert", "compile", "package", "migrate")
-"""The commands that resume from what they finished when they are run again."""
 
 _WrongUsage: type[Any] = typer.BadParameter.__mro__[2]
 """ClickException: click's own in older releases of typer, typer's copy in newer ones."""
@@ -204,13 +202,13 @@ def interruption(signal: str) -> str:
     """
     words = sys.argv[1:]
     command = words[0] if words else ""
-    if signal == "SIGINT" and command not in ("verify", *_RESUMABLE):
+    if signal == "SIGINT" and command != "verify" and not resumes(command):
         return "interrupted"
     said = f"interrupted by {signal}: {join(['trtforge', *words])}"
     again = join(["trtforge", *(word for word in words if word != "--force")])
     if command == "verify":
         return f"{said}\nhint: verify keeps no intermediate results; run again: {again}"
-    return f"{said}\nhint: run again: {again}" if command in _RESUMABLE else said
+    return f"{said}\nhint: run again: {again}" if resumes(command) else said
 
 
 def _whole_hint(error: ForgeError, words: Sequence[str]) -> str:

@@ -28,6 +28,7 @@ from trtforge.cli.options import (
     Tp,
     Verbose,
 )
+from trtforge.cli.resumption import resumable_part
 from trtforge.core import defaults
 from trtforge.core.builds import RECIPE_FILE, require_one_build
 from trtforge.core.errors import UsageError
@@ -82,8 +83,8 @@ def run(
         if quant is not None and "," in quant:
             raise UsageError(f"--quant {quant}: run takes one format", hint="Use `trtforge build` for several.")
         require_one_build(Path(target), "repository")
-        asked = choose(target, choice, overrides, out)
-        with redirect_stdout(sys.stderr):  # only answers are data here
+        with resumable_part("run"), redirect_stdout(sys.stderr):  # only answers are data here
+            asked = choose(target, choice, overrides, out)
             build_chosen(asked, How(quiet=quiet))
         build = asked.out
     sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, finish_reason=True)
