@@ -13,8 +13,9 @@ from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch
 from trtforge.runtime.decoder.padding import buckets, padded_rows
 from trtforge.runtime.decoder.scores import FusedScores
+from trtforge.runtime.ranks.block_contents import BlockContents
 from trtforge.runtime.scheduling.batch import Step
-from trtforge.runtime.scheduling.step_codec import decode, encode
+from trtforge.runtime.scheduling.step_codec import asked_block, decode, encode, encode_question
 
 BLOCK = 4
 
@@ -34,11 +35,33 @@ def step_of(rows: list[tuple[int, int]], wanted: list[int] | None = None) -> Ste
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=12))
 def test_a_step_survives_encoding(rows: list[tuple[int, int]]) -> None:
     step = replace(step_of(rows), candidates=3, draws=np.arange(len(rows) * 2) - 5)
+    step = replace(step, filled=np.arange(2), contents=np.arange(-3, 3).reshape(2, 3))
     encoded = encode(step)
     decoded = decode(np.concatenate([encoded, np.zeros(5, dtype=np.int64)]))
     assert encoded[0] == len(encoded)
-    for name in ("starts", "counts", "wanted", "tables", "tokens", "candidates", "draws"):
+    for name in ("starts", "counts", "wanted", "tables", "tokens", "candidates", "draws", "filled", "contents"):
         assert np.array_equal(getattr(decoded, name), getattr(step, name))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
+    blocks=st.sets(st.integers(0, 9), min_size=1),
+    data=st.data(),
+)
+def test_contents_of_blocks_reach_each_rank(sizes: list[int], blocks: set[int], data: st.DataObject) -> None:
+    contents = BlockContents(sizes)
+    given_bytes = st.binary(min_size=sum(sizes), max_size=sum(sizes))
+    fills = {block: torch.frombuffer(bytearray(data.draw(given_bytes)), dtype=torch.uint8) for block in blocks}
+    step = decode(encode(contents.with_fills(step_of([(0, 1)]), fills)))
+    found = [contents.fills(step, index) for index in range(len(sizes))]
+    assert [[len(part) for part in rank.values()] for rank in found] == [[size] * len(blocks) for size in sizes]
+    for block, content in fills.items():
+        assert torch.cat([rank[block] for rank in found]).equal(content)
+
+
+def test_a_step_without_contents_brings_none() -> None:
+    assert BlockContents([8, 8]).fills(decode(encode(step_of([(0, 1)]))), 1) == {}
+    assert [asked_block(encode_question(7)), asked_block(encode(step_of([(0, 1)])))] == [7, None]
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9)), min_size=1, max_size=12))

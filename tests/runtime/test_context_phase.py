@@ -142,11 +142,11 @@ def test_answers_are_those_of_one_engine(
     "name", ["gemma3", "mistral", "deepseek_v3", "gpt_oss", "qwen3_next", "llama-ngram", "llama-tp2"]
 )
 def test_every_layout_goes_on(families: Families, tmp_path: Path, prompts: list[list[int]], name: str) -> None:
-    """Windows, latent attention, drafts; linear attention and several ranks, which compute the prompt again."""
+    """Windows, latent attention, drafts, several ranks; with linear attention the prompt is computed again."""
     family, _, more = name.partition("-")
     checkpoint = families(family).checkpoint(**({"tp": 2} if more == "tp2" else {}))
     directory = write_engine(checkpoint, tmp_path / "engine", tokens_per_block=SIZE)
-    again = name in ("qwen3_next", "llama-tp2")
+    again = name == "qwen3_next"
     store = None if again else KvStoreOptions(tmp_path / "kv")
     options = EngineOptions(kv_store=store, speculation=NgramFeature() if more == "ngram" else None)
     requests = [*requests_for(prompts, 12), *requests_for(prompts, 12, sampling=SamplingParams(top_p=0.9, seed=3))]

@@ -2,9 +2,11 @@
 
 import os
 import re
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.patience import PATIENCE, eventually
-from tests.runtime.checkpoints import write_engine
+from tests.runtime.checkpoints import Layout, write_engine
+from tests.runtime.converted import Families
 from tests.runtime.test_engine import requests_for
 from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import RepositoryFacts
@@ -128,11 +131,24 @@ def test_a_block_that_gets_other_content_is_not_filled_any_more() -> None:
     assert store.fills == {}
 
 
+class Blocks:
+    """A cache of one rank."""
+
+    block_layout = "two layers"
+
+    def __init__(self, layers: list[torch.Tensor]) -> None:
+        self._layers = layers
+        self.block_bytes = sum(layer[0].nbytes for layer in layers)
+
+    def read_block(self, block: int) -> torch.Tensor:
+        return torch.cat([layer[block].reshape(-1).view(torch.uint8) for layer in self._layers])
+
+
 @pytest.fixture
 def opened(tmp_path: Path) -> Opened:
     def open_store(most_bytes: int = 1 << 20, identity: str = "weights") -> KvStore:
         layers = [torch.zeros(6, TOKENS, 2, 8, dtype=torch.bfloat16), torch.zeros(6, TOKENS, 1, 8, dtype=torch.int8)]
-        store = KvStore(KvStoreOptions(tmp_path / "kv", most_bytes), identity, layers)
+        store = KvStore(KvStoreOptions(tmp_path / "kv", most_bytes), identity, Blocks(layers))
         for block in range(6):
             layers[0][block], layers[1][block] = block + 0.5, block
         return store
@@ -360,6 +376,47 @@ def test_a_restarted_engine_finds_its_blocks_and_gives_the_same_tokens(
     if options.scheduler == "guaranteed_no_evict":
         assert context[1] == sum(len(prompt) - (len(prompt) - 1) // size * size for prompt in longer)
     assert context[1] < context[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "options"),
+    [
+        ("llama", Layout(tp=2), {}),
+        ("llama", Layout(pp=2), {"chunked_context": True, "max_num_tokens": 16}),
+        ("llama", Layout(tp=2, pp=2), {"scheduler": "max_utilization", "kv_cache_tokens": 128}),
+        ("gemma3", Layout(tp=2), {"chunked_context": True}),
+        ("llama", Layout(tp=2), {"kv_cache_tokens": 128, "kv_cache_host_memory_bytes": 8 << 10}),
+    ],
+    ids=["tp", "pp-chunked", "tp-pp-paused", "windows", "host-memory"],
+)
+def test_blocks_of_several_ranks_are_found_after_a_restart(
+    families: Families, prompts: list[list[int]], tmp_path: Path, name: str, layout: Layout, options: dict[str, Any]
+) -> None:
+    """A file holds what all ranks have of a block; what it brings equals what was computed."""
+    checkpoint = families(name).checkpoint(tp=layout.tp, pp=layout.pp)
+    directory = write_engine(checkpoint, tmp_path / "engine", tokens_per_block=4)
+    longer = [prompt + prompt[:9] for prompt in prompts]
+    with Engine.load(directory, EngineOptions(kv_reuse=False)) as engine:
+        expected = [answer.tokens for answer in generate_with(engine, requests_for(longer, 12))]
+    stored = EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"), **options)
+    context = []
+    for _ in range(2):
+        with Engine.load(directory, stored) as engine:
+            answers = generate_with(engine, requests_for(longer, 12))
+            context.append(engine.statistics().context_tokens)
+        assert [answer.tokens for answer in answers] == expected
+    assert context[1] < context[0] / 2
+
+
+def test_a_rank_that_ended_ends_storing_and_every_request(
+    families: Families, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    directory = write_engine(families("llama").checkpoint(tp=2), tmp_path / "engine", tokens_per_block=4)
+    with Engine.load(directory, EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"))) as engine:
+        generate_with(engine, requests_for(prompts[:1], 2))
+        os.kill(engine.worker_pids[0], signal.SIGKILL)
+        answers = generate_with(engine, requests_for(prompts, 12))
+    assert all("rank 1" in str(answer.error) for answer in answers)
 
 
 def test_engines_that_cannot_store_blocks_say_why(engine_directory: Path, tmp_path: Path) -> None:

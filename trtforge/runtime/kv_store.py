@@ -1,9 +1,9 @@
 """KV blocks in files: full blocks of finished requests outlast the engine's memory and the engine itself.
 
 A file is named by the digest that identifies a prefix (scheduling.blocks) within a directory for the engine's weights,
-and holds the block of all layers one after another and a digest of it. Files are written by a thread of their own, and
-read when a request that starts with their tokens is admitted. Those that were used least recently are deleted when
-there are too many bytes.
+and holds the block of all layers, on all ranks, one after another and a digest of it. Files are written by a thread of
+their own, and read when a request that starts with their tokens is admitted. Those that were used least recently are
+deleted when there are too many bytes.
 """
 
 import logging
@@ -14,10 +14,11 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -51,19 +52,30 @@ class KvStoreOptions:
     most_bytes: int = KV_CACHE_DIR_BYTES
 
 
+class Cache(Protocol):
+    """The KV blocks of an engine, on all its ranks: see RankGroup."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block."""
+
+    @property
+    def block_layout(self) -> str:
+        """What tells blocks of this layout from others."""
+
+    def read_block(self, block: int) -> Tensor:
+        """What a block holds: uint8 (block_bytes,). Raises RuntimeError if a rank has ended."""
+
+
 class KvStore:
     """The stored blocks of one engine. Its methods are called by the engine's thread; never raises once it is open."""
 
-    def __init__(self, options: KvStoreOptions, identity: str, layers: Sequence[Tensor]) -> None:
-        """`identity`: of the weights that computed the blocks; `layers`: their caches (blocks, ...).
-
-        Raises ForgeError if the directory cannot be written.
-        """
-        shapes = [(str(layer.dtype), *layer.shape[1:]) for layer in layers]
+    def __init__(self, options: KvStoreOptions, identity: str, cache: Cache) -> None:
+        """`identity`: of the weights that computed the blocks. Raises ForgeError if the directory cannot be written."""
         self._root, self._most_bytes = options.directory, options.most_bytes
-        self._own = text_digest(f"{identity} {shapes}")[:_DIGEST_BYTES]
-        self._layers = layers
-        self._block_bytes = sum(layer[0].nbytes for layer in layers)
+        self._own = text_digest(f"{identity} {cache.block_layout}")[:_DIGEST_BYTES]
+        self._cache = cache
+        self._block_bytes = cache.block_bytes
         self._fills: dict[int, Tensor] = {}
         self._used = 0
         self._lock = threading.Lock()
@@ -134,8 +146,12 @@ class KvStore:
                 return
             if self._waiting and (len(self._waiting) + 1) * self._block_bytes > _MOST_WAITING:
                 return
-            parts = [layer[block].reshape(-1).view(torch.uint8).cpu() for layer in self._layers]
-            content = torch.cat(parts).numpy().tobytes()
+        try:
+            content = self._cache.read_block(block).numpy().tobytes()
+        except RuntimeError:  # a rank has ended, as the next step will tell
+            self._broken = True
+            return
+        with self._lock:
             self._waiting[name] = content + _digest(key, content)
         self._work.put(name)
 
@@ -144,7 +160,7 @@ class KvStore:
         self._work.put(on_written)
 
     def take_fills(self) -> Mapping[int, Tensor]:
-        """Contents (bytes,) uint8 by block, of all layers one after another, to write before the next step."""
+        """Contents (bytes,) uint8 by block, as `read_block` gave them, to write before the next step."""
         fills, self._fills = self._fills, {}
         return fills
 
@@ -221,22 +237,12 @@ class KvStore:
             (self._root / name).unlink()
 
 
-def open_store(
-    options: KvStoreOptions | None, source: Source, layers: Sequence[Tensor], *, reuse: bool
-) -> KvStore | None:
-    """The store of an engine, if one is asked for. `layers`: the caches of its only rank.
-
-    Raises ForgeError for an engine of several ranks, and one that reuses no blocks.
-    """
+def open_store(options: KvStoreOptions | None, source: Source, cache: Cache, *, reuse: bool) -> KvStore | None:
+    """The store of an engine, if one is asked for. Raises ForgeError for an engine that reuses no blocks."""
     if options is None:
         return None
     source.require_shared("a directory for KV blocks", reuse)
-    if source.config.parallel.world_size > 1:
-        raise ForgeError(
-            f"KV blocks cannot be stored for an engine of {source.config.parallel.world_size} ranks",
-            hint="Convert the model with --tp 1 --pp 1, or do without the directory for KV blocks.",
-        )
-    return KvStore(options, _weights(source), layers)
+    return KvStore(options, _weights(source), cache)
 
 
 def _weights(source: Source) -> str:

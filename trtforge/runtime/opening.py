@@ -42,7 +42,7 @@ def open_parts(directory: Path, options: EngineOptions | None, opened: ExitStack
     drafter = open_drafter(options.speculation, source, ranks)
     if drafter is not None:
         opened.callback(drafter.close)
-    store = open_store(options.kv_store, source, ranks.cache, reuse=options.kv_reuse)
+    store = open_store(options.kv_store, source, ranks, reuse=options.kv_reuse)
     return source, ranks, options, drafter, trace, store
 
 

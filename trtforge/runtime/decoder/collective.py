@@ -1,5 +1,6 @@
 """Communication between the ranks of one engine; a single rank needs none."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -35,6 +36,12 @@ class Collective(Protocol):
     def smallest(self, value: int) -> int:
         """The minimum of `value` over all ranks."""
 
+    def of_all(self, value: int) -> list[int]:
+        """The `value` of every rank."""
+
+    def gather_bytes(self, own: Tensor, sizes: Sequence[int]) -> list[Tensor] | None:
+        """The uint8 tensors (bytes,) of all ranks, in host memory, on rank 0; None on other ranks. `sizes`: of each."""
+
     def leave(self) -> None:
         """Disconnect: ranks that wait for this one get an error."""
 
@@ -66,6 +73,12 @@ class Alone:
 
     def smallest(self, value: int) -> int:
         return value
+
+    def of_all(self, value: int) -> list[int]:
+        return [value]
+
+    def gather_bytes(self, own: Tensor, sizes: Sequence[int]) -> list[Tensor] | None:
+        return [own]
 
     def leave(self) -> None:
         pass

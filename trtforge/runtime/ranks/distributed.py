@@ -5,6 +5,7 @@ Process groups are held here, not in torch.distributed's globals, so that a proc
 
 import socket
 from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -158,6 +159,20 @@ class Distributed:
         options.reduceOp = ReduceOp.MIN
         self._control.allreduce([values], options).wait()
         return int(values)
+
+    def of_all(self, value: int) -> list[int]:
+        values = [torch.zeros(1, dtype=torch.int64) for _ in range(self._world)]
+        self._control.allgather([values], [torch.tensor([value])]).wait()
+        return [int(each) for each in values]
+
+    def gather_bytes(self, own: Tensor, sizes: Sequence[int]) -> list[Tensor] | None:
+        if self._index != 0:
+            self._control.send([own], 0, 2).wait()
+            return None
+        parts = [own, *(torch.empty(size, dtype=torch.uint8) for size in sizes[1:])]
+        for rank, part in enumerate(parts[1:], 1):
+            self._control.recv([part], rank, 2).wait()
+        return parts
 
     def leave(self) -> None:
         if self._sums is not None:

@@ -13,13 +13,14 @@ from trtforge.runtime.decoder.eagle import Network
 from trtforge.runtime.decoder.kv_capacity import KvMemory
 from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.threads import release_threads
+from trtforge.runtime.ranks.block_contents import BlockContents
 from trtforge.runtime.ranks.distributed import Distributed, loaded_key, serve_store
 from trtforge.runtime.ranks.rank_model import RankModel, placement_of
 from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.ranks.worker_process import WorkerJob, WorkerProcess
 from trtforge.runtime.scheduling.batch import Step
-from trtforge.runtime.scheduling.step_codec import encode
+from trtforge.runtime.scheduling.step_codec import encode, encode_question
 
 _END_TIMEOUT = 3.0  # seconds that a worker has to end by itself
 _PARAMETERS_PER_THREAD = 1_000_000  # of a layer; with fewer, another thread was measured to cost more than it saves
@@ -80,6 +81,7 @@ class RankGroup:
                         time.sleep(0.01)
                 distributed.connect(store)
             self.num_blocks, self.num_host_blocks, self.num_window_blocks = self._model.allocate(memory)
+            self._contents = BlockContents(self._collective.of_all(self._model.block_bytes))
             kernels = native_for(place.device, place.dtype)
             if kernels is not None:
                 release_threads(kernels)  # the engine's thread computes from here on
@@ -94,11 +96,6 @@ class RankGroup:
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of ranks 1 and up."""
         return tuple(worker.pid for worker in self._workers)
-
-    @property
-    def cache(self) -> list[Tensor]:
-        """The KV cache of each layer of rank 0."""
-        return self._model.cache
 
     @torch.inference_mode()
     def last_hidden(self) -> Tensor:
@@ -124,19 +121,44 @@ class RankGroup:
     def execute(
         self, step: Step, fills: Mapping[int, Tensor] | None = None, latest: Tensor | None = None
     ) -> Tensor | None:
-        """float32 logits of the wanted rows, which the next step may overwrite. `fills`, `latest`: of rank 0.
+        """float32 logits of the wanted rows, which the next step may overwrite. `latest`: of rank 0.
 
-        See `RankModel.execute`. Raises ForgeError with the message of the rank that ended first.
+        `fills`: blocks to overwrite first, with what `read_block` gave. See `RankModel.execute`. Raises ForgeError with
+        the message of the rank that ended first.
         """
         try:
             if self._workers:
-                self._collective.broadcast_step(encode(step))
-            return self._model.execute(step, fills, latest)
+                self._collective.broadcast_step(encode(self._contents.with_fills(step, fills or {})))
+            own = {block: self._contents.part(content, 0) for block, content in (fills or {}).items()}
+            return self._model.execute(step, own, latest)
         except RuntimeError as error:
             failure = self._failure()
             if failure is None:
                 raise
             raise failure from error
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a KV block on all ranks."""
+        return self._contents.bytes
+
+    @property
+    def block_layout(self) -> str:
+        """What tells blocks of this layout from others: types and shapes on rank 0, bytes on each rank."""
+        shapes = [(str(layer.dtype), *layer.shape[1:]) for layer in self._model.cache]
+        return f"{shapes}" if len(self._contents.sizes) == 1 else f"{shapes} {list(self._contents.sizes)}"
+
+    @torch.inference_mode()
+    def read_block(self, block: int) -> Tensor:
+        """What a KV block holds on all ranks, as it is between two steps: uint8 (block_bytes,) in host memory.
+
+        Raises RuntimeError if a rank has ended.
+        """
+        if self._workers:
+            self._collective.broadcast_step(encode_question(block))
+        parts = self._collective.gather_bytes(self._model.block_content(block), self._contents.sizes)
+        assert parts is not None, "rank 0 has what all ranks sent"
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def close(self) -> None:
         """End the workers. May be called again."""

@@ -164,6 +164,15 @@ class RankModel:
         """The cache tensor of each layer, then of the EAGLE network's."""
         return [layer.storage for layer in self._cache]
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block in all layers."""
+        return sum(layer[0].nbytes for layer in self.cache)
+
+    def block_content(self, block: int) -> Tensor:
+        """What a block holds of all layers, one after another: uint8 (bytes,) in host memory."""
+        return torch.cat([layer[block].reshape(-1).view(torch.uint8).cpu() for layer in self.cache])
+
     def last_hidden(self) -> Tensor:
         """See `Decoder.last_hidden`."""
         return self._decoder.last_hidden()

@@ -13,12 +13,13 @@ from pathlib import Path
 import torch
 
 from trtforge.core.errors import ForgeError
+from trtforge.runtime.ranks.block_contents import BlockContents
 from trtforge.runtime.ranks.distributed import Distributed, join_store, loaded_key
 from trtforge.runtime.ranks.rank_model import RankModel, placement_of
 from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.ranks.source import open_model
 from trtforge.runtime.ranks.worker_process import WorkerJob
-from trtforge.runtime.scheduling.step_codec import decode
+from trtforge.runtime.scheduling.step_codec import asked_block, decode
 
 
 def main() -> int:
@@ -49,8 +50,15 @@ def _run(job: WorkerJob) -> None:
         store.set(loaded_key(job.index), "1")
         ranks.connect(store)
         model.allocate(job.memory)
+        contents = BlockContents(ranks.of_all(model.block_bytes))
         while True:
-            model.execute(decode(ranks.broadcast_step(None)))
+            values = ranks.broadcast_step(None)
+            block = asked_block(values)
+            if block is not None:
+                ranks.gather_bytes(model.block_content(block), contents.sizes)
+                continue
+            step = decode(values)
+            model.execute(step, contents.fills(step, job.index))
 
 
 def _end_with_parent() -> None:

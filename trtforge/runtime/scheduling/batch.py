@@ -29,6 +29,7 @@ class Step:
     `candidates`: of how many of the most likely tokens the logits must be right, in every row; 0 for all. `draws`: of
     each row with logits the key of its noise and the bits of its temperature, 0 if it does not draw; or nothing at all.
     `embeddings`: rows of prompt tables in the compute type, as int64 (rows, words); token VIRTUAL + i is row i.
+    `filled`: blocks to overwrite after the copies, with `contents`: of all ranks' layers, as int64 (blocks, words).
     """
 
     starts: Ints
@@ -44,6 +45,8 @@ class Step:
     candidates: int = 0
     draws: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     embeddings: Ints = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    filled: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    contents: Ints = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
 
     @classmethod
     def of_rows(
