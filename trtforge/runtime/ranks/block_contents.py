@@ -9,8 +9,6 @@ from torch import Tensor
 
 from trtforge.runtime.scheduling.batch import Step
 
-_WORD = 8  # bytes of an int64, as which contents travel with a step
-
 
 @dataclass(frozen=True)
 class BlockContents:
@@ -32,10 +30,10 @@ class BlockContents:
         """The step that brings the contents of these blocks to other ranks: uint8 (bytes,) by block."""
         if not fills:
             return step
-        rows = np.zeros((len(fills), -(-self.bytes // _WORD) * _WORD), dtype=np.uint8)
-        for row, content in zip(rows, fills.values(), strict=True):
+        words = np.zeros((len(fills), -(-self.bytes // np.dtype(np.int64).itemsize)), dtype=np.int64)
+        for row, content in zip(words.view(np.uint8), fills.values(), strict=True):
             row[: self.bytes] = content.numpy()
-        return replace(step, filled=np.array(list(fills), dtype=np.int64), contents=rows.view(np.int64))
+        return replace(step, filled=np.array(list(fills), dtype=np.int64), contents=words)
 
     def fills(self, step: Step, index: int) -> Mapping[int, Tensor]:
         """What a step brings to rank `index`, by block."""
