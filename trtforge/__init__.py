@@ -13,6 +13,21 @@ if TYPE_CHECKING:
     from trtforge.api.prompts import Chat, Tokens, Tuned
     from trtforge.api.sampling_params import SamplingParams
     from trtforge.engine_process.retention import KvCacheRetention, TokenRangeRetention
+    from trtforge.runtime.iteration_statistics import (
+        InflightBatchingStatistics,
+        IterationStatistics,
+        KvCacheStatistics,
+        SpecDecodingStatistics,
+    )
+    from trtforge.runtime.scheduling.block_events import (
+        KvCacheCreated,
+        KvCacheEvent,
+        KvCacheEventDiff,
+        KvCacheRemoved,
+        KvCacheStored,
+        KvCacheStoredBlock,
+        KvCacheUpdated,
+    )
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,9 +35,20 @@ __all__ = [
     "Chat",
     "Completion",
     "Engine",
+    "InflightBatchingStatistics",
+    "IterationStatistics",
+    "KvCacheCreated",
+    "KvCacheEvent",
+    "KvCacheEventDiff",
+    "KvCacheRemoved",
     "KvCacheRetention",
+    "KvCacheStatistics",
+    "KvCacheStored",
+    "KvCacheStoredBlock",
+    "KvCacheUpdated",
     "Piece",
     "SamplingParams",
+    "SpecDecodingStatistics",
     "TokenRangeRetention",
     "TokenScore",
     "Tokens",
@@ -38,6 +64,22 @@ _PLACES = {
     **dict.fromkeys(("Chat", "Tokens", "Tuned"), "api.prompts"),
     "SamplingParams": "api.sampling_params",
     **dict.fromkeys(("KvCacheRetention", "TokenRangeRetention"), "engine_process.retention"),
+    **dict.fromkeys(
+        (
+            "KvCacheCreated",
+            "KvCacheEvent",
+            "KvCacheEventDiff",
+            "KvCacheRemoved",
+            "KvCacheStored",
+            "KvCacheStoredBlock",
+            "KvCacheUpdated",
+        ),
+        "runtime.scheduling.block_events",
+    ),
+    **dict.fromkeys(
+        ("InflightBatchingStatistics", "IterationStatistics", "KvCacheStatistics", "SpecDecodingStatistics"),
+        "runtime.iteration_statistics",
+    ),
     "read_prompt_table": "api.prompt_tables",
 }
 

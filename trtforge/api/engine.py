@@ -25,7 +25,9 @@ from trtforge.engine_process.requests import Output
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.engine import Engine as Runtime
 from trtforge.runtime.engine import EngineStatistics
+from trtforge.runtime.iteration_statistics import IterationStatistics
 from trtforge.runtime.ranks.source import open_engine
+from trtforge.runtime.scheduling.block_events import KvCacheEvent
 
 _GREEDY = SamplingParams()
 
@@ -62,6 +64,8 @@ class Engine:
         trace: str | Path | None = None,
         kv_cache_dir: str | Path | None = None,
         kv_cache_dir_bytes: int | str = KV_CACHE_DIR_BYTES,
+        kv_event_buffer_max_size: int = 0,
+        iter_stats_max_iterations: int = 0,
     ) -> "Engine":
         """Load an engine, or the one of a build directory or repository; its files are compared with its manifest.
 
@@ -69,7 +73,9 @@ class Engine:
         of each rank's host, for KV blocks that make room on its device; `kv_reuse` and `chunked_context` None: as
         compiled; `max_batch_size` and `max_num_tokens`: lower limits than the engine's; `trace`: a file that every
         iteration is written to. `kv_cache_dir`: KV blocks are stored there, at most `kv_cache_dir_bytes`, and found
-        again by later engines. Sizes are bytes or text such as "16GB". Raises ForgeError.
+        again by later engines. Sizes are bytes or text such as "16GB". `kv_event_buffer_max_size`,
+        `iter_stats_max_iterations`: what is kept at most for `kv_cache_events` and `iteration_statistics`; 0: nothing
+        is recorded. Raises ForgeError.
         """
         options = LoadOptions.parse(
             {
@@ -86,6 +92,8 @@ class Engine:
                 "trace": trace,
                 "kv_cache_dir": kv_cache_dir,
                 "kv_cache_dir_bytes": kv_cache_dir_bytes,
+                "kv_event_buffer_max_size": kv_event_buffer_max_size,
+                "iter_stats_max_iterations": iter_stats_max_iterations,
             },
             "Engine.load",
         )
@@ -178,6 +186,27 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         """Requests, KV blocks and tokens, now and so far."""
         return self._runtime.statistics()
+
+    @hinted()
+    def kv_cache_events(self, timeout: float | None = 2.0) -> list[KvCacheEvent]:
+        """What happened to KV blocks since the last call, the oldest first; as TensorRT-LLM's `get_kv_cache_events`.
+
+        Without any it waits for one, at most `timeout` seconds, None: until the engine ends. Of more than
+        `kv_event_buffer_max_size` of `load` the oldest are dropped, which shows in their ids. Before an answer's last
+        piece come all events of its request. They hold the tokens of prompts and answers. Raises ForgeError if the
+        engine was loaded without.
+        """
+        return self._runtime.observers.kv_cache_events(timeout)
+
+    @hinted()
+    def iteration_statistics(self, timeout: float | None = 2.0) -> list[IterationStatistics]:
+        """The figures of the iterations since the last call, the oldest first; as TensorRT-LLM's `get_stats`.
+
+        Without any it waits for one, at most `timeout` seconds, None: until the engine ends. Of more than
+        `iter_stats_max_iterations` of `load` the oldest are dropped. An iteration's come after its tokens. Raises
+        ForgeError if the engine was loaded without.
+        """
+        return self._runtime.observers.iteration_statistics(timeout)
 
     def close(self) -> None:
         """Cancel what runs, and end the engine and its processes. May be called again."""

@@ -21,6 +21,8 @@ def _nameable(path: Path) -> Path:
     return path
 
 
+_MOST_KEPT = 100_000_000
+"""Events and iterations that wait to be read, which all take memory."""
 _Nameable = Annotated[Path, AfterValidator(_nameable)]
 
 
@@ -40,6 +42,8 @@ class LoadOptions(Config):
     trace: _Nameable | None
     kv_cache_dir: _Nameable | None
     kv_cache_dir_bytes: Bytes
+    kv_event_buffer_max_size: int = Field(ge=0, le=_MOST_KEPT)
+    iter_stats_max_iterations: int = Field(ge=0, le=_MOST_KEPT)
 
     def for_engine(self, compiled: FeaturesConfig) -> EngineOptions:
         """The options of an engine with these features."""
@@ -56,4 +60,6 @@ class LoadOptions(Config):
             max_num_tokens=self.max_num_tokens,
             trace=self.trace,
             kv_store=store,
+            kv_event_buffer_max_size=self.kv_event_buffer_max_size,
+            iter_stats_max_iterations=self.iter_stats_max_iterations,
         )

@@ -26,6 +26,7 @@ from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides
 from trtforge.runtime.inbox import Inbox
 from trtforge.runtime.kv_store import KvStore
+from trtforge.runtime.observers import Observers
 from trtforge.runtime.opening import new_scheduler, open_parts
 from trtforge.runtime.options import Counters, EngineOptions, EngineStatistics, statistics_of
 from trtforge.runtime.pacing import Pace
@@ -39,7 +40,6 @@ from trtforge.runtime.scheduling.admission import why_refused, wrong_logits
 from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.rows import Row, context_tokens, sampling_rows
 from trtforge.runtime.scheduling.sequence import Sequence
-from trtforge.runtime.trace import PHASES, Trace
 
 __all__ = ["Engine", "EngineOptions", "EngineStatistics"]
 _LOG = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Engine:
         ranks: RankGroup,
         options: EngineOptions,
         drafter: Drafter | None = None,
-        trace: Trace | None = None,
+        observers: Observers | None = None,
         store: KvStore | None = None,
     ) -> None:
         self._source = source
@@ -65,10 +65,11 @@ class Engine:
         self._sequences = sequences = dict[str, Sequence]()
         self._adapters = EngineAdapters(source, lambda: {each.adapter for each in sequences.values()})
         self._tables = PromptTables(source)
-        self._scheduler = new_scheduler(source, ranks, options, store, self._adapters.most)
+        self.observers = observers or Observers()
+        self._scheduler = new_scheduler(source, ranks, options, store, self._adapters.most, self.observers.blocks)
         self._guides = Guides(source.directory / TOKENIZER_DIRECTORY, source.config.vocab_size)
         self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device), self._guides)
-        self._trace, self._inbox, self._deadlines, self._store = trace, Inbox(), Deadlines(), store
+        self._inbox, self._deadlines, self._store = Inbox(), Deadlines(), store
         self._after_steps: tuple[Callable[[], None], ...] = ()
         self._stored_first = StoredFirst(store, self.ping)
         self._arrivals, self._counts, self._copies = 0, Counters(), Copies(shares=not source.keeps_states)
@@ -149,8 +150,7 @@ class Engine:
         self._adapters.close()
         if self._store is not None:
             self._store.close()
-        if self._trace is not None:
-            self._trace.close()
+        self.observers.close()
         atexit.unregister(self._close)
 
     def __enter__(self) -> "Engine":
@@ -241,8 +241,7 @@ class Engine:
         self._sequences[request.request_id] = sequence
         self._drafts.add(sequence)
         self._deadlines.add(sequence)
-        if self._trace is not None:
-            self._trace.begin(sequence)
+        self.observers.begin(sequence)
         if (phase := request.context_phase) is not None:  # another engine chose its first token, which may end it
             top = tuple(phase.top[: request.sampling.top_log_probs])
             self._hand_out(sequence, phase.first_token, phase.log_prob or 0.0, top)
@@ -282,10 +281,8 @@ class Engine:
             self._observe(times[0], context_tokens(rows), alone=rows[0].count > 1)
         if self._scheduler.idle:  # the step that has begun is for requests that have ended
             self._deferred = None
-        if self._trace is not None:
-            times += [perf_counter()] * (len(PHASES) + 1 - len(times))
-            sampled = self._counts.generated_tokens - before
-            self._trace.iteration(self._counts.iterations, rows, times, sampled, self._scheduler)
+        sampled = self._counts.generated_tokens - before
+        self.observers.iteration(self._counts.iterations, rows, times, sampled, self._scheduler)
 
     def _execute(self, rows: list[Row], before: Deferred | None) -> Tensor | None:
         """The logits of a step; `before`: the step before, if the host does not know its tokens."""
@@ -380,8 +377,7 @@ class Engine:
             sequence.finish_reason = reason
         for member in sequence.group.members if sequence.group is not None else [sequence]:
             self._scheduler.finish(member, reason)
-        if self._trace is not None:
-            self._trace.end(sequence)
+        self.observers.end(sequence)
         self._sampler.forget(sequence)
         self._drafts.forget(sequence)
         self._deadlines.forget(sequence)
@@ -398,3 +394,4 @@ class Engine:
             deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
         for on_step in self._after_steps:
             on_step()
+        self.observers.close()

@@ -1,4 +1,4 @@
-"""The parts of an engine: its ranks, a drafter, a trace, files for KV blocks, and its scheduler."""
+"""The parts of an engine: its ranks, a drafter, what observes it, files for KV blocks, and its scheduler."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -8,16 +8,17 @@ from trtforge.formats.attention_windows import partial_window, widest_window
 from trtforge.runtime.drafters import open_drafter, with_drafter
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.kv_store import KvStore, open_store
+from trtforge.runtime.observers import Observers
 from trtforge.runtime.options import EngineOptions
 from trtforge.runtime.ranks.engine_adapters import taking_adapters
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source, open_engine
 from trtforge.runtime.scheduling.blocks import BlockManager
+from trtforge.runtime.scheduling.event_recorder import BlockObserver
 from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
-from trtforge.runtime.trace import Trace
 
-Parts = tuple[Source, RankGroup, EngineOptions, Drafter | None, Trace | None, KvStore | None]
+Parts = tuple[Source, RankGroup, EngineOptions, Drafter | None, Observers, KvStore | None]
 """What an `Engine` is made of, in this order."""
 
 
@@ -34,20 +35,24 @@ def open_parts(directory: Path, options: EngineOptions | None, opened: ExitStack
     source = with_drafter(source, options.speculation)
     if options.kv_cache_host_memory_bytes:
         source.require_shared("kv_cache_host_memory_bytes", options.kv_reuse)
-    trace = None if options.trace is None else Trace(options.trace)  # at once: a wrong path ends no long load
-    if trace is not None:
-        opened.callback(trace.close)
+    observers = Observers.of(source, options)  # at once: a wrong path ends no long load
+    opened.callback(observers.close)
     ranks = RankGroup(source, threads=options.threads, memory=options.kv_memory)
     opened.callback(ranks.close)
     drafter = open_drafter(options.speculation, source, ranks)
     if drafter is not None:
         opened.callback(drafter.close)
     store = open_store(options.kv_store, source, ranks, reuse=options.kv_reuse)
-    return source, ranks, options, drafter, trace, store
+    return source, ranks, options, drafter, observers, store
 
 
 def new_scheduler(
-    source: Source, ranks: RankGroup, options: EngineOptions, store: KvStore | None, most_adapters: int
+    source: Source,
+    ranks: RankGroup,
+    options: EngineOptions,
+    store: KvStore | None,
+    most_adapters: int,
+    observer: BlockObserver | None,
 ) -> Scheduler:
     """Of an engine's requests and KV blocks. `most_adapters`: different ones that may run at once."""
     windows = WindowBlocks.of(
@@ -61,6 +66,7 @@ def new_scheduler(
         window=widest_window(source.config) if options.chunked_context else None,
         host_blocks=ranks.num_host_blocks,
         windows=windows,
+        observer=observer,
     )
     limits = source.limits
     return Scheduler(

@@ -18,7 +18,8 @@ class EngineOptions:
 
     `speculation`: None for the method that the engine was compiled with. `trace`: a file that every iteration is
     written to. `kv_store`: files for KV blocks, which outlast the engine. `kv_cache_host_memory_bytes`: of each rank,
-    for KV blocks that make room on its device.
+    for KV blocks that make room on its device. `kv_event_buffer_max_size`: events of KV blocks that are kept until they
+    are taken, and `iter_stats_max_iterations` the figures of iterations; 0: none are recorded.
     """
 
     scheduler: SchedulerPolicy = "guaranteed_no_evict"
@@ -34,6 +35,8 @@ class EngineOptions:
     speculation: Speculation | None = None
     trace: Path | None = None
     kv_store: KvStoreOptions | None = None
+    kv_event_buffer_max_size: int = 0
+    iter_stats_max_iterations: int = 0
 
     @property
     def kv_memory(self) -> KvMemory:

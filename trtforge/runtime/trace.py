@@ -44,12 +44,12 @@ class Trace:
         self._write(_name(_REQUESTS, "requests"))
 
     def begin(self, sequence: Sequence) -> None:
-        """A request was accepted."""
+        """See Observer, of `observers.py`."""
         request = sequence.request
         self._request(sequence, "b", {"prompt_tokens": len(request.prompt), "max_tokens": request.max_tokens})
 
     def end(self, sequence: Sequence) -> None:
-        """A request ended."""
+        """See Observer."""
         self._request(
             sequence,
             "e",
@@ -61,12 +61,7 @@ class Trace:
         )
 
     def iteration(self, number: int, rows: Rows[Row], times: Rows[float], sampled: int, scheduler: Scheduler) -> None:
-        """An iteration that is over. `times`: perf_counter where each phase began and the last one ended.
-
-        Without rows it only handed out tokens of the step before, which has the same number.
-
-        `sampled`: tokens that were sampled, end ids included; the scheduler is in its state after the iteration.
-        """
+        """See Observer."""
         marks = [round((moment - self._start) * 1e6, 1) for moment in times]
         context = sum(row.count for row in rows if row.start < len(row.sequence.request.prompt))
         blocks = scheduler.blocks

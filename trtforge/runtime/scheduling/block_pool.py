@@ -5,10 +5,14 @@ from trtforge.runtime.scheduling.retention import Retention
 
 
 class BlockPool:
-    """Reference-counted blocks. A free block whose content has a key keeps it until no empty block is left."""
+    """Reference-counted blocks. A free block whose content has a key keeps it until no empty block is left.
+
+    `taken`: how often a block was taken; `taken_empty`: those without content that others could have shared.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
+        self.taken = self.taken_empty = 0
         self.order: EvictionOrder[int] = EvictionOrder()
         """Free blocks with content, and how long contents are kept."""
         self.references = [0] * count
@@ -31,7 +35,9 @@ class BlockPool:
 
     def take(self) -> tuple[int, bytes | None, Retention | None]:
         """A free block with one holder; also the key of the content that it loses, and how long that was to be kept."""
+        self.taken += 1
         if self._empty:
+            self.taken_empty += 1
             block, key, kept = self._empty.pop(), None, None
         else:
             block, kept = self.order.pop()

@@ -16,6 +16,7 @@ class BlockTable:
     behind the window and were given back; 0 stands in their places. Layers with windows do not attend to the first
     `unseen` blocks, if they have blocks of their own (`window_blocks.py`). `retention`: None: all blocks as by default.
     `stored`: full blocks go to the store as soon as they are computed.
+    `lora_id`: task id of the LoRA adapter, which `salt` tells from others.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -25,10 +26,11 @@ class BlockTable:
     unseen: int = 0
     retention: SequenceRetention | None = None
     stored: bool = False
+    lora_id: int | None = None
 
     def empty_copy(self) -> "BlockTable":
         """The table of another sequence of the same request."""
-        return BlockTable(salt=self.salt, retention=self.retention)
+        return BlockTable(salt=self.salt, retention=self.retention, lora_id=self.lora_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,13 @@ class Prefix:
     """The longest cached prefix of some tokens: its blocks, None for those in host memory or in the store.
 
     No sequence holds `idle` of the blocks, which count as free; others have to be taken for those that are elsewhere.
+    `tokens`: all that were looked up; empty if nothing was.
     """
 
     blocks: tuple[int | None, ...] = ()
     keys: tuple[bytes, ...] = ()
     idle: int = 0
+    tokens: Sequence[int] = field(default=(), repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.blocks)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from trtforge.runtime.scheduling.block_pool import BlockPool
 from trtforge.runtime.scheduling.block_store import BlockStore
 from trtforge.runtime.scheduling.block_table import BlockTable, Prefix, blocks_behind, chained_key
+from trtforge.runtime.scheduling.event_recorder import BlockObserver
 from trtforge.runtime.scheduling.host_pool import HostPool
 from trtforge.runtime.scheduling.retention import Retention
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
@@ -31,6 +32,7 @@ class BlockManager:
         window: int | None = None,
         host_blocks: int = 0,
         windows: WindowBlocks | None = None,
+        observer: BlockObserver | None = None,
     ) -> None:
         """`window`: tokens that a token attends to in any layer, itself included; None: all before it.
 
@@ -40,12 +42,14 @@ class BlockManager:
         self.pool = BlockPool(num_blocks)
         self.tokens_per_block = tokens_per_block
         self.window = window
-        self.reused_blocks = 0
+        self.reused_blocks = self.missed_blocks = 0
         self._reuse = reuse
         self._store = store
         self.host = HostPool(num_blocks, host_blocks)
         self.windows = windows
         self._copies: dict[int, int] = {}
+        self._observer = observer or BlockObserver()
+        self._observer.watch(self.pool, self.host, tokens_per_block)
 
     @property
     def free_blocks(self) -> int:
@@ -90,7 +94,7 @@ class BlockManager:
             count = self.windows.longest(blocks)
             idle -= sum(block is not None and not self.pool.references[block] for block in blocks[count:])
             del blocks[count:], keys[count:]
-        return Prefix(tuple(blocks), tuple(keys), idle)
+        return Prefix(tuple(blocks), tuple(keys), idle, tokens)
 
     def share(self, table: BlockTable, prefix: Prefix, *, drops: bool = False) -> None:
         """Make `prefix` the start of an empty table, up to the first stored block that cannot be read.
@@ -123,6 +127,8 @@ class BlockManager:
             for index, key in reversed(list(enumerate(table.keys))):  # as in `release`
                 self._retain(key, table.retention.of_block(index * self.tokens_per_block))
         self.reused_blocks += len(blocks)
+        self.missed_blocks += max(0, self.blocks_for(len(prefix.tokens)) - len(blocks))
+        self._observer.stored(table, prefix.keys, prefix.tokens)
         if self.windows is not None:
             table.unseen = self.windows.behind(len(blocks) * self.tokens_per_block)
             self.windows.share(table.blocks[table.unseen :])
@@ -171,7 +177,7 @@ class BlockManager:
     def seal(self, table: BlockTable, tokens: Sequence[int], computed: int) -> None:
         """Register the blocks that `computed` tokens fill, so that other sequences can share them."""
         size = self.tokens_per_block
-        for index in range(len(table.keys), computed // size):
+        for index in range(first := len(table.keys), computed // size):
             key = chained_key(table.keys[-1] if table.keys else table.salt, tokens[index * size : (index + 1) * size])
             table.keys.append(key)
             self._register(key, table.blocks[index])
@@ -179,6 +185,7 @@ class BlockManager:
                 self._store.keep(key, table.blocks[index])
             if table.retention is not None:
                 self._retain(key, table.retention.of_block(index * size))
+        self._observer.stored(table, table.keys, tokens, first)
         if self.windows is not None:
             unseen = max(table.unseen, min(self.windows.behind(computed), len(table.keys)))
             self._leave(table.blocks[table.unseen : unseen])
@@ -259,10 +266,11 @@ class BlockManager:
         block = self.pool.find(key)
         if block is None:
             self.host.retain(key, kept)
-            return
-        self.pool.order.retain(block, kept)
-        if self.windows is not None:
-            self.windows.retain(block, kept)
+        else:
+            self.pool.order.retain(block, kept)
+            if self.windows is not None:
+                self.windows.retain(block, kept)
+        self._observer.look(key)
 
     def _give_back(self, block: int) -> None:
         key = self.pool.leave(block)
@@ -313,6 +321,7 @@ class BlockManager:
         filling = self._store is not None and self._store.forget(block)
         content = self._copies.pop(block, block)
         target = None if key is None or filling else self.host.place(key, kept)
+        self._observer.look(key)
         if target is not None:
             self._copies[target] = content
         if self.windows is not None:

@@ -4,6 +4,8 @@ As TensorRT-LLM's secondary pool (`kv_cache_host_memory_bytes`; cpp/tensorrt_llm
 content that has to make room on the device is copied to the host, and back when a prompt starts with its tokens.
 """
 
+from collections.abc import Callable
+
 from trtforge.engine_process.retention import DEFAULT_RETENTION
 from trtforge.runtime.scheduling.eviction import EvictionOrder
 from trtforge.runtime.scheduling.retention import Retention
@@ -16,12 +18,13 @@ class HostPool:
     """Blocks numbered from `first` on. Of the lowest priority what was placed longest ago is overwritten first.
 
     Content that goes back leaves its block to what makes room for it, so that both pools together lose nothing.
-    `onboarded`: how often content went back.
+    `onboarded`: how often content went back. `on_overwritten` gets the key of content that was overwritten.
     """
 
     def __init__(self, first: int, count: int) -> None:
         self.count = count
         self.onboarded = 0
+        self.on_overwritten: Callable[[bytes], None] = lambda key: None
         self._empty = list(range(first + count - 1, first - 1, -1))
         self._block_of: dict[bytes, int] = {}
         self.order: EvictionOrder[bytes] = EvictionOrder()
@@ -74,6 +77,7 @@ class HostPool:
         elif self._block_of and self.order.lowest <= priority:
             oldest, _ = self.order.pop()
             block = self._block_of.pop(oldest)
+            self.on_overwritten(oldest)
         else:
             return None
         self._block_of[key] = block

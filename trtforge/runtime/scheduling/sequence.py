@@ -113,7 +113,9 @@ class Sequence:
         salt = salt_of(request.lora_task_id, request.cache_salt) + (b"" if virtual is None else virtual.salt)
         kept = request.kv_retention
         retention = None if kept is None else SequenceRetention.of(kept, len(request.prompt))
-        sequence.table = BlockTable(salt=salt, retention=retention, stored=request.context_only)
+        sequence.table = BlockTable(
+            salt=salt, retention=retention, stored=request.context_only, lora_id=request.lora_task_id
+        )
         return sequence
 
     @property
