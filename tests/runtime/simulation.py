@@ -7,6 +7,7 @@ from trtforge.engine_process.requests import GenerationRequest
 from trtforge.engine_process.retention import KvCacheRetention
 from trtforge.formats.attention_windows import window_blocks_for
 from trtforge.runtime.scheduling.blocks import BlockManager
+from trtforge.runtime.scheduling.event_recorder import BlockObserver
 from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.scheduler import Batching, BatchLimits, Scheduler
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
@@ -160,12 +161,15 @@ def simulation(
     window: int | None = None,
     host_blocks: int = 0,
     partial: int | None = None,
+    observer: BlockObserver | None = None,
 ) -> Simulation:
     """`window`: of all layers; `partial`: of some."""
     windows = None
     if partial is not None:
         windows = WindowBlocks(window_blocks_for(partial, size, batch, num_tokens), partial, size, blocks)
-    manager = BlockManager(blocks, size, reuse=reuse, window=window, host_blocks=host_blocks, windows=windows)
+    manager = BlockManager(
+        blocks, size, reuse=reuse, window=window, host_blocks=host_blocks, windows=windows, observer=observer
+    )
     limits = BatchLimits(max_batch_size=batch, max_num_tokens=num_tokens, max_input_len=32, max_seq_len=48)
     scheduler = Scheduler(
         limits, manager, policy=policy, chunked_context=chunked, batching=batching, most_adapters=ADAPTERS
