@@ -121,7 +121,7 @@ class IterationStatistics(_AsJson):
     most. `spec_decoding_stats`: None where no draft tokens are verified.
 
     A GPU begins the next iteration before the tokens of the last one are known: these, and the requests that they end,
-    then count with the next one. After the last one follows an entry with the same `iter` that has computed nothing.
+    then count with the next one, or, if nothing else is to be computed, in an entry of their own with the same `iter`.
 
     Not here, of TensorRT-LLM's fields: memory in use, what a tuner of the limits says (`maxBatchSizeRuntime`, ...), and
     static batching.
