@@ -58,6 +58,12 @@ def test_what_cannot_be_recorded_is_refused(build: Path) -> None:
         for wrong in (-1, 10**9, "many", True):
             with pytest.raises(ForgeError, match=name):
                 Engine.load(build, **{name: wrong})  # type: ignore[arg-type]
+    with Engine.load(build, kv_event_buffer_max_size=10) as engine:
+        assert len(engine.kv_cache_events(timeout=1e300)) == 1
+        assert engine.kv_cache_events(timeout=-1) == []
+        for timeout in ("2", True, float("nan")):
+            with pytest.raises(ForgeError, match=f"timeout is {timeout!r}, which is no time"):
+                engine.kv_cache_events(timeout)  # type: ignore[arg-type]
     with Engine.load(build) as engine:
         with pytest.raises(ForgeError, match="the engine records no KV cache events"):
             engine.kv_cache_events()

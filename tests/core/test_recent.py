@@ -22,12 +22,12 @@ def test_the_newest_item_may_be_changed_until_it_is_taken() -> None:
         item.append(1)
         return True
 
-    assert not recent.takes(change)
+    assert not recent.change_newest(change)
     recent.add([0])
-    assert recent.takes(change)
-    assert not recent.takes(lambda item: False)
+    assert recent.change_newest(change)
+    assert not recent.change_newest(lambda item: False)
     assert recent.take(0) == [[0, 1]]
-    assert not recent.takes(change)
+    assert not recent.change_newest(change)
 
 
 def test_who_waits_gets_what_comes_and_nothing_after_the_end() -> None:

@@ -12,7 +12,7 @@ from typing import NoReturn, overload
 
 from trtforge.api.answers import Answer, Assembly, Piece
 from trtforge.api.hints import hinted
-from trtforge.api.options import LoadOptions
+from trtforge.api.options import LoadOptions, seconds_of
 from trtforge.api.prompts import Chat, Prompt, Prompts, Tuned, sequences
 from trtforge.api.sampling_params import SamplingParams, checked
 from trtforge.core.defaults import KV_CACHE_DIR_BYTES
@@ -193,10 +193,10 @@ class Engine:
 
         Without any it waits for one, at most `timeout` seconds, None: until the engine ends. Of more than
         `kv_event_buffer_max_size` of `load` the oldest are dropped, which shows in their ids. Before an answer's last
-        piece come all events of its request. They hold the tokens of prompts and answers. Raises ForgeError if the
-        engine was loaded without.
+        piece come the events of the blocks that its request has stored. Events hold the tokens of prompts and answers.
+        Raises ForgeError if the engine was loaded without.
         """
-        return self._runtime.observers.kv_cache_events(timeout)
+        return self._runtime.observers.kv_cache_events(seconds_of(timeout))
 
     @hinted()
     def iteration_statistics(self, timeout: float | None = 2.0) -> list[IterationStatistics]:
@@ -206,7 +206,7 @@ class Engine:
         `iter_stats_max_iterations` of `load` the oldest are dropped. An iteration's come after its tokens. Raises
         ForgeError if the engine was loaded without.
         """
-        return self._runtime.observers.iteration_statistics(timeout)
+        return self._runtime.observers.iteration_statistics(seconds_of(timeout))
 
     def close(self) -> None:
         """Cancel what runs, and end the engine and its processes. May be called again."""

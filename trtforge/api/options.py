@@ -1,12 +1,15 @@
 """The options of `Engine.load`, checked."""
 
+import math
 import os
+import threading
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
 from trtforge.core.config_model import Config
+from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.serving import SchedulerPolicy
 from trtforge.core.sizes import Bytes
@@ -24,6 +27,17 @@ def _nameable(path: Path) -> Path:
 _MOST_KEPT = 100_000_000
 """Events and iterations that wait to be read, which all take memory."""
 _Nameable = Annotated[Path, AfterValidator(_nameable)]
+
+
+def seconds_of(timeout: object) -> float | None:
+    """What a thread can wait for. Raises ForgeError for what is no time."""
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
+        raise ForgeError(
+            f"timeout is {timeout!r}, which is no time", hint="Give seconds, or None to wait for any time."
+        )
+    return min(max(timeout, 0.0), threading.TIMEOUT_MAX)
 
 
 class LoadOptions(Config):

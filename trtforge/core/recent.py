@@ -22,7 +22,7 @@ class Recent(Generic[Item]):
             self._items.append(item)
             self._changed.notify()
 
-    def takes(self, change: Callable[[Item], bool]) -> bool:
+    def change_newest(self, change: Callable[[Item], bool]) -> bool:
         """Whether there is a newest item, and `change`, which may change it, says so."""
         with self._changed:
             return bool(self._items) and change(self._items[-1])

@@ -116,9 +116,9 @@ class IterationStatistics(_AsJson):
     they are active, also while they are paused, until they end. `num_new_active_requests` became active in this
     iteration, and were queued `new_active_requests_queue_latency_ms` in all. `num_active_requests` includes those that
     ended in it; `num_queued_requests` are those at its end. `num_completed_requests`: active ones that have ended since
-    the iteration before, those that were cancelled, timed out or failed too. `max_num_active_requests`,
-    `max_batch_size_static`: sequences that run at once at most; `max_num_tokens_static`: tokens of an iteration, at
-    most. `spec_decoding_stats`: None where no draft tokens are verified.
+    the iteration before, those that were cancelled, timed out or failed too. `max_num_active_requests`: those that run
+    at once at most. `max_batch_size_static`, `max_num_tokens_static`: sequences and tokens of an iteration, at most.
+    `spec_decoding_stats`: None where no draft tokens are verified.
 
     A GPU begins the next iteration before the tokens of the last one are known: these, and the requests that they end,
     then count with the next one, or, if nothing else is to be computed, in an entry of their own with the same `iter`.
@@ -194,7 +194,7 @@ class IterationRecorder:
             num_active_requests=sum(not each.ended or each.ended >= times[0] for each in active),
             num_queued_requests=sum(not each.sequence.begun for each in self._known.values()),
             num_completed_requests=len(self._ended),
-            max_num_active_requests=scheduler.limits.max_batch_size,
+            max_num_active_requests=min(scheduler.limits.max_batch_size, scheduler.limits.max_num_tokens),
             max_batch_size_static=scheduler.limits.max_batch_size,
             max_num_tokens_static=scheduler.limits.max_num_tokens,
             kv_cache_stats=KvCacheStatistics.of(scheduler.blocks),

@@ -152,7 +152,7 @@ class EventRecorder(BlockObserver):
             removals.hashes.append(removed)
             return True
 
-        if not self._events.takes(joins):
+        if not self._events.change_newest(joins):
             self._add(_Removals([removed]))
 
     def _add(self, data: _Data) -> None:
