@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.families import WINDOW
 from tests.patience import PATIENCE
 from tests.runtime.checkpoints import write_engine
+from tests.runtime.converted import Families
 from tests.runtime.simulation import simulation
 from tests.runtime.tables import VOCABULARY, random_table, table_of, take_tables
 from tests.runtime.test_copies import copies
@@ -453,3 +455,24 @@ def test_nothing_is_recorded_unless_asked_for_and_nothing_can_be_where_blocks_ar
         ForgeError, match="kv_event_buffer_max_size: KV blocks are kept to be reused, and KV reuse is off"
     ):
         Engine.load(engine_directory, EngineOptions(kv_reuse=False, kv_event_buffer_max_size=10))
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma3"])
+def test_the_window_is_that_of_the_layers_that_attend_to_the_most(
+    families: Families, tmp_path: Path, name: str
+) -> None:
+    small = {"tokens_per_block": 4, "max_seq_len": 96, "max_batch_size": 2, "max_num_tokens": 16}
+    directory = write_engine(families(name).checkpoint(), tmp_path / "engine", **small)
+    options = EngineOptions(kv_cache_tokens=512, chunked_context=True, kv_event_buffer_max_size=MOST)
+    consumer = Consumer()
+    with Engine.load(directory, options) as engine:
+        for _ in range(2):
+            generate_with(engine, requests_for([[*range(3, 63)], [*range(20, 70)]], 12))
+        events = engine.observers.kv_cache_events(0)
+        consumer.take(events)
+        assert consumer.blocks == contents(engine._scheduler.blocks)
+        assert (engine._scheduler.blocks.windows is not None) == (name == "gemma3")
+        # Of Gemma the layers with windows have lost the blocks that the next tokens attend to.
+        assert (engine.statistics().kv_blocks_reused > 0) == (name != "gemma3")
+        assert consumer.finds(engine._scheduler.blocks, [*range(3, 63)]) == 14
+    assert {event.window_size for event in events} == {WINDOW if name == "mistral" else 96}

@@ -352,6 +352,7 @@ def test_what_would_need_other_states_is_refused(families: Families, tmp_path: P
     for what, options in (
         ("a directory for KV blocks", EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"))),
         ("kv_cache_host_memory_bytes", EngineOptions(kv_cache_host_memory_bytes=1 << 24)),
+        ("kv_event_buffer_max_size", EngineOptions(kv_event_buffer_max_size=10)),
     ):
         with pytest.raises(ForgeError, match=f"{what}: a model with linear attention has states") as caught:
             Engine.load(engine, options)
