@@ -12,6 +12,7 @@ import pytest
 
 from tests.patience import PATIENCE
 from tests.runtime.checkpoints import write_engine
+from tests.runtime.test_context_phase import phase_of
 from tests.runtime.test_copies import copies
 from tests.runtime.test_engine import requests_for
 from tests.runtime.test_speculation import NGRAMS
@@ -20,6 +21,7 @@ from trtforge.engine_process.requests import BeamParams, DraftTokens, Generation
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.iteration_statistics import IterationStatistics
+from trtforge.runtime.kv_store import KvStoreOptions
 
 MOST = 10_000
 LIMITS = {"tokens_per_block": 4, "max_num_tokens": 64, "max_batch_size": 4, "max_beam_width": 3}
@@ -196,6 +198,20 @@ def test_drafts_of_a_request_are_counted(directory: Path) -> None:
     }
     assert found[0].inflight_batching_stats.avg_num_decoded_tokens_per_iter == 3.0
     assert [each.spec_decoding_stats for each in found[1:]] == [None] * 3
+
+
+def test_the_first_token_of_another_engine_is_not_counted(directory: Path, tmp_path: Path) -> None:
+    """Nor a request that it ends at once. The blocks come from files: those are hits."""
+    request = requests_for([list(range(14))], 3)[0]
+    options = EngineOptions(kv_cache_tokens=256, kv_store=KvStoreOptions(tmp_path / "kv"))
+    with Engine.load(directory, options) as engine:
+        phase = phase_of(request, generate_with(engine, [replace(request, context_only=True)])[0])
+    found = recorded(directory, [replace(request, context_phase=phase)], options)
+    batches = [each.inflight_batching_stats for each in found]
+    assert [batch.avg_num_decoded_tokens_per_iter for batch in batches] == [1.0, 1.0]
+    assert [batch.num_ctx_tokens for batch in batches] == [3, 0]
+    assert (found[-1].kv_cache_stats.reused_blocks, found[-1].kv_cache_stats.missed_blocks) == (3, 1)
+    assert recorded(directory, [replace(request, max_tokens=1, context_phase=phase)], options) == []
 
 
 def test_beams_are_one_request_and_sequences_of_a_prompt_several(directory: Path) -> None:

@@ -11,7 +11,6 @@ from datetime import datetime
 from typing import Any
 
 from trtforge.core.recent import Recent
-from trtforge.runtime.options import block_figures
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.scheduler import Scheduler
@@ -60,12 +59,12 @@ class KvCacheStatistics(_AsJson):
     @classmethod
     def of(cls, blocks: BlockManager) -> "KvCacheStatistics":
         """The figures of an engine's blocks."""
-        figures, looked_for = block_figures(blocks), blocks.reused_blocks + blocks.missed_blocks
+        looked_for = blocks.reused_blocks + blocks.missed_blocks
         return cls(
-            max_num_blocks=figures["kv_blocks_max"],
-            free_num_blocks=figures["kv_blocks_free"],
-            used_num_blocks=figures["kv_blocks_used"],
-            tokens_per_block=figures["tokens_per_block"],
+            max_num_blocks=blocks.num_blocks,
+            free_num_blocks=blocks.free_blocks,
+            used_num_blocks=blocks.used_blocks,
+            tokens_per_block=blocks.tokens_per_block,
             alloc_total_blocks=blocks.pool.taken,
             alloc_new_blocks=blocks.pool.taken_empty,
             reused_blocks=blocks.reused_blocks,
@@ -168,7 +167,8 @@ class IterationRecorder:
 
     def begin(self, sequence: Sequence) -> None:
         """See Observer."""
-        self._known[sequence.request.request_id] = _Known(sequence, time.monotonic_ns())
+        given = int(sequence.request.context_phase is not None)  # the first token is that of another engine
+        self._known[sequence.request.request_id] = _Known(sequence, time.monotonic_ns(), generated=given)
 
     def end(self, sequence: Sequence) -> None:
         """See Observer."""

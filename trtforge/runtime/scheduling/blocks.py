@@ -40,11 +40,9 @@ class BlockManager:
         """
         self.num_blocks = num_blocks
         self.pool = BlockPool(num_blocks)
-        self.tokens_per_block = tokens_per_block
-        self.window = window
+        self.tokens_per_block, self.window = tokens_per_block, window
         self.reused_blocks = self.missed_blocks = 0
-        self._reuse = reuse
-        self._store = store
+        self._reuse, self._store = reuse, store
         self.host = HostPool(num_blocks, host_blocks)
         self.windows = windows
         self._copies: dict[int, int] = {}
