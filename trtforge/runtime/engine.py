@@ -71,7 +71,7 @@ class Engine:
         self._sampler = Sampler(source.config.vocab_size, torch.device(source.forge.device), self._guides)
         self._inbox, self._deadlines, self._store = Inbox(), Deadlines(), store
         self._after_steps: tuple[Callable[[], None], ...] = ()
-        self._stored_first = StoredFirst(store, self.ping)
+        self._stored_first = StoredFirst(store, self._inbox.ping)
         self._arrivals, self._counts, self._copies = 0, Counters(), Copies(shares=not source.keeps_states)
         self._drafts = Drafts(drafter, torch.device(source.forge.device), keeps_states=source.keeps_states)
         self._computes_ahead = ranks.computes_ahead and drafter is None
