@@ -97,13 +97,13 @@ def statistics_of(scheduler: Scheduler, counts: Counters, unfinished: int, submi
         active_requests=unfinished + submitted,
         waiting_requests=len(scheduler.waiting) + submitted,
         max_requests=scheduler.limits.max_batch_size,
-        **_block_figures(scheduler.blocks),
+        **block_figures(scheduler.blocks),
         paused_requests=scheduler.pauses,
         **vars(counts) | ({} if unfinished else {"scheduled_requests": 0}),
     )
 
 
-def _block_figures(blocks: BlockManager) -> dict[str, int]:
+def block_figures(blocks: BlockManager) -> dict[str, int]:
     """The figures of the KV blocks, by their names in EngineStatistics."""
     return {
         "kv_blocks_max": blocks.num_blocks,
