@@ -8,6 +8,7 @@ shows that both servers were asked for the same prompt. Keys and values are foun
 
 import json
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -84,7 +85,7 @@ def phase_after(
 
 def prompt_digest(prompt: Sequence[int]) -> str:
     """What tells a prompt from others: a digest of its token ids."""
-    return blake2b(",".join(map(str, prompt)).encode(), digest_size=16).hexdigest()
+    return blake2b(array("q", prompt).tobytes(), digest_size=16).hexdigest()
 
 
 def _whole(value: object) -> int:
