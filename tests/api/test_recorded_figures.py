@@ -1,6 +1,8 @@
 """KV cache events and iteration statistics of the Python API."""
 
+import gc
 import json
+import weakref
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,20 @@ def test_the_figures_of_iterations_are_those_of_the_answers(build: Path) -> None
     assert last["kvCacheStats"]["usedNumBlocks"] == 0
     assert last["iter"] == engine.statistics().iterations
     assert engine.iteration_statistics() == [], "an engine that has ended makes nobody wait"
+
+
+def test_an_engine_that_records_ends_when_it_is_dropped(build: Path) -> None:
+    gc.disable()
+    try:
+        engine = Engine.load(build, kv_event_buffer_max_size=10, iter_stats_max_iterations=10)
+        engine.generate(PROMPT, SamplingParams(max_tokens=2))
+        assert engine.kv_cache_events()
+        assert engine.iteration_statistics()
+        runtime = weakref.ref(engine._runtime)
+        del engine
+        assert runtime() is None
+    finally:
+        gc.enable()
 
 
 def test_what_cannot_be_recorded_is_refused(build: Path) -> None:
