@@ -59,9 +59,7 @@ class Engine:
         observers: Observers | None = None,
         store: KvStore | None = None,
     ) -> None:
-        self._source = source
-        self._ranks = ranks
-        self._options = options
+        self._source, self._ranks, self._options = source, ranks, options
         self._sequences = sequences = dict[str, Sequence]()
         self._adapters = EngineAdapters(source, lambda: {each.adapter for each in sequences.values()})
         self._tables = PromptTables(source)
