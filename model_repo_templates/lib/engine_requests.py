@@ -222,7 +222,7 @@ def _lookahead(values: InputValues, item: int) -> LookaheadSizes | None:
 def _beams(values: InputValues, item: int, most: int) -> BeamParams | None:
     """The beam search that a request asks for. Its inputs have no effect on a single beam, in TensorRT-LLM too."""
     penalty = values.number("len_penalty", item, 0.0) or 0.0
-    diversity = values.number("beam_search_diversity_rate", item, 0.0)
+    diversity = values.number("beam_search_diversity_rate", item, 0.0, 0.0) or 0.0
     width = values.integer("beam_width", item, 1, -INT32_MAX, INT32_MAX)
     if width != 1 and most == 1:
         raise RequestFailed(f"{values.shown('beam_width')} is {width}; this model returns only 1 beam")
@@ -234,10 +234,8 @@ def _beams(values: InputValues, item: int, most: int) -> BeamParams | None:
         raise RequestFailed(
             f"streaming is true and {values.shown('beam_width')} {width}: only one beam can be streamed"
         )
-    if diversity:
-        raise RequestFailed(f"beam_search_diversity_rate is {diversity:g}; this engine supports only 0")
     returned = values.integer("num_return_sequences", item, width, 1, width)
-    return BeamParams(width, returned, penalty, values.flag("early_stopping", True))
+    return BeamParams(width, returned, penalty, values.flag("early_stopping", True), diversity)
 
 
 def _adapter(values: InputValues, item: int, limits: RequestLimits) -> int | None:

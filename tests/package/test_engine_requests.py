@@ -45,6 +45,8 @@ def test_beams_have_tensorrt_llms_names_and_defaults() -> None:
     assert one.request.beams == BeamParams(width=3, returned=3, length_penalty=0.0, early_stopping=True)
     (two,) = asked(beam_width=4, num_return_sequences=2, len_penalty=1.5, early_stopping=False)
     assert two.request.beams == BeamParams(4, 2, 1.5, False)
+    (diverse,) = asked(beam_width=2, beam_search_diversity_rate=0.5)
+    assert diverse.request.beams == BeamParams(2, 2, diversity_rate=0.5)
     (single,) = asked(beam_width=1, len_penalty=2.0, beam_search_diversity_rate=0.5)
     assert single.request.beams is None
     assert len(asked(num_return_sequences=3)) == 3
@@ -105,7 +107,7 @@ def test_wrong_draft_tokens_are_refused_by_their_input(given: dict[str, Any], me
         ({"beam_width": 0}, "beam_width is 0"),
         ({"beam_width": 2, "streaming": True}, "streaming is true and beam_width 2: only one beam can be streamed"),
         ({"beam_width": 2, "num_return_sequences": 3}, "num_return_sequences is 3"),
-        ({"beam_width": 2, "beam_search_diversity_rate": 0.5}, "beam_search_diversity_rate is 0.5"),
+        ({"beam_width": 2, "beam_search_diversity_rate": -0.5}, "beam_search_diversity_rate is -0.5"),
         ({"beam_width": 2, "len_penalty": float("nan")}, "len_penalty is nan"),
         ({"stop_words_list": [[1] * 16385] * 2}, "stop_words_list is 16385 tokens; it must be at most 16384"),
         ({"bad_words_list": [[1] * 16385] * 2}, "bad_words_list is 16385 tokens; it must be at most 16384"),

@@ -14,9 +14,11 @@ from tests.runtime.test_engine import Tokens, requests_for
 from tests.runtime.test_speculation import KeptRanks
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import Beam, BeamParams, GenerationRequest, Guide, SamplingParams
+from trtforge.runtime.beams import BeamSearch
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.ranks.source import open_engine
+from trtforge.runtime.scheduling.sequence import Sequence
 
 LIMITS = {"max_beam_width": 5, "tokens_per_block": 4, "max_num_tokens": 128, "max_batch_size": 12}
 
@@ -88,6 +90,75 @@ def test_beams_are_those_of_transformers(
                 if beam.finish_reason == "length":
                     assert sum(beam.log_probs) == pytest.approx(beam.cumulative_log_prob, abs=1e-4)
     assert {beam.finish_reason for generation in made for beam in generation.beams} >= {"end_id"}
+
+
+def kernel(table: list[list[list[float]]], beams: BeamParams, new: int, end: int) -> list[tuple[float, Tokens]]:
+    """The search of TensorRT-LLM's beamStage3Kernel: finished beams with their log probabilities, the best first.
+
+    `table`: at each step log probabilities of each token after each other one; the prompt ends with token 0.
+    """
+    running: list[tuple[float, Tokens]] = [(0.0, ())]
+    finished: list[tuple[float, float, Tokens]] = []
+    for step in range(1, new + 1):
+        found = [
+            (score + log_prob + place * beams.diversity_rate, score + log_prob, tokens, token)
+            for place, (score, tokens) in enumerate(running)
+            for token, log_prob in enumerate(table[step - 1][tokens[-1] if tokens else 0])
+        ]
+        found = sorted(found, key=lambda each: -each[0])[: 2 * beams.width]
+        enough = beams.early_stopping and len(finished) == beams.width
+        for _, score, tokens, token in found[: beams.width]:
+            if not enough and (token == end or step == new):
+                own = tokens if token == end else (*tokens, token)
+                finished.append((score / step**beams.length_penalty, score, own))
+        finished = sorted(finished, key=lambda each: -each[0])[: beams.width]
+        running = [(score, (*tokens, token)) for _, score, tokens, token in found if token != end][: beams.width]
+        best = max((score / step**beams.length_penalty for score, _ in running), default=-inf)
+        if len(finished) == beams.width and (beams.early_stopping or best <= finished[-1][0]):
+            break
+    return [(score, tokens) for _, score, tokens in finished]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    width=st.integers(2, 5),
+    rate=st.sampled_from([0.0, 0.1, 0.5, 2.0, 1000.0]),
+    penalty=st.sampled_from([0.0, 1.0]),
+    early=st.booleans(),
+    new=st.integers(1, 7),
+)
+def test_a_diversity_rate_favours_worse_beams_as_the_kernel_does(
+    seed: int, width: int, rate: float, penalty: float, early: bool, new: int
+) -> None:
+    table = (2 * torch.randn(new, 9, 9, generator=torch.Generator().manual_seed(seed))).log_softmax(2)
+    beams = BeamParams(width, width, penalty, early, rate)
+    request = GenerationRequest("0", (0,), new, beams=beams, end_ids=frozenset({8}))
+    first = Sequence.of(request, 0, 100, lambda _: None)
+    first.group = search = BeamSearch.of(beams, first)
+    for step in table:
+        if search.advance(step[[member.tokens[-1] for member in search.members]]) is None:
+            break
+    expected = kernel(table.double().tolist(), beams, new, 8)
+    assert [tuple(beam.tokens) for beam in search.output().beams] == [tokens for _, tokens in expected]
+    for beam, (score, _) in zip(search.output().beams, expected, strict=True):
+        assert beam.cumulative_log_prob == pytest.approx(score, abs=1e-4)
+
+
+def test_a_diversity_rate_changes_an_engines_beams(beam_engine: Path, prompts: list[list[int]]) -> None:
+    asked = [
+        replace(request, beams=BeamParams(4, 4, diversity_rate=rate))
+        for rate in (0.0, 0.0, 1.0, -1.0)
+        for request in requests_for(prompts[:3], 10)
+    ]
+    with Engine.load(beam_engine) as engine:
+        made = generate_with(engine, asked)
+    plain, again, diverse = (made[start : start + 3] for start in (0, 3, 6))
+    assert [one.beams for one in plain] == [one.beams for one in again]
+    both = list(zip(plain, diverse, strict=True))
+    assert all(one.beams[0].cumulative_log_prob >= other.beams[0].cumulative_log_prob for one, other in both)
+    assert any(one.beams != other.beams for one, other in both)
+    assert {str(one.error) for one in made[9:]} == {"beam_search_diversity_rate is -1"}
 
 
 def test_beams_share_the_blocks_of_their_prompt(beam_engine: Path) -> None:

@@ -14,6 +14,7 @@ from trtforge.core.reasoning import ReasoningParser
 from trtforge.engine_process.context_phase import ContextPhase
 from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
+    MOST_DIVERSITY_RATE,
     MOST_LENGTH_PENALTY,
     BeamParams,
     DraftTokens,
@@ -44,7 +45,8 @@ class SamplingParams:
     n-gram and verification set sizes, at most those of an engine with lookahead decoding; (1, 1, 0): no draft tokens.
 
     `n`: sequences of the prompt, sampled with `seed`, `seed` + 1 and so on; with a `beam_width` above 1 the best beams
-    of a search, which ends as `length_penalty` and `early_stopping` say and samples nothing. `context_logits`,
+    of a search, which ends as `length_penalty` and `early_stopping` say and samples nothing; with a
+    `beam_search_diversity_rate` worse beams have more continuations. `context_logits`,
     `generation_logits`: return those of an engine that was compiled with these features.
 
     `draft_input_ids`: tokens that the answer may begin with, which the engine verifies. `draft_logits`, an array (draft
@@ -92,6 +94,7 @@ class SamplingParams:
     beam_width: Annotated[int, Field(ge=1)] = 1
     length_penalty: Annotated[float, Field(ge=-MOST_LENGTH_PENALTY, le=MOST_LENGTH_PENALTY)] = 0.0
     early_stopping: bool = True
+    beam_search_diversity_rate: Annotated[float, Field(ge=0, le=MOST_DIVERSITY_RATE)] = 0.0
     context_logits: bool = False
     generation_logits: bool = False
     draft_input_ids: Sequence[Annotated[int, Field(ge=0, le=MOST_ID)]] = ()
@@ -142,7 +145,8 @@ class SamplingParams:
         """The beam search that is asked for."""
         if self.beam_width == 1:
             return None
-        return BeamParams(self.beam_width, self.n, self.length_penalty, self.early_stopping)
+        how = self.length_penalty, self.early_stopping, self.beam_search_diversity_rate
+        return BeamParams(self.beam_width, self.n, *how)
 
     def processors(self) -> tuple[LogitsProcessor, ...]:
         """The logits processors in their order."""

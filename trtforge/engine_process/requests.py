@@ -134,13 +134,15 @@ class BeamParams:
 
     `width`: beams that are searched, of which the best `returned` are handed out. A finished beam's score is its
     cumulative log probability / length ^ `length_penalty`. `early_stopping`: stop as soon as `width` beams are
-    finished, else only when no running beam can become better than them.
+    finished, else only when no running beam can become better than them. `diversity_rate`: how much more
+    continuations of a beam get than those of the next better one when they are compared with those of others.
     """
 
     width: int
     returned: int
     length_penalty: float = 0.0  # at most MOST_LENGTH_PENALTY, either way
     early_stopping: bool = True
+    diversity_rate: float = 0.0  # at most MOST_DIVERSITY_RATE
 
 
 @dataclass(frozen=True)
@@ -272,6 +274,7 @@ def with_seed(request: GenerationRequest, seed: int) -> GenerationRequest:
 
 
 MOST_LENGTH_PENALTY = 10
+MOST_DIVERSITY_RATE = 1000
 MOST_TOP_LOG_PROBS = 20
 TopLogProbs = Sequence[tuple[int, float]]
 """The most likely tokens at one position with their log probabilities, the most likely first."""

@@ -2,12 +2,14 @@
 
 The rules are those of `transformers` (`GenerationMixin._beam_search`), which agree with TensorRT-LLM's
 (cpp/tensorrt_llm/kernels/beamSearchKernels) in what both document: candidates of all beams compete by cumulative log
-probability, of the best `width` those that end are finished, the best others go on.
+probability, of the best `width` those that end are finished, the best others go on. A `diversity_rate` changes only how
+they compare, as in `beamStage3Kernel` there; its kernels for more than 8 beams add it to the scores for good.
 """
 
 from dataclasses import dataclass, field, replace
 from math import inf
 
+import torch
 from torch import Tensor
 
 from trtforge.engine_process.requests import Beam, BeamParams, FinishReason, Output
@@ -100,11 +102,15 @@ class BeamSearch(Group):
         """The best continuations, so many that `width` of them go on though each beam may end with every end id."""
         vocabulary = log_probs.shape[1]
         total = log_probs + log_probs.new_tensor(self.scores).unsqueeze(1)
+        ranked = total
+        if self.params.diversity_rate:
+            places = torch.arange(len(total), dtype=torch.float64, device=total.device)
+            ranked = total + self.params.diversity_rate * places.unsqueeze(1)
         ends = len(self.members[0].request.end_ids) + len(self.members[0].request.stop_words)
-        scores, indices = total.flatten().topk(min(max(2, 1 + ends) * self.width, total.numel()))
-        own = log_probs.flatten()[indices].tolist()
+        indices = ranked.flatten().topk(min(max(2, 1 + ends) * self.width, total.numel())).indices
+        scores, own = total.flatten()[indices].tolist(), log_probs.flatten()[indices].tolist()
         found = []
-        for score, index, log_prob in zip(scores.tolist(), indices.tolist(), own, strict=True):
+        for score, index, log_prob in zip(scores, indices.tolist(), own, strict=True):
             parent, token = divmod(index, vocabulary)
             ends_by = self.members[parent].why_ends(token)
             found.append(_Continuation(parent, token, score, (*self.log_probs[parent], log_prob), ends_by))
@@ -124,12 +130,13 @@ class BeamSearch(Group):
         del self.finished[self.width :]
 
     def _is_over(self, going_on: list[_Continuation]) -> bool:
-        if len(going_on) < self.width or going_on[0].score == -inf:
+        best = max(going_on, key=lambda each: each.score, default=None)
+        if best is None or len(going_on) < self.width or best.score == -inf:
             return True
         if len(self.finished) < self.width:
             return False
-        best = self._normalised(going_on[0].score, len(going_on[0].log_probs))
-        return self.params.early_stopping or best <= self.finished[-1][0]
+        best_score = self._normalised(best.score, len(best.log_probs))
+        return self.params.early_stopping or best_score <= self.finished[-1][0]
 
     def _normalised(self, score: float, length: int) -> float:
         return float(score / length**self.params.length_penalty)

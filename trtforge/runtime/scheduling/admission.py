@@ -10,6 +10,7 @@ from trtforge.core.features import FeaturesConfig, LookaheadFeature
 from trtforge.engine_process.context_phase import prompt_digest
 from trtforge.engine_process.requests import (
     GUIDE_KINDS,
+    MOST_DIVERSITY_RATE,
     MOST_LENGTH_PENALTY,
     MOST_TOP_LOG_PROBS,
     DraftTokens,
@@ -225,6 +226,11 @@ def _wrong_beams(request: GenerationRequest) -> RequestError | None:
         return RequestError(
             f"len_penalty is {request.beams.length_penalty:g}",
             hint=f"Give a number from -{MOST_LENGTH_PENALTY} to {MOST_LENGTH_PENALTY}.",
+        )
+    if not 0 <= request.beams.diversity_rate <= MOST_DIVERSITY_RATE:
+        return RequestError(
+            f"beam_search_diversity_rate is {request.beams.diversity_rate:g}",
+            hint=f"Give a number from 0 to {MOST_DIVERSITY_RATE}.",
         )
     if request.beams.width > 1 and (request.sampling.prompt_log_probs or request.sampling.top_log_probs):
         return RequestError(
