@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from input_names import PHASE
+from input_names import PHASE, SAMPLING
 from input_values import INT32_MAX, InputValues
 from numpy.typing import NDArray
 from request_tensors import ADAPTER, DRAFTS, TABLE, draft_tokens, prompt_table, sent_adapter
@@ -61,6 +61,7 @@ _READ = frozenset(
         "top_logprobs",
         "priority",
         "cache_salt",
+        *SAMPLING,
         *RETENTION_INPUTS,
         "return_perf_metrics",
         "return_num_input_tokens",
@@ -281,6 +282,9 @@ def _sampling(values: InputValues, item: int, vocab_size: int) -> SamplingParams
         top_p_decay=_share(values, "runtime_top_p_decay", item, 1.0),
         top_p_min=_share(values, "runtime_top_p_min", item, _TOP_P_MIN),
         top_p_reset_id=values.integer("runtime_top_p_reset_ids", item, -1, -1, vocab_size - 1),
+        min_p=values.share("min_p", item, 0.0) or 0.0,
+        no_repeat_ngram_size=values.integer("no_repeat_ngram_size", item, 0, 0, INT32_MAX),
+        prompt_ignore_length=values.integer("prompt_ignore_length", item, 0, 0, INT32_MAX),
     )
 
 

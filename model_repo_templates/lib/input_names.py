@@ -14,7 +14,9 @@ REQUEST_TYPE, PHASE = "request_type", "context_phase_params"
 CONTEXT_ONLY = "context_only"
 _TRITONS_OWN = frozenset(("sequence_id", "sequence_start", "sequence_end", "priority", "timeout"))
 """Parameters that Triton takes itself (server, docs/protocol/extension_parameters.md)."""
-_OF_TEXT_MODELS = frozenset(("cache_salt",))
+SAMPLING = ("min_p", "no_repeat_ngram_size", "prompt_ignore_length")
+"""Parts of TensorRT-LLM's SamplingConfig that its Triton models have no tensors for."""
+_OF_TEXT_MODELS = frozenset(("cache_salt", *SAMPLING))
 """Inputs of text models only. Whoever sends one elsewhere relies on it, so it is not ignored as others are."""
 _NEAR = 0.8  # of difflib's ratio: one letter of four may be wrong
 _MOST_PARAMETERS = 64

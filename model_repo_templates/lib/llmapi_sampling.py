@@ -73,6 +73,12 @@ class Sampler:
             "embedding_bias": len(sampling.embedding_bias) > 0,
             "min_tokens": sampling.min_tokens > 0 and bool(self.end_ids(request)),
         }
+        for name in ("min_p", "no_repeat_ngram_size", "prompt_ignore_length"):
+            if getattr(sampling, name):
+                raise RequestError(
+                    f"{name}: not every sampler of the LLM API applies it",
+                    hint="Leave it out, or serve an engine of backend torch.",
+                )
         for name, given in asked.items():
             if given and name in self.ignored:
                 raise RequestError(

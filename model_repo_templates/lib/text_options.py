@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from input_names import PHASE, REQUEST_TYPE
+from input_names import PHASE, REQUEST_TYPE, SAMPLING
 from input_values import InputValues
 from numpy.typing import NDArray
 from responder import RequestFailed
@@ -29,6 +29,7 @@ OPTIONS = (
     "return_prompt_logprobs",
     "priority",
     "cache_salt",
+    *SAMPLING,
     REQUEST_TYPE,
     PHASE,
 )
@@ -38,7 +39,8 @@ OPTIONS = (
 class TextOptions:
     """One request's options; None: not given. `top_logprobs`: alternatives beside each token.
 
-    `request_type` and `phase`: of disaggregated serving, as TensorRT-LLM's engine model has them.
+    `request_type` and `phase`: of disaggregated serving, as TensorRT-LLM's engine model has them. `sampling`: inputs
+    that TensorRT-LLM's executor has no tensors for.
     """
 
     include_stop_words: bool
@@ -53,6 +55,7 @@ class TextOptions:
     cache_salt: str | None
     request_type: str
     phase: NDArray[np.uint8] | None
+    sampling: Mapping[str, NDArray[Any]]
 
     @classmethod
     def of(cls, inputs: Mapping[str, NDArray[Any]]) -> "TextOptions":
@@ -71,6 +74,7 @@ class TextOptions:
             cache_salt=_cache_salt(values),
             request_type=values.text(REQUEST_TYPE, 0),
             phase=values.array(PHASE) if PHASE in values else None,
+            sampling={name: inputs[name] for name in SAMPLING if name in values},
         )
 
     @property
@@ -81,6 +85,7 @@ class TextOptions:
             "top_logprobs": self.top_logprobs > 0,
             "priority": self.priority is not None,
             "cache_salt": self.cache_salt is not None,
+            **dict.fromkeys(self.sampling, True),
         }
         return next((name for name, is_given in given.items() if is_given), None)
 
@@ -101,7 +106,7 @@ class TextOptions:
             inputs[REQUEST_TYPE] = np.array([[self.request_type.encode()]], dtype=np.object_)
         if self.phase is not None:
             inputs[PHASE] = self.phase
-        return inputs
+        return {**inputs, **self.sampling}
 
 
 def _cache_salt(values: InputValues) -> str | None:

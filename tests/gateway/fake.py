@@ -36,6 +36,9 @@ INPUTS = {
     "return_prompt_logprobs": "BOOL",
     "guided_decoding_guide_type": "BYTES",
     "guided_decoding_guide": "BYTES",
+    "min_p": "FP32",
+    "no_repeat_ngram_size": "INT32",
+    "prompt_ignore_length": "INT32",
     "request_type": "BYTES",
     "context_phase_params": "UINT8",
 }

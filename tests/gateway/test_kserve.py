@@ -19,7 +19,7 @@ from trtforge.gateway.kserve_tensors import infer_request
 from trtforge.gateway.request import Piece, Sampling, TextRequest
 from trtforge.gateway.router import Router
 
-EVERYTHING = Sampling(0.5, 0.25, 40, -2, 1.0, -1.5, 1.25, 3, '{"5":1.0}', 0.75, "é 1")
+EVERYTHING = Sampling(0.5, 0.25, 40, -2, 1.0, -1.5, 1.25, 3, '{"5":1.0}', 0.75, "é 1", 0.125, 4, 5)
 
 
 def run(address: str, act: Callable[[KServeBackend], Awaitable[object]], *names: str) -> object:
@@ -71,6 +71,9 @@ def test_every_field_arrives_with_the_declared_type() -> None:
                 "min_tokens": 3,
                 "priority": 0.75,
                 "cache_salt": "é 1",
+                "min_p": 0.125,
+                "no_repeat_ngram_size": 4,
+                "prompt_ignore_length": 5,
                 "logit_bias": '{"5":1.0}',
                 "return_num_input_tokens": True,
                 "return_num_output_tokens": True,

@@ -61,6 +61,8 @@ def test_defaults_are_those_of_openai() -> None:
         ({"priority": 0}, Sampling(1.0, 1.0, priority=0.0)),
         ({"cache_salt": "tenant 1"}, Sampling(1.0, 1.0, cache_salt="tenant 1")),
         ({"cache_salt": None}, SAMPLED),
+        ({"min_p": 0.25, "no_repeat_ngram_size": 3}, Sampling(1.0, 1.0, min_p=0.25, no_repeat_ngram_size=3)),
+        ({"prompt_ignore_length": 4, "min_p": 0}, Sampling(1.0, 1.0, prompt_ignore_length=4)),
         ({"logit_bias": {}, "n": None, "stop": None}, SAMPLED),
     ],
 )

@@ -107,6 +107,9 @@ def _requests() -> st.SearchStrategy[GenerationRequest]:
         return_log_probs=st.booleans(),
         top_log_probs=st.sampled_from([0, 3]),
         top_p_decay=st.sampled_from([1.0, 0.9]),
+        min_p=st.sampled_from([0.0, 0.3]),
+        no_repeat_ngram_size=st.sampled_from([0, 2]),
+        prompt_ignore_length=st.sampled_from([0, 7]),
     )
     return st.builds(
         GenerationRequest,

@@ -3,8 +3,17 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from trtforge.engine_process.requests import GenerationRequest, SamplingParams
 from trtforge.runtime.sampler import Sampler
@@ -64,12 +73,16 @@ def test_without_top_k_and_top_p_the_most_likely_token_is_taken(params: Sampling
         SamplingParams(top_p=0.97, temperature=1.2),
         SamplingParams(top_k=10, top_p=0.6, temperature=1.7),
         SamplingParams(top_p=1.0, temperature=0.5),
+        SamplingParams(top_p=1.0, min_p=0.1),
+        SamplingParams(top_k=6, min_p=0.3),
+        SamplingParams(top_p=0.7, min_p=0.05, temperature=1.4),
+        SamplingParams(top_p=0.9, min_p=1.0),
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_draws_follow_the_distribution_of_transformers(kind: str, params: SamplingParams) -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
-    warpers = LogitsProcessorList()
+    warpers = LogitsProcessorList([MinPLogitsWarper(params.min_p)])
     if params.top_k:
         warpers.append(TopKLogitsWarper(params.top_k))
     if params.top_p:
@@ -119,6 +132,39 @@ def test_presence_counts_a_token_once_and_frequency_every_time() -> None:
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
     Sampler(VOCAB, torch.device("cpu")).sample([sequence(params, (7, 7, 7, 8))], logits)
     assert (logits[0, 7], logits[0, 8], logits[0, 9]) == (-1.25, -0.75, 0.0)
+
+
+def test_ignored_tokens_of_the_prompt_count_for_the_repetition_penalty_only() -> None:
+    params = SamplingParams(
+        repetition_penalty=2.0, presence_penalty=0.5, frequency_penalty=0.25, prompt_ignore_length=3
+    )
+    logits, row = torch.ones(2, VOCAB), sequence(params, (7, 7, 9, 7, 8))
+    row.tokens += [9, 9]
+    short = sequence(replace(params, prompt_ignore_length=30), (7,))
+    short.tokens += [8]
+    Sampler(VOCAB, torch.device("cpu")).sample([row, short], logits)
+    assert logits[0, [7, 8, 9, 10]].tolist() == [0.5 - 0.75, 0.5 - 0.75, 0.5 - 1.0, 1.0]
+    assert logits[1, [7, 8, 9]].tolist() == [0.5, 0.5 - 0.75, 1.0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens=st.lists(st.integers(0, 3), min_size=1, max_size=24), size=st.integers(1, 5), cut=st.integers(1, 24))
+def test_repeated_ngrams_are_banned_as_transformers_does(tokens: list[int], size: int, cut: int) -> None:
+    """Whether the sequence grew meanwhile, or has become another beam."""
+    sampler, row = Sampler(VOCAB, torch.device("cpu")), sequence(SamplingParams(no_repeat_ngram_size=size), (0,))
+    processor = NoRepeatNGramLogitsProcessor(size)
+    row.tokens = tokens[:cut]
+    for more in (tokens[cut:], []):
+        row.tokens += more
+        changed = torch.zeros(1, VOCAB)
+        sampler.sample([row], changed)
+        torch.testing.assert_close(changed, processor(torch.tensor([row.tokens]), torch.zeros(1, VOCAB)))
+    row.tokens = tokens[::-1]
+    changed = torch.zeros(1, VOCAB)
+    sampler.sample([row], changed)
+    torch.testing.assert_close(changed, processor(torch.tensor([row.tokens]), torch.zeros(1, VOCAB)))
+    sampler.forget(row)
+    assert sampler._ngrams._seen == {}
 
 
 def test_sequences_of_other_lengths_are_penalised_each_for_its_own_tokens() -> None:

@@ -210,6 +210,7 @@ def test_end_ids_stop_words_penalties_and_lengths_hold_within_a_draft(
         *(replace(each, bad_words=((expected[0][3],), expected[1][2:4])) for each in plain),
         *(replace(each, sampling=SamplingParams(return_log_probs=True, top_log_probs=2)) for each in plain),
         *(replace(each, sampling=SamplingParams(top_k=20, temperature=1.3, seed=5)) for each in plain),
+        *(replace(each, sampling=SamplingParams(top_p=1.0, min_p=0.2, no_repeat_ngram_size=2)) for each in plain),
     ]
     source = open_engine(engine_directory)
     made = []

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -119,6 +120,30 @@ def test_text_models_have_both_as_tensors(pair: tuple[Server, Server]) -> None:
     assert int(str(answer["num_cached_tokens"])) >= SIZE
     one = generate(context, request_type="context_only", max_tokens=1)
     assert one["finish_reason"] == "length"
+
+
+def test_clients_of_openais_api_have_min_p_and_repeat_no_ngram(gateway: str) -> None:
+    """With min_p 1 only the most likely token is left, in both phases of a request."""
+
+    def tokens(**more: object) -> list[str]:
+        answer = client.completions.create(
+            model="ensemble",
+            prompt="a b c a b c a b",
+            max_tokens=24,
+            logprobs=0,
+            **more,  # type: ignore[call-overload]
+        )
+        assert answer.choices[0].logprobs is not None
+        return list(answer.choices[0].logprobs.tokens or ())
+
+    with OpenAI(base_url=gateway, api_key="none") as client:
+        greedy = tokens(temperature=0)
+        assert tokens(temperature=2, seed=5, extra_body={"min_p": 1}) == greedy
+        assert tokens(temperature=2, seed=5) != greedy
+        other = tokens(temperature=0, extra_body={"no_repeat_ngram_size": 2})
+        pairs = list(pairwise(other))
+        assert len(set(pairs)) == len(pairs)
+        assert len(set(pairwise(greedy))) < len(greedy) - 1
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,12 @@ def test_token_ids_are_a_prompt_as_they_are(server: Running, tokenizer: Any, mod
         ({"text_input": "a", "priority": 1.5}, "priority is 1.5; it must be from 0 to 1"),
         ({"text_input": "a", "cache_salt": ""}, "cache_salt is empty; leave it out, or give a text"),
         ({"text_input": "a", "cache_salt": "b" * 1025}, "cache_salt is 1025 characters; it must be at most 1024"),
+        ({"text_input": "a", "min_p": 1.5}, "min_p is 1.5; it must be from 0 to 1"),
+        (
+            {"text_input": "a", "no_repeat_ngram_size": -1},
+            "no_repeat_ngram_size is -1; it must be a whole number from 0",
+        ),
+        ({"text_input": "a", "prompt_ignore_length": -1}, "prompt_ignore_length is -1; it must be a whole number"),
         ({"text_input": "a", "logit_bias": "[]"}, "logit_bias is not a JSON object of token ids and numbers"),
         ({"text_input": "a", "logit_bias": '{"5": "x"}'}, "logit_bias is not a JSON object of token ids and numbers"),
         ({"text_input": "a", "logit_bias": '{"99999": 1}'}, "logit_bias holds the id 99999; ids are from 0 to"),

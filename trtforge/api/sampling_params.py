@@ -39,10 +39,14 @@ class SamplingParams:
     pydantic class's `model_json_schema()`, or its JSON text), `regex` or `grammar` (EBNF, with a rule root): what the
     answer must be, by the package xgrammar. `prompt_log_probs`: score the prompt's tokens too. `logit_bias`: what is
     added to the logits of these token ids; minus infinity rules a token out. After each token `top_p` is multiplied by
-    `top_p_decay`, down to `top_p_min`, and is as at the beginning after `top_p_reset_id`. `adapter`: name of a LoRA
-    adapter of the engine. `priority`: from 0 to 1; of waiting requests the highest runs first. `kv_retention`: how long
-    KV blocks are kept for later prompts; `cache_salt`: share them only with its requests. `lookahead`: window,
-    n-gram and verification set sizes, at most those of an engine with lookahead decoding; (1, 1, 0): no draft tokens.
+    `top_p_decay`, down to `top_p_min`, and is as at the beginning after `top_p_reset_id`. With `min_p` tokens that are
+    less likely than this share of the most likely one are not drawn; no n-gram of `no_repeat_ngram_size` tokens occurs
+    twice; the first `prompt_ignore_length` tokens of the prompt count for the repetition penalty only.
+
+    `adapter`: name of a LoRA adapter of the engine. `priority`: from 0 to 1; of waiting requests the highest runs
+    first. `kv_retention`: how long KV blocks are kept for later prompts; `cache_salt`: share them only with its
+    requests. `lookahead`: window, n-gram and verification set sizes, at most those of an engine with lookahead
+    decoding; (1, 1, 0): no draft tokens.
 
     `n`: sequences of the prompt, sampled with `seed`, `seed` + 1 and so on; with a `beam_width` above 1 the best beams
     of a search, which ends as `length_penalty` and `early_stopping` say and samples nothing; with a
@@ -104,6 +108,9 @@ class SamplingParams:
     cache_salt: Annotated[str, Field(min_length=1, max_length=LONGEST_SALT)] | None = None
     logits_processor: Callable[..., None] | Sequence[Callable[..., None]] = ()
     allotted_time_ms: Annotated[int, Field(ge=1)] | None = None
+    min_p: float = 0.0
+    no_repeat_ngram_size: int = 0
+    prompt_ignore_length: int = 0
     reasoning_parser: ReasoningParser | None = None
     context_only: bool = False
     context_phase: Annotated[bytes, Field(strict=True)] | None = None
@@ -186,6 +193,9 @@ class SamplingParams:
             top_p_decay=self.top_p_decay,
             top_p_min=self.top_p_min,
             top_p_reset_id=self.top_p_reset_id,
+            min_p=self.min_p,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+            prompt_ignore_length=self.prompt_ignore_length,
         )
 
 

@@ -45,10 +45,13 @@ class SamplingParams:
     """How the next token is chosen: greedily with top_k 1, temperature 0, or neither top_k nor top_p.
 
     Names, order and defaults follow TensorRT-LLM (cpp/tensorrt_llm/kernels/penaltyKernels.cu and samplingTopKKernels):
-    bias, temperature, penalties over prompt and output, then top_k, then top_p of the top_k tokens.
+    bias, temperature, penalties over prompt and output, then min_p, then top_k, then top_p of the top_k tokens.
     `top_log_probs`: number of most likely tokens to report beside each token, with `return_log_probs` and
     `prompt_log_probs`; the latter scores the prompt's own tokens. After each token top_p is multiplied by
     `top_p_decay`, down to `top_p_min`; after `top_p_reset_id` it is as at the beginning (computeToppDecay there).
+    `min_p`: tokens less likely than this share of the most likely one are not drawn (decodingCommon.cu).
+    `no_repeat_ngram_size`: no n-gram of so many tokens occurs twice in prompt and output; 0: any may.
+    `prompt_ignore_length`: so many first tokens of the prompt count for the repetition penalty only.
     """
 
     temperature: float | None = None
@@ -66,6 +69,9 @@ class SamplingParams:
     top_p_decay: float = 1.0
     top_p_min: float = 1e-6
     top_p_reset_id: int = -1
+    min_p: float = 0.0
+    no_repeat_ngram_size: int = 0
+    prompt_ignore_length: int = 0
 
     @property
     def greedy(self) -> bool:
@@ -103,12 +109,14 @@ class SamplingParams:
     @property
     def draws_from_all(self) -> bool:
         """Whether each token of the vocabulary may be next."""
-        return not self.greedy and not self.top_k and self.top_p == 1.0 and self.top_p_decay == 1.0
+        cuts = self.top_k or self.top_p != 1.0 or self.top_p_decay != 1.0 or self.min_p
+        return not self.greedy and not cuts
 
     @property
     def _alters(self) -> bool:
         """Whether logits are modified but for the temperature, or log probabilities are wanted."""
-        return self.penalises or self.min_tokens > 0 or len(self.embedding_bias) > 0 or self.return_log_probs
+        bans = self.min_tokens > 0 or self.no_repeat_ngram_size > 0
+        return self.penalises or bans or len(self.embedding_bias) > 0 or self.return_log_probs
 
 
 GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar", "structural_tag"]

@@ -32,6 +32,9 @@ _INPUTS = (
     _tensor("return_prompt_logprobs", "TYPE_BOOL"),
     _tensor("priority", "TYPE_FP32"),
     _tensor("cache_salt", "TYPE_STRING"),
+    _tensor("min_p", "TYPE_FP32"),
+    _tensor("no_repeat_ngram_size", "TYPE_INT32"),
+    _tensor("prompt_ignore_length", "TYPE_INT32"),
     _tensor("request_type", "TYPE_STRING"),
     _PHASE,
 )

@@ -98,6 +98,9 @@ def _sampling(model: ServedModel, sampling: Sampling) -> dict[str, _Value]:
         "logit_bias": sampling.logit_bias,
         "priority": sampling.priority,
         "cache_salt": sampling.cache_salt,
+        "min_p": sampling.min_p,
+        "no_repeat_ngram_size": sampling.no_repeat_ngram_size,
+        "prompt_ignore_length": sampling.prompt_ignore_length,
         next((name for name in _SEED if name in model.inputs), _SEED[0]): sampling.seed,
     }
     return {name: value for name, value in given.items() if value is not None}

@@ -47,6 +47,9 @@ class Sampling:
     """From 0 to 1, as trtllm-serve's field of this name: of waiting requests the highest runs first."""
     cache_salt: str | None = None
     """As trtllm-serve's field of this name: KV blocks are shared only among requests with the same one."""
+    min_p: float | None = None
+    no_repeat_ngram_size: int | None = None
+    prompt_ignore_length: int | None = None
 
 
 @dataclass(frozen=True)

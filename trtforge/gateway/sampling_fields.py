@@ -36,6 +36,9 @@ SHARED = frozenset(
         "min_tokens",
         "priority",
         "cache_salt",
+        "min_p",
+        "no_repeat_ngram_size",
+        "prompt_ignore_length",
     )
 )
 """Names that both take."""
@@ -83,6 +86,9 @@ def read_sampling(fields: Fields, limits: GatewayLimits) -> Sampling:
         logit_bias=_logit_bias(fields, limits),
         priority=fields.number("priority", 0, 1),
         cache_salt=_cache_salt(fields),
+        min_p=fields.number("min_p", 0, 1) or None,
+        no_repeat_ngram_size=fields.integer("no_repeat_ngram_size", 0, MOST_TOKENS) or None,
+        prompt_ignore_length=fields.integer("prompt_ignore_length", 0, MOST_TOKENS) or None,
     )
 
 

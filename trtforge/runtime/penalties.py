@@ -39,7 +39,7 @@ class Penalties:
         changed = logits[at]
         repetition = sent_column([p.repetition_penalty for p in params], self._device)
         changed = torch.where(changed < 0, changed * repetition, changed / repetition)
-        changed -= sent_column([p.presence_penalty for p in params], self._device)
+        changed -= sent_column([p.presence_penalty for p in params], self._device) * (counts > 0)
         changed -= counts * sent_column([p.frequency_penalty for p in params], self._device)
         logits[at] = changed.clamp_(max=LARGEST)
 
@@ -51,16 +51,21 @@ class Penalties:
         """Counted on from the last time, unless it got the tokens of another one, as in a beam search."""
         found = self._occurred.get(row)
         if found is None or found.of is not row.tokens:
-            found = self._occurred[row] = _Occurrences(row.tokens, row.limit)
+            ignored = min(row.request.sampling.prompt_ignore_length, len(row.request.prompt))
+            found = self._occurred[row] = _Occurrences(row.tokens, row.limit, ignored)
         found.count_new()
         return found
 
 
 class _Occurrences:
-    """The different tokens of a list that grows to `limit`, and how often each occurs: the first `count` of both."""
+    """The different tokens of a list that grows to `limit`, and how often each occurs: the first `count` of both.
 
-    def __init__(self, of: list[int], limit: int) -> None:
+    The first `ignored` tokens of the list are there, but count as none.
+    """
+
+    def __init__(self, of: list[int], limit: int, ignored: int) -> None:
         self.of = of
+        self._ignored = ignored
         self.tokens = np.empty(limit, dtype=np.int64)
         self.counts = np.zeros(limit, dtype=np.float32)
         self.count = 0
@@ -69,14 +74,14 @@ class _Occurrences:
 
     def count_new(self) -> None:
         """Count the tokens that were added, but not rows of a prompt table, which have no logit."""
-        for token in self.of[self._counted :]:
+        for index, token in enumerate(self.of[self._counted :], self._counted):
             if token >= VIRTUAL:
                 continue
             place = self._places.setdefault(token, self.count)
             if place == self.count:
                 self.tokens[place] = token
                 self.count += 1
-            self.counts[place] += 1
+            self.counts[place] += index >= self._ignored
         self._counted = len(self.of)
 
 

@@ -1,8 +1,8 @@
 """Next tokens from logits, for all rows of a step at once.
 
 The order is TensorRT-LLM's (guidedDecoder.cpp, penaltyKernels.cu, samplingTopKKernels.cu): guide, bias, temperature,
-penalties over prompt and output, minimum length, bad words; then top_k, then top_p of the top_k tokens. Log
-probabilities are normalised over the whole vocabulary, or what the guide left of it, before top_k and top_p.
+penalties over prompt and output, minimum length, bad words, repeated n-grams; then min_p, top_k, and top_p of the top_k
+tokens. Log probabilities are normalised over the whole vocabulary, or what the guide left of it, before min_p.
 """
 
 from collections.abc import Iterator
@@ -22,6 +22,7 @@ from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.sampling import Limits, draw_tokens, kept_weights
 from trtforge.runtime.penalties import LARGEST, Penalties
 from trtforge.runtime.prompt_scores import log_sums_of, top_log_probs
+from trtforge.runtime.repeated_ngrams import RepeatedNgrams
 from trtforge.runtime.scheduling.random_numbers import random_bits, shares_of, uniform
 from trtforge.runtime.scheduling.sequence import Sequence
 
@@ -51,7 +52,7 @@ class Sampler:
         self._guides = guides
         self._sorts = device.type == "cuda"
         self._kernels = native_for(device, torch.float32)
-        self._penalties = Penalties(device)
+        self._penalties, self._ngrams = Penalties(device), RepeatedNgrams()
         self._biases: dict[Sequence, Tensor] = {}
 
     def sample(self, rows: list[Sequence], logits: Tensor, depth: int = 0) -> Sampled:
@@ -94,6 +95,7 @@ class Sampler:
     def forget(self, sequence: Sequence) -> None:
         """Drop the state of a finished sequence."""
         self._penalties.forget(sequence)
+        self._ngrams.forget(sequence)
         self._biases.pop(sequence, None)
         if self._guides is not None:
             self._guides.forget(sequence)
@@ -122,8 +124,8 @@ class Sampler:
             if row.generated < row.request.sampling.min_tokens:
                 ends = [token for token in row.request.end_ids if 0 <= token < self._vocab_size]
                 logits[index, ends] = _MINUS_INFINITY
-            if row.request.bad_words:
-                logits[index, _banned(row)] = _MINUS_INFINITY
+            if banned := [*_banned(row), *self._ngrams.banned(row)]:
+                logits[index, banned] = _MINUS_INFINITY
         for index in biased:
             logits[index].clamp_(max=LARGEST)
 
@@ -151,6 +153,8 @@ class Sampler:
         bits = random_bits([row.draws_at for row in rows])
         top_k, top_p = [self._top_k(row) for row in rows], [_top_p(row) for row in rows]
         keys = sent(bits.view(np.int64), self._device)
+        if any(row.request.sampling.min_p for row in rows):
+            logits, places = self._likely_enough(rows, self._at(places, logits)), list(range(len(rows)))
         if self._kernels is not None:
             return draw_tokens(self._kernels, logits, places, Limits(top_k, top_p), keys)
         logits, shares = self._at(places, logits), sent(shares_of(bits), self._device)
@@ -174,7 +178,9 @@ class Sampler:
         return verified_token(draft.tokens[depth], draft.distributions[depth], wanted, row.draws_at, draft.threshold)
 
     def _probabilities(self, row: Sequence, logits: Tensor) -> Tensor:
-        """Those of all tokens, of logits (vocabulary,): 0 for what top_k and top_p exclude."""
+        """Those of all tokens, of logits (vocabulary,): 0 for what min_p, top_k and top_p exclude."""
+        if row.request.sampling.min_p:
+            logits = self._likely_enough([row], logits.unsqueeze(0))[0]
         if self._kernels is not None:
             weights = kept_weights(self._kernels, logits, self._top_k(row), _top_p(row))
             return weights / weights.sum()
@@ -205,6 +211,11 @@ class Sampler:
         for index in alone:
             candidates, weights = nucleus(logits[index], shares[index])
             yield [index], candidates.unsqueeze(0), weights.unsqueeze(0)
+
+    def _likely_enough(self, rows: list[Sequence], logits: Tensor) -> Tensor:
+        """A copy of logits (rows, vocabulary) with minus infinity for what each row's min_p excludes."""
+        least = sent_column([row.request.sampling.min_p for row in rows], self._device).log()
+        return logits.masked_fill(logits < logits.amax(dim=1, keepdim=True) + least, _MINUS_INFINITY)
 
     def _top_k(self, row: Sequence) -> int:
         """The whole vocabulary without top_k."""
@@ -246,6 +257,7 @@ def _restricted(row: Sequence) -> bool:
         request.guide is not None
         or bool(request.bad_words)
         or bool(request.logits_processors)
+        or request.sampling.no_repeat_ngram_size > 0
         or len(request.sampling.embedding_bias) > 0
         or row.generated < request.sampling.min_tokens
     )

@@ -173,7 +173,7 @@ class Guides:
 
 def no_token_left() -> RequestError:
     """The error for an unguided sequence whose next token would have no probability."""
-    hint = "Leave out bad words, min_tokens, the bias or the logits processor."
+    hint = "Leave out bad words, min_tokens, no_repeat_ngram_size, the bias or the logits processor."
     return RequestError("no token is left that the options allow", hint=hint)
 
 

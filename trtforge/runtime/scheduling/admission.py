@@ -320,6 +320,9 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
         ("top_k", sampling.top_k, sampling.top_k is None or sampling.top_k >= 0, "0 or more"),
         ("min_tokens", sampling.min_tokens, sampling.min_tokens >= 0, "0 or more"),
         ("top_p", sampling.top_p, sampling.top_p is None or 0 <= sampling.top_p <= 1, "between 0 and 1"),
+        ("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "between 0 and 1"),
+        ("no_repeat_ngram_size", sampling.no_repeat_ngram_size, sampling.no_repeat_ngram_size >= 0, "0 or more"),
+        ("prompt_ignore_length", sampling.prompt_ignore_length, sampling.prompt_ignore_length >= 0, "0 or more"),
         ("top_p_decay", sampling.top_p_decay, 0 < sampling.top_p_decay <= 1, "greater than 0 and at most 1"),
         ("top_p_min", sampling.top_p_min, 0 < sampling.top_p_min <= 1, "greater than 0 and at most 1"),
         (
