@@ -349,6 +349,19 @@ def test_a_full_disk_ends_storing_with_one_warning(
     assert not store.holds(bytes(16))
 
 
+def context_of_two(
+    directory: Path, options: EngineOptions, prompts: list[list[int]], expected: list[tuple[int, ...]]
+) -> list[int]:
+    """Tokens of prompts that each of two engines computes, one after the other, for the same answers."""
+    context = []
+    for _ in range(2):
+        with Engine.load(directory, options) as engine:
+            answers = generate_with(engine, requests_for(prompts, len(expected[0])))
+            context.append(engine.statistics().context_tokens)
+        assert [answer.tokens for answer in answers] == expected
+    return context
+
+
 @pytest.mark.parametrize(
     ("options", "limits"),
     [
@@ -366,12 +379,7 @@ def test_a_restarted_engine_finds_its_blocks_and_gives_the_same_tokens(
     with Engine.load(directory, options) as engine:
         expected = [answer.tokens for answer in generate_with(engine, requests_for(longer, 12))]
     stored = EngineOptions(**{**vars(options), "kv_store": KvStoreOptions(tmp_path / "kv")})
-    context = []
-    for _ in range(2):
-        with Engine.load(directory, stored) as engine:
-            answers = generate_with(engine, requests_for(longer, 12))
-            context.append(engine.statistics().context_tokens)
-        assert [answer.tokens for answer in answers] == expected
+    context = context_of_two(directory, stored, longer, expected)
     size = limits.get("tokens_per_block", 4)
     if options.scheduler == "guaranteed_no_evict":
         assert context[1] == sum(len(prompt) - (len(prompt) - 1) // size * size for prompt in longer)
@@ -399,12 +407,7 @@ def test_blocks_of_several_ranks_are_found_after_a_restart(
     with Engine.load(directory, EngineOptions(kv_reuse=False)) as engine:
         expected = [answer.tokens for answer in generate_with(engine, requests_for(longer, 12))]
     stored = EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"), **options)
-    context = []
-    for _ in range(2):
-        with Engine.load(directory, stored) as engine:
-            answers = generate_with(engine, requests_for(longer, 12))
-            context.append(engine.statistics().context_tokens)
-        assert [answer.tokens for answer in answers] == expected
+    context = context_of_two(directory, stored, longer, expected)
     assert context[1] < context[0] / 2
 
 
