@@ -146,6 +146,55 @@ def test_the_largest_sum_with_noise_is_that_of_the_layer(
     require_largest(head(x)[:, :valid], expected, most)
 
 
+@pytest.mark.parametrize(("level", "dtype", "weights", "by_products"), CASES)
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 3),
+    tiles=st.integers(1, 80),
+    distances=st.lists(st.sampled_from([0.0, 1e-3, 0.5, 3.0, 60.0]), min_size=3, max_size=3),
+    factor=st.sampled_from([0.0, 1.0]),
+    outlier=st.sampled_from([0.0, 300.0]),
+    padding=st.sampled_from([0, 40]),
+    seed=st.integers(0, 2**16),
+)
+def test_products_near_the_largest_are_those_of_the_layer(
+    level: str, dtype: torch.dtype, weights: torch.dtype, by_products: bool, rows: int, tiles: int,
+    distances: list[float], factor: float, outlier: float, padding: int, seed: int,
+) -> None:  # fmt: skip
+    """All others are farther below it. The last row draws from all tokens, if it has a factor."""
+    generator, outputs = torch.Generator().manual_seed(seed), tiles * 32
+    values = torch.randn(outputs, 64, generator=generator)
+    values[:, 3] += outlier * torch.randn(outputs, generator=generator)
+    x = torch.randn(rows, 64, generator=generator).to(dtype)
+    kernels = kernels_at(level)
+    exact = native_matrix(kernels, values.to(weights), None, by_products=by_products and kernels.multiplies)
+    valid = max(1, outputs - padding)
+    head, expected = screened(exact, 64, outputs - valid), exact(x)[:, :valid].float()
+    below = np.array(distances[:rows])
+    factors = np.zeros(rows)
+    if factor:
+        factors[-1], below[-1] = factor, 0.0
+    head.need(1, random_bits([(seed, row) for row in range(rows)]), factors, below)
+    made = head(x)[:, :valid].float()
+    for row, distance in enumerate(below):
+        if not factors[row]:
+            near = expected[row] >= expected[row].max() - distance
+            assert torch.equal(made[row, near], expected[row, near])
+            assert bool((made[row, ~near] < expected[row].max() - distance).all())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_few_tiles_are_computed_for_tokens_near_the_likeliest(level: str) -> None:
+    torch.manual_seed(0)
+    exact = native_matrix(kernels_at(level), torch.randn(32 * 500, 256).bfloat16() / 16, None, by_products=False)
+    head, x = screened(exact, 256), torch.randn(1, 256).bfloat16()
+    head.need(1, np.zeros(1, dtype=np.uint64), np.zeros(1), np.array([0.5]))
+    made, expected = head(x).float(), exact(x).float()
+    changed = (made != expected).view(-1, 32).any(1)
+    assert 0 < int((~changed).sum()) < 60
+    assert torch.equal(made[expected >= expected.max() - 0.5], expected[expected >= expected.max() - 0.5])
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_few_tiles_are_computed_for_a_draw_from_a_large_vocabulary(level: str) -> None:
     torch.manual_seed(0)
@@ -270,6 +319,8 @@ CHOICES = {
     "all": SamplingParams(top_p=1.0, seed=5),
     "all of steep": SamplingParams(top_p=1.0, temperature=0.2, seed=6),
     "all and fewer": SamplingParams(top_p=1.0, top_p_decay=0.8, seed=7),
+    "near": SamplingParams(top_p=1.0, min_p=0.2, temperature=0.9, seed=8),
+    "near and few": SamplingParams(top_p=0.9, top_k=2**60, min_p=0.02, seed=9),
     "scored": SamplingParams(return_log_probs=True, top_log_probs=3),
     "scored prompt": SamplingParams(prompt_log_probs=True),
     "penalised": SamplingParams(repetition_penalty=1.3),
@@ -285,6 +336,11 @@ def test_candidates_are_few_tokens_that_weights_tell_apart() -> None:
     assert SamplingParams(top_k=1, temperature=1e8).candidates == 1
     drawn = SamplingParams(top_p=1.0, temperature=1e8)
     assert (drawn.candidates, drawn.draws_from_all) == (1, True)
+    near = SamplingParams(top_p=0.9, min_p=0.1)
+    assert (near.candidates, near.draws_near, near.draws_from_all) == (1, True, False)
+    assert (replace(near, top_k=5).candidates, replace(near, top_k=5).draws_near) == (5, False)
+    assert not replace(near, temperature=1e8).draws_near
+    assert not replace(near, top_p=None).draws_near
     for changes in (
         {"top_p": 0.9},
         {"top_p_decay": 0.9},
@@ -306,6 +362,7 @@ def asked(prompts: list[list[int]], vocabulary: int) -> list[list[GenerationRequ
     copy = replace(first, sampling=CHOICES["scored"], copy_of="0")
     drawn = [replace(first, sampling=CHOICES["all"]), replace(first, sampling=CHOICES["all of steep"], copy_of="0")]
     mixed = [replace(first, sampling=CHOICES[name], max_tokens=9) for name in ("all", "greedy", "few of few")]
+    near = [replace(first, sampling=CHOICES[name], max_tokens=9) for name in ("near", "near and few", "all")]
     bias = SamplingParams(embedding_bias=tuple(float(token % 7) for token in range(vocabulary)))
     others = [
         replace(first, sampling=bias),
@@ -315,7 +372,8 @@ def asked(prompts: list[list[int]], vocabulary: int) -> list[list[GenerationRequ
         replace(first, beams=BeamParams(3, 2)),
         replace(first, prompt=(5, 6, 7, 8) * 6, max_tokens=20),
     ]
-    together = [[first, copy], drawn, mixed[:2], mixed, [first, copy, *alone, *others]]
+    near.append(replace(near[0], sampling=CHOICES["all"], copy_of="0"))
+    together = [[first, copy], drawn, mixed[:2], mixed, near[:2], near[1:3], near[::3], [first, copy, *alone, *others]]
     return [*([each] for each in (*alone, *others)), *together]
 
 
@@ -354,5 +412,5 @@ def test_requests_get_what_they_get_without_a_screen(
     half = len(made) // 2
     assert [each.error for some in made for each in some if each.error is not None] == []
     assert made[half:] == made[:half]
-    alone = {(0, 0), (1, 0), (5, 0), (20, 0), (1, 2), (1, 4), (20, 6)}
+    alone = {(0, 0), (1, 0), (5, 0), (20, 0), (1, 3), (1, 6), (20, 9)}
     assert alone - needed == set()

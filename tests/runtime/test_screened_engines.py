@@ -132,6 +132,7 @@ def _sampling(chosen: random.Random) -> SamplingParams:
         SamplingParams(min_tokens=4, top_k=5, seed=seed),
         SamplingParams(prompt_log_probs=True),
         SamplingParams(top_k=chosen.choice([1000, 1024, 1025, VOCAB]), seed=seed),
+        *2 * [SamplingParams(top_p=chosen.choice([0.9, 1.0]), min_p=chosen.choice([0.01, 0.3, 1.0]), seed=seed)],
     ]
     return chosen.choice([SamplingParams(), few, chosen.choice(others)])
 

@@ -98,10 +98,10 @@ class SamplingParams:
     @property
     def candidates(self) -> int:
         """Among how many of the most likely tokens the next one is, by the unmodified logits; 0 for all. 1 if it
-        `draws_from_all`: by the sums of the logits and noise."""
+        `draws_from_all`, by the sums of the logits and noise, and if it `draws_near`."""
         if self._alters or self.prompt_log_probs:
             return 0
-        if self.greedy or self.draws_from_all:
+        if self.greedy or self.draws_from_all or self.draws_near:
             return 1
         few = self.top_k is not None and self.top_k <= _MOST_CANDIDATES
         return (self.top_k or 0) if few and (self.temperature or 1.0) <= _HIGHEST_TEMPERATURE else 0
@@ -111,6 +111,12 @@ class SamplingParams:
         """Whether each token of the vocabulary may be next."""
         cuts = self.top_k or self.top_p != 1.0 or self.top_p_decay != 1.0 or self.min_p
         return not self.greedy and not cuts
+
+    @property
+    def draws_near(self) -> bool:
+        """Whether it is one of those whose logits are near the largest one, as min_p says, however many these are."""
+        likely = self.min_p > 0 and (self.temperature or 1.0) <= _HIGHEST_TEMPERATURE
+        return likely and not self.greedy and not 0 < (self.top_k or 0) <= _MOST_CANDIDATES
 
     @property
     def _alters(self) -> bool:

@@ -38,7 +38,7 @@ class Copies:
             return False
         self._of.setdefault(original, []).append(copy)
         both = original.candidates, copy.candidates
-        draws = any(each.request.sampling.draws_from_all for each in (original, copy))
+        draws = any(p.draws_from_all or p.draws_near for p in (original.request.sampling, copy.request.sampling))
         original.candidates = max(both) if all(both) and not draws else 0  # its first logits are those of the copies
         return True
 

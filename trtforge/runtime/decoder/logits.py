@@ -42,10 +42,10 @@ class Head:
         if not len(draws) or self._spec.logit_cap is not None:
             self._screened.need(0 if len(draws) else candidates)
             return
-        keys, temperatures = (np.ascontiguousarray(each) for each in draws.reshape(-1, 2).T)
-        divisors = temperatures.view(np.float64)
-        factors = np.divide(self._spec.logit_scale, divisors, out=np.zeros_like(divisors), where=divisors > 0.0)
-        self._screened.need(candidates, keys.view(np.uint64), factors)
+        keys, temperatures, below = (np.ascontiguousarray(each) for each in draws.reshape(-1, 3).T)
+        divisors, scale = temperatures.view(np.float64), self._spec.logit_scale
+        factors = np.divide(scale, divisors, out=np.zeros_like(divisors), where=divisors > 0.0)
+        self._screened.need(candidates, keys.view(np.uint64), factors, below.view(np.float64) / scale)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """What the LM head reads."""

@@ -48,21 +48,29 @@ class Screened:
         self._most = np.zeros(1, dtype=np.int64)
         self._pause = np.zeros(2, dtype=np.int64)
         self._keys, self._factors = np.zeros(MOST_DRAWN, dtype=np.uint64), np.zeros(MOST_DRAWN, dtype=np.float32)
+        self._distances = np.zeros(MOST_DRAWN, dtype=np.float32)
         self._first = first
         pointers = (tensor.data_ptr() for tensor in (layer.weight, self._codes, self._scales, self._errors))
         kernels.run("screen", FORMATS.index(layer.format), *pointers, inputs, layer.outputs)
         self._errors[valid:] = torch.nan
 
     def need(
-        self, most: int, keys: npt.NDArray[np.uint64] = _NO_KEYS, factors: npt.NDArray[np.float64] = _NO_FACTORS
+        self,
+        most: int,
+        keys: npt.NDArray[np.uint64] = _NO_KEYS,
+        factors: npt.NDArray[np.float64] = _NO_FACTORS,
+        distances: npt.NDArray[np.float64] = _NO_FACTORS,
     ) -> None:
         """How many of the largest products of a row must be right, 0 for all. Recorded calls follow it too.
 
         Of a row with a factor above 0 only the largest sum of a product, times the factor, and the noise of its key
-        (candidates.gumbel_noise) must be. keys, factors: (rows,), at most MOST_DRAWN, or none at all.
+        (candidates.gumbel_noise) must be; of one with a distance above 0 the largest product and those that are at most
+        so far below it. keys, factors, distances: (rows,), at most MOST_DRAWN, or none at all.
         """
         self._most[0] = most
         self._factors.fill(0.0)
+        self._distances.fill(0.0)
+        self._distances[: len(distances)] = distances
         self._keys[: len(keys)], self._factors[: len(factors)] = keys, factors
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -83,6 +91,7 @@ class Screened:
             pause=self._pause.ctypes.data,
             keys=self._keys.ctypes.data,
             factors=self._factors.ctypes.data,
+            distances=self._distances.ctypes.data,
             rows=len(x),
             inputs=x.shape[1],
             outputs=layer.outputs,

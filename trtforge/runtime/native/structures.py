@@ -51,7 +51,7 @@ class ScreenedLinear(ctypes.Structure):
 
     _fields_ = (
         *((name, _pointer) for name in ("x", "weight", "bias", "codes", "scales")),
-        *((name, _pointer) for name in ("errors", "y", "most", "pause", "keys", "factors")),
+        *((name, _pointer) for name in ("errors", "y", "most", "pause", "keys", "factors", "distances")),
         *((name, _integer) for name in ("rows", "inputs", "outputs", "format", "by_products", "first")),
         ("farthest", _float),
     )

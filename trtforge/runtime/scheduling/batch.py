@@ -27,7 +27,8 @@ class Step:
     `adapters`: the task id of each row's LoRA adapter, 0 without one; empty if no row has one.
     `window_tables`, `window_copies`: as `tables` and `copies`, for layers with windows that have blocks of their own.
     `candidates`: of how many of the most likely tokens the logits must be right, in every row; 0 for all. `draws`: of
-    each row with logits the key of its noise and the bits of its temperature, 0 if it does not draw; or nothing at all.
+    each row with logits the key of its noise, the bits of its temperature, 0 if it does not draw from all, and those of
+    how far below the most likely token's another logit may be, 0 for any; or nothing at all.
     `embeddings`: rows of prompt tables in the compute type, as int64 (rows, words); token VIRTUAL + i is row i.
     `filled`: blocks to overwrite after the copies, with `contents`: of all ranks' layers, as int64 (blocks, words).
     """

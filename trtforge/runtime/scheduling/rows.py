@@ -1,5 +1,6 @@
 """The part of one sequence that a step computes."""
 
+import math
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import accumulate
@@ -48,14 +49,15 @@ def screening_of(rows: Rows[Row]) -> tuple[int, npt.NDArray[np.int64]]:
     wanted = [row for row in rows if row.wanted]
     each = [0 if row.scores else row.sequence.candidates for row in wanted]
     most, none = max(each, default=0) if all(each) else 0, np.zeros(0, dtype=np.int64)
-    if not most or not any(row.sequence.request.sampling.draws_from_all for row in wanted):
+    params = [row.sequence.request.sampling for row in wanted]
+    if not most or not any(each.draws_from_all or each.draws_near for each in params):
         return most, none
     if len(wanted) > MOST_DRAWN or any(row.drafts for row in wanted):
         return 0, none
-    params = [row.sequence.request.sampling for row in wanted]
     keys = random_bits([row.sequence.draws_at for row in wanted])
     temperatures = np.array([(p.temperature or 1.0) if p.draws_from_all else 0.0 for p in params])
-    return most, np.stack((keys.view(np.int64), temperatures.view(np.int64)), axis=1).reshape(-1)
+    distances = np.array([-math.log(p.min_p) * (p.temperature or 1.0) if p.draws_near else 0.0 for p in params])
+    return most, np.stack([each.view(np.int64) for each in (keys, temperatures, distances)], axis=1).reshape(-1)
 
 
 def sampling_rows(rows: Rows[Row]) -> list[tuple[Row, int]]:

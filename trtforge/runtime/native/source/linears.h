@@ -64,7 +64,8 @@ struct ExpandedLinear {
 
 // y (rows, outputs) = x (rows, inputs) W^T + bias of weights in 16 bits, of which only the largest numbers of each row
 // need be right: `most` of them, 0 for all. Of a row whose factor is not 0 only the largest sum of a number, times the
-// factor, and the noise that the row's key gives its token must be; `first`: the token of the first output. What `screen`
+// factor, and the noise that the row's key gives its token must be; of one whose distance is not 0 those that are at most so
+// far below the largest one; `first`: the token of the first output. What `screen`
 // made of the weights says which tiles may have them. `pause`: see `linear_screened`; `by_products`: whether
 // `linear_bfloat16` takes the weights, else `linear_expanded` with `format`. `farthest`: all numbers are computed where a
 // likely one is farther from 0.
@@ -80,6 +81,7 @@ struct ScreenedLinear {
     int64_t* pause;
     const uint64_t* keys;
     const float* factors;
+    const float* distances;
     int64_t rows, inputs, outputs, format, by_products, first;
     float farthest;
 };

@@ -8,7 +8,8 @@
 // gave them, which are below the k largest too. The products of the other tiles are the same numbers as without codes.
 //
 // A token that is drawn from all is the one with the largest sum of its logit and its noise (gumbel.h): the noise is added
-// to both limits, and k is 1.
+// to both limits, and k is 1. Where only tokens near the largest logit may be drawn, k is 1 too, and a tile counts whose upper
+// limits are not below the limit of the largest logit by more than that distance.
 
 #include "calls.h"
 #include "expanded_formats.h"
@@ -49,6 +50,7 @@ constexpr float LARGEST_CODE = 127.0f;
 constexpr float LEAST = 0x1p-40f;
 constexpr float MAGIC = 0x1.8p23f;     // added and subtracted it rounds to integers
 constexpr float SLACK = 1.0f + 0x1p-6f;  // for the rounding of the limits themselves
+constexpr float ROUNDED = 0x1p-16f;      // what scaling logits, and comparing them by float32, may change
 
 // Memory of one thread that calls `linear_screened`, for the threads of its team.
 struct Memory {
@@ -184,11 +186,12 @@ static bool find_tiles(const ScreenedLinear& s, int64_t most, Memory& memory) {
     for (int64_t row = 0; row < s.rows; ++row) {
         float* ranked = at_least(memory.ranked, tiles);
         std::copy_n(low + row * tiles, tiles, ranked);
-        float* last = ranked + std::min(measures[row].factor > 0.0f ? 1 : most, tiles) - 1;
+        const float distance = s.distances[row];
+        float* last = ranked + std::min(measures[row].factor > 0.0f || distance > 0.0f ? 1 : most, tiles) - 1;
         std::nth_element(ranked, last, ranked + tiles, std::greater<float>());
         const float likeliest = *std::max_element(ranked, last + 1);
         if (!(std::fabs(*last) < INFINITE) || *last < -s.farthest || likeliest > s.farthest) return false;
-        least[row] = *last;
+        least[row] = distance > 0.0f ? *last - distance - (std::fabs(*last) + distance) * ROUNDED : *last;
     }
     memory.tiles.clear();
     for (int64_t tile = 0; tile < tiles; ++tile) {
