@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from request_types import handed_on
 
 from trtforge.engine_process.messages import Update
-from trtforge.engine_process.requests import Beam, GenerationRequest, TopLogProbs
+from trtforge.engine_process.requests import CUT, Beam, GenerationRequest, TopLogProbs
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Wanted:
 
 @dataclass(slots=True)
 class SequenceState:
-    """One returned sequence. `tokens`, `log_probs` and logits (native float32): those not sent yet.
+    """One returned sequence. `tokens`, `log_probs` and logits (native float32): those not sent yet. `cut`: it was
+    cancelled.
 
     `top_log_probs`: beside each token of the last update.
     """
@@ -68,6 +69,7 @@ class SequenceState:
     accepted_tokens: int = 0
     beams: Sequence[Beam] = ()
     finished: bool = False
+    cut: bool = False
     top_log_probs: Sequence[TopLogProbs] = ()
     context_logits: bytearray = field(default_factory=bytearray)
     generation_logits: bytearray = field(default_factory=bytearray)
@@ -90,7 +92,7 @@ class SequenceState:
         if update.beams:
             self.last_token_ns = self.first_token_ns = time.monotonic_ns()
         self.scheduled_ns = update.scheduled_ns
-        self.finished = update.finish_reason is not None
+        self.finished, self.cut = update.finish_reason is not None, update.finish_reason in CUT
         self.top_log_probs = update.top_log_probs
 
     def sent(self) -> None:
@@ -123,7 +125,7 @@ class SequenceState:
             tensors["num_output_tokens"] = _int32([[self.generated]])
         if self.finished and wanted.performance:
             tensors |= self._performance()
-        if self.finished and self.request.context_only:
+        if self.finished and self.request.context_only and not self.cut:
             tensors[PHASE] = handed_on(self.request, self.tokens, self.log_probs, self.top_log_probs)
         return tensors
 

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from trtforge import Engine, SamplingParams
+from trtforge.api.answers import Assembly
 from trtforge.core.errors import RequestError
+from trtforge.engine_process.requests import GenerationRequest, Output
 
 PROMPT = "A list holds several values in their order, and a tuple does so too. " * 4
 
@@ -54,6 +56,15 @@ def test_a_stream_begins_with_the_first_token(pair: tuple[Engine, Engine]) -> No
     pieces = list(pair[1].stream(PROMPT, SamplingParams(max_tokens=6, context_phase=first.context_phase)))
     assert pieces[0].tokens == first.tokens
     assert sum(len(piece.tokens) for piece in pieces) == 6
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timed_out"])
+def test_a_context_that_was_cut_hands_nothing_on(pair: tuple[Engine, Engine], reason: Any) -> None:
+    """Another engine would take it for an answer that ended with its first token."""
+    request = GenerationRequest("0", (5,), 4, end_ids=frozenset({2}), context_only=True)
+    assembly = Assembly([request], (), pair[0]._texts, continues=True)
+    answer = assembly.answer(assembly.take(Output("0", finish_reason=reason)))
+    assert (answer.finish_reason, answer.context_phase) == (reason, None)
 
 
 @pytest.mark.parametrize(

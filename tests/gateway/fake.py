@@ -62,7 +62,7 @@ class FakeBackend:
 
     `error`: raised instead of the piece of this number. `old`: reports nothing but text. `held`: no piece comes while
     it is true. `cached`: tokens of each prompt in the KV cache, for the second sequence one more, and so on. `phase`:
-    what a context_only request returns.
+    what a context_only request returns; `reason`: why answers end, if not as they would.
     """
 
     words: tuple[str, ...] | None = None
@@ -74,6 +74,7 @@ class FakeBackend:
     held: bool = False
     cached: int | None = None
     phase: bytes = b""
+    reason: str = ""
     requests: list[TextRequest] = field(default_factory=list)
     running: int = 0
     cancelled: int = 0
@@ -131,7 +132,7 @@ class FakeBackend:
         return Piece(
             sequence,
             text,
-            reason,
+            reason and (self.reason or reason),
             len(prompt_tokens(request)),
             so_far,
             None if self.cached is None else self.cached + sequence,

@@ -48,6 +48,7 @@ def test_without_a_server_for_contexts_the_others_do_it_all() -> None:
     ("context", "said"),
     [
         (FakeBackend(error=BackendError("the queue is full", "UNAVAILABLE")), "the queue is full"),
+        (FakeBackend(reason="cancelled"), "the server cancelled the request"),
         (FakeBackend(), "the server for contexts returned no context_phase_params"),
     ],
 )

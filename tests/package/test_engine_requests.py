@@ -217,6 +217,17 @@ def test_acceptance_of_drafts_is_reported_with_performance() -> None:
     assert found["acceptance_rate"].tolist() == [[0.25]]
 
 
+@pytest.mark.parametrize(("reason", "cut"), [("length", False), ("cancelled", True), ("timed_out", True)])
+def test_a_context_that_was_cut_hands_nothing_on(reason: Any, *, cut: bool) -> None:
+    """Another server would take it for an answer that ended with its first token."""
+    from engine_outputs import SequenceState, Wanted
+
+    request = GenerationRequest("1", (5,), 4, end_ids=frozenset({2}), context_only=True)
+    state = SequenceState(0, 0, request, 0)
+    state.take(Update([] if cut else [7], finish_reason=reason))
+    assert ("context_phase_params" not in state.optional_outputs(Wanted.of({}, 1, 1))) == cut
+
+
 def test_a_priority_arrives_at_the_engine_with_all_sequences_of_the_request() -> None:
     found = asked(num_return_sequences=2, priority=0.75)
     sent = Submission(tuple(each.request for each in found), None, 40).encode()

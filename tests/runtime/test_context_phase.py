@@ -257,8 +257,9 @@ def test_what_does_not_go_together_is_refused(
     with Engine.load(directory) as engine:
         (made,) = generate_with(engine, [replace(request, **changes)])  # type: ignore[arg-type]
         assert said in str(made.error)
-        (made,) = generate_with(engine, [replace(request, context_phase=replace(phase, first_token=_VOCABULARY))])
-        assert str(made.error) == "context_phase_params hold the token 131, the vocabulary has 131"
+        for wrong in ({"first_token": _VOCABULARY}, {"top": ((0, -1.0), (_VOCABULARY, -2.0))}):
+            (made,) = generate_with(engine, [replace(request, context_phase=replace(phase, **wrong))])  # type: ignore[arg-type]
+            assert str(made.error) == "context_phase_params hold the token 131, the vocabulary has 131"
 
 
 @given(
@@ -293,6 +294,7 @@ def test_nothing_else_is_read(data: bytes) -> None:
         '{"version":1,"first_gen_tokens":[1],"prompt":7}',
         '{"version":1,"first_gen_tokens":[1],"prompt":"","log_probs":[NaN]}',
         '{"version":1,"first_gen_tokens":[1],"prompt":"","log_probs":["0"]}',
+        '{"version":1,"first_gen_tokens":[1],"prompt":"","log_probs":[-1e39]}',
         '{"version":1,"first_gen_tokens":[1],"prompt":"","log_probs":[0],"top_log_probs":[[1]]}',
         '{"version":1,"first_gen_tokens":[1],"prompt":"","log_probs":[0],"top_log_probs":4}',
         " " * 5000,

@@ -207,6 +207,17 @@ def test_a_gateway_has_one_server_compute_prompts_and_the_other_one_answer(
     assert plain["text_output"] == choice.text
 
 
+@pytest.mark.parametrize("token", [-1, 2**31, 10**30])
+def test_alternatives_of_another_vocabulary_are_refused(pair: tuple[Server, Server], token: int) -> None:
+    """No tokenizer has a text for them. The server goes on."""
+    handed = ContextPhase(20, prompt_digest(PROMPT), -1.0, ((token, -1.0),)).encode()
+    more = {"context_phase_params": list(handed), "input_ids": PROMPT}
+    address = f"http://127.0.0.1:{pair[1].ports['http']}/v2/models/ensemble/generate"
+    body = {"request_type": "generation_only", "max_tokens": NEW, "return_logprobs": True, "top_logprobs": 2, **more}
+    answer = httpx.post(address, json=body, timeout=PATIENCE, headers={"Host": "localhost"})
+    assert f"context_phase_params hold the token {token}" in answer.json()["error"]
+
+
 def computed(server: Server) -> int:
     """Tokens of prompts that a server's engine computed so far."""
     metrics = httpx.get(f"http://127.0.0.1:{server.ports['metrics']}/metrics", headers={"Host": "localhost"}).text

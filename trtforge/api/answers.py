@@ -14,7 +14,7 @@ from trtforge.core.reasoning import ReasoningParser, ReasoningText
 from trtforge.core.stop_text import StopText
 from trtforge.core.token_texts import TokenTexts
 from trtforge.engine_process.context_phase import phase_after
-from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
+from trtforge.engine_process.requests import CUT, FinishReason, GenerationRequest, Output, TopLogProbs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +103,7 @@ class Answer:
 
     `text`, `tokens` and so on are the first completion's. `context_logits`: (tokens of the prompt, vocabulary), whose
     row i predicts what follows token i. `prompt_log_probs`: of the prompt's tokens but the first. `context_phase`: of
-    a `context_only` request, for the engine that goes on.
+    a `context_only` request, for the engine that goes on; None if it was cancelled or timed out.
     """
 
     completions: tuple[Completion, ...]
@@ -278,7 +278,7 @@ class Assembly:
         context = [piece.context_logits for piece in pieces if piece.context_logits is not None]
         prompt_scores = tuple(score for piece in pieces for score in piece.prompt_log_probs)
         phase = None
-        if self.requests[0].context_only:
+        if self.requests[0].context_only and completions[0].finish_reason not in CUT:
             phase = self._context_phase(completions[0])
             if completions[0].finish_reason == "length" and self.requests[0].max_tokens > 1:
                 completions[0] = replace(completions[0], finish_reason="not_finished")
@@ -291,7 +291,7 @@ class Assembly:
 
     def _take_beams(self, output: Output) -> list[Piece]:
         """Where bad words and `min_tokens` leave fewer beams, fewer are returned."""
-        if output.finish_reason in ("cancelled", "timed_out"):
+        if output.finish_reason in CUT:
             return [sequence.take(output) for sequence in self._sequences]
         del self._sequences[len(output.beams) :]
         pieces = []

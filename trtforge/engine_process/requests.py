@@ -38,6 +38,8 @@ _MOST_CANDIDATES = 1 << 10
 _HIGHEST_TEMPERATURE = 100.0
 """At much higher ones unequal logits get equal weights in float32, of which top_k takes the first in the vocabulary."""
 FinishReason = Literal["end_id", "stop_word", "length", "cancelled", "timed_out", "error"]
+CUT: tuple[FinishReason, ...] = ("cancelled", "timed_out")
+"""Ends that say nothing of what would have come next."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from trtforge.gateway.backend import GONE, Backend, BackendError
+from trtforge.gateway.generation import require_not_cancelled
 from trtforge.gateway.request import Piece, TextRequest
 from trtforge.gateway.router import Router
 
@@ -63,6 +64,7 @@ class Disaggregated(Router):
                 return None
             raise
         for piece in found:
+            require_not_cancelled(piece)
             if piece.context_phase:
                 return piece
         raise BackendError("the server for contexts returned no context_phase_params", "INTERNAL")

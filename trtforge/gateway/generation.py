@@ -66,8 +66,7 @@ class Generation:
                 yield delta
 
     def _take(self, piece: Piece) -> Delta | None:
-        if piece.finish_reason == CANCELLED:
-            raise BackendError("the server cancelled the request", "CANCELLED")
+        require_not_cancelled(piece)
         if piece.input_tokens is not None:
             self._input_tokens = piece.input_tokens
         if piece.cached_tokens is not None:
@@ -148,6 +147,12 @@ class Generations:
         for choice, text, reasoning in zip(choices, texts, reasonings, strict=True):
             choice.text, choice.reasoning = "".join(text), "".join(reasoning)
         return choices
+
+
+def require_not_cancelled(piece: Piece) -> None:
+    """Raises BackendError for the last piece of a request that somebody else cancelled."""
+    if piece.finish_reason == CANCELLED:
+        raise BackendError("the server cancelled the request", "CANCELLED")
 
 
 async def _forward(part: Generation, queue: "asyncio.Queue[Delta | BaseException | None]") -> None:

@@ -153,9 +153,11 @@ def _wrong_phase(request: GenerationRequest, vocab_size: int) -> RequestError | 
         return RequestError(
             "context_phase_params are of another prompt", hint="Send both requests with the same prompt and tokenizer."
         )
-    if not 0 <= phase.first_token < vocab_size and phase.first_token not in request.end_ids:
+    tokens = [token for token, _ in phase.top] + [phase.first_token] * (phase.first_token not in request.end_ids)
+    unknown = next((token for token in tokens if not 0 <= token < vocab_size), None)
+    if unknown is not None:
         return RequestError(
-            f"context_phase_params hold the token {phase.first_token}, the vocabulary has {vocab_size}",
+            f"context_phase_params hold the token {unknown}, the vocabulary has {vocab_size}",
             hint="Send both requests to engines of the same model.",
         )
     if request.sampling.prompt_log_probs or request.context_logits or request.generation_logits:
