@@ -199,6 +199,25 @@ def test_the_answer_comes_when_the_blocks_are_written(
         assert len([path for path in (tmp_path / "kv").glob("*/*") if path.suffix != ".new"]) == 2
 
 
+def test_blocks_of_a_running_request_are_stored_for_a_context_with_its_beginning(
+    small_blocks: Path, tmp_path: Path
+) -> None:
+    """They are held until that one ends, which may take long."""
+    prompt, outputs, begun = tuple(range(3 * SIZE)), queue.SimpleQueue[Output](), list[Output]()
+    context = GenerationRequest("context", (*prompt, 7), 5, context_only=True)
+    with Engine.load(small_blocks, EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"))) as engine:
+
+        def first(output: Output) -> None:
+            if not begun:
+                engine.submit(context, outputs.put)
+            begun.append(output)
+
+        engine.submit(GenerationRequest("long", prompt, 150), first)
+        assert outputs.get(timeout=60).reused_blocks == 3
+        names = [path.name for path in (tmp_path / "kv").glob("*/*") if path.suffix != ".new"]
+        assert begun[-1].finish_reason or len(names) == 3
+
+
 def test_an_engine_that_closes_answers_what_waits_for_its_files(
     small_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,25 +234,42 @@ def test_an_engine_that_closes_answers_what_waits_for_its_files(
     assert outputs.get(timeout=60).finish_reason == "length"
 
 
-def test_blocks_of_long_contexts_are_stored_while_they_are_computed(
+def test_all_blocks_of_a_context_are_stored_however_many_one_step_computes(
     small_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None is left out because too much waits at the end, here of more than one block."""
-    options = EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"), chunked_context=True, max_num_tokens=SIZE)
+    """The engine waits until there is room for the next one; blocks of other requests are left out."""
+    options = EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"))
+    goes_on, write = threading.Event(), KvStore._write
+
+    def slowly(store: KvStore, name: str, content: bytes) -> None:
+        goes_on.wait(0.01)
+        write(store, name, content)
+
+    monkeypatch.setattr("trtforge.runtime.kv_store._MOST_WAITING", 1)
+    monkeypatch.setattr(KvStore, "_write", slowly)
     with Engine.load(small_blocks, options) as engine:
-        step, store = engine._step, engine._store
-        assert store is not None
-        monkeypatch.setattr("trtforge.runtime.kv_store._MOST_WAITING", store._block_bytes)
-
-        def step_and_write() -> None:
-            step()
-            written = threading.Event()
-            store.when_written(written.set)
-            assert written.wait(60)
-
-        monkeypatch.setattr(engine, "_step", step_and_write)
         generate_with(engine, requests_for([list(range(5 * SIZE))], 5, context_only=True))
-    assert len(list((tmp_path / "kv").glob("*/*"))) == 5
+        assert len(list((tmp_path / "kv").glob("*/*"))) == 5
+
+
+def test_a_disk_that_writes_nothing_stops_no_requests(
+    small_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(KvStore, "_write", lambda *_: goes_on.wait(60))
+    monkeypatch.setattr("trtforge.runtime.kv_store._MOST_WAITING", 1)
+    monkeypatch.setattr("trtforge.runtime.kv_store._LONGEST_WAIT", 0.01)
+    outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+    with Engine.load(small_blocks, EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"))) as engine:
+        engine.submit(GenerationRequest("context", tuple(range(5 * SIZE)), 5, context_only=True), outputs.put)
+        (other,) = generate_with(engine, requests_for([[7]], 2))
+        assert len(other.tokens) == 2
+        assert outputs.empty()
+        goes_on.set()
+        assert outputs.get(timeout=60).finish_reason == "length"
+    assert [message.partition(": ")[2] for message in caplog.messages] == [
+        "KV blocks are not stored for 60 s: writing takes longer than 0.01 s"
+    ]
 
 
 @pytest.mark.parametrize(

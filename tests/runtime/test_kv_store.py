@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -56,7 +57,7 @@ class Memory:
     def forget(self, block: int) -> bool:
         return self.fills.pop(block, None) is not None
 
-    def keep(self, key: bytes, block: int) -> None:
+    def keep(self, key: bytes, block: int, *, waits: bool = False) -> None:
         self.offered.add(key)
         if block not in self.fills and key not in self.stored:
             self.stored[key] = self.pool[block]
@@ -68,7 +69,8 @@ def test_every_block_of_a_sequence_holds_its_tokens(data: st.DataObject) -> None
     """Sequences come, run a step, and go in any order, on a small pool; stored blocks get lost now and then.
 
     There may be blocks in host memory beside the store, or instead of it. With a window, blocks behind it are dropped.
-    What was computed in full has been offered to the store by the time that nobody holds it.
+    What was computed in full has been offered to the store by the time that nobody holds it, and what a context for
+    other engines has of it when it ends.
     """
     pool: dict[int, tuple[int, ...]] = {}
     store = Memory(pool)
@@ -84,7 +86,7 @@ def test_every_block_of_a_sequence_holds_its_tokens(data: st.DataObject) -> None
         tokens = data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=9))
         prefix = manager.find_prefix(tokens)
         if manager.blocks_for(len(tokens)) - prefix.held <= manager.free_blocks:
-            table = BlockTable()
+            table = BlockTable(stored=data.draw(st.booleans()))
             drops = data.draw(st.booleans())
             manager.share(table, prefix, drops=drops)
             at_least = (*prefix.blocks, None).index(None)
@@ -107,7 +109,8 @@ def test_every_block_of_a_sequence_holds_its_tokens(data: st.DataObject) -> None
                         assert pool[each.blocks[index]] == tuple(own[: 2 * index + 2])
         while running and (data.draw(st.booleans()) or manager.free_blocks < 2):
             table, _ = running.pop(data.draw(st.integers(0, len(running) - 1)))
-            keys = set(table.keys).difference(*(each.keys for each, _ in running))
+            held = [] if table.stored else [each.keys for each, _ in running]
+            keys = set(table.keys[table.dropped if table.stored else 0 :]).difference(*held)
             manager.release(table)
             assert not stores or keys <= store.offered
         manager.check([table for table, _ in running])
@@ -331,22 +334,62 @@ def test_the_least_recently_used_blocks_go_first_and_files_of_others_stay(opened
     assert len(names) == 4
 
 
-def test_a_full_disk_ends_storing_with_one_warning(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_full_disk_is_said_once_and_holds_what_fits_from_then_on(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     store = opened()
+    keys = [bytes([number] * 16) for number in range(4)]
+    goes_on = threading.Event()
 
     def full(*_: object) -> None:
+        goes_on.wait(PATIENCE)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "_write", full)
-    for number in range(3):
-        store.keep(bytes([number] * 16), number)
-    store.close()
+    for number in range(2):
+        store.keep(keys[number], number)
+    with monkeypatch.context() as patch:
+        written(store)
+        patch.setattr(store, "_write", full)
+        for key in keys[2:]:
+            store.keep(key, 0)
+        goes_on.set()
+        written(store)
     assert [record.getMessage() for record in caplog.records] == [
-        f"{store._root}: KV blocks are not stored any more: [Errno 28] No space left on device"
+        f"{store._root}: KV blocks are not stored for 60 s: [Errno 28] No space left on device"
     ]
-    assert not store.holds(bytes(16))
+    store.keep(keys[2], 2)
+    assert not store._waiting
+    monkeypatch.setattr(store, "_resumes_at", 1.0)  # the pause is over
+    store.keep(keys[3], 3)
+    store.close()
+    assert {path.name for path in stored_files(tmp_path)} == {keys[1].hex(), keys[3].hex()}
+    assert not store.holds(keys[2])
+
+
+def test_a_directory_that_was_deleted_is_made_again(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    store = opened()
+    store.keep(KEY, 0)
+    written(store)
+    shutil.rmtree(store._root)
+    store.keep(KEY[::-1], 1)
+    written(store)
+    assert len(caplog.messages) == 1
+    monkeypatch.setattr(store, "_resumes_at", 1.0)  # the pause is over
+    store.keep(KEY[::-1], 1)
+    written(store)
+    store.keep(KEY, 0)
+    store.close()
+    assert {path.name for path in stored_files(tmp_path)} == {KEY.hex(), KEY[::-1].hex()}
+    assert len(caplog.messages) == 1
+
+
+def written(store: KvStore) -> None:
+    """Return when all that was kept so far is written, or failed."""
+    done = threading.Event()
+    store.when_written(done.set)
+    assert done.wait(PATIENCE)
 
 
 def context_of_two(

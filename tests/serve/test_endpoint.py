@@ -11,8 +11,10 @@ from typing import Any
 import grpc
 import pytest
 
-from trtforge.cli.gateway import _warn_of
+from tests.patience import PATIENCE
+from trtforge.cli.gateway import _listens, _warn_of
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.gateway.config import GatewayConfig
 from trtforge.serve.client import Protocol, Sampling, generate
 from trtforge.serve.endpoint import Endpoint
 from trtforge.serve.probe import probe
@@ -121,7 +123,7 @@ def test_what_a_port_speaks(http_only: str, grpc_only: str, mute: str) -> None:
 def test_a_gateway_warns_of_backends_that_do_not_speak_grpc(
     http_only: str, grpc_only: str, mute: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _warn_of([grpc_only, http_only, mute, "127.0.0.1:1"])
+    _warn_of([grpc_only, http_only, mute, "127.0.0.1:1"], "--backend", "requests are refused")
     assert capsys.readouterr().err.splitlines() == [
         f"warning: {http_only} speaks HTTP, not gRPC: give --backend its gRPC port (8001 by default)",
         *(
@@ -129,6 +131,22 @@ def test_a_gateway_warns_of_backends_that_do_not_speak_grpc(
             for each in (mute, "127.0.0.1:1")
         ),
     ]
+
+
+def test_a_gateway_serves_without_the_servers_for_contexts_and_says_so(
+    mute: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = [threading.Event(), threading.Event()]
+    monkeypatch.setattr("trtforge.cli.gateway._warn_of", lambda *given: (warn(*given), started.pop().set()))
+    warn, waits = _warn_of, list(started)
+    _listens(GatewayConfig(backends=("127.0.0.1:1",), context_backends=(mute,)))
+    assert all(each.wait(PATIENCE) for each in waits)
+    assert sorted(capsys.readouterr().err.splitlines()) == sorted(
+        [
+            "warning: no gRPC server answers at 127.0.0.1:1: requests are refused until one does",
+            f"warning: no gRPC server answers at {mute}: those of --backend compute prompts too until one does",
+        ]
+    )
 
 
 @pytest.mark.parametrize("finish_reason", [False, True])

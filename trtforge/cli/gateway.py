@@ -126,12 +126,16 @@ def gateway(
 
 def _listens(config: "GatewayConfig") -> None:
     print(f"openai=http://{config.address}/v1", flush=True)
-    for given in ((config.backends, "--backend"), (config.context_backends, "--context-backend")):
+    refused, whole = "requests are refused", "those of --backend compute prompts too"
+    for given in ((config.backends, "--backend", refused), (config.context_backends, "--context-backend", whole)):
         Thread(target=_warn_of, args=given, daemon=True).start()
 
 
-def _warn_of(backends: Sequence[str], option: str = "--backend") -> None:
-    """Warn of each backend that is not known to speak gRPC. Requests are sent all the same: it may start later."""
+def _warn_of(backends: Sequence[str], option: str, without: str) -> None:
+    """Warn of each backend that is not known to speak gRPC. Requests are sent all the same: it may start later.
+
+    `without`: what happens while none of them answers.
+    """
     from trtforge.serve.spoken import spoken
 
     for backend in backends:
@@ -140,7 +144,7 @@ def _warn_of(backends: Sequence[str], option: str = "--backend") -> None:
             port = f"give {option} its gRPC port ({defaults.GRPC_PORT} by default)"
             show.warning(f"{backend} speaks HTTP, not gRPC: {port}")
         elif protocol is None:
-            show.warning(f"no gRPC server answers at {backend}: requests are refused until one does")
+            show.warning(f"no gRPC server answers at {backend}: {without} until one does")
 
 
 def _adapters(words: Sequence[str], models: Collection[str | None]) -> Mapping[str, int]:

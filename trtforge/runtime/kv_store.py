@@ -6,6 +6,7 @@ their own, and read when a request that starts with their tokens is admitted. Th
 deleted when there are too many bytes.
 """
 
+import errno
 import logging
 import os
 import queue
@@ -34,8 +35,11 @@ from trtforge.formats.trtllm import CONFIG_FILE
 from trtforge.runtime.ranks.source import Source
 
 _MOST_WAITING = 64 << 20
-"""Bytes that wait to be written, or one block; blocks that come while there are more are not stored."""
+"""Bytes that wait to be written, or one block; blocks that come while there are more wait, or are not stored."""
 _LAST_WRITES_TIMEOUT = 10.0  # seconds
+_LONGEST_WAIT = 5.0  # seconds of each step in which all requests wait for room
+_PAUSE = 60.0  # seconds in which nothing is stored after a write that failed
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _DRAFT_AGE = 3600.0  # seconds after which an unfinished file belongs to nobody
 _DIGEST_BYTES = 32
 _STORED = re.compile(r"[0-9a-f]{32}/([0-9a-f]{32}|\.[0-9a-f]{32}\.\d+\.new)")
@@ -76,18 +80,21 @@ class KvStore:
         self._own = text_digest(f"{identity} {cache.block_layout}")[:_DIGEST_BYTES]
         self._cache = cache
         self._block_bytes = cache.block_bytes
+        self._file_bytes = self._block_bytes + _DIGEST_BYTES
         self._fills: dict[int, Tensor] = {}
         self._used = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._written = threading.Condition(self._lock)
         self._sizes: OrderedDict[str, int] = OrderedDict()
         """Bytes of each file by its name in the directory, the least recently used first."""
         self._waiting: dict[str, bytes] = {}
         self._work: queue.SimpleQueue[str | Callable[[], None] | None] = queue.SimpleQueue()
         self._broken = False
+        self._patience = _LONGEST_WAIT
+        self._resumes_at = 0.0  # of `monotonic`; 0: the last write succeeded
         self._number = secrets.randbits(63)  # process ids recur: of engines in one process, and in several containers
         try:
-            (self._root / self._own).mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._scan()
+            self._begin()
             draft = self._root / self._own / f".{self._number}.new"
             draft.write_bytes(b"")
             draft.unlink()
@@ -120,7 +127,7 @@ class KvStore:
             content = path.read_bytes()
         except OSError:
             content = b""
-        whole = len(content) == self._block_bytes + _DIGEST_BYTES
+        whole = len(content) == self._file_bytes
         if not whole or _digest(key, content[:-_DIGEST_BYTES]) != content[-_DIGEST_BYTES:]:
             self._delete(name)
             return False
@@ -136,15 +143,22 @@ class KvStore:
         """`block` gets other content: it is not filled any more. Whether it was to be."""
         return self._fills.pop(block, None) is not None
 
-    def keep(self, key: bytes, block: int) -> None:
-        """Store the content of a computed block, unless it is stored already or too much waits to be written."""
-        if self._broken or block in self._fills or self._block_bytes + _DIGEST_BYTES > self._most_bytes:
+    def keep(self, key: bytes, block: int, *, waits: bool = False) -> None:
+        """Store the content of a computed block, unless it is stored already or too much waits to be written.
+
+        `waits`: until enough of that is written.
+        """
+        if self._broken or block in self._fills or self._file_bytes > self._most_bytes:
+            return
+        if self._resumes_at > time.monotonic():
             return
         name = self._name(key)
         with self._lock:
             if name in self._sizes or name in self._waiting:
                 return
-            if self._waiting and (len(self._waiting) + 1) * self._block_bytes > _MOST_WAITING:
+            if waits:
+                self._wait()
+            if not self._has_room():
                 return
         try:
             content = self._cache.read_block(block).numpy().tobytes()
@@ -162,6 +176,7 @@ class KvStore:
     def take_fills(self) -> Mapping[int, Tensor]:
         """Contents (bytes,) uint8 by block, as `read_block` gave them, to write before the next step."""
         fills, self._fills = self._fills, {}
+        self._patience = _LONGEST_WAIT
         return fills
 
     def close(self) -> None:
@@ -169,11 +184,23 @@ class KvStore:
         self._work.put(None)
         self._writer.join(_LAST_WRITES_TIMEOUT)
 
+    def _wait(self) -> None:
+        """Until there is room for a block, or this has taken too long since the last step."""
+        begun = time.monotonic()
+        if self._written.wait_for(self._has_room, self._patience):
+            self._patience = max(0.0, self._patience - (time.monotonic() - begun))
+        else:
+            self._pause(TimeoutError(f"writing takes longer than {_LONGEST_WAIT:g} s"))
+
+    def _has_room(self) -> bool:
+        return not self._waiting or (len(self._waiting) + 1) * self._block_bytes <= _MOST_WAITING
+
     def _name(self, key: bytes) -> str:
         return f"{self._own}/{key.hex()}"
 
-    def _scan(self) -> None:
-        """Find what is stored, of other engines too, in the order of its last use."""
+    def _begin(self) -> None:
+        """Make the directory and find what is stored, of other engines too, in the order of its last use."""
+        (self._root / self._own).mkdir(mode=0o700, parents=True, exist_ok=True)
         found = []
         for path in self._root.glob("*/*"):
             name = f"{path.parent.name}/{path.name}"
@@ -185,8 +212,9 @@ class KvStore:
                     found.append((facts.st_mtime_ns, name, facts.st_size))
                 elif facts.st_mtime < time.time() - _DRAFT_AGE:
                     path.unlink()
-        self._sizes.update((name, size) for _, name, size in sorted(found))
-        self._used = sum(self._sizes.values())
+        with self._lock:
+            self._sizes = OrderedDict((name, size) for _, name, size in sorted(found))
+            self._used = sum(self._sizes.values())
 
     def _write_all(self) -> None:
         while (name := self._work.get()) is not None:
@@ -196,13 +224,23 @@ class KvStore:
             with self._lock:
                 content = self._waiting[name]
             try:
-                if not self._broken:
+                if not self._broken and self._resumes_at <= time.monotonic():
+                    if self._resumes_at:
+                        self._begin()
                     self._write(name, content)
+                    self._resumes_at = 0.0
             except OSError as error:
-                self._broken = True
-                _LOG.warning("%s: KV blocks are not stored any more: %s", self._root, first_line(error))
+                self._pause(error)
             with self._lock:
                 del self._waiting[name]
+                self._written.notify()
+
+    def _pause(self, error: OSError) -> None:
+        """Store nothing for a while; after that, where the disk is full, no more bytes than fit on it now."""
+        if error.errno in _FULL:
+            self._most_bytes = min(self._most_bytes, max(self._used, self._file_bytes))
+        self._resumes_at = time.monotonic() + _PAUSE
+        _LOG.warning("%s: KV blocks are not stored for %d s: %s", self._root, _PAUSE, first_line(error))
 
     def _write(self, name: str, content: bytes) -> None:
         path = self._root / name

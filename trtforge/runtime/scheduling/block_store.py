@@ -15,5 +15,8 @@ class BlockStore(Protocol):
     def forget(self, block: int) -> bool:
         """`block` gets other content; whether it was to be filled, which it is not any more."""
 
-    def keep(self, key: bytes, block: int) -> None:
-        """Store the content of `block`, which may be overwritten afterwards."""
+    def keep(self, key: bytes, block: int, *, waits: bool = False) -> None:
+        """Store the content of `block`, which may be overwritten afterwards.
+
+        `waits`: until there is room for it, instead of leaving it out.
+        """

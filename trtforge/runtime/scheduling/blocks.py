@@ -180,7 +180,7 @@ class BlockManager:
             table.keys.append(key)
             self._register(key, table.blocks[index])
             if table.stored and self._store is not None:
-                self._store.keep(key, table.blocks[index])
+                self._store.keep(key, table.blocks[index], waits=True)
             if table.retention is not None:
                 self._retain(key, table.retention.of_block(index * size))
         self._observer.stored(table, table.keys, tokens, first)
@@ -225,7 +225,7 @@ class BlockManager:
         """Free all blocks, the last ones first, so that the start of a prefix, shared most often, is evicted last."""
         self._leave(table.blocks[table.unseen :][::-1])
         for block in reversed(table.blocks[table.dropped :]):
-            self._give_back(block)
+            self._give_back(block, stored=table.stored)
         table.blocks.clear()
         table.keys.clear()
         table.dropped = table.unseen = 0
@@ -270,11 +270,11 @@ class BlockManager:
                 self.windows.retain(block, kept)
         self._observer.look(key)
 
-    def _give_back(self, block: int) -> None:
-        key = self.pool.leave(block)
+    def _give_back(self, block: int, *, stored: bool = False) -> None:
+        key = self.pool.leave(block) or (self.pool.key_of(block) if stored else None)
         # What is still to be copied here has been offered to the store: it left the device from an idle block.
         if key is not None and self._store is not None and block not in self._copies:
-            self._store.keep(key, block)
+            self._store.keep(key, block, waits=stored)
 
     def _leave(self, blocks: Iterable[int]) -> None:
         """A sequence does not attend to these blocks any more in layers with windows."""
