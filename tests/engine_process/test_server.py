@@ -13,6 +13,7 @@ from tests.patience import PATIENCE, eventually
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.admission import QueueLimits
 from trtforge.engine_process.client import EngineClient
+from trtforge.engine_process.context_phase import ContextPhase, prompt_digest
 from trtforge.engine_process.control import EngineControl, EngineUnreachable
 from trtforge.engine_process.frames import Frame
 from trtforge.engine_process.messages import Update
@@ -283,6 +284,23 @@ def test_a_request_that_waits_too_long_is_refused(place: Place, client: EngineCl
     assert eventually(lambda: len(kept.ends) == 1)
     assert kept.ends[0].message.startswith("the request waited 0.05 s in the queue; retry in ")  # type: ignore[attr-defined]
     assert [only_waiting for _, only_waiting in place.engine.cancelled] == [True]
+
+
+def test_a_first_token_that_a_request_brings_does_not_end_its_wait(place: Place, client: EngineClient) -> None:
+    """The engine hands it out at once; only the second one shows that the request runs."""
+    kept = Kept()
+    phase = ContextPhase(7, prompt_digest([1]))
+    client.submit((GenerationRequest("", (1,), 9, context_phase=phase), GenerationRequest("", (1,), 9)), kept)
+    assert eventually(lambda: len(place.engine.requests) == 2)
+    brings, other = place.server._sequences.values()
+    place.engine.step({0: [7], 1: [7]})
+    assert (brings.started, other.started) == (False, True)
+    place.engine.step({0: [8]})
+    place.engine.step({0: [9]})
+    assert brings.started
+    place.engine.step({0: [10]}, finish="length")
+    assert eventually(lambda: kept.ends == {0: "length"})
+    assert kept.tokens[0] == [7, 8, 9, 10]
 
 
 def test_draining_refuses_new_requests_and_cutting_ends_the_rest(place: Place, client: EngineClient) -> None:

@@ -28,6 +28,13 @@ def test_a_context_is_computed_first_and_handed_on() -> None:
     assert [piece.cached_tokens for piece in found] == [7, 7, 7]  # the rest came from the other server, not from before
 
 
+def test_answers_that_end_with_their_first_token_tell_what_was_cached_too() -> None:
+    """The server that generates does not look: its engine never runs them."""
+    context, generation = FakeBackend(phase=PHASE, cached=7), FakeBackend()
+    found = run(pieces(Disaggregated([generation], [context]), replace(REQUEST, max_tokens=1)))
+    assert [piece.cached_tokens for piece in found] == [7]
+
+
 @pytest.mark.parametrize("changes", [{"sequences": 2}, {"prompt_logprobs": True}])
 def test_what_cannot_be_split_goes_to_a_server_that_generates(changes: dict[str, int]) -> None:
     context, generation = FakeBackend(phase=PHASE), FakeBackend(cached=3)

@@ -12,6 +12,7 @@ from tests.gateway.kserve_server import Servicer, serving
 from tests.patience import PATIENCE, eventually
 from tests.ports import free_ports
 from trtforge.core.server_errors import SHUTTING_DOWN
+from trtforge.engine_process.context_phase import RequestType
 from trtforge.gateway.backend import GONE, BackendError, ServedModel
 from trtforge.gateway.errors import ApiError, of_backend
 from trtforge.gateway.kserve import KServeBackend
@@ -280,6 +281,15 @@ def test_what_an_older_repository_lacks_is_said(request_: TextRequest, said: str
     with pytest.raises(BackendError, match=said) as caught:
         infer_request(old, request_)
     assert of_backend(caught.value).status == 400
+
+
+@pytest.mark.parametrize("kind", ["context_only", "generation_only"])
+def test_an_older_repository_that_computes_no_phase_is_no_error_of_the_client(kind: RequestType) -> None:
+    """Who runs the gateway chose the server."""
+    old = ServedModel("m", {"text_input": "BYTES", "max_tokens": "INT32", "stream": "BOOL"})
+    with pytest.raises(BackendError, match="no input request_type; run `trtforge package` again") as caught:
+        infer_request(old, TextRequest("m", 1, prompt="a", request_type=kind))
+    assert of_backend(caught.value).status == 500
 
 
 def test_a_tokenizer_without_chat_template_is_said() -> None:

@@ -39,13 +39,17 @@ _SPARE_DEADLINES = 1024  # deadlines of finished sequences that may be kept
 
 @dataclass(eq=False)
 class _Sequence:
-    """An admitted sequence. `failure`: its error if the engine cancels it on behalf of this server."""
+    """An admitted sequence. `failure`: its error if the engine cancels it on behalf of this server.
+
+    `brought`: its first token comes with the request, and says nothing of whether it runs.
+    """
 
     client: Connection
     name: int
     key: str
     size: int
     failure: RequestFailure | None = None
+    brought: bool = False
     started: bool = False
     done: bool = False
 
@@ -202,7 +206,8 @@ class EngineServer:
                 size = submission.size // max(1, len(submission.requests))
                 for request in submission.requests:
                     key = _key(client, request.request_id)
-                    sequence = _Sequence(client, int(request.request_id), key, size)
+                    brought = request.context_phase is not None
+                    sequence = _Sequence(client, int(request.request_id), key, size, brought=brought)
                     self._sequences[key] = sequence
                     sequences.append((sequence, request))
                     if submission.timeout is not None:
@@ -237,7 +242,7 @@ class EngineServer:
             if sequence.done:
                 return
             urgent = not sequence.started or output.finish_reason is not None
-            sequence.started = True
+            sequence.started, sequence.brought = not sequence.brought, False
             self._tokens += len(output.tokens)
             failure = None
             if output.error is not None:

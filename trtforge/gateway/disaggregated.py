@@ -39,7 +39,7 @@ class Disaggregated(Router):
             request = replace(request, request_type="generation_only", context_phase=context.context_phase)
         async with aclosing(super().generate(request)) as pieces:
             async for piece in pieces:
-                if context is not None and piece.cached_tokens is not None:
+                if context is not None:
                     piece.cached_tokens = context.cached_tokens
                 yield piece
 

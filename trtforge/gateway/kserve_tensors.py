@@ -15,7 +15,8 @@ _FORMATS = {"INT32": "i", "UINT32": "I", "INT64": "q", "UINT64": "Q", "FP32": "f
 _WIDTHS = {"INT32": 32, "UINT32": 32, "INT64": 64, "UINT64": 64}
 
 _Value = str | int | float | bool | bytes | tuple[int, ...] | tuple[str, ...]
-_PHASE = "context_phase_params"
+_REQUEST_TYPE, _PHASE = _PHASES = "request_type", "context_phase_params"
+"""What a gateway with servers for contexts sends, not its client."""
 _SEED = ("random_seed", "seed")
 """Names of the seed by release."""
 _ASKED = (
@@ -34,7 +35,7 @@ def infer_request(model: ServedModel, request: TextRequest) -> Any:
     for name, value in _inputs(model, request).items():
         datatype = model.inputs.get(name)
         if datatype is None:
-            raise BackendError(_missing(model, name), "INVALID_ARGUMENT")
+            raise BackendError(_missing(model, name), "INTERNAL" if name in _PHASES else "INVALID_ARGUMENT")
         values = value if isinstance(value, tuple | bytes) else (value,)
         message.inputs.add(name=name, datatype=datatype, shape=(1, len(values)))
         message.raw_input_contents.append(values if isinstance(values, bytes) else _raw(datatype, values))
@@ -80,7 +81,7 @@ def _inputs(model: ServedModel, request: TextRequest) -> Mapping[str, _Value]:
     if request.top_logprobs and (request.logprobs or request.prompt_logprobs):
         values["top_logprobs"] = request.top_logprobs
     if request.request_type != "context_and_generation":
-        values["request_type"] = request.request_type
+        values[_REQUEST_TYPE] = request.request_type
     if request.context_phase:
         values[_PHASE] = request.context_phase
     return values
