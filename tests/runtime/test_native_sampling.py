@@ -42,6 +42,23 @@ def logits_of(draw: st.DrawFn) -> Tensor:
 
 @pytest.mark.parametrize("level", LEVELS)
 @settings(max_examples=150, deadline=None)
+@given(logits=logits_of(), min_p=st.sampled_from([1e-40, 1e-30, 0.01, 0.3, 1.0]), top_k=st.integers(1, 3000))
+def test_min_p_leaves_what_is_likely_enough_beside_the_most_likely(
+    level: str, logits: Tensor, min_p: float, top_k: int
+) -> None:
+    weights = kept_weights(kernels_at(level), logits, len(logits), 1.0, min_p).double()
+    exact = (logits - logits.max()).double().exp()
+    kept = weights > 0
+    torch.testing.assert_close(weights[kept], exact[kept], rtol=1e-6, atol=0.0)
+    assert float(exact[kept].min()) >= min_p * (1 - ROUNDING)
+    assert float(exact[~kept].max() if len(exact[~kept]) else 0.0) <= max(min_p, LEAST) * (1 + ROUNDING)
+    fewest = kept_weights(kernels_at(level), logits, min(top_k, len(logits)), 1.0, min_p) > 0
+    assert int(fewest.sum()) == min(top_k, int(kept.sum()))
+    assert not (fewest & ~kept).any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@settings(max_examples=150, deadline=None)
 @given(logits=logits_of(), top_k=st.integers(1, 3000), top_p=st.floats(1e-6, 1.0))
 def test_the_fewest_most_likely_tokens_keep_their_weights(level: str, logits: Tensor, top_k: int, top_p: float) -> None:
     top_k = min(top_k, len(logits))
@@ -104,19 +121,25 @@ def noise_of(key: int, vocabulary: int) -> npt.NDArray[np.float64]:
 
 @pytest.mark.parametrize("level", LEVELS)
 @settings(max_examples=60, deadline=None)
-@given(logits=logits_of(), keys=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=6))
+@given(
+    logits=logits_of(),
+    keys=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=6),
+    min_p=st.sampled_from([None, 0.0, 1e-30, 0.05, 1.0]),
+)
 def test_of_all_tokens_that_with_the_largest_sum_of_logit_and_noise_is_drawn(
-    level: str, logits: Tensor, keys: list[int]
+    level: str, logits: Tensor, keys: list[int], min_p: float | None
 ) -> None:
     bits = torch.from_numpy(np.array(keys, dtype=np.uint64).view(np.int64))
-    limits = Limits([len(logits)] * len(keys), [1.0] * len(keys))
+    limits = Limits([len(logits)] * len(keys), [1.0] * len(keys), min_p if min_p is None else [min_p] * len(keys))
     found = draw_tokens(kernels_at(level), logits[None], [0] * len(keys), limits, bits)
     noise = gumbel_noise(bits, len(logits))
     for key, token, other in zip(keys, found.tolist(), noise.double().numpy(), strict=True):
         exact = noise_of(key, len(logits))
         np.testing.assert_allclose(other, exact, rtol=2e-6, atol=2e-6)
-        sums = (logits - logits.max()).double().numpy() + exact
-        assert sums[token] >= sums.max() - 1e-5
+        beside = (logits - logits.max()).double().numpy()
+        sums = np.where(beside >= math.log(min_p or 1e-300) + ROUNDING * (min_p != 1), beside + exact, IMPOSSIBLE)
+        assert beside[token] + exact[token] >= sums.max() - 1e-5
+        assert beside[token] >= math.log(min_p or 1e-300) - ROUNDING
     expected = (logits - logits.max() + noise).argmax(1)
     assert drawn_of_all(logits.repeat(len(keys), 1), bits).tolist() == expected.tolist()
 
@@ -176,12 +199,13 @@ def test_noise_of_neighbours_is_independent() -> None:
 def test_each_token_has_its_own_row_and_limits(level: str) -> None:
     logits = torch.randn(5, 40_000, generator=torch.Generator().manual_seed(0))[:, 7:]
     places, kernels = [4, 0, 2, 2], kernels_at(level)
-    limits = Limits([len(logits[0]), 40, 3, 1], [0.9, 1.0, 0.5, 1.0])
+    limits = Limits([len(logits[0]), 40, 3, 1], [0.9, 1.0, 0.5, 1.0], [0.3, 0.0, 0.01, 1.0])
+    given = limits.top_k, limits.top_p, limits.min_p or ()
     keys = keys_of([0.1, 0.99, 0.5, 0.7])
     made = draw_tokens(kernels, logits, places, limits, keys).tolist()
     alone = [
-        int(draw_tokens(kernels, logits[place][None], [0], Limits([top_k], [top_p]), keys[index, None]))
-        for index, (place, top_k, top_p) in enumerate(zip(places, limits.top_k, limits.top_p, strict=True))
+        int(draw_tokens(kernels, logits[place][None], [0], Limits([top_k], [top_p], [min_p]), keys[index, None]))
+        for index, (place, top_k, top_p, min_p) in enumerate(zip(places, *given, strict=True))
     ]
     assert made == alone
     assert made[3] == int(logits[2].argmax())
@@ -189,10 +213,13 @@ def test_each_token_has_its_own_row_and_limits(level: str) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("min_p", [None, [0.1], [1.0]])
 @pytest.mark.parametrize(("top_k", "top_p"), [(5, 1.0), (5, 0.9), (2, 1.0), (5, 0.0001)])
-def test_where_no_token_is_possible_the_first_is_drawn(level: str, top_k: int, top_p: float) -> None:
+def test_where_no_token_is_possible_the_first_is_drawn(
+    level: str, top_k: int, top_p: float, min_p: list[float] | None
+) -> None:
     logits = torch.full((1, 5), IMPOSSIBLE)
-    assert draw_tokens(kernels_at(level), logits, [0], Limits([top_k], [top_p]), keys_of([0.7])) == 0
+    assert draw_tokens(kernels_at(level), logits, [0], Limits([top_k], [top_p], min_p), keys_of([0.7])) == 0
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -131,6 +131,9 @@ def _sampling(chosen: random.Random) -> SamplingParams:
         SamplingParams(repetition_penalty=1.3),
         SamplingParams(min_tokens=4, top_k=5, seed=seed),
         SamplingParams(prompt_log_probs=True),
+        SamplingParams(top_k=chosen.choice([1, 5, 50]), min_p=chosen.choice([0.01, 0.3]), temperature=1.7, seed=seed),
+        SamplingParams(top_p=chosen.choice([0.9, 1.0]), min_p=chosen.choice([0.01, 0.3]), seed=seed),
+        SamplingParams(top_k=chosen.choice([1, 5]), no_repeat_ngram_size=chosen.choice([1, 2]), seed=seed),
         SamplingParams(top_k=chosen.choice([1000, 1024, 1025, VOCAB]), seed=seed),
         *2 * [SamplingParams(top_p=chosen.choice([0.9, 1.0]), min_p=chosen.choice([0.01, 0.3, 1.0]), seed=seed)],
     ]

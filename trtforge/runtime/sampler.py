@@ -103,7 +103,7 @@ class Sampler:
     def _top(self, rows: list[Sequence], logits: Tensor, sums: Tensor) -> list[TopLogProbs] | None:
         """The most likely tokens of the rows that ask for them, with their log probabilities."""
         counts = [row.request.sampling.top_log_probs for row in rows]
-        most = max(counts)
+        most = int(max(counts))
         if most == 0:
             return None
         top = top_log_probs(logits, sums, most)
@@ -125,7 +125,7 @@ class Sampler:
                 ends = [token for token in row.request.end_ids if 0 <= token < self._vocab_size]
                 logits[index, ends] = _MINUS_INFINITY
             if banned := [*_banned(row), *self._ngrams.banned(row)]:
-                logits[index, banned] = _MINUS_INFINITY
+                logits[index, self._index(banned)] = _MINUS_INFINITY
         for index in biased:
             logits[index].clamp_(max=LARGEST)
 
@@ -153,11 +153,12 @@ class Sampler:
         bits = random_bits([row.draws_at for row in rows])
         top_k, top_p = [self._top_k(row) for row in rows], [_top_p(row) for row in rows]
         keys = sent(bits.view(np.int64), self._device)
-        if any(row.request.sampling.min_p for row in rows):
-            logits, places = self._likely_enough(rows, self._at(places, logits)), list(range(len(rows)))
+        min_p = [row.request.sampling.min_p for row in rows]
         if self._kernels is not None:
-            return draw_tokens(self._kernels, logits, places, Limits(top_k, top_p), keys)
+            return draw_tokens(self._kernels, logits, places, Limits(top_k, top_p, min_p if any(min_p) else None), keys)
         logits, shares = self._at(places, logits), sent(shares_of(bits), self._device)
+        if any(min_p):
+            logits = self._likely_enough(min_p, logits)
         tokens = torch.empty(len(rows), dtype=torch.int64, device=self._device)
         whole = [k == self._vocab_size and p >= 1.0 for k, p in zip(top_k, top_p, strict=True)]
         limited = [index for index, is_whole in enumerate(whole) if not is_whole]
@@ -179,11 +180,12 @@ class Sampler:
 
     def _probabilities(self, row: Sequence, logits: Tensor) -> Tensor:
         """Those of all tokens, of logits (vocabulary,): 0 for what min_p, top_k and top_p exclude."""
-        if row.request.sampling.min_p:
-            logits = self._likely_enough([row], logits.unsqueeze(0))[0]
+        min_p = row.request.sampling.min_p
         if self._kernels is not None:
-            weights = kept_weights(self._kernels, logits, self._top_k(row), _top_p(row))
+            weights = kept_weights(self._kernels, logits, self._top_k(row), _top_p(row), min_p)
             return weights / weights.sum()
+        if min_p:
+            logits = self._likely_enough([min_p], logits.unsqueeze(0))[0]
         _, candidates, kept = next(self._kept([row], logits.unsqueeze(0), [0]))
         dense = kept.new_zeros(self._vocab_size)
         return dense.scatter_(0, candidates[0], kept[0] / kept[0].sum())
@@ -212,10 +214,10 @@ class Sampler:
             candidates, weights = nucleus(logits[index], shares[index])
             yield [index], candidates.unsqueeze(0), weights.unsqueeze(0)
 
-    def _likely_enough(self, rows: list[Sequence], logits: Tensor) -> Tensor:
+    def _likely_enough(self, min_p: list[float], logits: Tensor) -> Tensor:
         """A copy of logits (rows, vocabulary) with minus infinity for what each row's min_p excludes."""
-        least = sent_column([row.request.sampling.min_p for row in rows], self._device).log()
-        return logits.masked_fill(logits < logits.amax(dim=1, keepdim=True) + least, _MINUS_INFINITY)
+        beside = logits - logits.amax(dim=1, keepdim=True)
+        return logits.masked_fill(beside < sent_column(min_p, self._device).log(), _MINUS_INFINITY)
 
     def _top_k(self, row: Sequence) -> int:
         """The whole vocabulary without top_k."""

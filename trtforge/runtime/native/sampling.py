@@ -12,18 +12,20 @@ from trtforge.runtime.native.structures import Draws
 
 @dataclass(frozen=True)
 class Limits:
-    """For each token that is drawn: how many of the most likely ones top_k and, of these, top_p leave.
+    """For each token that is drawn: which of the most likely ones min_p, top_k and, of these, top_p leave.
 
-    top_k: at most the vocabulary, which is all; top_p: in (0, 1], 1 for all.
+    top_k: at most the vocabulary, which is all; top_p: in (0, 1], 1 for all; min_p: in [0, 1], 0 for all. None: 0 for
+    all tokens that are drawn.
     """
 
     top_k: Sequence[int]
     top_p: Sequence[float]
+    min_p: Sequence[float] | None = None
 
 
 def draw_tokens(kernels: Native, logits: Tensor, places: Sequence[int], limits: Limits, keys: Tensor) -> Tensor:
     """int64 (tokens,): of each of `places`, which are rows of the float32 logits, a token that its key draws from what
-    top_k and top_p leave: see `Sampler`. Token 0 where none is possible.
+    its limits leave: see `Sampler`. Token 0 where none is possible.
 
     keys: int64 (tokens,), 64 random bits each.
     """
@@ -32,11 +34,11 @@ def draw_tokens(kernels: Native, logits: Tensor, places: Sequence[int], limits: 
     return tokens
 
 
-def kept_weights(kernels: Native, logits: Tensor, top_k: int, top_p: float) -> Tensor:
+def kept_weights(kernels: Native, logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
     """Of float32 logits (vocabulary,) the weights (vocabulary,) that `draw_tokens` draws by: 0 for what is excluded."""
     weights = torch.empty_like(logits)
     key, token = torch.zeros(1, dtype=torch.int64), torch.empty(1, dtype=torch.int64)
-    _run(kernels, logits.unsqueeze(0), [0], Limits([top_k], [top_p]), key, token, weights)
+    _run(kernels, logits.unsqueeze(0), [0], Limits([top_k], [top_p], [min_p]), key, token, weights)
     return weights
 
 
@@ -58,11 +60,13 @@ def _run(
 ) -> None:
     rows, top_k = (torch.tensor(numbers, dtype=torch.int64) for numbers in (places, limits.top_k))
     top_p = torch.tensor(limits.top_p, dtype=torch.float64)
+    min_p = None if limits.min_p is None else torch.tensor(limits.min_p, dtype=torch.float32)
     given = Draws(
         logits=logits.data_ptr(),
         places=rows.data_ptr(),
         top_k=top_k.data_ptr(),
         top_p=top_p.data_ptr(),
+        min_p=None if min_p is None else min_p.data_ptr(),
         keys=keys.data_ptr(),
         tokens=tokens.data_ptr(),
         weights=None if weights is None else weights.data_ptr(),

@@ -206,7 +206,7 @@ class Draws(ctypes.Structure):
     """`Draws` of source/sampling.cpp."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("logits", "places", "top_k", "top_p", "keys", "tokens", "weights")),
+        *((name, _pointer) for name in ("logits", "places", "top_k", "top_p", "min_p", "keys", "tokens", "weights")),
         *((name, _integer) for name in ("rows", "vocabulary", "stride")),
     )
 

@@ -1,4 +1,4 @@
-// Samples tokens from the softmax of logits, limited by top_k and top_p, and computes the log-sum-exp of logits.
+// Samples tokens from the softmax of logits, limited by min_p, top_k and top_p, and computes the log-sum-exp of logits.
 //
 // Weights, exp(logit - largest logit), stay in the vocabulary's order (runtime/candidates.py says why). The smallest
 // weight that is kept is found without sorting the vocabulary: the interval that contains it is divided by LEVELS numbers
@@ -13,13 +13,14 @@
 #include <limits>
 
 // logits (any, vocabulary), `stride` apart, of which row `places[i]` is for token i. top_k: of the most likely tokens,
-// the vocabulary for all; top_p: up to 1, of the weights that top_k leaves; keys: random bits. `weights`: where the
-// weights go that are left, (rows, vocabulary), or null.
+// the vocabulary for all; top_p: up to 1, of the weights that top_k leaves; min_p: up to 1, of the largest weight, or
+// null; keys: random bits. `weights`: where the weights go that are left, (rows, vocabulary), or null.
 struct Draws {
     const float* logits;
     const int64_t* places;
     const int64_t* top_k;
     const double* top_p;
+    const float* min_p;
     const uint64_t* keys;
     int64_t* tokens;
     float* weights;
@@ -60,16 +61,16 @@ float largest_of(const float* logits, int64_t size) {
     return std::max(largest, largest_lane(most));
 }
 
-// Impossible tokens get no weight.
-void fill(const float* logits, int64_t size, float largest, const Weights& into) {
+// Tokens whose logit is below largest + lowest get no weight.
+void fill(const float* logits, int64_t size, float largest, float lowest, const Weights& into) {
     int64_t i = 0;
     for (; i + WIDTH <= size; i += WIDTH) {
         const Vector x = load(logits + i) - largest;
-        put(into.all + i, x >= LOWEST ? exponential(x) : Vector());
+        put(into.all + i, x >= lowest ? exponential(x) : Vector());
     }
     for (; i < size; ++i) {
         const float x = logits[i] - largest;
-        into.all[i] = x >= LOWEST ? exponential(x) : 0.0f;
+        into.all[i] = x >= lowest ? exponential(x) : 0.0f;
     }
     std::fill(into.all + size, into.all + into.count, 0.0f);
 }
@@ -213,9 +214,10 @@ int64_t place_of(const Weights& w, double target) {
     return place;
 }
 
-// The first token whose logit and noise are the largest sum. Token 0 where none is possible. Most noise is too small for
-// the largest logit of its block, as its quantile tells, and is not computed.
-int64_t draw_of_all(const float* logits, int64_t size, const Gumbel& gumbel) {
+// The first token whose logit and noise are the largest sum, of those whose logit is the largest + lowest at least. Token
+// 0 where none is possible. Most noise is too small for the largest logit of its block, as its quantile tells, and is not
+// computed.
+int64_t draw_of_all(const float* logits, int64_t size, float lowest, const Gumbel& gumbel) {
     constexpr int64_t TOGETHER = 8 * WIDTH;
     constexpr float NONE = -std::numeric_limits<float>::infinity();
     const float top = largest_of(logits, size);
@@ -231,12 +233,14 @@ int64_t draw_of_all(const float* logits, int64_t size, const Gumbel& gumbel) {
             from = last;
         }
         const float so_far = largest_lane(most), largest = largest_of(from, TOGETHER) - shift;
+        if (largest < lowest) continue;
         const float enough = Gumbel::quantile_of(so_far - largest - rounding_of_sum(so_far));
         for (int64_t i = 0; i < TOGETHER; i += WIDTH) {
             const Words tokens = lanes + uint32_t(first + i);
             const Vector quantiles = gumbel.quantiles(tokens);
             if (so_far > NONE && !any(quantiles < enough)) continue;
-            const Vector sum = (load(from + i) - shift) + Gumbel::noise(quantiles);
+            const Vector x = load(from + i) - shift;
+            const Vector sum = x >= lowest ? x + Gumbel::noise(quantiles) : Vector() + NONE;
             found = sum > most ? tokens : found;
             most = sum > most ? sum : most;
         }
@@ -250,9 +254,10 @@ int64_t draw_of_all(const float* logits, int64_t size, const Gumbel& gumbel) {
 // The token up to which a share of the weights lies, or of all tokens one by its noise.
 int64_t draw(const Draws& d, int64_t row, const Weights& w) {
     const float* logits = d.logits + d.places[row] * d.stride;
+    const float lowest = d.min_p ? std::log(d.min_p[row]) : -std::numeric_limits<float>::infinity();
     if (d.top_k[row] >= d.vocabulary && d.top_p[row] >= 1.0 && !d.weights)
-        return draw_of_all(logits, d.vocabulary, Gumbel(d.keys[row]));
-    fill(logits, d.vocabulary, largest_of(logits, d.vocabulary), w);
+        return draw_of_all(logits, d.vocabulary, lowest, Gumbel(d.keys[row]));
+    fill(logits, d.vocabulary, largest_of(logits, d.vocabulary), std::max(lowest, LOWEST), w);
     const float* left = w.all;
     int64_t count = w.count;
     if (d.top_k[row] < d.vocabulary) {
@@ -282,7 +287,7 @@ EXPORT void log_sums(const float* logits, float* sums, int64_t rows, int64_t voc
         const float* from = logits + row * stride;
         const Weights w = weights_for(vocabulary);
         const float largest = largest_of(from, vocabulary);
-        fill(from, vocabulary, largest, w);
+        fill(from, vocabulary, largest, LOWEST, w);
         sums[row] = largest + float(std::log(sum_blocks(w)));
     });
 }
