@@ -29,7 +29,7 @@ def beam_engine(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def searched(
-    model: LlamaForCausalLM, prompt: list[int], new: int, beams: BeamParams, end_ids: list[int]
+    model: LlamaForCausalLM, prompt: list[int], new: int, beams: BeamParams, end_ids: list[int], **more: Any
 ) -> list[tuple[Tokens, float]]:
     """The beams of transformers without end ids and padding, and their scores."""
     ids = torch.tensor([prompt])
@@ -46,6 +46,7 @@ def searched(
         pad_token_id=0,
         return_dict_in_generate=True,
         output_scores=True,
+        **more,
     )
     rows = []
     for row, score in zip(found.sequences[:, len(prompt) :].tolist(), found.sequences_scores.tolist(), strict=True):
@@ -90,6 +91,24 @@ def test_beams_are_those_of_transformers(
                 if beam.finish_reason == "length":
                     assert sum(beam.log_probs) == pytest.approx(beam.cumulative_log_prob, abs=1e-4)
     assert {beam.finish_reason for generation in made for beam in generation.beams} >= {"end_id"}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_beams_repeat_no_ngrams_as_in_transformers(
+    beam_engine: Path, llama: LlamaForCausalLM, prompts: list[list[int]], size: int
+) -> None:
+    """Scores are those of the tokens that are left: what is ruled out is so before the softmax, as in TensorRT-LLM."""
+    beams, sampling = BeamParams(3, 3, length_penalty=1.0), SamplingParams(no_repeat_ngram_size=size)
+    repetitive = [prompt[:2] * 12 for prompt in prompts if len(prompt) > 1]
+    asked = [replace(request, beams=beams, sampling=sampling) for request in requests_for(repetitive, 14)]
+    with Engine.load(beam_engine) as engine:
+        made = generate_with(engine, asked)
+        assert engine._sampler._ngrams._seen == {}
+    for generation, prompt in zip(made, repetitive, strict=True):
+        reference = searched(llama, prompt, 14, beams, [], no_repeat_ngram_size=size, renormalize_logits=True)
+        assert [tuple(beam.tokens) for beam in generation.beams] == [tokens for tokens, _ in reference]
+        for beam, (_, score) in zip(generation.beams, reference, strict=True):
+            assert scored(beam, beams, []) == pytest.approx(score, abs=1e-3)
 
 
 def kernel(table: list[list[list[float]]], beams: BeamParams, new: int, end: int) -> list[tuple[float, Tokens]]:

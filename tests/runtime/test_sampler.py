@@ -1,3 +1,5 @@
+import tracemalloc
+from collections.abc import Sequence as Several
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +18,7 @@ from transformers import (
 )
 
 from trtforge.engine_process.requests import GenerationRequest, SamplingParams
+from trtforge.runtime.repeated_ngrams import RepeatedNgrams
 from trtforge.runtime.sampler import Sampler
 from trtforge.runtime.scheduling.random_numbers import uniform
 from trtforge.runtime.scheduling.sequence import Sequence
@@ -23,9 +26,9 @@ from trtforge.runtime.scheduling.sequence import Sequence
 VOCAB = 50
 
 
-def sequence(params: SamplingParams, prompt: tuple[int, ...] = (1, 2, 3), **changes: Any) -> Sequence:
-    request = replace(GenerationRequest("r", prompt, 100, params), **changes)
-    return Sequence.of(request, 0, 1000, lambda output: None)
+def sequence(params: SamplingParams, prompt: Several[int] = (1, 2, 3), **changes: Any) -> Sequence:
+    request = replace(GenerationRequest("r", tuple(prompt), 100, params), **changes)
+    return Sequence.of(request, 0, 9000, lambda output: None)
 
 
 KINDS = ("kernels", "torch", "gpu")
@@ -165,6 +168,31 @@ def test_repeated_ngrams_are_banned_as_transformers_does(tokens: list[int], size
     torch.testing.assert_close(changed, processor(torch.tensor([row.tokens]), torch.zeros(1, VOCAB)))
     sampler.forget(row)
     assert sampler._ngrams._seen == {}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "size", "banned"),
+    [
+        (list(range(2000)) * 2, 2000, {0}),
+        (list(range(2000)) * 2, 2001, {0}),
+        (list(range(2000)) * 2, 2002, set()),
+        ([7] * 4000, 3999, {7}),
+        ([*[7] * 1999, 8, *[7] * 1999], 2000, {8}),
+        ([*[7] * 1999, 8, *[7] * 1999], 2001, set()),
+        ([*range(100)] * 40, 1, set(range(100))),
+    ],
+)
+def test_long_ngrams_of_long_prompts_are_told_apart_in_little_memory(
+    prompt: list[int], size: int, banned: set[int]
+) -> None:
+    ngrams, row = RepeatedNgrams(), sequence(SamplingParams(no_repeat_ngram_size=size), prompt)
+    tracemalloc.start()
+    found = ngrams.banned(row)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert set(found) == banned
+    assert len(found) < 200
+    assert most < 1 << 20
 
 
 def test_sequences_of_other_lengths_are_penalised_each_for_its_own_tokens() -> None:

@@ -9,14 +9,38 @@ from dataclasses import dataclass, field
 from trtforge.runtime.scheduling.sequence import Sequence
 from trtforge.runtime.scheduling.virtual_tokens import VIRTUAL
 
+_PRIME = (1 << 61) - 1
+_BASE = 0x1B873593CC9E2D51
+
 
 @dataclass(eq=False, slots=True)
 class _Seen:
-    """The tokens that followed each n - 1 tokens of a list, up to its first `length` tokens."""
+    """The tokens that followed each n - 1 tokens of a list, up to its first `length` tokens.
+
+    So many tokens are told from others by a number, their polynomial in _BASE modulo _PRIME (Karp and Rabin 1987), as n
+    may be half of a long prompt. `last`: that of the last n - 1 tokens; `first_weight`: of the first one of n; `first`:
+    the token that followed first, `more`: others that followed later, which few have. Rows of a prompt table have no
+    logit, and follow nothing.
+    """
 
     of: list[int]
+    first_weight: int
     length: int = 0
-    followers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    last: int = 0
+    first: dict[int, int] = field(default_factory=dict)
+    more: dict[int, dict[int, None]] = field(default_factory=dict)
+
+    def add_new(self, size: int) -> None:
+        """Take note of the tokens that were added, in n-grams of `size`."""
+        for end in range(self.length, len(self.of)):
+            token = self.of[end]
+            number = self.last * _BASE + token + 1
+            if end + 1 >= size:
+                if token < VIRTUAL and self.first.setdefault(self.last, token) != token:
+                    self.more.setdefault(self.last, {})[token] = None
+                number -= (self.of[end + 1 - size] + 1) * self.first_weight
+            self.last = number % _PRIME
+        self.length = len(self.of)
 
 
 class RepeatedNgrams:
@@ -27,17 +51,15 @@ class RepeatedNgrams:
 
     def banned(self, row: Sequence) -> list[int]:
         """Tokens that would complete an n-gram that the sequence has already; none if it may repeat them."""
-        size = row.request.sampling.no_repeat_ngram_size
+        size = int(row.request.sampling.no_repeat_ngram_size)
         if not size:
             return []
         seen = self._seen.get(row)
         if seen is None or seen.of is not row.tokens:  # a beam may have got the tokens of another one
-            seen = self._seen[row] = _Seen(row.tokens)
-        for end in range(max(seen.length, size - 1), len(row.tokens)):
-            if row.tokens[end] < VIRTUAL:  # rows of a prompt table have no logit
-                seen.followers.setdefault(tuple(row.tokens[end + 1 - size : end]), []).append(row.tokens[end])
-        seen.length = len(row.tokens)
-        return seen.followers.get(tuple(row.tokens[len(row.tokens) + 1 - size :]), [])
+            seen = self._seen[row] = _Seen(row.tokens, pow(_BASE, size - 1, _PRIME))
+        seen.add_new(size)
+        first = seen.first.get(seen.last)
+        return [] if first is None else [first, *seen.more.get(seen.last, ())]
 
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept of a finished sequence."""
