@@ -269,6 +269,15 @@ def test_top_and_prompt_log_probs_are_those_of_transformers(
         (GenerationRequest("a", (1,), 0), "max_tokens is 0"),
         (GenerationRequest("a", (1,), "many"), "the request cannot be read: TypeError"),  # type: ignore[arg-type]
         (GenerationRequest("a", (1,), 1, SamplingParams(top_log_probs=21)), "top_log_probs is 21"),
+        (GenerationRequest("a", (1,), 4, SamplingParams(min_p=float("nan"))), "min_p is nan"),
+        (GenerationRequest("a", (1,), 4, SamplingParams(min_p=1.5)), "min_p is 1.5"),
+        (GenerationRequest("a", (1,), 4, SamplingParams(no_repeat_ngram_size=-1)), "no_repeat_ngram_size is -1"),
+        (GenerationRequest("a", (1,), 4, SamplingParams(prompt_ignore_length=-1)), "prompt_ignore_length is -1"),
+        *(
+            (GenerationRequest("a", (1,), 4, SamplingParams(top_p=0.9, **{name: value})), "cannot be read: TypeError")
+            for name in ("no_repeat_ngram_size", "prompt_ignore_length", "seed", "top_k", "top_log_probs", "min_tokens")
+            for value in (1.5, float("inf"), "1")
+        ),
         (GenerationRequest("a", (1,), 4, SamplingParams(top_p=2.0)), "top_p is 2.0"),
         (GenerationRequest("a", (1,), 4, SamplingParams(embedding_bias=(1.0,))), "embedding_bias is 1"),
         (GenerationRequest("a", (1,), 4, bad_words=((500,),)), "a bad word holds token ids outside"),

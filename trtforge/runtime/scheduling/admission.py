@@ -1,5 +1,6 @@
 """Validates requests before they are queued."""
 
+from operator import index
 from typing import Protocol
 
 import numpy as np
@@ -310,7 +311,15 @@ def _wrong_guide(request: GenerationRequest, vocab_size: int) -> RequestError | 
     return None
 
 
+def _require_whole(sampling: SamplingParams) -> None:
+    """Raises TypeError if a number that must be whole is a fraction, infinite or no number."""
+    numbers = sampling.seed, sampling.top_k, sampling.top_p_reset_id, sampling.min_tokens, sampling.top_log_probs
+    for number in (*numbers, sampling.no_repeat_ngram_size, sampling.prompt_ignore_length):
+        index(number or 0)
+
+
 def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError | None:
+    _require_whole(sampling)
     factors, sums = f"from {1 / MOST_FACTOR:g} to {MOST_FACTOR:g}", f"from {-MOST_FACTOR:g} to {MOST_FACTOR:g}"
     allowed = (
         (
