@@ -87,7 +87,7 @@ def read_sampling(fields: Fields, limits: GatewayLimits) -> Sampling:
         priority=fields.number("priority", 0, 1),
         cache_salt=_cache_salt(fields),
         min_p=fields.number("min_p", 0, 1) or None,
-        no_repeat_ngram_size=fields.integer("no_repeat_ngram_size", 0, MOST_TOKENS) or None,
+        no_repeat_ngram_size=fields.integer("no_repeat_ngram_size", 0, 1 << 30) or None,
         prompt_ignore_length=fields.integer("prompt_ignore_length", 0, MOST_TOKENS) or None,
     )
 
