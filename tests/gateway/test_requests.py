@@ -177,7 +177,7 @@ def test_fields_without_effect_are_ignored(given: Mapping[str, Any]) -> None:
         ({"temperature": float("nan")}, "temperature", "a number from 0 to 2, not nan"),
         ({"min_p": 10**400}, "min_p", "a number from 0 to 1, not 1000000000000000000000000000000000000000"),
         ({"min_p": True}, "min_p", "a number from 0 to 1, not true"),
-        ({"no_repeat_ngram_size": 1.5}, "no_repeat_ngram_size", "a whole number from 0 to 16777216, not 1.5"),
+        ({"no_repeat_ngram_size": 1.5}, "no_repeat_ngram_size", "a whole number from 0 to 1073741824, not 1.5"),
         ({"prompt_ignore_length": [3]}, "prompt_ignore_length", "not an array of 1"),
         ({"top_p": True}, "top_p", "not true"),
         ({"n": 0}, "n", "a whole number from 1 to 128, not 0"),
