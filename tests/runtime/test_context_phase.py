@@ -199,6 +199,21 @@ def test_the_answer_comes_when_the_blocks_are_written(
         assert len([path for path in (tmp_path / "kv").glob("*/*") if path.suffix != ".new"]) == 2
 
 
+def test_no_answer_waits_for_a_disk_that_hangs(
+    small_blocks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(KvStore, "_write", lambda *_: goes_on.wait(60))
+    monkeypatch.setattr("trtforge.runtime.context_only._LONGEST", 0.05)
+    with Engine.load(small_blocks, EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"))) as engine:
+        for _ in range(2):
+            made = generate_with(engine, requests_for([list(range(2 * SIZE)), [7] * SIZE], 5, context_only=True))
+            assert [len(each.tokens) for each in made] == [1, 1]
+            assert not goes_on.is_set()
+        goes_on.set()
+    assert list((tmp_path / "kv").glob("*/*")) == []
+
+
 def test_blocks_of_a_running_request_are_stored_for_a_context_with_its_beginning(
     small_blocks: Path, tmp_path: Path
 ) -> None:
