@@ -140,7 +140,7 @@ class ListedStore:
         self.filled.discard(block)
         return was_filled
 
-    def keep(self, key: bytes, block: int) -> None:
+    def keep(self, key: bytes, block: int, *, waits: bool = False) -> None:
         self.keys.add(key)
         self.kept.append(block)
 

@@ -167,8 +167,8 @@ def test_the_blocks_of_layers_with_windows(families: Families, name: str, pp: in
     directory = build(asked, tmp_path / "out")
     ranks = RankGroup(open_engine(directory), memory=EngineOptions().kv_memory)
     assert (ranks.num_blocks, ranks.num_window_blocks) == (60, 22)
-    assert {len(layer) for layer in ranks.cache} <= {60, 22}
-    assert sum(layer.nbytes for layer in ranks.cache) == memory.stages[0].kv_pool
+    assert {len(layer) for layer in ranks._model.cache} <= {60, 22}
+    assert sum(layer.nbytes for layer in ranks._model.cache) == memory.stages[0].kv_pool
     ranks.close()
     prompts = [[3 + (start + index * 7) % 120 for index in range(90)] for start in range(3)]
     requests = [GenerationRequest(str(start), tuple(prompt), 28) for start, prompt in enumerate(prompts)]
