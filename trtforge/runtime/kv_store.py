@@ -217,22 +217,22 @@ class KvStore:
             self._used = sum(self._sizes.values())
 
     def _write_all(self) -> None:
-        while (name := self._work.get()) is not None:
-            if not isinstance(name, str):
-                name()
+        while (work := self._work.get()) is not None:
+            if not isinstance(work, str):
+                work()
                 continue
             with self._lock:
-                content = self._waiting[name]
+                content = self._waiting[work]
             try:
                 if not self._broken and self._resumes_at <= time.monotonic():
                     if self._resumes_at:
                         self._begin()
-                    self._write(name, content)
+                    self._write(work, content)
                     self._resumes_at = 0.0
             except OSError as error:
                 self._pause(error)
             with self._lock:
-                del self._waiting[name]
+                del self._waiting[work]
                 self._written.notify()
 
     def _pause(self, error: OSError) -> None:
