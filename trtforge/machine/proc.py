@@ -1,4 +1,4 @@
-"""TCP listeners, NVIDIA devices and the NVIDIA kernel module, read from /proc and /sys."""
+"""TCP listeners and ports, NVIDIA devices and the NVIDIA kernel module, read from /proc and /sys."""
 
 import os
 import re
@@ -43,6 +43,15 @@ def listens(process: int, port: int) -> bool:
     except OSError:  # it ends meanwhile
         return False
     return any(f"socket:[{inode}]" in files for text in texts for _, inode in _listening(text, port))
+
+
+def ports_of_connections() -> range | None:
+    """The TCP ports from which the kernel chooses where none is asked for (ip(7)); None if /proc does not say them."""
+    try:
+        first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    except (OSError, ValueError):
+        return None
+    return range(first, last + 1)
 
 
 def has_nvidia_gpu(host: Host) -> bool:

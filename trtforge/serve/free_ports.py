@@ -1,12 +1,17 @@
 """Free ports in place of those that are asked for as 0."""
 
+import errno
+import random
 import socket
 from contextlib import ExitStack
 
 from trtforge.core.errors import ForgeError
+from trtforge.machine.proc import ports_of_connections
 from trtforge.serve.config import ServeConfig
 
 _PORTS = ("http_port", "grpc_port", "metrics_port", "openai_port")
+_LOWEST, _END = 10_000, 65_536
+"""The ports that may be chosen: below them lie many that other services use by custom."""
 
 
 def ports_chosen(config: ServeConfig) -> dict[str, int]:
@@ -31,10 +36,26 @@ def ports_chosen(config: ServeConfig) -> dict[str, int]:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """Different ports on which nothing listens. Raises OSError if `host` is no address of this machine."""
+    """Different ports on which nothing listens. Raises OSError if `host` is no address of this machine.
+
+    They lie outside the range from which the kernel gives connections theirs, where that leaves ports above 10,000: no
+    connection of another process can take one before the server listens on it.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    connections = ports_of_connections() or range(_LOWEST, _END)
+    others = [port for port in range(_LOWEST, _END) if port not in connections]
+    random.SystemRandom().shuffle(others)
     with ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket(family)) for _ in range(count)]
-        for each in sockets:
-            each.bind((host, 0))
-        return [each.getsockname()[1] for each in sockets]
+        ports: list[int] = []
+        for port in [*others, *[0] * count]:
+            if len(ports) == count:
+                break
+            each = opened.enter_context(socket.socket(family))
+            try:
+                each.bind((host, port))
+            except OSError as error:
+                if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                    raise
+            else:
+                ports.append(each.getsockname()[1])
+        return ports
