@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import jsonschema
+import openai
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -18,7 +19,8 @@ from trtforge.engine_process.requests import Guide
 from trtforge.gateway.chat import read_chat
 from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.sequence import Delta
-from trtforge.gateway.tool_calls import HeldCalls, split
+from trtforge.gateway.call_reader import CallDelta
+from trtforge.gateway.tool_calls import StreamedCalls, ToolCall, split
 from trtforge.gateway.tools import ToolUse
 
 USER = {"role": "user", "content": "What is the weather?"}
@@ -142,27 +144,105 @@ AUTO = ToolUse("auto", ("weather", "time"))
 def test_calls_are_found_in_the_text(
     use: ToolUse, text: str, rest: str, calls: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> None:
-    found = split(use, text)
+    found = split(use, text, "stop")
     assert found[0] == rest
     assert [(call.name, json.loads(call.arguments)) for call in found[1]] == calls
 
 
-@given(
-    parts=st.lists(
-        st.sampled_from(["So:", "\n", " ", "<tool_call>", "</tool_call>", "<tool", LLAMA, ARRAY]), max_size=6
-    ),
-    sizes=st.lists(st.sampled_from([1, 3, 200]), min_size=1, max_size=9),
+@pytest.mark.parametrize(
+    ("text", "rest", "calls"),
+    [
+        (f"{LLAMA}; {LLAMA}", "", [ToolCall("weather", '{"city": "Rome"}')] * 2),
+        (f"{LLAMA}\n\n", "", [ToolCall("weather", '{"city": "Rome"}')]),
+        (f"{LLAMA} it is.", " it is.", [ToolCall("weather", '{"city": "Rome"}')]),
+        (f'{LLAMA}; {{"name": "rain"}}', '; {"name": "rain"}', [ToolCall("weather", '{"city": "Rome"}')]),
+        (f"[{LLAMA}, 5]", "", [ToolCall("weather", '{"city": "Rome"}')]),
+        ('{"parameters": {"city": 1}, "name": "weather"}', "", [ToolCall("weather", '{"city": 1}')]),
+        ('{"type": "function", "name": "time", "parameters": {}}', "", [ToolCall("time", "{}")]),
+        ('{"name": "time", "parameters": {}, "id": "}"}', "", [ToolCall("time", "{}")]),
+        ('{"name": "time", "parameters": {"a": "<tool_call>"}}', "", [ToolCall("time", '{"a": "<tool_call>"}')]),
+        ('{"name": "time", "parameters": {"a": "}\\"]', "", [ToolCall("time", '{"a": "}\\"]', complete=False)]),
+        ('{"name": "time", "param', '{"name": "time", "param', []),
+    ],
 )
-@example(parts=["So:", LLAMA], sizes=[3, 200])
-def test_a_stream_has_the_text_and_the_calls_of_the_whole_answer(parts: list[str], sizes: list[int]) -> None:
-    text, held = "".join(parts), HeldCalls(AUTO)
+def test_calls_in_unusual_forms(text: str, rest: str, calls: Sequence[ToolCall]) -> None:
+    assert split(AUTO, text, "length") == (rest, calls)
+    if text.startswith("[") or calls[1:]:
+        return
+    tagged = f"So.<tool_call>{text}</tool_call>So.<tool_call>{text}</tool_call>"
+    if calls and calls[0].complete and not rest:
+        assert split(AUTO, tagged, "stop") == ("So.So.", calls * 2)
+
+
+def test_json_that_breaks_off_ends_with_its_tag() -> None:
+    broken = '<tool_call>{"name": "time", "arguments": {"a": [1, </tool_call> Sorry.'
+    assert split(AUTO, broken, "stop") == (" Sorry.", [ToolCall("time", '{"a": [1, ', complete=False)])
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    streamed = StreamedCalls(AUTO)
+    text = 'I ask.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>\n'
+    ends = [text.index(part) for part in ("</tool", '"arg', "{", ": {", ' "Ro', '"}}', "}\n")]
+    told = [
+        streamed.take(Delta(0, text[start:end]))[1] for start, end in pairwise(sorted({0, *ends, len(text) - 13}))
+    ]
+    told.append(streamed.take(Delta(0, text[len(text) - 13 :], "stop"))[1])
+    assert [each for each in told if each] == [
+        ["I ask."],
+        [CallDelta(0, '{"city":', "weather")],
+        [CallDelta(0, ' "Rome')],
+        [CallDelta(0, '"}', last=True)],
+    ]
+    named = StreamedCalls(ToolUse("named", ("weather",)))
+    assert [named.take(Delta(0, *each))[1] for each in (('{"ci', None), ('ty": 1', None), ("}", "stop"))] == [
+        [CallDelta(0, '{"ci', "weather")],
+        [CallDelta(0, 'ty": 1')],
+        [CallDelta(0, "}", last=True)],
+    ]
+
+
+def merged(told: Sequence[str | CallDelta]) -> list[ToolCall]:
+    """The calls of a stream. Names come first, and what is complete stays so."""
+    calls: list[ToolCall] = []
+    for each in told:
+        if isinstance(each, str):
+            continue
+        if each.name is not None:
+            assert each.index == len(calls)
+            calls.append(ToolCall(each.name, each.arguments, each.last))
+        else:
+            before = calls[each.index]
+            assert not before.complete
+            calls[each.index] = ToolCall(before.name, before.arguments + each.arguments, each.last)
+    return calls
+
+
+PARTS = ["So:", "\n", " ", "<tool_call>", "</tool_call>", "<tool", LLAMA, ARRAY, TAGGED, ";", ",", "[", "]", "{", "}"]
+PARTS += ['"', "\\", '{"name": "time", "arguments": {"a": ', '{"name": "time", ', '"arguments": {}}', LLAMA[:30], " " * 120]
+
+
+@given(
+    use=st.sampled_from([AUTO, ToolUse("auto", AUTO.names, several=False), ToolUse("required", AUTO.names)]),
+    parts=st.lists(st.sampled_from(PARTS), max_size=8),
+    sizes=st.lists(st.sampled_from([1, 3, 40, 200]), min_size=1, max_size=9),
+    reason=st.sampled_from(["stop", "length"]),
+)
+@example(use=AUTO, parts=["So:", LLAMA], sizes=[3, 200], reason="stop")
+def test_a_stream_has_the_text_and_the_calls_of_the_whole_answer(
+    use: ToolUse, parts: list[str], sizes: list[int], reason: str
+) -> None:
+    text, streamed = "".join(parts), StreamedCalls(use)
     ends = [end for end in accumulate(sizes) if end < len(text)] + [len(text)]
     pieces = [text[start:end] for start, end in zip((0, *ends), ends, strict=False)]
-    reasons = [None] * (len(pieces) - 1) + ["stop"]
-    taken = [held.take(Delta(0, *each)) for each in zip(pieces, reasons, strict=True)]
-    rest, calls = split(AUTO, text)
+    reasons = [None] * (len(pieces) - 1) + [reason]
+    taken = [streamed.take(Delta(0, *each)) for each in zip(pieces, reasons, strict=True)]
+    rest, calls = split(use, text, reason)
     assert "".join(delta.text for delta, _ in taken) == rest
-    assert [(each.name, each.arguments) for each in taken[-1][1]] == [(each.name, each.arguments) for each in calls]
+    assert merged([each for _, told in taken for each in told]) == calls
+    assert taken[-1][0].finish_reason == ("tool_calls" if calls and reason == "stop" else reason)
+    assert use.several or len(calls) <= 1
+    if not calls:
+        assert rest == text
 
 
 @pytest.mark.parametrize(
@@ -192,13 +272,36 @@ def test_calls_come_in_openais_form_whole_and_streamed(
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(delta.content or "" for delta in deltas) == (content or "")
     streamed = [call for delta in deltas for call in delta.tool_calls or []]
-    assert [call.index for call in streamed] == list(range(len(names)))
-    functions = [call.function for call in streamed if call.function is not None]
-    assert [(each.name, each.arguments) for each in functions] == [
+    assert all(call.function is not None for call in streamed)
+    told = [CallDelta(call.index, call.function.arguments or "", call.function.name) for call in streamed]  # type: ignore[union-attr]
+    assert [(call.name, call.arguments) for call in merged(told)] == [
         (call.function.name, call.function.arguments) for call in calls if call.type == "function"
     ]
+    pieces = [len([call for call in streamed if call.index == index]) for index in range(len(names))]
+    assert all(count > 1 or call.arguments == "{}" for count, call in zip(pieces, merged(told), strict=True))
+    first = [call for call in streamed if call.id is not None]
+    assert [(call.index, call.type) for call in first] == [(index, "function") for index in range(len(names))]
     assert chunks[-1].choices[0].finish_reason == reason
-    assert len({call.id for call in [*calls, *streamed]}) == 2 * len(names)
+    assert len({call.id for call in [*calls, *first]}) == 2 * len(names)
+
+
+def test_openais_client_follows_the_arguments_of_two_calls() -> None:
+    words = f"{LLAMA}; {LLAMA.replace('Rome', 'Oslo')}"
+    backend = FakeBackend(words=tuple(words[start : start + 3] for start in range(0, len(words), 3)))
+    tools: Any = [{"type": "function", "function": {**WEATHER["function"], "strict": True}}]  # type: ignore[dict-item]
+    with running([backend]) as gateway:
+        client = openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0)
+        messages: Any = [USER]
+        with client.chat.completions.stream(model="ensemble", messages=messages, tools=tools) as stream:
+            found = list(stream)
+    deltas = [each for each in found if each.type == "tool_calls.function.arguments.delta"]
+    done = [each for each in found if each.type == "tool_calls.function.arguments.done"]
+    assert {each.index for each in deltas} == {0, 1}
+    assert all(len([each for each in deltas if each.index == index]) > 2 for index in (0, 1))
+    assert [(each.name, each.index, json.loads(each.arguments)) for each in done] == [
+        ("weather", 0, {"city": "Rome"}),
+        ("weather", 1, {"city": "Oslo"}),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from trtforge.gateway.errors import ApiError
 from trtforge.gateway.generation import Choice, Usage
 from trtforge.gateway.request import TokenScore, TopToken
 from trtforge.gateway.sequence import Delta
-from trtforge.gateway.tool_calls import HeldCalls, ToolCall, reason_of, split
+from trtforge.gateway.call_reader import CallDelta
+from trtforge.gateway.tool_calls import StreamedCalls, ToolCall, new_call_id, reason_of, split
 from trtforge.gateway.tools import ToolUse
 
 _DONE = b"data: [DONE]\n\n"
@@ -52,13 +53,13 @@ class ChatAnswer:
         self._end = _ending(with_usage=with_usage)
         self._begun: set[int] = set()
         self._use = use
-        self._held: dict[int, HeldCalls] = {}
+        self._calls: dict[int, StreamedCalls] = {}
 
     def whole(self, choices: Sequence[Choice], usage: Usage | None) -> bytes:
         """See Answer."""
         found = []
         for index, choice in enumerate(choices):
-            text, calls = (choice.text, ()) if self._use is None else split(self._use, choice.text)
+            text, calls = (choice.text, ()) if self._use is None else split(self._use, choice.text, choice.finish_reason)
             message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
             message |= {"reasoning_content": choice.reasoning} if choice.reasoning else {}
             if calls:
@@ -76,9 +77,9 @@ class ChatAnswer:
     def events(self, delta: Delta) -> bytes:
         """See Answer."""
         text = b""
-        calls: Sequence[ToolCall] = ()
+        told: Sequence[str | CallDelta] = ()
         if self._use is not None:
-            delta, calls = self._held.setdefault(delta.index, HeldCalls(self._use)).take(delta)
+            delta, told = self._calls.setdefault(delta.index, StreamedCalls(self._use)).take(delta)
         if delta.text or delta.reasoning or delta.logprobs or delta.index not in self._begun:
             role = "" if delta.index in self._begun else '"role":"assistant",'
             role += f'"reasoning_content":{json.dumps(delta.reasoning)},' if delta.reasoning else ""
@@ -89,8 +90,9 @@ class ChatAnswer:
                 f'"logprobs":{scores},"finish_reason":null}}'
             )
             text = self._event(choice)
+        calls = [each for each in told if isinstance(each, CallDelta) and (each.name is not None or each.arguments)]
         if calls:
-            listed = json.dumps([{"index": number, **call.as_json()} for number, call in enumerate(calls)])
+            listed = json.dumps([_streamed(call) for call in calls])
             text += self._event(
                 f'{{"index":{delta.index},"delta":{{"tool_calls":{listed}}},"logprobs":null,"finish_reason":null}}'
             )
@@ -109,7 +111,7 @@ class ChatAnswer:
         return _data(error.body())
 
     def _reason(self, reason: str, calls: Sequence[ToolCall]) -> str:
-        return reason if self._use is None else reason_of(self._use, reason, calls)
+        return reason if self._use is None else reason_of(self._use, reason, calls=bool(calls))
 
     def _event(self, choice: str) -> bytes:
         return f"data: {self._begin}{choice}{self._end}\n\n".encode()
@@ -221,6 +223,15 @@ class CompletionScores:
             "tokens": [_named(score) for score in scores],
             "top_logprobs": [_alternatives(score) for score in scores] if top else None,
         }
+
+
+def _streamed(call: CallDelta) -> Mapping[str, object]:
+    """What is new of a call: its id and name come first."""
+    function = {"arguments": call.arguments}
+    if call.name is None:
+        return {"index": call.index, "function": function}
+    first = {"index": call.index, "id": new_call_id(), "type": "function"}
+    return {**first, "function": {"name": call.name, **function}}
 
 
 def _named(token: TokenScore | TopToken) -> str:

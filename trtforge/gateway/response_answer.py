@@ -20,7 +20,8 @@ from trtforge.gateway.response_object import (
     text_part,
 )
 from trtforge.gateway.sequence import Delta
-from trtforge.gateway.tool_calls import HeldCalls, ToolCall, split
+from trtforge.gateway.call_reader import CallDelta
+from trtforge.gateway.tool_calls import StreamedCalls, ToolCall, split
 from trtforge.gateway.tools import ToolUse
 
 
@@ -29,11 +30,11 @@ class ResponseAnswer:
 
     def __init__(self, response: ResponseObject, use: ToolUse | None) -> None:
         self._response = response
-        self._use = use
-        self._held = None if use is None else HeldCalls(use)
+        self._calls = None if use is None else StreamedCalls(use)
         self._number = 0
         self._reasoning: _Reasoning | None = None
         self._message: _Message | None = None
+        self._call: _Call | None = None
         self._unsent: list[TokenScore] = []
         self._output: list[Item] = []
         self._status: Status = "in_progress"
@@ -41,15 +42,8 @@ class ResponseAnswer:
     def whole(self, choices: Sequence[Choice], usage: Usage | None) -> bytes:
         """See Answer."""
         (choice,) = choices
-        text, calls = (choice.text, ()) if self._use is None else split(self._use, choice.text)
-        status = _ended(choice.finish_reason)
-        output: list[Item] = []
-        if choice.reasoning:
-            output.append(_Reasoning([choice.reasoning]).item("completed" if text or calls else status))
-        if text or not (calls or output):
-            output.append(_Message(len(output), [text], choice.logprobs).item(status))
-        output += [self._call(call, status) for call in calls]
-        return _encode(self._response.ended(status, output, usage)).encode()
+        self.events(Delta(0, choice.text, choice.finish_reason, choice.logprobs, choice.reasoning))
+        return _encode(self._response.ended(self._status, self._output, usage)).encode()
 
     def events(self, delta: Delta) -> bytes:
         """See Answer."""
@@ -57,27 +51,20 @@ class ResponseAnswer:
         if not self._number:
             response = self._response.begun()
             events += [self._event(f"response.{kind}", response=response) for kind in ("created", "in_progress")]
-        calls: Sequence[ToolCall] = ()
-        if self._held is not None:
-            delta, calls = self._held.take(delta)
+        told: Sequence[str | CallDelta] = (delta.text,) if delta.text else ()
+        if self._calls is not None:
+            delta, told = self._calls.take(delta)
         self._unsent += delta.logprobs
         last = delta.finish_reason is not None
         events += self._thinks(delta.reasoning)
-        if self._reasoning is not None and (delta.text or last):
-            events += self._reasoning_ends(
-                self._reasoning, "completed" if delta.text or calls else _ended(delta.finish_reason)
-            )
-        if self._message is None and (delta.text or (last and not calls and not self._output)):
-            self._message = _Message(len(self._output), [], [])
-            events += self._message_begins(self._message)
-        if self._message is not None and (delta.text or (last and self._unsent)):
-            events.append(self._text(self._message, delta.text))
+        if self._reasoning is not None and (told or last):
+            events += self._reasoning_ends(self._reasoning, "completed" if told else _ended(delta.finish_reason))
+        for each in told:
+            events += self._says(each) if isinstance(each, str) else self._calls_on(each)
         if delta.finish_reason is not None:
             self._status = _ended(delta.finish_reason)
-            if self._message is not None:
-                events += self._message_ends(self._message)
-            for call in calls:
-                events += self._called(call)
+            events += self._says("") if self._says_last() else []
+            events += self._item_ends(self._status)
         return "".join(events).encode()
 
     def end(self, usage: Usage | None) -> bytes:
@@ -87,7 +74,7 @@ class ResponseAnswer:
 
     def failure(self, error: ApiError) -> bytes:
         """See Answer."""
-        unfinished = self._reasoning or self._message
+        unfinished = self._reasoning or self._message or self._call
         output = [*self._output, *([] if unfinished is None else [unfinished.item("incomplete")])]
         return self._event("response.failed", response=self._response.failed(error, output)).encode()
 
@@ -116,6 +103,28 @@ class ResponseAnswer:
             self._event("response.output_item.done", output_index=0, item=item),
         ]
 
+    def _says(self, text: str) -> list[str]:
+        """The events of new text. White space after a call is left out."""
+        events = []
+        if self._message is None:
+            events += self._item_ends("incomplete")
+            text = text.lstrip() if self._output else text
+            self._message = _Message(len(self._output), [], [])
+            events += self._message_begins(self._message)
+        return [*events, self._text(self._message, text)] if text or self._unsent else events
+
+    def _says_last(self) -> bool:
+        """Whether the message needs one more event: for scores, or because there is nothing else."""
+        if self._message is not None:
+            return bool(self._unsent)
+        return self._call is None and not self._output
+
+    def _item_ends(self, status: Status) -> list[str]:
+        """The events that end a message or a call that has begun."""
+        if self._message is not None:
+            return self._message_ends(self._message, status)
+        return [] if self._call is None else self._call_ends(self._call, "incomplete")
+
     def _message_begins(self, message: "_Message") -> list[str]:
         item = message_item(message.identity, (), "in_progress")
         return [
@@ -133,9 +142,9 @@ class ResponseAnswer:
         self._number += 1
         return f'{message.beginning}{number},"delta":{json.dumps(text)},"logprobs":{scores}}}\n\n'
 
-    def _message_ends(self, message: "_Message") -> list[str]:
+    def _message_ends(self, message: "_Message", status: Status) -> list[str]:
         text, scores = "".join(message.texts), listed(message.scores)
-        item = message.item(self._status)
+        item = message.item(status)
         self._output.append(item)
         self._message = None
         return [
@@ -144,22 +153,29 @@ class ResponseAnswer:
             self._event("response.output_item.done", output_index=message.index, item=item),
         ]
 
-    def _called(self, call: ToolCall) -> list[str]:
-        index, item = len(self._output), self._call(call, self._status)
-        self._output.append(item)
-        place = {"item_id": item["id"], "output_index": index}
-        added = item | {"status": "in_progress", "arguments": ""}
-        return [
-            self._event("response.output_item.added", output_index=index, item=added),
-            self._event("response.function_call_arguments.delta", **place, delta=call.arguments),
-            self._event("response.function_call_arguments.done", **place, arguments=call.arguments),
-            self._event("response.output_item.done", output_index=index, item=item),
-        ]
+    def _calls_on(self, delta: CallDelta) -> list[str]:
+        """The events of what is new of a call."""
+        events = []
+        if delta.name is not None:
+            events += self._item_ends("completed")
+            self._call = _Call(len(self._output), delta.name, [])
+            item = self._call.item("in_progress")
+            events.append(self._event("response.output_item.added", output_index=self._call.index, item=item))
+        assert self._call is not None
+        if delta.arguments:
+            self._call.arguments.append(delta.arguments)
+            place = self._call.place
+            events.append(self._event("response.function_call_arguments.delta", **place, delta=delta.arguments))
+        return events + (self._call_ends(self._call, "completed") if delta.last else [])
 
-    def _call(self, call: ToolCall, status: Status) -> Item:
-        """A call, which is complete unless the answer is nothing but the arguments of a named function."""
-        named = self._use is not None and self._use.mode == "named"
-        return call_item(call, status if named else "completed")
+    def _call_ends(self, call: "_Call", status: Status) -> list[str]:
+        self._call, item = None, call.item(status)
+        self._output.append(item)
+        arguments = item["arguments"]
+        return [
+            self._event("response.function_call_arguments.done", **call.place, arguments=arguments),
+            self._event("response.output_item.done", output_index=call.index, item=item),
+        ]
 
     def _event(self, kind: str, **values: Any) -> str:
         number = self._number
@@ -208,6 +224,20 @@ class _Message:
     def item(self, status: Status) -> Item:
         """The message as an item of the output."""
         return message_item(self.identity, (self.part(),), status)
+
+
+class _Call:
+    """A call, as far as it came, and the `index` of its item. `place`: of its arguments."""
+
+    def __init__(self, index: int, name: str, arguments: list[str]) -> None:
+        self._identity, self._call_id, self._name = new_id("fc"), new_id("call"), name
+        self.index = index
+        self.arguments = arguments
+        self.place = {"item_id": self._identity, "output_index": index}
+
+    def item(self, status: Status) -> Item:
+        """The call as an item of the output."""
+        return call_item(self._identity, self._call_id, ToolCall(self._name, "".join(self.arguments)), status)
 
 
 def _ended(reason: str | None) -> Status:

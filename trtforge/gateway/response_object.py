@@ -88,9 +88,9 @@ def listed(scores: Sequence[TokenScore]) -> Sequence[Mapping[str, object]]:
     return [_score(score) | {"top_logprobs": list(map(_score, score.get("top_logprobs") or ()))} for score in scores]
 
 
-def call_item(call: ToolCall, status: Status) -> Item:
-    """A call of a function, with ids for the item, and for the call, which its result names."""
-    ids = {"id": new_id("fc"), "type": "function_call", "status": status, "call_id": new_id("call")}
+def call_item(identity: str, call_id: str, call: ToolCall, status: Status) -> Item:
+    """A call of a function. `call_id`: of the call, which its result names."""
+    ids = {"id": identity, "type": "function_call", "status": status, "call_id": call_id}
     return {**ids, "name": call.name, "arguments": call.arguments}
 
 

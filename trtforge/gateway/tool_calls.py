@@ -4,104 +4,61 @@ A model that may call writes its calls as its chat template teaches it: `<tool_c
 or an answer that is nothing but JSON, `{"name": ..., "parameters": {...}}` (Llama 3.1).
 """
 
-import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from trtforge.core.errors import ForgeError
-from trtforge.core.json_text import parse_json
-from trtforge.core.stop_text import overlap
+from trtforge.gateway.call_reader import CallDelta, CallReader
 from trtforge.gateway.sequence import Delta
 from trtforge.gateway.tools import ToolUse
-
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_TAGGED = re.compile(f"{_OPEN}([^\0]*?)(?:{_CLOSE}|$)")
-_ARGUMENTS = ("arguments", "parameters")
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call. `arguments`: JSON, as far as the answer came."""
+    """One call. `arguments`: JSON, as the model wrote them; `complete`: the answer was not cut within them."""
 
     name: str
     arguments: str
+    complete: bool = True
 
     def as_json(self) -> Mapping[str, object]:
         """OpenAI's form, with an id of its own."""
-        function = {"name": self.name, "arguments": self.arguments}
-        return {"id": f"call_{os.urandom(12).hex()}", "type": "function", "function": function}
+        return {"id": new_call_id(), "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
-def split(use: ToolUse, text: str) -> tuple[str, Sequence[ToolCall]]:
+def new_call_id() -> str:
+    """An id for a call, which its result names."""
+    return f"call_{os.urandom(12).hex()}"
+
+
+def split(use: ToolUse, text: str, reason: str) -> tuple[str, Sequence[ToolCall]]:
     """The text of an answer without its calls, and the calls. What looks like a call and is none stays in the text."""
-    if use.mode == "named":
-        return "", [ToolCall(use.names[0], text)]
-    calls: list[ToolCall] = []
-    if use.mode == "auto" and _OPEN in text:
-        parts, end = [], 0
-        for found in _TAGGED.finditer(text):
-            if own := _calls(use, found[1]):
-                calls += own
-                parts.append(text[end : found.start()])
-                end = found.end()
-        rest = "".join(part for part in (*parts, text[end:]) if part.strip()).rstrip()
-    else:
-        calls, rest = _calls(use, text), ""
-    if not calls:
-        return text, ()
-    return rest, calls if use.several else calls[:1]
+    told = CallReader(use).push(text, reason)
+    calls = [each for each in told if isinstance(each, CallDelta)]
+    return said_in(told), [ToolCall(each.name or "", each.arguments, each.last) for each in calls]
 
 
-def reason_of(use: ToolUse, reason: str, calls: Sequence[ToolCall]) -> str:
-    """The finish reason of an answer with these calls: OpenAI's API has `stop` for a function that was named."""
+def said_in(told: Sequence[str | CallDelta]) -> str:
+    """The text without the calls."""
+    return "".join(each for each in told if isinstance(each, str))
+
+
+def reason_of(use: ToolUse, reason: str, *, calls: bool) -> str:
+    """The finish reason of an answer with or without calls: OpenAI's API has `stop` for a function that was named."""
     return "tool_calls" if calls and reason == "stop" and use.mode != "named" else reason
 
 
-class HeldCalls:
-    """The stream of one choice: text that may be part of a call is held until the choice ends."""
+class StreamedCalls:
+    """The calls in the stream of one choice."""
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
-        self._sent = ""
-        self._held = ""
+        self._reader = CallReader(use)
 
-    def take(self, delta: Delta) -> tuple[Delta, Sequence[ToolCall]]:
-        """A delta with the text that can be sent, and the calls with the last delta."""
-        self._held += delta.text
-        if delta.finish_reason is not None:
-            text, calls = split(self._use, self._sent + self._held)
-            reason = reason_of(self._use, delta.finish_reason, calls)
-            return replace(delta, text=text[len(self._sent) :], finish_reason=reason), calls
-        free = self._free()
-        text, self._held = self._held[:free], self._held[free:]
-        self._sent += text
-        return replace(delta, text=text), ()
-
-    def _free(self) -> int:
-        """How many of the held characters can be no part of a call, nor white space before one, which is left out."""
-        if self._use.mode != "auto" or (not self._sent and self._held.lstrip()[:1] in ("", "{", "[")):
-            return 0
-        start = self._held.find(_OPEN)
-        return len(self._held[: start if start >= 0 else len(self._held) - overlap(self._held, _OPEN)].rstrip())
-
-
-def _calls(use: ToolUse, text: str) -> list[ToolCall]:
-    """The calls in a JSON text: one, or an array of them; none if it is anything else."""
-    try:
-        values = parse_json(text, "the call", hint="", unique=False)
-    except ForgeError:
-        return []
-    calls = [_call(use, value) for value in (values if isinstance(values, list) else [values])]
-    return [call for call in calls if call is not None] if all(calls) else []
-
-
-def _call(use: ToolUse, value: Any) -> ToolCall | None:
-    if not isinstance(value, dict) or value.get("name") not in use.names:
-        return None
-    arguments = next((value[name] for name in _ARGUMENTS if isinstance(value.get(name), dict)), None)
-    if arguments is None:
-        return None
-    return ToolCall(value["name"], json.dumps(arguments, ensure_ascii=False))
+    def take(self, delta: Delta) -> tuple[Delta, Sequence[str | CallDelta]]:
+        """A delta without calls, and its text and what is new of calls in their order."""
+        reason = delta.finish_reason
+        told = self._reader.push(delta.text, reason)
+        if reason is not None:
+            reason = reason_of(self._use, reason, calls=self._reader.found)
+        return replace(delta, text=said_in(told), finish_reason=reason), told
