@@ -16,10 +16,10 @@ from tests.gateway.fake import FakeBackend
 from tests.gateway.strict import chat_chunks, chat_of
 from tests.gateway.support import running
 from trtforge.engine_process.requests import Guide
+from trtforge.gateway.call_reader import CallDelta
 from trtforge.gateway.chat import read_chat
 from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.sequence import Delta
-from trtforge.gateway.call_reader import CallDelta
 from trtforge.gateway.tool_calls import StreamedCalls, ToolCall, split
 from trtforge.gateway.tools import ToolUse
 
@@ -183,9 +183,7 @@ def test_arguments_come_as_they_are_written() -> None:
     streamed = StreamedCalls(AUTO)
     text = 'I ask.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>\n'
     ends = [text.index(part) for part in ("</tool", '"arg', "{", ": {", ' "Ro', '"}}', "}\n")]
-    told = [
-        streamed.take(Delta(0, text[start:end]))[1] for start, end in pairwise(sorted({0, *ends, len(text) - 13}))
-    ]
+    told = [streamed.take(Delta(0, text[start:end]))[1] for start, end in pairwise(sorted({0, *ends, len(text) - 13}))]
     told.append(streamed.take(Delta(0, text[len(text) - 13 :], "stop"))[1])
     assert [each for each in told if each] == [
         ["I ask."],
@@ -218,7 +216,15 @@ def merged(told: Sequence[str | CallDelta]) -> list[ToolCall]:
 
 
 PARTS = ["So:", "\n", " ", "<tool_call>", "</tool_call>", "<tool", LLAMA, ARRAY, TAGGED, ";", ",", "[", "]", "{", "}"]
-PARTS += ['"', "\\", '{"name": "time", "arguments": {"a": ', '{"name": "time", ', '"arguments": {}}', LLAMA[:30], " " * 120]
+PARTS += [
+    '"',
+    "\\",
+    '{"name": "time", "arguments": {"a": ',
+    '{"name": "time", ',
+    '"arguments": {}}',
+    LLAMA[:30],
+    " " * 120,
+]
 
 
 @given(

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from trtforge.gateway.call_reader import CallDelta
 from trtforge.gateway.errors import ApiError
 from trtforge.gateway.generation import Choice, Usage
 from trtforge.gateway.request import TokenScore, TopToken
 from trtforge.gateway.sequence import Delta
-from trtforge.gateway.call_reader import CallDelta
 from trtforge.gateway.tool_calls import StreamedCalls, ToolCall, new_call_id, reason_of, split
 from trtforge.gateway.tools import ToolUse
 
@@ -59,7 +59,9 @@ class ChatAnswer:
         """See Answer."""
         found = []
         for index, choice in enumerate(choices):
-            text, calls = (choice.text, ()) if self._use is None else split(self._use, choice.text, choice.finish_reason)
+            text, calls = (
+                (choice.text, ()) if self._use is None else split(self._use, choice.text, choice.finish_reason)
+            )
             message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
             message |= {"reasoning_content": choice.reasoning} if choice.reasoning else {}
             if calls:

@@ -20,7 +20,7 @@ _ARGUMENTS = ("arguments", "parameters")
 _BLANK = r"\s{0,99}"
 _NAME = rf'"name"{_BLANK}:{_BLANK}"([A-Za-z0-9_-]{{1,64}})"'
 _HEAD = rf'\{{{_BLANK}{_NAME}{_BLANK},{_BLANK}"(?:{"|".join(_ARGUMENTS)})"{_BLANK}:{_BLANK}(?=\{{)'
-"""A call up to its arguments. White space is bounded, so that a long text is not searched again for each of its tokens."""
+"""A call up to its arguments. Its length is bounded, so that a long text is not searched again for each token."""
 _FIRST = re.compile(rf"{_BLANK}(\[?){_BLANK}{_HEAD}")
 _NEXT = re.compile(rf"{_BLANK}([,;]?){_BLANK}{_HEAD}")
 _LONGEST_HEAD = 1000
@@ -30,8 +30,8 @@ _LONGEST_HEAD = 1000
 class CallDelta:
     """What is new of the call with this `index` in its answer.
 
-    `name`: with its first delta; `arguments`: more of their JSON; `last`: they are complete. A call without a last delta
-    was cut.
+    `name`: with its first delta; `arguments`: more of their JSON; `last`: they are complete. A call without a last
+    delta was cut, or its arguments are no JSON.
     """
 
     index: int
@@ -87,7 +87,9 @@ class CallReader:
             self._begin(head[2])
             self._read, self._after = self._arguments, self._listed if head[1] else self._bare
             return True
-        may_be = self._unread.lstrip()[:1] in ("", "{", "[") and not (self._use.mode == "auto" and _OPEN in self._unread)
+        may_be = self._unread.lstrip()[:1] in ("", "{", "[") and not (
+            self._use.mode == "auto" and _OPEN in self._unread
+        )
         if may_be and not self._last:
             return False
         if may_be and self._parsed(self._unread):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from trtforge.gateway.call_reader import CallDelta
 from trtforge.gateway.errors import ApiError
 from trtforge.gateway.generation import Choice, Usage
 from trtforge.gateway.request import TokenScore
@@ -20,8 +21,7 @@ from trtforge.gateway.response_object import (
     text_part,
 )
 from trtforge.gateway.sequence import Delta
-from trtforge.gateway.call_reader import CallDelta
-from trtforge.gateway.tool_calls import StreamedCalls, ToolCall, split
+from trtforge.gateway.tool_calls import StreamedCalls, ToolCall
 from trtforge.gateway.tools import ToolUse
 
 
