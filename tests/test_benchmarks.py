@@ -154,6 +154,7 @@ def test_decoding_is_shown_as_shares_of_what_the_machine_can() -> None:
     assert decode.bytes_of_step("bfloat16") == 2 * (layers + head) + cached
     assert decode.bytes_of_step("OpenVINO, int8") == layers + 2 * head + cached
     assert decode.bytes_of_step("int4_awq") == layers * 0.53125 + 2 * head + cached
+    assert decode.bytes_of_step("int4_awq, int8 activations") == decode.bytes_of_step("int4_awq")
     runs: list[decode.Rates] = [
         {"1": {"decode": alone}, "32": {"decode": together}} for alone, together in ((10, 100), (10, 100), (1, 99))
     ]
@@ -167,6 +168,7 @@ def test_decoding_is_shown_as_shares_of_what_the_machine_can() -> None:
     assert decode.shares("bfloat16", runs, fast_products) == pytest.approx((2 * bytes_ / step, 100 / 32 / 5))
     products_of_types = Limits(1.0, bfloat16=20 * head, int8=10 * layers)
     assert decode.seconds_of_token("int8_sq", products_of_types) == pytest.approx(0.05 + 0.1)
+    assert decode.seconds_of_token("int4_awq, int8 activations", products_of_types) == pytest.approx(0.05 + 0.1)
     assert decode.seconds_of_token("fp8", products_of_types) == pytest.approx((layers + head) / (20 * head))
     no_int8 = Limits(1.0, bfloat16=20 * (layers + head), int8=0.0)
     assert decode.seconds_of_token("int8_sq", no_int8) == pytest.approx(0.05)

@@ -28,13 +28,14 @@ BATCHES = (1, 8, 32)
 PROMPT_TOKENS, NEW_TOKENS = 128, 65
 COMPUTE = compute_dtype("auto", "bfloat16", "cpu", Processor.of(Host()))
 """The engine's choice for bfloat16 weights on this processor; `transformers` computes in the same type."""
-OURS = ("bfloat16", "int4_awq", "int8_sq", "fp8")
+OURS = ("bfloat16", "int4_awq", "int4_awq, int8 activations", "int8_sq", "fp8")
 TORCH = ("bfloat16, torch's kernels", "int4_awq, torch's kernels")
 TRANSFORMERS = f"transformers, {COMPUTE}"
 OPENVINO = ("OpenVINO, bfloat16", "OpenVINO, int8", "OpenVINO, int4")
 OPENVINO_PYTHON = Path(__file__).parents[2] / ".venv-openvino" / "bin" / "python"
 _FORMATS = {"bfloat16": "none"}
 _KERNELS = ", torch's kernels"
+_ROUNDED = ", int8 activations"
 _VARIABLE = "TRTFORGE_KERNELS"
 _ROOT = Path(__file__).parents[2]
 _PEER = Path(__file__).with_name("openvino_peer.py")
@@ -103,13 +104,16 @@ def _prepare(directory: Path, ways: Sequence[str]) -> None:
     model = directory / "model"
     write_model(model, SHAPE)
     for way in OURS:
+        if way.endswith(_ROUNDED):
+            continue
         quant = _FORMATS.get(way, way)
         calibration = _calibration(directory, model, quant)
         run_trtforge("convert", str(model), str(directory / f"checkpoint-{way}"), "--quant", quant, *calibration)
     for way in (*OURS, *TORCH):
-        checkpoint = directory / f"checkpoint-{way.removesuffix(_KERNELS)}"
-        limits = ("--max-batch-size", str(BATCHES[-1]), "--max-seq-len", "512")
-        run_trtforge("compile", str(checkpoint), str(directory / way), *limits, way=way)
+        checkpoint = directory / f"checkpoint-{way.removesuffix(_KERNELS).removesuffix(_ROUNDED)}"
+        options = ["--max-batch-size", str(BATCHES[-1]), "--max-seq-len", "512"]
+        options += ["--int8-activations"] if way.endswith(_ROUNDED) else []
+        run_trtforge("compile", str(checkpoint), str(directory / way), *options, way=way)
     openvino = [way for way in OPENVINO if way in ways]
     if openvino:
         _write_tokenizer(model)
@@ -231,7 +235,7 @@ def bytes_of_step(
     """Bytes of weights, and of every request's KV cache of `itemsize` a number, that are read to decode one token of
     each."""
     plain = 32 if "float32" in way else 16
-    bits = 8 if "int8" in way or "fp8" in way else 4 + 32 / 128 if "int4" in way else plain
+    bits = 4 + 32 / 128 if "int4" in way else 8 if "int8" in way or "fp8" in way else plain
     head = shape.vocab * shape.hidden * plain / 8
     cached = shape.layers * 2 * shape.kv_heads * shape.head_size * itemsize * context
     return multiply_adds_of_layers(shape) * bits / 8 + head + batch * cached

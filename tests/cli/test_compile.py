@@ -197,6 +197,7 @@ def option_of(command: list[str], name: str) -> str:
         ("llmapi", "--device", "cpu", "torch"),
         ("tensorrt_llm", "--compute-dtype", "float16", "torch"),
         ("llmapi", "--compute-dtype", "auto", "torch"),
+        ("tensorrt_llm", "--int8-activations", "", "torch"),
         ("llmapi", "--workers", "1", "tensorrt_llm"),
         ("torch", "--workers", "2", "tensorrt_llm"),
     ],
@@ -204,7 +205,8 @@ def option_of(command: list[str], name: str) -> str:
 def test_an_option_that_the_backend_ignores_is_wrong_usage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], backend: str, option: str, value: str, of: str
 ) -> None:
-    words = ["compile", str(DEMO_MODEL), str(tmp_path / "engine"), "--backend", backend, option, value, "--dry-run"]
+    words = ["compile", str(DEMO_MODEL), str(tmp_path / "engine"), "--backend", backend, "--dry-run"]
+    words += [option, value] if value else [option]
     assert status_of(words) == 2
     stderr = capsys.readouterr().err
     assert f"error: {option} applies only to the {of} backend; the {backend} backend ignores it\n" in stderr

@@ -83,7 +83,9 @@ def test_int4_layouts_take_the_same_room_in_bfloat16() -> None:
     assert room("w4a8_packed_cpu") == room("w4a8_native_cpu") == room("w4a8_packed_cuda")
 
 
-@pytest.mark.parametrize("name", ["int4_native_cpu", "int4_packed_cuda", "w4a8_native_cpu", "w4a8_packed_cuda"])
+@pytest.mark.parametrize(
+    "name", ["int4_native_cpu", "int4_coded_cpu", "int4_packed_cuda", "w4a8_native_cpu", "w4a8_packed_cuda"]
+)
 def test_int4_layers_of_other_groups_are_stored_as_plan_says(name: KernelName) -> None:
     """Of one group of 192 inputs."""
     other = kernel_of_size(name, OUT, 192, 192)
@@ -104,7 +106,7 @@ def test_layers_of_other_sizes_are_stored_as_plan_says(name: KernelName) -> None
     other = kernel_of_size(name, 40, INPUTS, GROUP)
     assert other == UNSUITED[name] != name
     assert kernel_of_size(name, OUT, INPUTS, GROUP) == name
-    if name.endswith(("int4_native_cpu", "packed_cuda", "w4a8_native_cpu", "nvfp4_native_cpu")):
+    if name.endswith(("int4_native_cpu", "int4_coded_cpu", "packed_cuda", "w4a8_native_cpu", "nvfp4_native_cpu")):
         layer = sliced(stored(name), 40)
         packed, expected = (KERNELS[each].pack(layer, torch.bfloat16) for each in (name, other))
         assert {key: tensor.nbytes for key, tensor in packed.items()} == {

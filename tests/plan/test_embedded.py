@@ -57,6 +57,13 @@ def test_how_it_computes(quant: str, target: str | None, processor: Processor, e
     assert (found.device, found.compute_dtype, found.kernel) == expected
 
 
+def test_rounded_activations_are_of_engines_on_the_cpu() -> None:
+    recipe = {"engine": {"backend": "torch", "int8_activations": True}}
+    for target, expected in ((None, "int4_coded_cpu"), ("a100-80gb", "int4_packed_cuda")):
+        request = asked(known(LLAMA_8B), recipe=recipe, quant="int4_awq", gpu=target)
+        assert Embedded.of(request, COMPILES).kernel == expected
+
+
 def test_weights_are_those_of_the_compute_type_unless_a_kernel_takes_them_packed() -> None:
     assert memory(planned()).weights == 4 * PARAMETERS
     assert memory(planned(compute_dtype="bfloat16")).weights == 2 * PARAMETERS

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from tests.runtime.kernel_levels import LEVELS, kernels_at
 from trtforge.core.number_limits import E2M1_VALUES, NVFP4_BLOCK
-from trtforge.models.kernels import suits_cpu
+from trtforge.models.kernels import PACKED_GROUPS, suits_cpu
 from trtforge.models.transforms import FP8_ROW_SCALE_MIN
 from trtforge.runtime.linears.float8 import round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import token_scales
 from trtforge.runtime.linears.int4_native import pack_words
-from trtforge.runtime.linears.int8 import round_to_int8
+from trtforge.runtime.linears.int8 import round_by_group, round_to_int8
 from trtforge.runtime.linears.nvfp4_linear import round_to_nvfp4
 from trtforge.runtime.native.expanded import (
     ExpandedLayer,
@@ -143,6 +143,67 @@ def test_products_of_integers_are_exact(
     layer = ExpandedLayer("int8", pack_bytes(codes), tiles * TILE, inputs="int8", activation_scale=0.5)
     expected = round_to_int8(x, 0.5).double() @ codes.double().T
     assert torch.equal(linear_expanded(kernels_at(level), x, layer), expected.to(dtype))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", CLOSE)
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(1, 34) | st.sampled_from([63, 97, 257, 530]),
+    tiles=st.integers(1, 5),
+    count=st.integers(1, 4),
+    group=st.sampled_from(PACKED_GROUPS),
+    biased=st.booleans(),
+    prescaled=st.booleans(),
+    outlier=st.sampled_from([1.0, 1000.0, 2.0**-120]),
+    seed=st.integers(0, 2**16),
+)
+def test_int4_products_of_inputs_rounded_by_group(
+    level: str, dtype: torch.dtype, rows: int, tiles: int, count: int, group: int, biased: bool, prescaled: bool,
+    outlier: float, seed: int,
+) -> None:  # fmt: skip
+    """`outlier`: a factor of one input of each row."""
+    generator, outputs, inputs = torch.Generator().manual_seed(seed), tiles * TILE, count * group
+    codes, packed = weights("int4", outputs, inputs, generator)
+    x = torch.randn(rows, inputs, generator=generator)
+    x[:, seed % inputs] *= outlier
+    x[seed % rows, :group] = 0.0
+    x = x.to(dtype)
+    scales = torch.rand(tiles, count, TILE, generator=generator)
+    exact = codes * scales.transpose(1, 2).reshape(outputs, count).double().repeat_interleave(group, dim=1)
+    prequant = torch.rand(inputs, generator=generator) + 0.5 if prescaled else None
+    bias = torch.randn(outputs, generator=generator) if biased else None
+    rounded = round_by_group(x.float() if prequant is None else x.float() * prequant, group).double()
+    expected, most = rounded @ exact.T, rounded.abs() @ exact.abs().T
+    if bias is not None:
+        expected, most = expected + bias, most + bias.abs()
+    layer = ExpandedLayer("int4", packed, outputs, scales, bias, prequant, inputs="int8 by group")
+    made = linear_expanded(kernels_at(level), x, layer)
+    assert made.dtype is dtype
+    assert bool(((made.double() - expected).abs() <= CLOSE[dtype] * most).all())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_rows_that_are_not_finite_stay_so_beside_others(level: str) -> None:
+    x = torch.ones(3, 64)
+    x[0, 5], x[1, 40] = torch.inf, torch.nan
+    codes = torch.ones(TILE, 64, dtype=torch.int8)
+    layer = ExpandedLayer("int4", pack_words(codes), TILE, torch.ones(1, 2, TILE), inputs="int8 by group")
+    made = linear_expanded(kernels_at(level), x, layer)
+    assert made[:2].isnan().all()
+    assert torch.equal(made[2], torch.full((TILE,), 64.0))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_codes_of_the_largest_numbers_of_both_signs(level: str) -> None:
+    """Sums are exact in every instruction's integers."""
+    codes = torch.full((TILE, 256), -8, dtype=torch.int8)
+    codes[1::2] = 7
+    x = torch.full((2, 256), 127.0)
+    x[1] = -127.0
+    layer = ExpandedLayer("int4", pack_words(codes), TILE, torch.ones(1, 1, TILE), inputs="int8 by group")
+    made = linear_expanded(kernels_at(level), x, layer)
+    assert torch.equal(made, x @ codes.float().T)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

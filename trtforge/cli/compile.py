@@ -104,6 +104,14 @@ def compile_(
             help="Compute dtype: auto, float16, bfloat16 or float32.",
         ),
     ] = "auto",
+    int8_activations: Annotated[
+        bool,
+        typer.Option(
+            "--int8-activations",
+            rich_help_panel=_TORCH,
+            help="INT4 layers round their activations to 8 bits on the CPU: faster for prompts and many requests.",
+        ),
+    ] = False,
     workers: Workers = 1,
     container: Container = None,
     tp: Annotated[
@@ -144,6 +152,7 @@ def compile_(
             "backend": backend,
             "device": device,
             "compute_dtype": compute_dtype,
+            "int8_activations": int8_activations,
             "target": {"gpu": gpu, "tensorrt_llm": target_version},
             "max_batch_size": max_batch_size,
             "max_input_len": max_input_len,

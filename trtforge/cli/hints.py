@@ -34,6 +34,7 @@ _KEYS = {
     "--backend": "engine.backend",
     "--device": "engine.device",
     "--compute-dtype": "engine.compute_dtype",
+    "--int8-activations": "engine.int8_activations",
     "--gpu": "engine.target.gpu",
     "--target-version": "engine.target.tensorrt_llm",
     "--max-batch-size": "engine.max_batch_size",

@@ -256,6 +256,7 @@ def _option_of(key: str) -> str:
 _BACKENDS_OF = {
     "device": ("auto", "torch"),
     "compute_dtype": ("auto", "torch"),
+    "int8_activations": ("auto", "torch"),
     "workers": ("auto", "tensorrt_llm"),
 }
 """The backends that use an option; `auto` may resolve to one of them."""

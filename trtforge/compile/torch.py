@@ -17,6 +17,7 @@ from trtforge.formats.eagle import EAGLE_DIRECTORY
 from trtforge.formats.trtllm import CONFIG_FILE, CheckpointConfig, rank_file, read_engine_config
 from trtforge.machine.host import Host
 from trtforge.machine.processor import Processor, compute_dtype
+from trtforge.models.kernels import PACKED_GROUPS
 from trtforge.plan.asked_features import beams_with_states
 from trtforge.plan.limits import EngineLimits
 
@@ -144,6 +145,17 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
         raise ForgeError(problem.message, hint=problem.fix)
     device = usable_device(config.device)
     dtype = compute_dtype(config.compute_dtype, model.dtype, device, Processor.of(Host()))
+    kernels = choose_kernels(
+        spec.algorithm,
+        spec.group_size,
+        device,
+        dtype,
+        mixed=spec.layer_formats is not None,
+        checkpoint=model.dtype,
+        int8_activations=config.int8_activations,
+    )
+    if config.int8_activations:
+        _require_rounded(kernels.quantized, spec.algorithm, device)
     adapters = () if lora is None else tuple(map(Path, lora.adapters))
     if lora is not None:
         require_adapters(model, resolved_lora(lora), adapters, DTYPES[dtype])
@@ -152,18 +164,29 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
         limits=limits,
         device=device,
         compute_dtype=dtype,
-        kernels=choose_kernels(
-            spec.algorithm,
-            spec.group_size,
-            device,
-            dtype,
-            mixed=spec.layer_formats is not None,
-            checkpoint=model.dtype,
-        ),
+        kernels=kernels,
         features=_without_paths(config.features),
         draft=None if draft is None else _draft_engine(draft, model),
         adapters=adapters,
         beside=files_beside(config.features, model, limits.max_seq_len),
+    )
+
+
+def _require_rounded(kernel: str, algorithm: str, device: UsableDevice) -> None:
+    """Raise ForgeError unless the kernel of the engine's layers rounds their activations to 8 bits."""
+    if kernel == "int4_coded_cpu":
+        return
+    hint = "Leave it out."
+    if algorithm not in ("int4_awq", "int4_wo"):
+        raise ForgeError(
+            f"engine.int8_activations: for INT4 weights (int4_awq, int4_wo), not for {algorithm}", hint=hint
+        )
+    if device != "cpu":
+        raise ForgeError(f"engine.int8_activations: for engines on the CPU, not on {device}", hint=hint)
+    raise ForgeError(
+        "engine.int8_activations: needs a C++ compiler, computations in bfloat16 or float32, and groups of "
+        f"{', '.join(map(str, PACKED_GROUPS))} weights",
+        hint="Run `trtforge doctor`, or leave it out.",
     )
 
 

@@ -126,6 +126,11 @@ class EngineConfig(Config):
     )
     device: Device = Field("auto", description="torch backend: device.")
     compute_dtype: DtypeChoice = Field("auto", description="torch backend: dtype of the computations.")
+    int8_activations: bool = Field(
+        False,
+        description="torch backend on the CPU: INT4 layers round activations to 8 bits, by a scale of each group: "
+        "some 1.5 times as fast for prompts and many requests, slightly less exact.",
+    )
     target: TargetConfig = TargetConfig()
     max_batch_size: int = Field(defaults.MAX_BATCH_SIZE, ge=1, description="Maximum number of requests in flight.")
     max_input_len: int | None = Field(None, ge=1, description="Maximum prompt length in tokens.")

@@ -22,6 +22,7 @@ KernelName = Literal[
     "fp8_rowwise_native_cpu",
     "fp8_rowwise_codes_cuda",
     "int4_dense",
+    "int4_coded_cpu",
     "int4_native_cpu",
     "int4_packed_cpu",
     "int4_packed_cuda",
@@ -71,6 +72,7 @@ UNSUITED: dict[KernelName, KernelName] = {
     "fp8_native_cpu": "fp8_dense",
     "fp8_rowwise_native_cpu": "fp8_rowwise_dense",
     "int8_native_cpu": "int8_dense",
+    "int4_coded_cpu": "int4_dense",
     "int4_native_cpu": "int4_dense",
     "w4a8_native_cpu": "w4a8_dense",
     "int4_packed_cuda": "int4_dense",
@@ -135,11 +137,12 @@ def kernel_for(
     vnni: bool,
     native: bool,
     sm: int,
+    int8_activations: bool = False,
 ) -> KernelName:
     """The fastest kernel.
 
     `vnni`: the CPU has VNNI; `native`: there are trtforge's own CPU kernels; `sm`: compute capability x 10 of the GPU,
-    0 without one.
+    0 without one; `int8_activations`: INT4 layers may round their activations to 8 bits.
     """
     grouped = format == "int4_wo" or group_size in PACKED_GROUPS
     packs = dtype == "bfloat16" and grouped
@@ -155,7 +158,7 @@ def kernel_for(
         case "int4_awq" | "int4_wo", "cuda" if codes and grouped:
             return "int4_packed_cuda"
         case "int4_awq" | "int4_wo", "cpu" if native and grouped:
-            return "int4_native_cpu"
+            return "int4_coded_cpu" if int8_activations else "int4_native_cpu"
         case "int4_awq" | "int4_wo", "cpu" if packs:
             return "int4_packed_cpu"
         case "w4a8_awq", "cpu" if native and grouped:
@@ -228,6 +231,7 @@ KEPT: dict[KernelName, Kept] = {
     # prequant_scaling_factor; packed also scales, for the CPU with zeros
     "int4_dense": Kept(per_input_elements=1),
     # a float32 scale for each group
+    "int4_coded_cpu": Kept(bits=4, per_group_bytes=FLOAT32_BYTES, per_input_elements=1),
     "int4_native_cpu": Kept(bits=4, per_group_bytes=FLOAT32_BYTES, per_input_elements=1),
     "int4_packed_cpu": Kept(bits=4, per_group=2, per_input_elements=1),
     "int4_packed_cuda": Kept(bits=4, per_group=1, per_input_elements=1),

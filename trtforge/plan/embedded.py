@@ -64,7 +64,7 @@ class Embedded:
         return cls(
             device,
             dtype,
-            choose(name, request.group_size, device, dtype),
+            choose(name, request.group_size, device, dtype, int8_activations=request.engine.int8_activations),
             choose("fp8", request.group_size, device, dtype),
             plain,
             screens=device == "cpu" and native and (dtype == "bfloat16" or plain == "plain_native_cpu"),

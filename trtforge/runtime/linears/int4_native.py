@@ -1,4 +1,4 @@
-"""INT4-AWQ linear layers for the CPU kernels: integer weights, scales applied to float32 sums.
+"""INT4-AWQ linear layers for the CPU kernels: integer weights, scales applied to float32 sums or to those of integers.
 
 The layout does not depend on the processor. Without a compiler, layers multiply with dequantised weights.
 """
@@ -13,6 +13,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.models.kernels import PACKED_GROUPS
 from trtforge.models.transforms import unpack_int4
 from trtforge.runtime.linears.int4_linear import Int4Dense, load_prequant, packed_prequant
+from trtforge.runtime.linears.int8 import round_by_group
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, float_bias, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import Native, native_for
@@ -26,8 +27,12 @@ OFFSET = 8  # a stored nibble is its value plus this
 class Int4Native:
     """`weight`: 16-bit words of four inputs as source/matmul.cpp describes; `scales`: (out / 32, groups, 32).
 
-    Layers of sizes that the kernels do not take are those of `Int4Dense`.
+    Layers of sizes that the kernels do not take are those of `Int4Dense`. `rounds`: the others round their activations
+    to 8 bits (`round_by_group`), which processors multiply faster.
     """
+
+    def __init__(self, *, rounds: bool = False) -> None:
+        self._rounds = rounds
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
@@ -44,7 +49,8 @@ class Int4Native:
             return Int4Dense().load(weights, prefix, shape, place, bias=bias)
         words, scales = take_words(weights, prefix, shape)
         vector = load_bias(weights, prefix, shape, place, bias)
-        return _linear(words, scales, vector, load_prequant(weights, prefix, shape, place), place)
+        prequant = load_prequant(weights, prefix, shape, place)
+        return _linear(words, scales, vector, prequant, place, rounds=self._rounds)
 
 
 def has_words(weights: Weights, prefix: str) -> bool:
@@ -67,18 +73,39 @@ def take_words(weights: Weights, prefix: str, shape: tuple[int, int]) -> tuple[T
     return words, scales
 
 
-def _linear(words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None, place: Placement) -> Linear:
+def _linear(
+    words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None, place: Placement, *, rounds: bool
+) -> Linear:
     kernels = native_for(place.device, place.dtype)
     if kernels is None:
-        _warn_of_dequantising()
-        multiply = matrix(_dequantised(words, scales).to(place.dtype), bias)
-        return multiply if prequant is None else lambda x: multiply(x * prequant)
+        return _dequantised_linear(words, scales, bias, prequant, place, rounds=rounds)
     vector = float_bias(bias)
-    if not expands(kernels, place):
+    if not rounds and not expands(kernels, place):
         return lambda x: kernels.linear_int4(x, words, scales, vector, prequant)
     factors = None if prequant is None else prequant.float()
-    layer = ExpandedLayer("int4", words, len(words) * TILE, scales=scales, bias=vector, prequant=factors)
+    layer = ExpandedLayer(
+        "int4",
+        words,
+        len(words) * TILE,
+        scales=scales,
+        bias=vector,
+        prequant=factors,
+        inputs="int8 by group" if rounds else "as they are",
+    )
     return lambda x: linear_expanded(kernels, x, layer)
+
+
+def _dequantised_linear(
+    words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None, place: Placement, *, rounds: bool
+) -> Linear:
+    """Without a compiler."""
+    _warn_of_dequantising()
+    multiply = matrix(_dequantised(words, scales).to(place.dtype), bias)
+    if rounds:
+        group = words.shape[1] * 4 // scales.shape[1]
+        factors = 1.0 if prequant is None else prequant.float()
+        return lambda x: multiply(round_by_group(x.float() * factors, group).to(x.dtype))
+    return multiply if prequant is None else lambda x: multiply(x * prequant)
 
 
 def expands(kernels: Native, place: Placement) -> bool:

@@ -61,6 +61,7 @@ KERNELS: Mapping[KernelName, Kernel] = MappingProxyType(
         "w4a8_packed_cpu": W4A8(Int4Packed()),
         "w4a8_packed_cuda": W4A8Tiled(),
         "int4_dense": Int4Dense(),
+        "int4_coded_cpu": Int4Native(rounds=True),
         "int4_native_cpu": Int4Native(),
         "int4_packed_cpu": Int4Packed(),
         "int4_packed_cuda": Int4Tiled(),
@@ -116,16 +117,20 @@ def choose_kernels(
     *,
     mixed: bool = False,
     checkpoint: ModelDtype = "float32",
+    int8_activations: bool = False,
 ) -> Kernels:
-    """The fastest kernels for a device. `checkpoint`: dtype of its weights that are not quantised."""
-    name = _fastest(algorithm, group_size, device, dtype)
+    """The fastest kernels for a device. `checkpoint`: dtype of its weights that are not quantised; `int8_activations`:
+    INT4 layers may round theirs."""
+    name = _fastest(algorithm, group_size, device, dtype, int8_activations=int8_activations)
     capability = torch.backends.cpu.get_cpu_capability() if name in _CPU_PACKED else None
     fp8 = _fastest("fp8", group_size, device, dtype) if mixed else None
     plain = plain_kernel(checkpoint, device, dtype, native=native_for(torch.device(device), DTYPES[dtype]) is not None)
     return Kernels(quantized=name, cpu_capability=capability, fp8=fp8, plain=plain)
 
 
-def _fastest(algorithm: QuantFormat, group_size: int, device: UsableDevice, dtype: ModelDtype) -> KernelName:
+def _fastest(
+    algorithm: QuantFormat, group_size: int, device: UsableDevice, dtype: ModelDtype, *, int8_activations: bool = False
+) -> KernelName:
     kernels = native_for(torch.device(device), DTYPES[dtype])
     return kernel_for(
         algorithm,
@@ -135,6 +140,7 @@ def _fastest(algorithm: QuantFormat, group_size: int, device: UsableDevice, dtyp
         vnni=multiplies_int8(),
         native=kernels is not None,
         sm=sm_of(torch.cuda.current_device()) if torch.cuda.is_available() else 0,
+        int8_activations=int8_activations,
     )
 
 

@@ -12,7 +12,7 @@ from trtforge.runtime.native.structures import FORMATS, INPUTS, ExpandedLinear
 from trtforge.runtime.native.tiles import TILE
 
 Format = Literal["bfloat16", "float16", "int8", "e4m3", "int4", "e2m1"]
-Inputs = Literal["as they are", "e4m3", "int8", "e4m3 by row", "nvfp4"]
+Inputs = Literal["as they are", "e4m3", "int8", "e4m3 by row", "nvfp4", "int8 by group"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class ExpandedLayer:
     `weight`: as `tiles` packs its format. float32 `scales`: (out / 32, groups, 32), `prequant` (in,), `bias` (out,).
     E2M1 has groups of 16.
     `inputs`: how activations are rounded; "e4m3 by row" divides by a scale of each row, of at least `activation_scale`,
-    and multiplies its outputs with it; "nvfp4" gives E2M1 times an E4M3 scale of each 16 inputs, without `prequant`.
+    and multiplies its outputs with it; "nvfp4" gives E2M1 times an E4M3 scale of each 16 inputs, without `prequant`;
+    "int8 by group" is `round_by_group`, in the groups of the scales of INT4 weights.
     """
 
     format: Format

@@ -346,7 +346,7 @@ ROWS: dict[str, int | tuple[int, str]] = {
 
 FORMATS = ("bfloat16", "float16", "int8", "e4m3", "int4", "e2m1")
 """How `linear_expanded` takes weights: `Format` of source/linears.h."""
-INPUTS = ("as they are", "e4m3", "int8", "e4m3 by row", "nvfp4")
+INPUTS = ("as they are", "e4m3", "int8", "e4m3 by row", "nvfp4", "int8 by group")
 """How it rounds activations: `Inputs` of source/linears.h."""
 
 PRODUCTS = ("linear_bfloat16", "linear_int4")

@@ -2,7 +2,7 @@
 //
 // A tile register holds 16 rows of 64 bytes. TDPBF16PS: C (16 x 16 float32) += A (16 rows x 32 inputs) times B (16
 // pairs of inputs x 16 outputs x 2). TDPBUSD: C (16 x 16 int32) += A (16 rows x 64 unsigned bytes) times B (16 quads of
-// inputs x 16 outputs x 4 signed bytes). Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume
+// inputs x 16 outputs x 4 signed bytes). TDPBSUD: of signed bytes in A and unsigned ones in B. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume
 // 1, chapter 18. TRTFORGE_EMULATE_AMX computes the same in plain loops, to test this code on other processors.
 
 #pragma once
@@ -83,8 +83,8 @@ struct Fetch {
 };
 
 // The sums of one or two registers of rows, which begin at `low` and `high`: sums (HEIGHT, 32) of `first` and `second` =
-// or, unless `fresh`, += rows times `inputs` inputs of a tile of weights. X: bfloat16, or uint8_t with weights of int8_t
-// and sums of int32_t.
+// or, unless `fresh`, += rows times `inputs` inputs of a tile of weights. X: bfloat16, or uint8_t with weights of int8_t,
+// or the other way round, and sums of int32_t.
 template <bool TWO, typename X, typename W, typename S, class Beside>
 static inline void products(const X* low, const X* high, int64_t pitch, int64_t step, const W* w, int64_t inputs,
                             bool fresh, S* first, S* second, const Beside& beside) {

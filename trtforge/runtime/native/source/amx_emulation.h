@@ -36,20 +36,27 @@ static inline void store(int tile, void* into, int64_t stride) {
         std::memcpy((uint8_t*)into + row * stride, tiles.data[tile][row], 64);
 }
 
+// Bytes of type A times bytes of type B.
+template <typename A, typename B>
 static inline void multiply_bytes(int c, int a, int b) {
     for (int row = 0; row < tiles.rows[c]; ++row) {
         int32_t sums[16];
-        int8_t right[16][64];
+        A left[64];
+        B right[16][64];
         std::memcpy(sums, tiles.data[c][row], 64);
+        std::memcpy(left, tiles.data[a][row], 64);
         std::memcpy(right, tiles.data[b], sizeof right);
         for (int in = 0; in < 64; ++in)
             for (int out = 0; out < 16; ++out)
-                sums[out] += int32_t(tiles.data[a][row][in]) * right[in / 4][4 * out + in % 4];
+                sums[out] += int32_t(left[in]) * right[in / 4][4 * out + in % 4];
         std::memcpy(tiles.data[c][row], sums, 64);
     }
 }
 
+template <typename X>
 static inline void multiply(int c, int a, int b) {
+    if constexpr (std::is_same_v<X, int8_t>) return multiply_bytes<int8_t, uint8_t>(c, a, b);
+    if constexpr (std::is_same_v<X, uint8_t>) return multiply_bytes<uint8_t, int8_t>(c, a, b);
     for (int row = 0; row < tiles.rows[c]; ++row) {
         float sums[16];
         bfloat16 left[32], right[16][32];
@@ -69,4 +76,4 @@ static inline void multiply(int c, int a, int b) {
 #define TILE_ZERO(number) tile::zero(number)
 #define TILE_LOAD(number, from, stride) tile::load(number, from, stride)
 #define TILE_STORE(number, into, stride) tile::store(number, into, stride)
-#define TILE_MULTIPLY(X, c, a, b) (sizeof(X) == 1 ? tile::multiply_bytes(c, a, b) : tile::multiply(c, a, b))
+#define TILE_MULTIPLY(X, c, a, b) tile::multiply<X>(c, a, b)

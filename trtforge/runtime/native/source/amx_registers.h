@@ -32,7 +32,9 @@ static inline void release() { _tile_release(); }
 #define TILE_STORE(number, into, stride) _tile_stored(number, into, stride)
 #define TILE_MULTIPLY(X, c, a, b)            \
     do { /* c += a b */                       \
-        if constexpr (sizeof(X) == 1)         \
+        if constexpr (std::is_same_v<X, int8_t>) \
+            _tile_dpbsud(c, a, b);            \
+        else if constexpr (sizeof(X) == 1)    \
             _tile_dpbusd(c, a, b);            \
         else                                  \
             _tile_dpbf16ps(c, a, b);          \

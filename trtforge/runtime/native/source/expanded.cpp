@@ -3,6 +3,7 @@
 // they hold weights and inputs exactly.
 
 #include "amx_blocks.h"
+#include "coded_rows.h"
 #include "expanded_ways.h"
 #include "linears.h"
 #include "team.h"
@@ -87,7 +88,7 @@ static void multiply_inputs(const Rows<typename Way::Input>& x, const uint32_t* 
     }
 }
 
-// Where the outputs of a tile from `first` on go, (rows, outputs), and `factors` of the rows.
+// Where the outputs of a tile from `first` on go, (rows, outputs), and `factors` of the rows, if they have any.
 template <typename T>
 struct Output {
     const ExpandedLinear& l;
@@ -98,7 +99,7 @@ struct Output {
     void put(int64_t row, int64_t rows, const float* totals) const {
         for (int64_t m = 0; m < rows; ++m)
             for (int64_t i = 0; i < TILE; i += WIDTH) {
-                Vector v = load(totals + m * TILE + i) * (l.factor * factors[row + m]);
+                Vector v = load(totals + m * TILE + i) * (factors ? l.factor * factors[row + m] : l.factor);
                 if (l.bias) v += load(l.bias + first + i);
                 ::put(y + (row + m) * l.outputs + first + i, v);
             }
@@ -154,6 +155,17 @@ static inline float scale_of_block(const T* x, int64_t i, float scale) {
     return rounded_to_e4m3(Vector() + largest / 6.0f)[0];
 }
 
+// Inputs from i on as the codes of their group, times its scale: where bytes are multiplied no faster.
+template <typename T>
+static inline Vector rounded_by_group(const ExpandedLinear& l, const T* x, int64_t i) {
+    alignas(64) int8_t codes[MOST_IN_GROUP];
+    const int64_t first = i / l.group * l.group;
+    const float scale = code_group(l, x, first, codes).scale;
+    Vector found;
+    for (int64_t lane = 0; lane < WIDTH; ++lane) found[lane] = codes[i - first + lane / 4 * 4 + CODE_ORDER[lane % 4]];
+    return found * scale;
+}
+
 // WIDTH inputs, times their pre-quantisation scales and rounded as the layer asks for.
 template <Inputs KIND, typename T>
 static inline Vector prepared(const ExpandedLinear& l, const T* x, int64_t i, float scale) {
@@ -161,6 +173,7 @@ static inline Vector prepared(const ExpandedLinear& l, const T* x, int64_t i, fl
     if (l.prequant) v *= load(l.prequant + i);
     if (KIND == E4M3 || KIND == E4M3_BY_ROW) return rounded_to_e4m3(v / scale);
     if (KIND == NVFP4) return rounded_to_e2m1(v / scale, scale_of_block(x, i, scale));  // it has no prequant
+    if (KIND == INT8_BY_GROUP) return rounded_by_group(l, x, i);
     return KIND == INT8 ? rounded_to_int8(v / scale) : v;
 }
 
@@ -195,6 +208,7 @@ static inline auto by_kind(int64_t kind, F f) {
         case E4M3_BY_ROW: return f(std::integral_constant<Inputs, E4M3_BY_ROW>());
         case INT8: return f(std::integral_constant<Inputs, INT8>());
         case NVFP4: return f(std::integral_constant<Inputs, NVFP4>());
+        case INT8_BY_GROUP: return f(std::integral_constant<Inputs, INT8_BY_GROUP>());
         default: return f(std::integral_constant<Inputs, AS_THEY_ARE>());
     }
 }
@@ -291,14 +305,88 @@ static void multiply_blocks(const ExpandedLinear& l) {
 
 #endif
 
+#if defined(HAS_AMX)
+
+// With inputs of 8 bits, by tile registers.
+template <typename T>
+static void multiply_coded_blocks(const ExpandedLinear& l) {
+    const int64_t count = l.inputs / l.group;
+    CodedGroup* groups = memory_for<CodedGroup>(l.rows * count);
+    const auto pack = [&](int64_t row, const amx::Row<int8_t>& into, int64_t first, int64_t inputs) {
+        alignas(64) int8_t codes[MOST_IN_GROUP];
+        for (int64_t at = first; at < first + inputs; at += l.group) {
+            groups[row * count + at / l.group] = code_group(l, (const T*)l.x + row * l.inputs, at, codes);
+            for (int64_t i = 0; i < l.group; i += amx::DEPTH<int8_t>)
+                std::memcpy(into.at(at + i), codes + i, size_t(amx::DEPTH<int8_t>));
+        }
+    };
+    amx::for_each_tile<int8_t>(l.rows, l.inputs, l.outputs, l.group, pack, [&](const auto& x, int64_t tile) {
+        const uint32_t* w = (const uint32_t*)l.weight + tile * (l.inputs / 4 * QUAD);
+        multiply_codes(x, groups, w, l.scales + tile * TILE * count, l.group, Output<T>{l, nullptr, (T*)l.y, tile * TILE});
+    });
+}
+
+#endif
+
+#if defined(HAS_CODES)
+
+// With inputs of 8 bits. Panels of rows are multiplied one after the other with a tile, which stays in a cache.
+template <typename T>
+static void multiply_coded(const ExpandedLinear& l) {
+    constexpr int64_t MOST = 256;  // rows whose codes stay in a cache
+    const int64_t height = float32::share(l.rows, MOST), count = l.inputs / l.group;
+    CodedGroup* groups = memory_for<CodedGroup>(height * count);
+    int8_t* codes = memory_for<int8_t>(height * l.inputs);
+    for (int64_t top = 0; top < l.rows; top += height) {
+        const int64_t rows = std::min(height, l.rows - top), panel = float32::share(rows, CODED_PANEL);
+        const T* from = (const T*)l.x + top * l.inputs;
+        const auto panel_of = [&](int64_t row) {
+            const int64_t first = row / panel * panel;
+            return CodedPanel{codes + first * l.inputs, groups + first * count, first, std::min(panel, rows - first)};
+        };
+        team::run(rows * l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
+            member.each(rows, [&](int64_t row) {
+                const CodedPanel x = panel_of(row);
+                for (int64_t index = 0; index < count; ++index) {
+                    const int64_t at = index * x.rows + row - x.first;
+                    x.groups[at] = code_group(l, from + row * l.inputs, index * l.group, x.codes + at * l.group);
+                }
+            });
+            if (member.size > 1) member.barrier();
+            member.each(l.outputs / TILE, [&](int64_t tile) {
+                alignas(64) float totals[CODED_PANEL * TILE];
+                const uint32_t* w = (const uint32_t*)l.weight + tile * (l.inputs / 4 * QUAD);
+                const Output<T> y{l, nullptr, (T*)l.y + top * l.outputs, tile * TILE};
+                for (int64_t row = 0; row < rows; row += panel) {
+                    const CodedPanel x = panel_of(row);
+                    multiply_codes(x, w, l.scales + tile * TILE * count, l.group, count, totals);
+                    y.put(row, x.rows, totals);
+                }
+            });
+        });
+    }
+}
+
+#endif
+
 // Whether bfloat16 holds every prepared input of the layer.
 template <typename T>
 static bool inputs_are_bfloat16(const ExpandedLinear& l) {
-    return l.kind != AS_THEY_ARE || (std::is_same_v<T, bfloat16> && !l.prequant);
+    if (l.kind == AS_THEY_ARE) return std::is_same_v<T, bfloat16> && !l.prequant;
+    return l.kind != INT8_BY_GROUP;
 }
 
 template <class Format, typename T>
 static void multiply(const ExpandedLinear& l) {
+    if constexpr (std::is_same_v<Format, FromInt4>)
+        if (l.kind == INT8_BY_GROUP) {
+#if defined(HAS_AMX)
+            if (amx::suits<int8_t>(l.group)) return multiply_coded_blocks<T>(l);
+#endif
+#if defined(HAS_CODES)
+            return multiply_coded<T>(l);
+#endif
+        }
 #if defined(HAS_AMX)
     if constexpr (Format::IN_BFLOAT16)
         if (inputs_are_bfloat16<T>(l) && amx::suits(l.scales && !Format::SCALED ? l.group : l.inputs))

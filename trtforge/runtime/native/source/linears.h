@@ -46,8 +46,9 @@ enum Format : int64_t { OF_BFLOAT16, OF_FLOAT16, OF_INT8, OF_E4M3, OF_INT4, OF_E
 
 // How it rounds inputs, as `structures.INPUTS` numbers them: not at all, after a division by `activation_scale`, or after
 // one by a scale of each row, at least `activation_scale`, which multiplies the row's sums. NVFP4: after a division by
-// `activation_scale` to E2M1 times an E4M3 scale of each 16 inputs.
-enum Inputs : int64_t { AS_THEY_ARE, E4M3, INT8, E4M3_BY_ROW, NVFP4 };
+// `activation_scale` to E2M1 times an E4M3 scale of each 16 inputs. INT8_BY_GROUP: of INT4 weights, by a scale of each group
+// of a row.
+enum Inputs : int64_t { AS_THEY_ARE, E4M3, INT8, E4M3_BY_ROW, NVFP4, INT8_BY_GROUP };
 
 // y (rows, outputs) = factor round(x prequant) W^T + bias. `scales`: (outputs / 32, inputs / group, 32), or null; E2M1
 // has them for groups of 16. `prequant`: (inputs,), or null. x and y are in float32 or bfloat16; inputs are multiples of 16.
