@@ -20,7 +20,8 @@ def round_by_group(values: Tensor, group: int) -> Tensor:
     grouped = values.float().unflatten(-1, (-1, group))
     largest = grouped.abs().amax(-1, keepdim=True)
     inverse = torch.where(largest < _LEAST, 0.0, torch.tensor(INT8_MAX, device=values.device) / largest)
-    return ((grouped * inverse).round_() * (largest / INT8_MAX)).flatten(-2)
+    codes: Tensor = (grouped * inverse).round_()
+    return codes.mul_(largest / INT8_MAX).flatten(-2)
 
 
 def multiplies_int8() -> bool:
