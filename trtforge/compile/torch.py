@@ -22,6 +22,7 @@ from trtforge.plan.asked_features import beams_with_states
 from trtforge.plan.limits import EngineLimits
 
 if TYPE_CHECKING:
+    from trtforge.runtime.architecture.spec import DecoderSpec
     from trtforge.runtime.linears.kernels import Kernels
 
 
@@ -137,7 +138,7 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
         )
     from trtforge.runtime.adapters.required import require_adapters
     from trtforge.runtime.architecture.spec import DecoderSpec
-    from trtforge.runtime.linears.kernels import DTYPES, choose_kernels
+    from trtforge.runtime.linears.kernels import DTYPES
 
     spec, lora = DecoderSpec.of(model, 0), config.features.lora
     if spec.linear is not None and limits.max_beam_width > 1:
@@ -145,6 +146,28 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
         raise ForgeError(problem.message, hint=problem.fix)
     device = usable_device(config.device)
     dtype = compute_dtype(config.compute_dtype, model.dtype, device, Processor.of(Host()))
+    adapters = () if lora is None else tuple(map(Path, lora.adapters))
+    if lora is not None:
+        require_adapters(model, resolved_lora(lora), adapters, DTYPES[dtype])
+    return TorchPlan(
+        model=model,
+        limits=limits,
+        device=device,
+        compute_dtype=dtype,
+        kernels=_kernels(spec, model, config, device, dtype),
+        features=_without_paths(config.features),
+        draft=None if draft is None else _draft_engine(draft, model),
+        adapters=adapters,
+        beside=files_beside(config.features, model, limits.max_seq_len),
+    )
+
+
+def _kernels(
+    spec: "DecoderSpec", model: CheckpointConfig, config: EngineConfig, device: UsableDevice, dtype: ModelDtype
+) -> "Kernels":
+    """The fastest kernels for what is asked. Raises ForgeError."""
+    from trtforge.runtime.linears.kernels import choose_kernels
+
     kernels = choose_kernels(
         spec.algorithm,
         spec.group_size,
@@ -156,20 +179,7 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
     )
     if config.int8_activations:
         _require_rounded(kernels.quantized, spec.algorithm, device)
-    adapters = () if lora is None else tuple(map(Path, lora.adapters))
-    if lora is not None:
-        require_adapters(model, resolved_lora(lora), adapters, DTYPES[dtype])
-    return TorchPlan(
-        model=model,
-        limits=limits,
-        device=device,
-        compute_dtype=dtype,
-        kernels=kernels,
-        features=_without_paths(config.features),
-        draft=None if draft is None else _draft_engine(draft, model),
-        adapters=adapters,
-        beside=files_beside(config.features, model, limits.max_seq_len),
-    )
+    return kernels
 
 
 def _require_rounded(kernel: str, algorithm: str, device: UsableDevice) -> None:
