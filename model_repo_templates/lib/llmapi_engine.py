@@ -29,9 +29,14 @@ from llmapi_scores import log_probs, prompt_log_probs, top_log_probs
 from trtforge.core.errors import RequestError
 from trtforge.engine_process.admission import QueueLimits
 from trtforge.engine_process.host import host
-from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
-
-OnOutput = Callable[[Output], None]
+from trtforge.engine_process.requests import (
+    FinishReason,
+    GenerationRequest,
+    OnOutput,
+    Output,
+    PromptLogProbs,
+    TopLogProbs,
+)
 
 
 class LlmApiEngine:
@@ -56,10 +61,11 @@ class LlmApiEngine:
         self._thread = threading.Thread(target=self._loop.run_forever, name="requests", daemon=True)
         self._thread.start()
 
-    def submit(self, request: GenerationRequest, on_output: OnOutput) -> None:
-        """Start a request; `on_output` is called on the event loop's thread."""
-        self._running[request.request_id] = None
-        asyncio.run_coroutine_threadsafe(self._run(request, on_output), self._loop)
+    def submit(self, *requests: tuple[GenerationRequest, OnOutput]) -> None:
+        """Start requests; the receivers of their outputs are called on the event loop's thread."""
+        for request, on_output in requests:
+            self._running[request.request_id] = None
+            asyncio.run_coroutine_threadsafe(self._run(request, on_output), self._loop)
 
     def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
         """Cancel a request, unless it has finished. `only_waiting`: only before its first token."""

@@ -35,7 +35,7 @@ from trtforge import (
 )
 from trtforge.api.prompts import Prompts
 from trtforge.core.errors import ForgeError, RequestError
-from trtforge.engine_process.requests import GenerationRequest, Output
+from trtforge.engine_process.requests import GenerationRequest, OnOutput, Output
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
@@ -254,9 +254,9 @@ def test_the_runtime_learns_whether_tokens_are_waited_for(engine: Engine, monkey
     params, submit = SamplingParams(max_tokens=2), engine._runtime.submit
     streamed: list[bool] = []
 
-    def noted(request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
-        streamed.append(request.streamed)
-        submit(request, on_output)
+    def noted(*requests: tuple[GenerationRequest, OnOutput]) -> None:
+        streamed.extend(request.streamed for request, _ in requests)
+        submit(*requests)
 
     async def every() -> None:
         await engine.agenerate(PROMPT, params)
@@ -288,9 +288,10 @@ class _Answering:
     def statistics(self) -> SimpleNamespace:
         return SimpleNamespace(tokens_per_block=16)
 
-    def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
-        on_output(Output(request.request_id, self._tokens))
-        on_output(Output(request.request_id, (), "end_id"))
+    def submit(self, *requests: tuple[GenerationRequest, OnOutput]) -> None:
+        for request, on_output in requests:
+            on_output(Output(request.request_id, self._tokens))
+            on_output(Output(request.request_id, (), "end_id"))
 
     def close(self) -> None: ...
 

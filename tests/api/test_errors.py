@@ -17,8 +17,9 @@ class _Failed:
 
     error = ForgeError("the engine failed", hint="Load it again.")
 
-    def submit(self, request: Any, on_output: Any) -> None:
-        on_output(Output(request.request_id, finish_reason="error", error=self.error))
+    def submit(self, *requests: Any) -> None:
+        for request, on_output in requests:
+            on_output(Output(request.request_id, finish_reason="error", error=self.error))
 
     def cancel(self, request_id: str) -> None: ...
 

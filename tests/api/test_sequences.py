@@ -3,7 +3,7 @@
 import asyncio
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_type_hints
@@ -19,7 +19,7 @@ from tests.patience import eventually
 from trtforge import Answer, Engine, Piece, SamplingParams, Tokens
 from trtforge.api.prompts import Prompts
 from trtforge.core.errors import RequestError
-from trtforge.engine_process.requests import GenerationRequest, Output
+from trtforge.engine_process.requests import GenerationRequest, OnOutput, Output
 
 PROMPT = "Return the number of items in the list, and a tuple of the first and the last of them"
 SAMPLED = SamplingParams(max_tokens=12, n=3, top_p=0.95, temperature=1.4, seed=5)
@@ -213,15 +213,16 @@ class _Held:
     """A runtime whose outputs come when they are told to."""
 
     def __init__(self) -> None:
-        self.submitted: list[tuple[GenerationRequest, Callable[[Output], None]]] = []
+        self.submitted: list[tuple[GenerationRequest, OnOutput]] = []
         self.cancelled: list[str] = []
 
     def statistics(self) -> SimpleNamespace:
         return SimpleNamespace(tokens_per_block=16)
 
-    def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
-        self.submitted.append((request, on_output))
-        on_output(Output(request.request_id, (100,)))
+    def submit(self, *requests: tuple[GenerationRequest, OnOutput]) -> None:
+        self.submitted += requests
+        for request, on_output in requests:
+            on_output(Output(request.request_id, (100,)))
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)

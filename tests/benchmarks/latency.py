@@ -95,7 +95,7 @@ class Asker:
                 done.set()
 
         self._asked += 1
-        self._engine.submit(GenerationRequest(str(self._asked), tuple(prompt), new), receive)
+        self._engine.submit((GenerationRequest(str(self._asked), tuple(prompt), new), receive))
         return times, done
 
     def first_token(self, prompt: Sequence[int]) -> float:

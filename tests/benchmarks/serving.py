@@ -148,7 +148,7 @@ def through_engine(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> Run:
         if prompt:
             asked[str(number)] = time.perf_counter()
             request = GenerationRequest(str(number), prompt, MAX_TOKENS, end_ids=frozenset((1, 3)))
-            engine.submit(request, lambda output: outputs.put((time.perf_counter(), output)))
+            engine.submit((request, lambda output: outputs.put((time.perf_counter(), output))))
 
     busy, cpu, start = machine_busy(), time.process_time(), time.perf_counter()
     for _ in range(min(STREAMS, len(prompts))):

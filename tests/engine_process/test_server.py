@@ -17,7 +17,7 @@ from trtforge.engine_process.context_phase import ContextPhase, prompt_digest
 from trtforge.engine_process.control import EngineControl, EngineUnreachable
 from trtforge.engine_process.frames import Frame
 from trtforge.engine_process.messages import Update
-from trtforge.engine_process.requests import ErrorCode, GenerationRequest, Output, RequestFailure
+from trtforge.engine_process.requests import ErrorCode, GenerationRequest, OnOutput, Output, RequestFailure
 from trtforge.engine_process.server import EngineServer
 
 
@@ -28,14 +28,16 @@ class ManualEngine:
     worker_pids: tuple[int, ...] = ()
 
     def __init__(self) -> None:
-        self.requests: dict[str, tuple[GenerationRequest, Callable[[Output], None]]] = {}
+        self.requests: dict[str, tuple[GenerationRequest, OnOutput]] = {}
         self.cancelled: list[tuple[str, bool]] = []
+        self.submitted: list[int] = []
         self.failure: ForgeError | None = None
         self.steps = 0
         self._after: list[Callable[[], None]] = []
 
-    def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
-        self.requests[request.request_id] = (request, on_output)
+    def submit(self, *requests: tuple[GenerationRequest, OnOutput]) -> None:
+        self.submitted.append(len(requests))
+        self.requests.update((request.request_id, (request, on_output)) for request, on_output in requests)
 
     def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
         self.cancelled.append((request_id, only_waiting))
@@ -138,6 +140,7 @@ def test_tokens_of_several_requests_come_to_those_who_asked(place: Place, client
     assert first.tokens == {0: [1, 2, 3]}
     assert second.tokens == {0: [10, 11], 1: [20, 21, 22]}
     assert second.ends == {0: "length", 1: "length"}
+    assert place.engine.submitted == [1, 2], "requests of one submission begin together"
     status = EngineControl(place.path).status()
     assert (status.finished, status.refused, status.generated_tokens, status.running) == (3, 0, 8, 0)
     assert client.unanswered == 0

@@ -52,7 +52,7 @@ def run(llm: Any, request: GenerationRequest, on_output: Callable[[Output], None
             on_output(output)
         outputs.put(output)
 
-    llm.submit(request, seen)
+    llm.submit((request, seen))
     found = [outputs.get(timeout=PATIENCE)]
     while found[-1].finish_reason is None:
         found.append(outputs.get(timeout=PATIENCE))
@@ -363,7 +363,7 @@ def test_a_request_that_is_cancelled_before_it_starts_is_aborted(
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
 
     def submit_and_cancel(_: Output) -> None:
-        llm.submit(GenerationRequest("b", (5,), 50, bad_words=bad_words), outputs.put)
+        llm.submit((GenerationRequest("b", (5,), 50, bad_words=bad_words), outputs.put))
         llm.cancel("b")
 
     run(llm, GenerationRequest("a", (5,), 1), submit_and_cancel)

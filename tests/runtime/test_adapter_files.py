@@ -4,7 +4,6 @@ that change later end no other request."""
 import json
 import queue
 import shutil
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -146,11 +145,8 @@ def test_an_adapter_whose_files_vanish_while_requests_wait_ends_only_these(
             shutil.rmtree(engine / "adapters" / "2", ignore_errors=True)
             shutil.rmtree(kept, ignore_errors=True)
 
-        submitted = threading.Event()
-        running.ping(lambda: submitted.wait(60))
-        for number, request in enumerate(asked):
-            running.submit(replace(request, request_id=str(number)), lose if number == 0 else outputs.put)
-        submitted.set()
+        named = [replace(request, request_id=str(number)) for number, request in enumerate(asked)]
+        running.submit((named[0], lose), *((each, outputs.put) for each in named[1:]))
         ends: dict[str, Output] = {}
         while len(ends) < len(asked):
             output = outputs.get(timeout=60)

@@ -289,7 +289,7 @@ def test_a_cancelled_search_frees_the_blocks_of_all_beams(beam_engine: Path) -> 
     with Engine.load(beam_engine) as engine:
         engine.after_steps(lambda: engine.statistics().generated_tokens > 30 and steps.set())
         request = GenerationRequest("x", (1, 2, 3), 150, beams=BeamParams(4, 4))
-        engine.submit(request, lambda output: done.set() if output.finish_reason == "cancelled" else None)
+        engine.submit((request, lambda output: done.set() if output.finish_reason == "cancelled" else None))
         assert steps.wait(30)
         engine.cancel("x")
         assert done.wait(30)

@@ -189,7 +189,7 @@ def test_the_answer_comes_when_the_blocks_are_written(
     monkeypatch.setattr(KvStore, "_write", slowly)
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     with Engine.load(small_blocks, EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"))) as engine:
-        engine.submit(GenerationRequest("context", tuple(range(2 * SIZE)), 5, context_only=True), outputs.put)
+        engine.submit((GenerationRequest("context", tuple(range(2 * SIZE)), 5, context_only=True), outputs.put))
         (other,) = generate_with(engine, requests_for([[7]], 2))
         assert len(other.tokens) == 2
         assert outputs.empty()
@@ -224,10 +224,10 @@ def test_blocks_of_a_running_request_are_stored_for_a_context_with_its_beginning
 
         def first(output: Output) -> None:
             if not begun:
-                engine.submit(context, outputs.put)
+                engine.submit((context, outputs.put))
             begun.append(output)
 
-        engine.submit(GenerationRequest("long", prompt, 150), first)
+        engine.submit((GenerationRequest("long", prompt, 150), first))
         assert outputs.get(timeout=60).reused_blocks == 3
         names = [path.name for path in (tmp_path / "kv").glob("*/*") if path.suffix != ".new"]
         assert begun[-1].finish_reason or len(names) == 3
@@ -240,7 +240,7 @@ def test_an_engine_that_closes_answers_what_waits_for_its_files(
     monkeypatch.setattr(KvStore, "_write", lambda *_: goes_on.wait(60))
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     engine = Engine.load(small_blocks, EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv")))
-    engine.submit(requests_for([list(range(SIZE))], 5, context_only=True)[0], outputs.put)
+    engine.submit((requests_for([list(range(SIZE))], 5, context_only=True)[0], outputs.put))
     while not engine.statistics().generated_tokens or engine.statistics().active_requests:
         pass
     assert outputs.empty()
@@ -276,7 +276,7 @@ def test_a_disk_that_writes_nothing_stops_no_requests(
     monkeypatch.setattr("trtforge.runtime.kv_store._LONGEST_WAIT", 0.01)
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     with Engine.load(small_blocks, EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"))) as engine:
-        engine.submit(GenerationRequest("context", tuple(range(5 * SIZE)), 5, context_only=True), outputs.put)
+        engine.submit((GenerationRequest("context", tuple(range(5 * SIZE)), 5, context_only=True), outputs.put))
         (other,) = generate_with(engine, requests_for([[7]], 2))
         assert len(other.tokens) == 2
         assert outputs.empty()

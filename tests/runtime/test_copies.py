@@ -109,9 +109,8 @@ def test_a_copy_and_its_original_end_without_each_other(source: Source, prompts:
                 done.set()
 
     with Engine(source, ranks, EngineOptions(max_batch_size=1)) as engine:  # type: ignore[arg-type]
-        engine.submit(GenerationRequest("before", tuple(prompts[0]), 60), receive)
-        for request in copies(prompts[1], 3):
-            engine.submit(request, receive)
+        before = GenerationRequest("before", tuple(prompts[0]), 60)
+        engine.submit(*((request, receive) for request in (before, *copies(prompts[1], 3))))
         engine.cancel(victim, only_waiting=True)
         assert done.wait(PATIENCE)
         assert engine.statistics().active_requests == 0

@@ -64,9 +64,8 @@ def test_a_request_ends_with_what_it_has(
         outputs.put(output)
 
     with Engine.load(engine_directory, EngineOptions(max_batch_size=2)) as engine:
-        engine.submit(free, outputs.put)
-        engine.submit(replace(limited, allotted_time_ms=2000), count)
-        engine.submit(replace(waiting, allotted_time_ms=1999), outputs.put)
+        asked = (replace(limited, allotted_time_ms=2000), count)
+        engine.submit((free, outputs.put), asked, (replace(waiting, allotted_time_ms=1999), outputs.put))
         found = answers(outputs, 3)
         assert engine.statistics().kv_blocks_used == 0
         assert engine._deadlines.seconds_left() is None
@@ -83,7 +82,7 @@ def test_a_beam_search_has_nothing_yet(
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     request = replace(requests_for(prompts[:1], 90)[0], beams=BeamParams(3, 2), allotted_time_ms=5)
     with Engine.load(write_engine(checkpoint, tmp_path / "engine", max_beam_width=3)) as engine:
-        engine.submit(request, outputs.put)
+        engine.submit((request, outputs.put))
         engine.after_steps(lambda: setattr(clock, "now", clock.now + 0.001))
         assert answers(outputs, 1) == {"0": ((), "timed_out")}
         assert engine.statistics().kv_blocks_used == 0
@@ -99,7 +98,7 @@ def test_an_idle_engine_wakes_for_a_request_whose_guide_is_compiled(
         guided = GenerationRequest(
             "0", (5,), 4, guide=Guide("regex", "a+"), end_ids=frozenset((9,)), allotted_time_ms=20
         )
-        engine.submit(guided, outputs.put)
+        engine.submit((guided, outputs.put))
         assert answers(outputs, 1) == {"0": ((), "timed_out")}
 
 
@@ -111,11 +110,11 @@ def test_a_time_beyond_what_threads_can_wait_for_never_passes(
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     guided = GenerationRequest("1", (5,), 4, guide=Guide("regex", "a+"), end_ids=frozenset((9,)))
     with Engine.load(engine_directory) as engine:
-        engine.submit(replace(guided, allotted_time_ms=10**400), outputs.put)
+        engine.submit((replace(guided, allotted_time_ms=10**400), outputs.put))
         woken = threading.Event()
         engine.ping(woken.set)
         assert woken.wait(60)
-        engine.submit(requests_for(prompts[:1], 24)[0], outputs.put)
+        engine.submit((requests_for(prompts[:1], 24)[0], outputs.put))
         assert answers(outputs, 1) == {"0": (expected[0], "length")}
 
 

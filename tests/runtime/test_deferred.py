@@ -107,7 +107,7 @@ def test_no_schedule_changes_what_requests_get(
                 if cancelled is not None:
                     victim = replace(plain[0], request_id="victim", max_tokens=30, streamed=False)
                     engine.after_steps(cancelling(engine, "victim", cancelled))
-                    engine.submit(victim, lambda output: None)
+                    engine.submit((victim, lambda output: None))
                 found = generate_with(engine, asked)
                 engine.cancel("victim")
                 engine.ping(idle.set)
@@ -169,7 +169,7 @@ def test_a_step_begins_before_the_tokens_of_the_one_before_are_handed_out(source
             if output.finish_reason is not None:
                 done.set()
 
-        engine.submit(GenerationRequest("a", (7, 8, 9), 4), took)
+        engine.submit((GenerationRequest("a", (7, 8, 9), 4), took))
         assert done.wait(PATIENCE)
         statistics = engine.statistics()
     ranks.end()
@@ -233,7 +233,7 @@ def test_an_engine_whose_deferred_requests_are_all_cancelled_waits_and_goes_on(
             if output.finish_reason == "cancelled":
                 ended.set()
 
-        engine.submit(replace(requests_for(prompts[:1])[0], request_id="a"), took)
+        engine.submit((replace(requests_for(prompts[:1])[0], request_id="a"), took))
         assert ended.wait(PATIENCE)
         assert tuple(made) == expected[0][: len(made)]
         (again,) = generate_with(engine, requests_for(prompts[1:2]))

@@ -208,7 +208,7 @@ def test_an_id_that_is_in_use_is_refused(engine_directory: Path) -> None:
 
     with Engine.load(engine_directory) as engine:
         for _ in range(2):
-            engine.submit(GenerationRequest("x", (1, 2, 3), 100), receive)
+            engine.submit((GenerationRequest("x", (1, 2, 3), 100), receive))
         assert done.wait(30)
     errors = [output.error for output in outputs if output.error]
     assert [str(error) for error in errors] == ["request id x is in use"]

@@ -32,7 +32,7 @@ def test_a_cancelled_request_ends_and_frees_its_blocks(engine_directory: Path, p
                 done.set()
 
         engine.cancel("unknown")
-        engine.submit(GenerationRequest("x", tuple(prompts[0]), 150), receive)
+        engine.submit((GenerationRequest("x", tuple(prompts[0]), 150), receive))
         assert done.wait(30)
         assert outputs[-1].finish_reason == "cancelled"
         assert len(outputs) < 150
@@ -48,7 +48,7 @@ def test_a_receiver_that_raises_loses_only_its_own_request(
         raise error
 
     with Engine.load(engine_directory) as engine:
-        engine.submit(GenerationRequest("x", (1, 2, 3), 50), receive)
+        engine.submit((GenerationRequest("x", (1, 2, 3), 50), receive))
         assert generate_with(engine, requests_for(prompts[:1]))[0].tokens == expected[0]
         assert engine.statistics().active_requests == 0
 
@@ -78,7 +78,7 @@ def test_an_unexpected_error_about_a_request_ends_only_this_request(
     monkeypatch.setattr(Scheduler, "add", failing_add)
     outputs: list[Output] = []
     with Engine.load(engine_directory) as engine:
-        engine.submit(GenerationRequest("x", (1, 2, 3), 5), outputs.append)
+        engine.submit((GenerationRequest("x", (1, 2, 3), 5), outputs.append))
         assert generate_with(engine, requests_for(prompts[:1]))[0].tokens == expected[0]
         assert engine.statistics().active_requests == 0
     assert [each.finish_reason for each in outputs] == ["error"]
@@ -95,12 +95,12 @@ def test_closing_cancels_what_is_unfinished_and_later_requests_get_an_error(engi
         started.set()
 
     engine = Engine.load(engine_directory)
-    engine.submit(GenerationRequest("x", (1, 2, 3), 180), receive)
+    engine.submit((GenerationRequest("x", (1, 2, 3), 180), receive))
     assert started.wait(30)
     engine.close()
     engine.close()
     assert outputs[-1].finish_reason == "cancelled"
-    engine.submit(GenerationRequest("y", (1, 2, 3), 4), outputs.append)
+    engine.submit((GenerationRequest("y", (1, 2, 3), 4), outputs.append))
     assert str(outputs[-1].error) == "the engine is closed"
 
 
@@ -122,7 +122,7 @@ def test_a_process_that_ends_while_its_engine_computes_ends_as_it_means_to(engin
         "import sys; from pathlib import Path; from threading import Event\n"
         "from trtforge.runtime.engine import Engine; from trtforge.engine_process.requests import GenerationRequest\n"
         "started = Event(); engine = Engine.load(Path(sys.argv[1]))\n"
-        "engine.submit(GenerationRequest('x', (1, 2, 3), 180), lambda output: started.set())\n"
+        "engine.submit((GenerationRequest('x', (1, 2, 3), 180), lambda output: started.set()))\n"
         "assert started.wait(30); sys.exit(3)"
     )
     command = [sys.executable, "-c", program, str(engine_directory)]

@@ -308,8 +308,8 @@ def test_a_grammar_is_compiled_once_and_the_engine_goes_on_meanwhile(
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     with Engine.load(directory) as engine:
         for number in range(4):
-            engine.submit(replace(request(tokenizer, NAME, number), request_id=f"guided {number}"), outputs.put)
-        engine.submit(replace(request(tokenizer, None, max_tokens=3), request_id="free"), outputs.put)
+            engine.submit((replace(request(tokenizer, NAME, number), request_id=f"guided {number}"), outputs.put))
+        engine.submit((replace(request(tokenizer, None, max_tokens=3), request_id="free"), outputs.put))
         assert [outputs.get(timeout=PATIENCE).request_id for _ in range(3)] == ["free"] * 3
         engine.cancel("guided 3")
         cancelled = outputs.get(timeout=PATIENCE)

@@ -48,17 +48,7 @@ def recorded(
 def at_once(engine: Engine, requests: list[GenerationRequest]) -> list[Output]:
     """The last outputs; the engine takes all requests in before its next iteration."""
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-    held, taken = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        held.set()
-        taken.wait(PATIENCE)
-
-    engine.ping(hold)
-    held.wait(PATIENCE)
-    for request in requests:
-        engine.submit(request, outputs.put)
-    taken.set()
+    engine.submit(*((request, outputs.put) for request in requests))
     last = []
     while len(last) < len(requests):
         output = outputs.get(timeout=PATIENCE)
@@ -230,9 +220,9 @@ def test_a_request_that_is_cancelled_counts_if_it_ran(directory: Path) -> None:
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     with Engine.load(directory, options) as engine:
         running, waiting = requests_for([PROMPT, PROMPT], 100)
-        engine.submit(running, outputs.put)
+        engine.submit((running, outputs.put))
         outputs.get(timeout=PATIENCE)
-        engine.submit(waiting, outputs.put)
+        engine.submit((waiting, outputs.put))
         engine.cancel("1")
         engine.cancel("0")
         while outputs.get(timeout=PATIENCE).request_id != "0" or engine.statistics().active_requests:

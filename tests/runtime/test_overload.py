@@ -10,7 +10,6 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from tests.runtime.checkpoints import write_engine
 from trtforge.engine_process.admission import QueueLimits
 from trtforge.engine_process.client import EngineClient
 from trtforge.engine_process.messages import Update
-from trtforge.engine_process.requests import ErrorCode, GenerationRequest, Output, RequestFailure
+from trtforge.engine_process.requests import ErrorCode, GenerationRequest, OnOutput, Output, RequestFailure
 from trtforge.engine_process.server import EngineServer
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.ranks.source import open_engine
@@ -54,7 +53,10 @@ class TimedEngine(Engine):
 
     ages: list[int]
 
-    def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
+    def submit(self, *requests: tuple[GenerationRequest, OnOutput]) -> None:
+        super().submit(*((request, self._observed(on_output)) for request, on_output in requests))
+
+    def _observed(self, on_output: OnOutput) -> OnOutput:
         begun: list[int] = []
         start = self.statistics().iterations
 
@@ -64,7 +66,7 @@ class TimedEngine(Engine):
                 self.ages.append(self.statistics().iterations - start)
             on_output(output)
 
-        super().submit(request, observed)
+        return observed
 
 
 @dataclass

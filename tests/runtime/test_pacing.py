@@ -215,12 +215,12 @@ def test_only_beside_streamed_requests_prompts_are_computed_in_parts(
 
     def took(output: Output) -> None:
         if len(counts) == 1:
-            engine.submit(beside, lambda output: None)
+            engine.submit((beside, lambda output: None))
         if output.finish_reason is not None:
             ended.set()
 
     with Engine.load(engine_directory, EngineOptions(kv_reuse=False, chunked_context=True)) as engine:
-        engine.submit(GenerationRequest("running", (5, 6, 7), 20, streamed=streamed), took)
+        engine.submit((GenerationRequest("running", (5, 6, 7), 20, streamed=streamed), took))
         assert ended.wait(60)
     parts = [count for rows in counts[1:] for count in rows if count > 1]
     assert parts == ([4] * 5 if streamed else [20])

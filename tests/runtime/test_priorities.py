@@ -21,7 +21,7 @@ def test_waiting_requests_are_answered_in_order_of_their_priority(
     requests = [replace(each, priority=own) for each, own in zip(requests_for(prompts[:4]), priorities, strict=True)]
     ended: list[str] = []
     tokens: dict[str, list[int]] = {each.request_id: [] for each in requests}
-    submitted, done = threading.Event(), threading.Event()
+    done = threading.Event()
 
     def receive(output: Output) -> None:
         tokens[output.request_id] += output.tokens
@@ -31,10 +31,7 @@ def test_waiting_requests_are_answered_in_order_of_their_priority(
                 done.set()
 
     with Engine.load(engine_directory, EngineOptions(max_batch_size=1)) as engine:
-        engine.ping(lambda: submitted.wait(PATIENCE) or None)
-        for request in requests:
-            engine.submit(request, receive)
-        submitted.set()
+        engine.submit(*((request, receive) for request in requests))
         assert done.wait(PATIENCE)
     assert ended == [requests[number].request_id for number in (2, 1, 3, 0)]
     assert [tokens[each.request_id] for each in requests] == [list(each) for each in expected[:4]]

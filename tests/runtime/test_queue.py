@@ -44,10 +44,7 @@ def run(engine: Engine, asked: Sequence[GenerationRequest], expire: Sequence[str
                 engine.cancel(name, only_waiting=True)
 
     engine.after_steps(on_step)
-    with engine._inbox._changed:  # so that the first step sees all of them
-        for request in asked:
-            engine._inbox._news.submitted.append((request, ends.take))
-        engine._inbox._changed.notify()
+    engine.submit(*((request, ends.take) for request in asked))
     return ends.wait()
 
 

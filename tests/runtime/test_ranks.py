@@ -77,19 +77,19 @@ def test_a_dead_rank_ends_every_request_with_its_name(two_ranks: Path) -> None:
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
     with Engine.load(two_ranks) as engine:
         os.kill(engine.worker_pids[0], signal.SIGINT)
-        engine.submit(GenerationRequest("interrupted", (1, 2, 3), 2), outputs.put)
+        engine.submit((GenerationRequest("interrupted", (1, 2, 3), 2), outputs.put))
         assert [outputs.get(timeout=PATIENCE).finish_reason for _ in range(2)] == [None, "length"]
-        engine.submit(GenerationRequest("a", (1, 2, 3), 100), outputs.put)
+        engine.submit((GenerationRequest("a", (1, 2, 3), 100), outputs.put))
         outputs.get(timeout=PATIENCE)
         os.kill(engine.worker_pids[0], signal.SIGKILL)
-        engine.submit(GenerationRequest("b", (1, 2, 3), 180), outputs.put)
+        engine.submit((GenerationRequest("b", (1, 2, 3), 180), outputs.put))
         ended = {}
         while len(ended) < 2:
             output = outputs.get(timeout=PATIENCE)
             if output.finish_reason:
                 ended[output.request_id] = output
         assert str(ended["b"].error) == "rank 1 ended: it was killed, as the system does where memory runs out"
-        engine.submit(GenerationRequest("c", (1, 2, 3), 4), outputs.put)
+        engine.submit((GenerationRequest("c", (1, 2, 3), 4), outputs.put))
         assert "rank 1 ended" in str(outputs.get(timeout=PATIENCE).error)
 
 

@@ -64,9 +64,9 @@ class Pair:
             def count(output: Output) -> None:
                 made[0] += len(output.tokens)
                 while waiting and (waiting[0][0] <= made[0] or output.finish_reason):
-                    engine.submit(waiting.pop(0)[1], outputs.put)
+                    engine.submit((waiting.pop(0)[1], outputs.put))
 
-            engine.submit(GenerationRequest("first", (3, 5, 8), 12, streamed=False), count)
+            engine.submit((GenerationRequest("first", (3, 5, 8), 12, streamed=False), count))
             found: dict[str, list[object]] = {request.request_id: [] for _, request in asked}
             left = len(asked)
             while left:

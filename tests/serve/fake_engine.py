@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.host import host
-from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, OnOutput, Output, PromptLogProbs
 from trtforge.runtime.hosted import HostJob
 
 LONGEST_PROMPT = 200
@@ -92,9 +92,9 @@ class Engine:
         self._slow = None if slow is None else Path(slow)
         threading.Thread(target=self._run, daemon=True).start()
 
-    def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
+    def submit(self, *requests: tuple[GenerationRequest, OnOutput]) -> None:
         with self._lock:
-            self._running[request.request_id] = Running(request, on_output)
+            self._running.update((request.request_id, Running(request, on_output)) for request, on_output in requests)
 
     def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
         with self._lock:

@@ -164,8 +164,7 @@ class Engine:
                 self._runtime.cancel(output.request_id)
 
         try:
-            for request in assembly.requests:
-                self._runtime.submit(request, hand_over)
+            self._runtime.submit(*((request, hand_over) for request in assembly.requests))
             while not assembly.finished:
                 for piece in self._taken(assembly, await outputs.get()):
                     yield piece
@@ -240,9 +239,8 @@ class Engine:
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         of_name = {request.request_id: assembly for assembly in assemblies for request in assembly.requests}
         try:
-            for assembly in assemblies:
-                for request in assembly.requests:
-                    self._runtime.submit(request, outputs.put)
+            asked = [request for assembly in assemblies for request in assembly.requests]
+            self._runtime.submit(*((request, outputs.put) for request in asked))
             unfinished = len(assemblies)
             while unfinished:
                 output = outputs.get()

@@ -351,6 +351,10 @@ class Output:
     scheduled_ns: int = 0
 
 
+OnOutput = Callable[[Output], None]
+"""Receives the outputs of a request."""
+
+
 class RequestEngine(Protocol):
     """An engine. All methods may be called from any thread; all but `close` return at once."""
 
@@ -362,8 +366,11 @@ class RequestEngine(Protocol):
     def worker_pids(self) -> tuple[int, ...]:
         """Processes that compute for the engine."""
 
-    def submit(self, request: GenerationRequest, on_output: Callable[[Output], None]) -> None:
-        """Start a request. Outputs come on the engine's thread; the last one has a finish_reason."""
+    def submit(self, *requests: tuple[GenerationRequest, OnOutput]) -> None:
+        """Start requests together, with the receiver of each one's outputs.
+
+        Outputs come on the engine's thread; the last one of a request has a finish_reason.
+        """
 
     def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
         """Cancel a request; a finished one is ignored. `only_waiting`: only if it has not begun to run."""

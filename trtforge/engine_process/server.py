@@ -25,6 +25,7 @@ from trtforge.engine_process.progress import Progress, cpu_seconds
 from trtforge.engine_process.requests import (
     ErrorCode,
     GenerationRequest,
+    OnOutput,
     Output,
     RequestEngine,
     RequestFailure,
@@ -220,13 +221,14 @@ class EngineServer:
             for request in submission.requests:
                 client.add(int(request.request_id), Update(finish_reason="error", failure=failure), urgent=True)
             client.flush()
-        for sequence, request in sequences:
-            original = None if request.copy_of is None else _key(client, submission.first + int(request.copy_of))
-            self._start(sequence, replace(request, copy_of=original))
+            return
+        self._engine.submit(*(self._named(submission.first, *each) for each in sequences))
 
-    def _start(self, sequence: _Sequence, request: GenerationRequest) -> None:
-        named = replace(request, request_id=sequence.key)
-        self._engine.submit(named, lambda output: self._on_output(sequence, output))
+    def _named(self, first: int, sequence: _Sequence, request: GenerationRequest) -> tuple[GenerationRequest, OnOutput]:
+        """A request with the engine's ids, and the receiver of its outputs. `first`: of its client's submission."""
+        original = None if request.copy_of is None else _key(sequence.client, first + int(request.copy_of))
+        named = replace(request, request_id=sequence.key, copy_of=original)
+        return named, lambda output: self._on_output(sequence, output)
 
     def _closed(self) -> RequestFailure | None:
         """Why all submissions are refused; None while serving."""

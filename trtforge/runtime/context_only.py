@@ -5,8 +5,8 @@ from collections.abc import Callable
 from itertools import count
 from time import monotonic
 
-from trtforge.engine_process.requests import GenerationRequest, Output
-from trtforge.runtime.delivery import OnOutput, deliver
+from trtforge.engine_process.requests import GenerationRequest, OnOutput, Output
+from trtforge.runtime.delivery import deliver
 from trtforge.runtime.kv_store import KvStore
 
 _LONGEST = 10.0  # seconds; twice as many at most

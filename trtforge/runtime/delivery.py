@@ -1,11 +1,9 @@
 """Outputs go to callbacks, which must affect only their own request."""
 
 import logging
-from collections.abc import Callable
 
-from trtforge.engine_process.requests import Output
+from trtforge.engine_process.requests import OnOutput, Output
 
-OnOutput = Callable[[Output], None]
 _LOG = logging.getLogger(__name__)
 
 

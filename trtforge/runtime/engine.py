@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError, RequestError
-from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, TopLogProbs
+from trtforge.engine_process.requests import FinishReason, GenerationRequest, OnOutput, Output, TopLogProbs
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.runtime.beams import BeamSearch, advance_searches
 from trtforge.runtime.client_drafts import Drafts
@@ -21,7 +21,7 @@ from trtforge.runtime.context_only import StoredFirst
 from trtforge.runtime.copies import Copies
 from trtforge.runtime.deadlines import Deadlines
 from trtforge.runtime.deferred import Deferred, deferred
-from trtforge.runtime.delivery import OnOutput, deliver
+from trtforge.runtime.delivery import deliver
 from trtforge.runtime.drafting import Drafter
 from trtforge.runtime.guidance.guides import Guides
 from trtforge.runtime.inbox import Inbox
@@ -97,13 +97,14 @@ class Engine:
         """Maximum number of running sequences; further ones wait."""
         return self._scheduler.limits.max_batch_size
 
-    def submit(self, request: GenerationRequest, on_output: OnOutput) -> None:
-        """Queue a request. `on_output` runs on the engine's thread; a refused request gets one output with an error.
+    def submit(self, *requests: tuple[GenerationRequest, OnOutput]) -> None:
+        """Queue requests, which the same step considers first, with the receiver of each one's outputs.
 
-        If the engine is closed or has failed, `on_output` runs at once, on the caller's thread.
+        It runs on the engine's thread; a refused request gets one output with an error. If the engine is closed or has
+        failed, it runs at once, on the caller's thread.
         """
-        error = self._inbox.submit(request, on_output)
-        if error is not None:
+        error = self._inbox.submit(*requests)
+        for request, on_output in () if error is None else requests:
             deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
 
     def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:

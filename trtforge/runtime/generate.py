@@ -40,8 +40,8 @@ def generate(
 def generate_with(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Generation]:
     """Like `generate`, with a loaded engine. Request ids are replaced by the requests' indices."""
     outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-    for index, request in enumerate(requests):
-        engine.submit(replace(request, request_id=str(index), streamed=False), outputs.put)
+    named = [replace(request, request_id=str(index), streamed=False) for index, request in enumerate(requests)]
+    engine.submit(*((request, outputs.put) for request in named))
     tokens: list[list[int]] = [[] for _ in requests]
     log_probs: list[list[float]] = [[] for _ in requests]
     top: list[list[TopLogProbs]] = [[] for _ in requests]

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from trtforge.core.errors import ForgeError
-from trtforge.engine_process.requests import GenerationRequest
-from trtforge.runtime.delivery import OnOutput
+from trtforge.engine_process.requests import GenerationRequest, OnOutput
 from trtforge.runtime.scheduling.sequence import Sequence
 
 
@@ -51,15 +50,18 @@ class Inbox:
         """Whether this is a copy in another process, without the taking thread and with a lock that may be held."""
         return os.getpid() != self._process
 
-    def submit(self, request: GenerationRequest, on_output: OnOutput) -> ForgeError | None:
-        """Queue a request; the error if the engine has ended, or runs in the process that this one was forked from."""
+    def submit(self, *requests: tuple[GenerationRequest, OnOutput]) -> ForgeError | None:
+        """Queue requests, to be taken together.
+
+        Returns the error if the engine has ended, or runs in the process that this one was forked from.
+        """
         if self._forked:
             hint = "Load one here, or start processes by multiprocessing's spawn."
             return ForgeError("the engine was loaded by another process, which this one was forked from", hint=hint)
         with self._changed:
             if self.closing or self._closed is not None:
                 return self._closed or ForgeError("the engine is closed", hint="Load it again.")
-            self._news.submitted.append((request, on_output))
+            self._news.submitted.extend(requests)
             self._changed.notify()
             return None
 

@@ -2,8 +2,9 @@
 //
 // A tile register holds 16 rows of 64 bytes. TDPBF16PS: C (16 x 16 float32) += A (16 rows x 32 inputs) times B (16
 // pairs of inputs x 16 outputs x 2). TDPBUSD: C (16 x 16 int32) += A (16 rows x 64 unsigned bytes) times B (16 quads of
-// inputs x 16 outputs x 4 signed bytes). TDPBSUD: of signed bytes in A and unsigned ones in B. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume
-// 1, chapter 18. TRTFORGE_EMULATE_AMX computes the same in plain loops, to test this code on other processors.
+// inputs x 16 outputs x 4 signed bytes). TDPBSUD: the same of signed bytes in A and unsigned ones in B. Source: Intel 64
+// and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18. TRTFORGE_EMULATE_AMX computes the same in
+// plain loops, to test this code on other processors.
 
 #pragma once
 

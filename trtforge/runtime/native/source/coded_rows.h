@@ -12,6 +12,9 @@
 #include "linears.h"
 #include "vectors.h"
 
+#include <cfloat>
+#include <limits>
+
 namespace expanded {
 
 constexpr uint32_t LOW_NIBBLES = 0x0f0f0f0fu;
@@ -89,6 +92,10 @@ static inline CodedGroup code_group(const ExpandedLinear& l, const T* x, int64_t
         most = most > size ? most : size;
     }
     const float largest = from_bits(largest_bits(most));
+    if (!(largest <= FLT_MAX)) {
+        std::fill_n(into, l.group, int8_t(0));
+        return {std::numeric_limits<float>::quiet_NaN(), 0};
+    }
     const float inverse = largest < LEAST_INPUT ? 0.0f : LARGEST_INPUT_CODE / largest;
     for (int64_t i = 0; i < l.group; i += WIDTH) {
         const Integers codes = nearest(at(i) * inverse);
