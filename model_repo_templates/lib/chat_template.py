@@ -5,6 +5,7 @@ the same; that package is not needed here.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -25,6 +26,7 @@ _FIELDS = frozenset(
 _SHOWN = 200
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+_CONTENT_IS_NONE = re.compile(r"content['\"]?\]?\s+is\s+(?:not\s+)?none")
 
 
 class ChatTemplate:
@@ -32,8 +34,8 @@ class ChatTemplate:
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         environment = chat_environment()
-        self._default = environment.from_string(values["template"])
-        self._with_tools = environment.from_string(values.get("tool_template") or values["template"])
+        self._default = _Template(environment, values["template"])
+        self._with_tools = _Template(environment, values.get("tool_template") or values["template"])
         self._special_tokens: Mapping[str, Any] = values["special_tokens"]
 
     @classmethod
@@ -53,17 +55,15 @@ class ChatTemplate:
         if to_continue:
             messages[-1] = _marked(messages[-1])
         template = self._with_tools if tools else self._default
+        values = {
+            **self._special_tokens,
+            **(request.get("chat_template_kwargs") or {}),
+            "tools": tools,
+            "documents": request.get("documents") or None,
+            "add_generation_prompt": bool(request.get("add_generation_prompt", not to_continue)),
+        }
         try:
-            prompt = template.render(
-                **{
-                    **self._special_tokens,
-                    **(request.get("chat_template_kwargs") or {}),
-                    "messages": messages,
-                    "tools": tools,
-                    "documents": request.get("documents") or None,
-                    "add_generation_prompt": bool(request.get("add_generation_prompt", not to_continue)),
-                }
-            )
+            prompt = template.render(messages, values)
             prompt.encode()
         except UnicodeEncodeError:
             raise RequestFailed("messages: a string has half a surrogate pair, which is not valid Unicode") from None
@@ -74,6 +74,30 @@ class ChatTemplate:
                 f"messages: the chat template cannot render them: {type(error).__name__}: {_shortened(error)}"
             ) from None
         return _up_to_mark(prompt) if to_continue else prompt
+
+
+class _Template:
+    """One template. Calls in earlier messages are shown to it as it expects them.
+
+    Most templates take the arguments of a call as an object; those of DeepSeek V3 and R1 append them to a text, and
+    R1's shows calls only in messages without content, which it tests by `is none`.
+    """
+
+    def __init__(self, environment: ImmutableSandboxedEnvironment, source: str) -> None:
+        self._template = environment.from_string(source)
+        self._tests_content = _CONTENT_IS_NONE.search(source) is not None
+
+    def render(self, messages: list[dict[str, Any]], values: Mapping[str, Any]) -> str:
+        """The prompt. Raises what Jinja and the template's expressions raise."""
+        if self._tests_content:
+            messages = [_without_empty_content(message) for message in messages]
+        try:
+            return self._template.render(**{**values, "messages": messages})
+        except TypeError:
+            written = [_with_written_arguments(message) for message in messages]
+            if written == messages:
+                raise
+            return self._template.render(**{**values, "messages": written})
 
 
 class _Generation(Extension):
@@ -143,6 +167,25 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
     """A message with its reasoning under all the names that templates read."""
     found = next((message[name] for name in _REASONING if message.get(name) is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
+def _without_empty_content(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "content": None} if message.get("tool_calls") and message.get("content") == "" else message
+
+
+def _with_written_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls have their arguments as JSON texts."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_with_written(call) for call in calls]}
+
+
+def _with_written(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
+        return call
+    return {**call, "function": {**function, "arguments": _to_json(function["arguments"])}}
 
 
 def _marked(message: dict[str, Any]) -> dict[str, Any]:

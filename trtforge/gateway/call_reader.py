@@ -1,6 +1,6 @@
 """Reads the calls of functions in an answer's text as it comes: a name once it is known, then its arguments.
 
-What a call looks like, `tool_calls.py` says. A whole answer is read as a stream is, in one piece.
+What a call looks like, `call_forms.py` says. A whole answer is read as a stream is, in one piece.
 """
 
 import json
@@ -12,18 +12,22 @@ from typing import Any
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
 from trtforge.core.stop_text import overlap
+from trtforge.gateway.call_forms import (
+    ARGUMENTS,
+    BARE,
+    CLOSE,
+    FIRST,
+    LONGEST_HEAD,
+    MARK,
+    MARKS,
+    NEXT,
+    OPEN,
+    TAGGED,
+    CallForm,
+)
 from trtforge.gateway.json_end import JsonEnd
+from trtforge.gateway.tagged_arguments import TaggedArguments
 from trtforge.gateway.tools import ToolUse
-
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_ARGUMENTS = ("arguments", "parameters")
-_BLANK = r"\s{0,99}"
-_NAME = rf'"name"{_BLANK}:{_BLANK}"([A-Za-z0-9_-]{{1,64}})"'
-_HEAD = rf'\{{{_BLANK}{_NAME}{_BLANK},{_BLANK}"(?:{"|".join(_ARGUMENTS)})"{_BLANK}:{_BLANK}(?=\{{)'
-"""A call up to its arguments. Its length is bounded, so that a long text is not searched again for each token."""
-_FIRST = re.compile(rf"{_BLANK}(\[?){_BLANK}{_HEAD}")
-_NEXT = re.compile(rf"{_BLANK}([,;]?){_BLANK}{_HEAD}")
-_LONGEST_HEAD = 1000
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,13 @@ class CallReader:
     def __init__(self, use: ToolUse) -> None:
         self._use = use
         self._unread = ""
-        self._last = self._cut = False
+        self._reason: str | None = None
         self._read: Callable[[], bool] = self._named if use.mode == "named" else self._beginning
         self._end = JsonEnd()
-        self._after: Callable[[], bool] = self._text
+        self._tagged: TaggedArguments | None = None
+        self._after: Callable[[], bool] = self._text  # the arguments, and what follows them in the object of a call
+        self._in_object = True
+        self._closing_tags: Sequence[str] = ()
         self._said = _Said()
         self._told: list[str | CallDelta] = []
         self._count = 0
@@ -61,12 +68,16 @@ class CallReader:
         with the last text, else None.
         """
         self._unread += text
-        self._last, self._cut = reason is not None, reason == "length"
+        self._reason = reason
         while self._read():
             pass
         self._say(last=self._last)
         told, self._told = self._told, []
         return told
+
+    @property
+    def _last(self) -> bool:
+        return self._reason is not None
 
     @property
     def found(self) -> bool:
@@ -76,58 +87,96 @@ class CallReader:
     def _named(self) -> bool:
         """The answer is nothing but arguments."""
         if not self._count:
-            self._begin(self._use.names[0])
-        self._add(self._take(len(self._unread)), last=self._last and not self._cut)
+            self._tell(self._use.names[0])
+        self._add(self._take(len(self._unread)), last=self._reason not in (None, "length"))
         return False
 
     def _beginning(self) -> bool:
         """The answer may be nothing but calls."""
-        if head := self._known(_FIRST.match(self._unread)):
-            self._take(head.end())
-            self._begin(head[2])
-            self._read, self._after = self._arguments, self._listed if head[1] else self._bare
+        if head := self._known(FIRST.match(self._unread)):
+            self._begin(head)
+            self._read_json(self._listed if head["mark"] else self._bare)
             return True
-        may_be = self._unread.lstrip()[:1] in ("", "{", "[") and not (
-            self._use.mode == "auto" and _OPEN in self._unread
-        )
-        if may_be and not self._last:
+        if self._use.mode == "auto" and (head := self._known(BARE.match(self._unread))):
+            self._begin(head)
+            self._read_json(self._beginning, in_object=False)
+            return True
+        may_be = self._unread.lstrip()[:1] in ("", "{", "[") and not (self._use.mode == "auto" and OPEN in self._unread)
+        if not self._last and (may_be or self._may_be_named()):
             return False
         if may_be and self._parsed(self._unread):
             self._take(len(self._unread))
         self._read = self._text
         return True
 
+    def _may_be_named(self) -> bool:
+        """Whether the answer so far is the beginning of a function's name."""
+        return self._use.mode == "auto" and any(name.startswith(self._unread.strip()) for name in self._use.names)
+
     def _text(self) -> bool:
         """Text for the user, up to the next tag."""
         tags = self._use.mode == "auto"
-        start = self._unread.find(_OPEN) if tags else -1
-        if start >= 0:
-            self._said.add(self._take(start))
+        if tags and (mark := MARK.search(self._unread)):
+            self._said.add(self._take(mark.start()))
             self._read = self._tag
             return True
-        held = overlap(self._unread, _OPEN) if tags and not self._last else 0
+        held = max(overlap(self._unread, mark) for mark in MARKS) if tags and not self._last else 0
         self._said.add(self._take(len(self._unread) - held))
         return False
 
     def _tag(self) -> bool:
         """A tag, and what follows it up to the arguments."""
-        inside = self._unread[len(_OPEN) : len(_OPEN) + _LONGEST_HEAD]
-        if (head := self._known(_FIRST.match(inside))) and not head[1]:
-            self._take(len(_OPEN) + head.end())
-            self._begin(head[2])
-            self._read, self._after = self._arguments, self._closing_tag
-            return True
-        end = self._unread.find(_CLOSE)
+        for form in TAGGED:
+            if head := self._known(form.head.match(self._unread[:LONGEST_HEAD])):
+                self._begin(head)
+                self._read_form(form, head["name"])
+                return True
+        if self._unread.startswith(OPEN):
+            return self._tagged_json()
+        if len(self._unread) <= LONGEST_HEAD and not self._last:
+            return False
+        self._no_tag()
+        return True
+
+    def _read_form(self, form: CallForm, name: str) -> None:
+        self._closing_tags = form.closing
+        if form.tags is None:
+            self._read_json(self._closing, in_object=form.in_object)
+        else:
+            self._tagged = TaggedArguments(form.tags, self._use.schemas.get(name, {}))
+            self._read = self._parameters
+
+    def _tagged_json(self) -> bool:
+        """A tag with JSON that does not begin as a call does."""
+        end = self._unread.find(CLOSE)
         if end < 0 and not self._last:
             return False
         end = len(self._unread) if end < 0 else end
-        if self._parsed(self._unread[len(_OPEN) : end]):
+        if self._parsed(self._unread[len(OPEN) : end]):
             self._take(end)
-            self._read = self._closing_tag
+            self._closing_tags = (CLOSE,)
+            self._read = self._closing
         else:
-            self._said.add(self._take(len(_OPEN)))
-            self._read = self._text
+            self._no_tag()
         return True
+
+    def _no_tag(self) -> None:
+        mark = MARK.match(self._unread)
+        self._said.add(self._take(mark.end() if mark else 0))
+        self._read = self._text
+
+    def _read_json(self, after: Callable[[], bool], *, in_object: bool = True) -> None:
+        self._read, self._after, self._in_object = self._arguments, after, in_object
+
+    def _parameters(self) -> bool:
+        """The arguments between tags of the call that has begun."""
+        assert self._tagged is not None
+        size, arguments = self._tagged.of(self._unread, self._reason)
+        self._take(size)
+        self._add(arguments, last=self._tagged.closed)
+        if self._tagged.closed:
+            self._read = self._closing
+        return self._tagged.closed
 
     def _arguments(self) -> bool:
         """The arguments of the call that has begun."""
@@ -135,7 +184,7 @@ class CallReader:
         self._add(self._take(size), last=self._end.closed)
         if ended:
             self._end = JsonEnd(depth=1)
-            self._read = self._rest_of_call
+            self._read = self._rest_of_call if self._in_object else self._after
         return ended
 
     def _rest_of_call(self) -> bool:
@@ -146,12 +195,16 @@ class CallReader:
             self._read = self._after
         return ended
 
-    def _closing_tag(self) -> bool:
-        ahead = self._unread.lstrip()
-        if ahead.startswith(_CLOSE):
-            self._take(len(self._unread) - len(ahead) + len(_CLOSE))
-        elif _CLOSE.startswith(ahead) and not self._last:
-            return False
+    def _closing(self) -> bool:
+        """The tags that may follow, in their order."""
+        while self._closing_tags:
+            ahead = self._unread.lstrip()
+            tag = self._closing_tags[0]
+            if tag.startswith(ahead) and ahead != tag and not self._last:
+                return False
+            if ahead.startswith(tag):
+                self._take(len(self._unread) - len(ahead) + len(tag))
+            self._closing_tags = self._closing_tags[1:]
         self._read = self._text
         return True
 
@@ -164,14 +217,13 @@ class CallReader:
         return self._follows(self._ignored, (",",))
 
     def _follows(self, otherwise: Callable[[], bool], marks: Sequence[str]) -> bool:
-        head = self._known(_NEXT.match(self._unread))
-        if head and head[1] in marks:
-            self._take(head.end())
-            self._begin(head[2])
+        head = self._known(NEXT.match(self._unread))
+        if head and head["mark"] in marks:
+            self._begin(head)
             self._read = self._arguments
             return True
         ahead = self._unread.lstrip()
-        if ahead[:1] in ("", "{", *marks) and len(self._unread) <= _LONGEST_HEAD and not self._last:
+        if ahead[:1] in ("", "{", *marks) and len(self._unread) <= LONGEST_HEAD and not self._last:
             return False
         self._read = otherwise
         return True
@@ -181,18 +233,23 @@ class CallReader:
         return False
 
     def _known(self, head: "re.Match[str] | None") -> "re.Match[str] | None":
-        return head if head and head[2] in self._use.names else None
+        return head if head and head["name"] in self._use.names else None
 
     def _parsed(self, text: str) -> bool:
         """Whether a whole text is calls whose arguments do not come last; they come in one piece."""
         calls = _calls_in(self._use, text)
         for name, arguments in calls:
-            self._begin(name)
+            self._tell(name)
             self._add(arguments, last=True)
         return bool(calls)
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, head: "re.Match[str]") -> None:
+        """A call whose arguments follow."""
+        self._take(head.end())
         self._end = JsonEnd()
+        self._tell(head["name"])
+
+    def _tell(self, name: str) -> None:
         self._said.end_part()
         self._say(last=False)
         self._count += 1
@@ -267,5 +324,5 @@ def _calls_in(use: ToolUse, text: str) -> Sequence[tuple[str, str]]:
 def _call(use: ToolUse, value: Any) -> tuple[str, str] | None:
     if not isinstance(value, dict) or value.get("name") not in use.names:
         return None
-    arguments = next((value[name] for name in _ARGUMENTS if isinstance(value.get(name), dict)), None)
+    arguments = next((value[name] for name in ARGUMENTS if isinstance(value.get(name), dict)), None)
     return None if arguments is None else (value["name"], json.dumps(arguments, ensure_ascii=False))

@@ -1,8 +1,4 @@
-"""Calls of functions in an answer's text: the array or the arguments of a guided answer, or a model's own form.
-
-A model that may call writes its calls as its chat template teaches it: `<tool_call>{...}</tool_call>` (Hermes, Qwen),
-or an answer that is nothing but JSON, `{"name": ..., "parameters": {...}}` (Llama 3.1).
-"""
+"""Calls of functions in an answer's text: the array or the arguments of a guided answer, or a model's own form."""
 
 import os
 from collections.abc import Mapping, Sequence

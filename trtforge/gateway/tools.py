@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trtforge.engine_process.requests import Guide
@@ -27,11 +27,13 @@ class ToolUse:
 
     `auto`: the model may, in the form that its chat template teaches it; `required`: the answer is an array of calls;
     `named`: the answer is the arguments of the one function. `several`: whether there may be more than one call.
+    `schemas`: of the arguments, by the function's name.
     """
 
     mode: Literal["auto", "required", "named"]
     names: Sequence[str]
     several: bool = True
+    schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,8 @@ def _use(
     if not tools:
         raise bad_request(f"{_CHOICE} is only allowed when tools are given", _CHOICE)
     if choice in (None, "auto"):
-        return tools, ToolUse("auto", names, several)
+        schemas = {tool["function"]["name"]: _arguments(tool) for tool in tools}
+        return tools, ToolUse("auto", names, several, schemas)
     if choice == "required":
         return tools, ToolUse("required", names, several)
     if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(choice.get("function"), dict):

@@ -1,0 +1,239 @@
+"""Calls in the forms that the chat templates of other models teach, and arguments that stand between tags."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletionMessageToolCall
+
+from tests.gateway.fake import FakeBackend
+from tests.gateway.support import running
+from tests.gateway.test_tools import AUTO, USER, merged
+from trtforge.gateway.call_reader import CallDelta
+from trtforge.gateway.chat import read_chat
+from trtforge.gateway.limits import GatewayLimits
+from trtforge.gateway.sequence import Delta
+from trtforge.gateway.tool_calls import StreamedCalls, ToolCall, split
+from trtforge.gateway.tools import ToolUse
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "most": {"type": ["number", "null"]},
+        "unit": {"enum": ["C", "F", None]},
+        "places": {"type": "array", "items": {"type": "string"}},
+        "at": {"anyOf": [{"type": "string"}, {"type": "object"}]},
+        "wind": {"type": "boolean"},
+        "code": {"const": "7"},
+    },
+}
+USE = ToolUse("auto", AUTO.names, True, {"weather": WEATHER, "time": {}})
+CODER = """<tool_call>
+<function=weather>
+<parameter=city>
+Rome
+</parameter>
+<parameter=days>
+3
+</parameter>
+</function>
+</tool_call>"""
+GLM = """<tool_call>weather
+<arg_key>city</arg_key>
+<arg_value>Rome</arg_value>
+<arg_key>days</arg_key>
+<arg_value>3</arg_value>
+</tool_call>"""
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+    '```json\n{"city": "Rome", "days": 3}\n```<｜tool▁call▁end｜>\n'
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>time\n"
+    "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+DEEPSEEK_31 = (
+    '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Rome", "days": 3}<｜tool▁call▁end｜>'
+    "<｜tool▁call▁begin｜>time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+LLAMA = '<function=weather>{"city": "Rome", "days": 3}</function>'
+MISTRAL = 'weather{"city": "Rome", "days": 3}'
+ROME = ToolCall("weather", '{"city": "Rome", "days": 3}')
+TIME = ToolCall("time", "{}")
+
+
+@pytest.mark.parametrize(
+    ("text", "rest", "calls"),
+    [
+        (CODER, "", [ROME]),
+        (f"I ask.\n\n{CODER}\n{CODER}", "I ask.", [ROME, ROME]),
+        (CODER.removeprefix("<tool_call>\n"), "", [ROME]),
+        (CODER.replace("\n", ""), "", [ROME]),
+        (CODER.removesuffix("\n</function>\n</tool_call>"), "", [ROME]),
+        (CODER.removesuffix("\n</parameter>\n</function>\n</tool_call>"), "", [ROME]),
+        (CODER.replace("</function>\n", ""), "", [ROME]),
+        (f"{CODER} Wait.", " Wait.", [ROME]),
+        ("<tool_call>\n<function=time>\n</function>\n</tool_call>", "", [TIME]),
+        (CODER.replace("weather", "rain"), CODER.replace("weather", "rain"), []),
+        (GLM, "", [ROME]),
+        (GLM.replace("\n", ""), "", [ROME]),
+        ("<tool_call>time</tool_call>", "", [TIME]),
+        ("<tool_call>time\n</tool_call>\n<tool_call>time\n</tool_call>", "", [TIME, TIME]),
+        ("<tool_call>rain\n</tool_call>", "<tool_call>rain\n</tool_call>", []),
+        (DEEPSEEK, "", [ROME, TIME]),
+        (f"So:{DEEPSEEK}", "So:", [ROME, TIME]),
+        (DEEPSEEK_31, "", [ROME, TIME]),
+        (DEEPSEEK_31.replace(">weather", ">rain"), DEEPSEEK_31[:59].replace("weather", "rain"), [TIME]),
+        (LLAMA, "", [ROME]),
+        (f"{LLAMA}{LLAMA}", "", [ROME, ROME]),
+        (MISTRAL, "", [ROME]),
+        (f"{MISTRAL}time{{}}", "", [ROME, TIME]),
+        (f"{MISTRAL} it is.", " it is.", [ROME]),
+        ("weather {it is}", "weather {it is}", []),
+        ("weath", "weath", []),
+        ("A <function= or <function=rain> b", "A <function= or <function=rain> b", []),
+    ],
+)
+def test_calls_in_the_forms_of_other_models(text: str, rest: str, calls: Sequence[ToolCall]) -> None:
+    if "rain<｜" in text:
+        rest = text[: text.index("<｜tool▁call▁begin｜>time")]
+    assert split(USE, text, "stop") == (rest, calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("city", "5", "5"),
+        ("city", "null", "null"),
+        ("city", '"Rome"\t\\ ü', '"Rome"\t\\ ü'),
+        ("city", "\n  Rome\n\n", "\n  Rome\n\n"),
+        ("city", "", ""),
+        ("city", "<b></b>", "<b></b>"),
+        ("days", " 5 ", 5),
+        ("days", "five", "five"),
+        ("days", "[5", "[5"),
+        ("most", "1.5e3", 1500.0),
+        ("most", "5", 5),
+        ("most", "None", None),
+        ("unit", "C", "C"),
+        ("unit", "null", None),
+        ("unit", '"C"', '"C"'),
+        ("places", '["a",\n "b"]', ["a", "b"]),
+        ("at", '{"x": 1}', {"x": 1}),
+        ("at", "5", "5"),
+        ("at", "{noon}", "{noon}"),
+        ("wind", "True", True),
+        ("wind", "false", False),
+        ("code", "7", "7"),
+        ("other", "7", 7),
+        ("other", '"7"', "7"),
+        ("other", "seven", "seven"),
+        ("other", "[NaN]", "[NaN]"),
+        ('od"d', "a", "a"),
+    ],
+)
+def test_arguments_have_the_types_of_their_schema(name: str, text: str, value: object) -> None:
+    coder = f"<function=weather>\n<parameter={name}>\n{text}\n</parameter>\n</function>"
+    glm = f"<tool_call>weather\n<arg_key>{name}</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"
+    for written in (coder, glm):
+        (call,) = split(USE, written, "stop")[1]
+        assert call.complete
+        assert json.loads(call.arguments) == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        (CODER.removesuffix("me\n</parameter>" + CODER.partition("me\n</parameter>")[2]), '{"city": "Ro'),
+        (CODER.partition("\n<parameter=days")[0], '{"city": "Rome"'),
+        (CODER.partition("\n</parameter>\n</function>")[0], '{"city": "Rome", "days": '),
+        (CODER.partition("</function>")[0], '{"city": "Rome", "days": 3'),
+        (GLM.partition("me</arg_value>")[0], '{"city": "Ro'),
+    ],
+)
+def test_a_call_that_max_tokens_cut_is_not_complete(text: str, arguments: str) -> None:
+    assert split(USE, text, "length") == ("", [ToolCall("weather", arguments, complete=False)])
+
+
+def test_strings_come_as_they_are_written_and_other_arguments_whole() -> None:
+    streamed = StreamedCalls(USE)
+    pieces = ["<tool_call>\n<function=weather>\n", "<parameter=city>\nRo", 'me "a', '"\n', "\n</para", "meter>\n"]
+    pieces += ["<parameter=days>\n1", "2\n</parameter>", "\n</function>\n", "</tool_call>"]
+    told = [streamed.take(Delta(0, piece))[1] for piece in pieces]
+    told.append(streamed.take(Delta(0, "", "stop"))[1])
+    assert [each for each in told if each] == [
+        [CallDelta(0, '{"city": "Ro', "weather")],
+        [CallDelta(0, 'me \\"a')],
+        [CallDelta(0, '\\"')],
+        [CallDelta(0, "\\n")],
+        [CallDelta(0, '"')],
+        [CallDelta(0, ', "days": ')],
+        [CallDelta(0, "12")],
+        [CallDelta(0, "}", last=True)],
+    ]
+
+
+PARTS = [CODER, GLM, DEEPSEEK, DEEPSEEK_31, LLAMA, MISTRAL, "So:", "\n", " ", "<", "</", "weather", "time", "{}", "}"]
+PARTS += ["<tool_call>", "</tool_call>", "<function=weather>", "<function=", "</function>", "<parameter=city>\n"]
+PARTS += ["<parameter=days>", "<parameter=", "\n</parameter>", "</parameter>", "Rome", "3", '"', "\\", " " * 500]
+PARTS += ["<arg_key>city</arg_key>", "<arg_value>", "</arg_value>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```"]
+
+
+@given(
+    use=st.sampled_from([USE, ToolUse("auto", USE.names, False, USE.schemas)]),
+    parts=st.lists(st.sampled_from(PARTS), max_size=9),
+    sizes=st.lists(st.sampled_from([1, 3, 40, 200]), min_size=1, max_size=9),
+    reason=st.sampled_from(["stop", "length"]),
+)
+@example(use=USE, parts=[CODER, "\n", GLM], sizes=[1] * 200, reason="stop")
+def test_a_stream_has_the_text_and_the_calls_of_the_whole_answer(
+    use: ToolUse, parts: list[str], sizes: list[int], reason: str
+) -> None:
+    text, streamed = "".join(parts), StreamedCalls(use)
+    ends = [end for end in accumulate(sizes) if end < len(text)] + [len(text)]
+    pieces = [text[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+    reasons = [None] * (len(pieces) - 1) + [reason]
+    taken = [streamed.take(Delta(0, *each)) for each in zip(pieces, reasons, strict=True)]
+    rest, calls = split(use, text, reason)
+    assert "".join(delta.text for delta, _ in taken) == rest
+    assert merged([each for _, told in taken for each in told]) == calls
+    assert use.several or len(calls) <= 1
+    if not calls:
+        assert rest == text
+    for call in calls:
+        if call.complete and "```" not in text and "{" not in call.arguments[1:]:
+            assert isinstance(json.loads(call.arguments), dict)
+
+
+def test_the_schemas_of_the_tools_reach_the_reader() -> None:
+    tools: list[Mapping[str, Any]] = [
+        {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+        {"type": "function", "function": {"name": "time"}},
+    ]
+    asked = {"model": "m", "messages": [USER], "tools": tools}
+    use = read_chat(asked, GatewayLimits()).structure.use
+    assert use is not None
+    assert use.schemas["weather"]["properties"] == WEATHER["properties"]
+    (call,) = split(use, CODER.replace("Rome", "5"), "stop")[1]
+    assert call.arguments == '{"city": "5", "days": 3}'
+
+
+def test_openais_client_reads_a_call_between_tags() -> None:
+    backend = FakeBackend(words=tuple(CODER[start : start + 3] for start in range(0, len(CODER), 3)))
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
+    messages: Any = [USER]
+    with running([backend]) as gateway:
+        client = openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0)
+        whole = client.chat.completions.create(model="ensemble", messages=messages, tools=tools).choices[0]
+        with client.chat.completions.stream(model="ensemble", messages=messages, tools=tools) as stream:
+            streamed = stream.get_final_completion().choices[0]
+    for choice in (whole, streamed):
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls or ()
+        assert isinstance(call, ChatCompletionMessageToolCall)
+        assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome", "days": 3})

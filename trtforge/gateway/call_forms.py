@@ -1,0 +1,68 @@
+"""The forms in which models write calls of functions: those that their chat templates teach them.
+
+An answer may also be nothing but JSON, an object or an array with `name` and `arguments` or `parameters` (Llama 3.1).
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trtforge.gateway.tagged_arguments import ParameterTags
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+ARGUMENTS = ("arguments", "parameters")
+_FUNCTION_END = "</function>"
+_BLANK = r"\s{0,99}"
+_NAME = r"(?P<name>[A-Za-z0-9_-]{1,64})"
+_HEAD = (
+    rf'\{{{_BLANK}"name"{_BLANK}:{_BLANK}"{_NAME}"{_BLANK},{_BLANK}"(?:{"|".join(ARGUMENTS)})"{_BLANK}:{_BLANK}(?=\{{)'
+)
+"""A call up to its arguments. Its length is bounded, so that a long text is not searched again for each token."""
+FIRST = re.compile(rf"{_BLANK}(?P<mark>\[?){_BLANK}{_HEAD}")
+NEXT = re.compile(rf"{_BLANK}(?P<mark>[,;]?){_BLANK}{_HEAD}")
+BARE = re.compile(rf"{_BLANK}{_NAME}(?=\{{)")
+"""A name with its arguments: what Mistral's models write between tokens that are no text."""
+LONGEST_HEAD = 1000
+_CALLS, _CALL, _SEPARATOR = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
+_CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """A call between tags.
+
+    `head`: all up to the arguments; `closing`: what may follow them, in this order; `tags`: of arguments that are not
+    JSON; `in_object`: the JSON of the arguments is the last value of an object.
+    """
+
+    head: re.Pattern[str]
+    closing: Sequence[str]
+    tags: ParameterTags | None = None
+    in_object: bool = False
+
+
+_QWEN3_CODER = ParameterTags(
+    re.compile(r"\s*<parameter=(?P<name>[^<>]{1,256})>(?:\n|(?=[^\n]))"), "<parameter=", "</parameter>", lines=True
+)
+_GLM = ParameterTags(
+    re.compile(r"\s*<arg_key>(?P<name>[^<>]{1,256})</arg_key>\s*<arg_value>"), "<arg_key>", "</arg_value>"
+)
+
+TAGGED = (
+    CallForm(re.compile(rf"{OPEN}{_BLANK}{_HEAD}"), (CLOSE,), in_object=True),  # Hermes, Qwen 2.5 and 3
+    CallForm(  # Qwen3-Coder
+        re.compile(rf"(?:{OPEN}{_BLANK})?<function={_NAME}>{_BLANK}(?=<)"), (_FUNCTION_END, CLOSE), _QWEN3_CODER
+    ),
+    CallForm(re.compile(rf"<function={_NAME}>{_BLANK}(?=\{{)"), (_FUNCTION_END,)),  # Llama 3.1's own functions
+    CallForm(re.compile(rf"{OPEN}{_BLANK}{_NAME}{_BLANK}(?=<)"), (CLOSE,), _GLM),  # GLM 4.5 to 4.7
+    CallForm(  # DeepSeek V3, R1
+        re.compile(rf"(?:{_CALLS}{_BLANK})?{_CALL}function{_SEPARATOR}{_NAME}\n```json\n{_BLANK}(?=\{{)"),
+        ("```", _CALL_END, _CALLS_END),
+    ),
+    CallForm(  # DeepSeek V3.1
+        re.compile(rf"(?:{_CALLS}{_BLANK})?{_CALL}{_NAME}{_SEPARATOR}{_BLANK}(?=\{{)"), (_CALL_END, _CALLS_END)
+    ),
+)
+MARKS = (OPEN, "<function=", _CALLS, _CALL)
+"""How they begin."""
+MARK = re.compile("|".join(MARKS))
