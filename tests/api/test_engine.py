@@ -338,6 +338,12 @@ def _forced(tokens: list[int]) -> Callable[..., None]:
         ("qwen3", "Three.", "", "Three."),
         ("deepseek-r1", "I count", "I count", ""),
         (None, "<think>I count.</think>Three.", None, "<think>I count.</think>Three."),
+        (
+            None,
+            "<|channel|>analysis<|message|>I count.<|channel|>final<|message|>Three.",
+            "I count.",
+            "Three.",
+        ),
     ],
 )
 def test_reasoning_is_apart_from_the_text(

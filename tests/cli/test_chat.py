@@ -20,6 +20,7 @@ from tests.patience import PATIENCE
 from tests.serve.conftest import Running, Start, fake_repository, server, shared, slow, start
 from trtforge.cli.chat import Repl
 from trtforge.core.errors import ForgeError
+from trtforge.core.reasoning import ReasoningParser
 from trtforge.engine_process.requests import Guide
 from trtforge.serve.conversation import Conversation
 from trtforge.serve.request import Generated, Sampling
@@ -228,20 +229,34 @@ def test_a_chat_ends_with_its_own_server(monkeypatch: pytest.MonkeyPatch, termin
     assert (caught.value.hint, script.messages) == ("Give it more memory.", ["one"])
 
 
+@pytest.mark.parametrize(
+    ("parser", "pieces"),
+    [
+        ("qwen3", ["<th", "ink>\nI add", ".</thi", "nk>\n\nFo", "ur."]),
+        (
+            None,
+            [
+                "<|channel|>analysis<|mess",
+                "age|>I add.<|end",
+                "|><|start|>assistant<|channel|>final<|message|>Fo",
+                "ur.",
+            ],
+        ),
+    ],
+)
 def test_reasoning_is_told_from_the_answer_and_kept_for_the_template(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    parser: ReasoningParser | None, pieces: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     prompts: list[Any] = []
 
     def generate(url: str, model: str, prompt: Any, sampling: Sampling, *, stream: bool, on_text: Any) -> Generated:
         prompts.append(prompt.messages)
-        pieces = ["<th", "ink>\nI add", ".</thi", "nk>\n\nFo", "ur."]
         for piece in pieces:
             on_text(piece)
         return Generated("".join(pieces), 3, 5, 0.5, 0.1, "stop")
 
     monkeypatch.setattr("trtforge.serve.conversation.generate", generate)
-    talk = Conversation("127.0.0.1:9", "ensemble", Sampling(), parser="qwen3")
+    talk = Conversation("127.0.0.1:9", "ensemble", Sampling(), parser=parser)
     texts, thoughts = list[str](), list[str]()
     assert talk.answer("2 + 2?", texts.append, thoughts.append).text == "".join(texts) == "Four."
     assert "".join(thoughts) == "I add."
@@ -250,10 +265,10 @@ def test_reasoning_is_told_from_the_answer_and_kept_for_the_template(
     talk.answer("Again", texts.append)
     assert prompts[1] == [{"role": "user", "content": "2 + 2?"}, told, {"role": "user", "content": "Again"}]
     talk.save(tmp_path / "chat.json")
-    other = Conversation("127.0.0.1:9", "ensemble", Sampling(guide=Guide("regex", "a")), parser="qwen3")
+    other = Conversation("127.0.0.1:9", "ensemble", Sampling(guide=Guide("regex", "a")), parser=parser)
     other.load(tmp_path / "chat.json")
     assert other.messages == talk.messages
-    assert other.answer("Again", texts.append).text == "<think>\nI add.</think>\n\nFour.", "a guided answer has none"
+    assert other.answer("Again", texts.append).text == "".join(pieces), "a guided answer has none"
 
 
 def test_an_answer_that_is_cut_while_it_reasons(server: Running) -> None:

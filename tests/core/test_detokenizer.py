@@ -120,9 +120,9 @@ class Counting:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer, self.longest = tokenizer, 0
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         self.longest = max(self.longest, len(ids))
-        return str(self._tokenizer.decode(ids))
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def get_added_tokens_decoder(self) -> Any:
         return self._tokenizer.get_added_tokens_decoder()

@@ -63,6 +63,7 @@ DEEPSEEK_31 = (
 )
 LLAMA = '<function=weather>{"city": "Rome", "days": 3}</function>'
 MISTRAL = 'weather{"city": "Rome", "days": 3}'
+FLAT: Any = {"type": "function", "name": "weather", "strict": False}
 ROME = ToolCall("weather", '{"city": "Rome", "days": 3}')
 TIME = ToolCall("time", "{}")
 
@@ -237,3 +238,38 @@ def test_openais_client_reads_a_call_between_tags() -> None:
         (call,) = choice.message.tool_calls or ()
         assert isinstance(call, ChatCompletionMessageToolCall)
         assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome", "days": 3})
+
+
+def test_openais_client_reads_the_channels_of_gpt_oss() -> None:
+    words = (
+        "<|channel|>analysis<|message|>I must ask.<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see."
+        "<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+        '{"city": "Rome"}'
+    )
+    backend = FakeBackend(words=tuple(words[start : start + 3] for start in range(0, len(words), 3)))
+    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
+    messages: Any = [USER]
+    with running([backend]) as gateway:
+        client = openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0)
+        whole = client.chat.completions.create(model="ensemble", messages=messages, tools=tools).choices[0]
+        with client.chat.completions.stream(model="ensemble", messages=messages, tools=tools) as stream:
+            streamed = stream.get_final_completion().choices[0]
+        response = client.responses.create(
+            model="ensemble",
+            input="How is Rome?",
+            tools=[{**FLAT, "parameters": WEATHER}],
+            reasoning={"effort": "low"},
+        )
+        plain = client.completions.create(model="ensemble", prompt="a", max_tokens=500).choices[0]
+    for choice in (whole, streamed):
+        assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+        (call,) = choice.message.tool_calls or ()
+        assert isinstance(call, ChatCompletionMessageToolCall)
+        assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome"})
+    assert whole.message.model_extra is not None
+    assert whole.message.model_extra["reasoning_content"] == "I must ask."
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
+    assert response.output_text == "Let me see."
+    assert response.reasoning is not None
+    assert response.reasoning.effort == "low"
+    assert plain.text == words

@@ -103,6 +103,21 @@ def test_options_of_the_template_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "reaches"),
+    [
+        ({}, {"reasoning_effort": "low"}),
+        ({"enable_thinking": True}, {"reasoning_effort": "low", "enable_thinking": True}),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high"}),
+    ],
+)
+def test_the_effort_of_reasoning_is_a_variable_of_the_template(
+    given: Mapping[str, Any], reaches: Mapping[str, Any]
+) -> None:
+    found = json.loads(chat(reasoning_effort="low", chat_template_kwargs=given).messages or "")
+    assert found == {"messages": [USER], "chat_template_kwargs": reaches}
+
+
+@pytest.mark.parametrize(
     ("prompt", "expected"),
     [
         ("one", ["one"]),
@@ -221,6 +236,7 @@ def test_fields_without_effect_are_ignored(given: Mapping[str, Any]) -> None:
         ),
         ({"functions": [{"name": "f"}]}, "functions", "functions is not supported; send tools"),
         ({"audio": {"voice": "x"}}, "audio", "not supported"),
+        ({"reasoning_effort": "lots"}, "reasoning_effort", "must be one of none, minimal, low, medium, high, xhigh"),
         (
             {"temprature": 1},
             "temprature",

@@ -78,6 +78,7 @@ def messages(**values: object) -> Any:
             {"truncation": "disabled", "background": False, "reasoning": {"effort": None, "summary": "auto"}},
             {"safety_identifier": "s", "prompt_cache_retention": "24h"},
         ),
+        ({"reasoning": {"effort": "high", "summary": "auto"}}, {"reasoning_effort": "high"}),
     ],
 )
 def test_a_response_asks_the_model_for_what_a_chat_asks(asked: Mapping[str, Any], chat: Mapping[str, Any]) -> None:
@@ -177,8 +178,8 @@ STORED = "not stored by this server"
         ({"truncation": "auto"}, "truncation", "must be disabled: send fewer items"),
         ({"context_management": []}, "context_management", "input is not shortened"),
         ({"moderation": {}}, "moderation", "not supported"),
-        ({"reasoning": {"effort": "low"}}, "reasoning.effort", "not supported by this server: leave it out"),
-        ({"reasoning": {"effort": "none"}}, "reasoning.effort", "is set by chat_template_kwargs"),
+        ({"reasoning": {"effort": "lots"}}, "reasoning.effort", "must be one of none, minimal, low, medium"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort", "must be one of none, minimal, low, medium"),
         ({"reasoning": {"efort": "low"}}, "reasoning.efort", "did you mean reasoning.effort?"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "say it in instructions"),
         ({"text": {"format": []}}, "text.format", "an object, not an array of 0"),

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from trtforge.api.hints import hinted
 from trtforge.core.detokenizer import Detokenizer
-from trtforge.core.reasoning import ReasoningParser, ReasoningText
+from trtforge.core.harmony import HarmonyText
+from trtforge.core.reasoning import ReasoningParser, ReasoningText, reader_of
 from trtforge.core.stop_text import StopText
 from trtforge.core.token_texts import TokenTexts
 from trtforge.engine_process.context_phase import phase_after
@@ -64,7 +65,7 @@ class Piece:
     """New text and tokens of the sequence `index` of an answer, whose last piece has a finish reason.
 
     The last piece of all has the usage. `context_logits` and `prompt_log_probs` come once, with the first sequence's
-    first token. `reasoning`: what is new of it, before the text, if `reasoning_parser` was given.
+    first token. `reasoning`: what is new of it, before the text, if `reasoning_parser` was given, and of gpt-oss.
     """
 
     text: str
@@ -83,7 +84,7 @@ class Piece:
 class Completion:
     """One sequence or beam of an answer. `tokens` may go on after a stop word, which `text` ends before.
 
-    `reasoning`: what the model wrote before its answer, "" if nothing; None without `reasoning_parser`.
+    `reasoning`: what the model wrote before its answer, "" if nothing; None without `reasoning_parser`, but of gpt-oss.
     `cumulative_log_prob`: of `log_probs`; of a beam it is always known and includes the end id's.
     `generation_logits`: (tokens, vocabulary), from which each token was chosen, before anything that sampling does.
     """
@@ -119,7 +120,7 @@ class Answer:
 
     @property
     def reasoning(self) -> str | None:
-        """What came before the text; None without `reasoning_parser`."""
+        """What came before the text; None without `reasoning_parser`, but of gpt-oss."""
         return self.completions[0].reasoning
 
     @property
@@ -152,7 +153,7 @@ class SequenceText:
     """Tokens of one sequence or beam in, text and scores out.
 
     `continues`: the text goes on after the prompt's; that of an answer to chat messages is a text of its own.
-    `parser`: of the reasoning before the text.
+    `reader`: of the reasoning before the text.
     """
 
     def __init__(
@@ -163,13 +164,13 @@ class SequenceText:
         index: int,
         *,
         continues: bool,
-        parser: ReasoningParser | None = None,
+        reader: ReasoningText | HarmonyText | None = None,
     ) -> None:
         self._texts = texts
         self._text = Detokenizer(texts.tokenizer, prompt if continues else (), texts.special)
         self._begins = not continues
         self._stop = StopText(stop)
-        self._reasoning = None if parser is None else ReasoningText(parser)
+        self._reasoning = reader
         self._prompt, self._index = prompt, index
         self.count, self.cumulative_log_prob = 0, 0.0
         self.finished = False
@@ -230,11 +231,19 @@ class Assembly:
     ) -> None:
         self.requests = tuple(requests)
         self._reasons = parser is not None
+        reads = self._reasons or (requests[0].guide is None and not continues)
         self._reused = 0
         beams = requests[0].beams
         count = len(requests) if beams is None else beams.returned
         self._sequences = [
-            SequenceText(requests[0].prompt, stop, texts, index, continues=continues, parser=parser)
+            SequenceText(
+                requests[0].prompt,
+                stop,
+                texts,
+                index,
+                continues=continues,
+                reader=reader_of(parser) if reads else None,
+            )
             for index in range(count)
         ]
         self._index_of = {request.request_id: index for index, request in enumerate(requests)}
@@ -326,11 +335,12 @@ def _scores(
 def _completion(pieces: "Sequence[Piece]", cumulative_log_prob: float, *, reasons: bool) -> Completion:
     reason = pieces[-1].finish_reason
     assert reason is not None, "a sequence's last piece has a finish reason"
+    reasoning = "".join(piece.reasoning for piece in pieces)
     return Completion(
         "".join(piece.text for piece in pieces),
         tuple(token for piece in pieces for token in piece.tokens),
         reason,
-        "".join(piece.reasoning for piece in pieces) if reasons else None,
+        reasoning if reasons or reasoning else None,
         tuple(score for piece in pieces for score in piece.log_probs),
         cumulative_log_prob,
         _together([piece.generation_logits for piece in pieces if piece.generation_logits is not None]),

@@ -63,7 +63,8 @@ class SamplingParams:
     passed, with what it has until then.
 
     `reasoning_parser`: `deepseek-r1` or `qwen3`, for models that think first: what they write before `</think>` is the
-    `reasoning` of an answer and not part of its text, as with `trtforge serve`. Guided answers have none.
+    `reasoning` of an answer and not part of its text, as with `trtforge serve`. Guided answers have none; chats with
+    gpt-oss need no parser.
 
     `context_only`: compute the prompt and the first token for another engine, which goes on with the answer's
     `context_phase` as its `context_phase`: the same prompt and options, and KV blocks in the same `kv_cache_dir`.

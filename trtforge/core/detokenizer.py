@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from trtforge.core import harmony
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -17,8 +19,10 @@ _MOST_HELD, _LAST_HELD = 32, 4
 
 
 def special_ids(tokenizer: "Tokenizer") -> frozenset[int]:
-    """The ids of special tokens, which give no text."""
-    return frozenset(id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+    """The ids of special tokens, which give no text. Those that divide an answer in Harmony do."""
+    special = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    kept = harmony.TOKENS if {harmony.CHANNEL, harmony.MESSAGE} <= set(special.values()) else frozenset()
+    return frozenset(id for id, content in special.items() if content not in kept)
 
 
 _known_special_ids = lru_cache(maxsize=8)(special_ids)
@@ -39,7 +43,7 @@ class Detokenizer:
     ) -> None:
         self._tokenizer = tokenizer
         self._special = _known_special_ids(tokenizer) if special is None else special
-        self._window: list[int] = list(context)
+        self._window = [token for token in context if token not in self._special]
         text = self._decode(self._window)
         self._shown = len(text)
         self._slide(text)
@@ -87,4 +91,4 @@ class Detokenizer:
                 return
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids) if ids else ""
+        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""

@@ -5,11 +5,17 @@ The names are those of `trtllm-serve --reasoning_parser` (tensorrt_llm/llmapi/re
 
 from typing import Literal, get_args
 
+from trtforge.core.harmony import HarmonyText
 from trtforge.core.stop_text import overlap
 
 ReasoningParser = Literal["deepseek-r1", "qwen3"]
 REASONING_PARSERS: tuple[ReasoningParser, ...] = get_args(ReasoningParser)
 _OPEN, _CLOSE = "<think>", "</think>"
+
+
+def reader_of(parser: ReasoningParser | None) -> "ReasoningText | HarmonyText":
+    """What tells the reasoning in the answer to a chat from its text. None: by the form of the answer itself."""
+    return HarmonyText() if parser is None else ReasoningText(parser)
 
 
 class ReasoningText:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trtforge.core import harmony
 from trtforge.gateway.tagged_arguments import ParameterTags
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -62,7 +63,11 @@ TAGGED = (
     CallForm(  # DeepSeek V3.1
         re.compile(rf"(?:{_CALLS}{_BLANK})?{_CALL}{_NAME}{_SEPARATOR}{_BLANK}(?=\{{)"), (_CALL_END, _CALLS_END)
     ),
+    CallForm(  # gpt-oss, as `HarmonyText` leaves it
+        re.compile(rf"{re.escape(harmony.CALL_HEAD)}{_NAME}{re.escape(harmony.MESSAGE)}{_BLANK}(?=\{{)"),
+        (harmony.CALL,),
+    ),
 )
-MARKS = (OPEN, "<function=", _CALLS, _CALL)
+MARKS = (OPEN, "<function=", _CALLS, _CALL, harmony.CALL_HEAD)
 """How they begin."""
-MARK = re.compile("|".join(MARKS))
+MARK = re.compile("|".join(map(re.escape, MARKS)))

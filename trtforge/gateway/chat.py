@@ -8,7 +8,15 @@ from trtforge.core.reasoning import ReasoningParser
 from trtforge.gateway.errors import bad_request
 from trtforge.gateway.fields import Fields, wrong
 from trtforge.gateway.limits import GatewayLimits
-from trtforge.gateway.messages import MESSAGE_ROLES, TEMPLATE_FIELDS, asks_to_think, conversation, earlier_call, text_of
+from trtforge.gateway.messages import (
+    MESSAGE_ROLES,
+    TEMPLATE_FIELDS,
+    asks_to_think,
+    conversation,
+    earlier_call,
+    effort_of,
+    text_of,
+)
 from trtforge.gateway.request import TextRequest
 from trtforge.gateway.sampling_fields import (
     MOST_TOKENS,
@@ -23,12 +31,13 @@ from trtforge.gateway.sampling_fields import (
 from trtforge.gateway.tools import Structure, read_structure
 
 _REASONING = ("reasoning_content", "reasoning")
-_REFUSED = ("audio", "modalities", "reasoning_effort", "verbosity", "web_search_options", "moderation")
+_REFUSED = ("audio", "modalities", "verbosity", "web_search_options", "moderation")
+_EFFORT = "reasoning_effort"
 _GUIDED = ("response_format", "tools", "tool_choice", "functions", "function_call")
 KNOWN = (
     SHARED
     | WITHOUT_EFFECT
-    | frozenset(("messages", "max_completion_tokens", "top_logprobs", *TEMPLATE_FIELDS, *_REFUSED, *_GUIDED))
+    | frozenset(("messages", "max_completion_tokens", "top_logprobs", _EFFORT, *TEMPLATE_FIELDS, *_REFUSED, *_GUIDED))
 )
 _ROLES = MESSAGE_ROLES | {"tool": "tool"}
 _PARTS = {"text": "text", "refusal": "refusal"}
@@ -67,7 +76,9 @@ def read_chat(values: Mapping[str, Any], limits: GatewayLimits) -> ChatCall:
     delivery = read_delivery(fields)
     request = TextRequest(
         model=name,
-        messages=conversation(_messages(fields, limits), structure.tools, fields),
+        messages=conversation(
+            _messages(fields, limits), structure.tools, fields, effort_of(fields.get(_EFFORT), _EFFORT)
+        ),
         max_tokens=_max_tokens(fields),
         stream=delivery.stream,
         sequences=read_count(fields, limits),

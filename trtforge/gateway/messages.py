@@ -13,19 +13,36 @@ from trtforge.gateway.limits import GatewayLimits
 _FLAGS = ("add_generation_prompt", "continue_final_message")
 TEMPLATE_FIELDS = (*_FLAGS, "chat_template_kwargs")
 """Fields that are passed on to the chat template."""
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 MESSAGE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """Roles of messages to those of chat templates, which know no developer."""
 
 
-def conversation(messages: Sequence[Mapping[str, object]], tools: Sequence[Mapping[str, Any]], fields: Fields) -> str:
-    """The JSON of the tensor `messages`. Raises ApiError for a wrong field of the template."""
+def conversation(
+    messages: Sequence[Mapping[str, object]],
+    tools: Sequence[Mapping[str, Any]],
+    fields: Fields,
+    effort: str | None,
+) -> str:
+    """The JSON of the tensor `messages`. Raises ApiError for a wrong field of the template.
+
+    `effort`: of the reasoning, which templates read as `reasoning_effort` (gpt-oss) unless they get another one.
+    """
     options: dict[str, object] = {"tools": tools} if tools else {}
     for flag in _FLAGS:
         if flag in fields:
             options[flag] = fields.flag(flag)
-    if "chat_template_kwargs" in fields:
-        options["chat_template_kwargs"] = fields.object("chat_template_kwargs")
+    variables = {**({} if effort is None else {"reasoning_effort": effort}), **fields.object("chat_template_kwargs")}
+    if variables:
+        options["chat_template_kwargs"] = variables
     return json.dumps({"messages": messages, **options} if options else messages, ensure_ascii=False)
+
+
+def effort_of(given: object, where: str) -> str | None:
+    """The effort of the reasoning that a request asks for. Raises ApiError for another value than OpenAI's."""
+    if given is not None and given not in _EFFORTS:
+        raise wrong(where, f"one of {', '.join(_EFFORTS)}", given)
+    return given
 
 
 def asks_to_think(fields: Fields) -> bool:

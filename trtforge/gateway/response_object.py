@@ -49,7 +49,6 @@ class ResponseObject:
             "usage": None,
             "background": False,
             "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
             "service_tier": "default",
             "store": False,
             "truncation": "disabled",

@@ -8,7 +8,7 @@ from trtforge.gateway.chat import ChatCall
 from trtforge.gateway.errors import bad_request
 from trtforge.gateway.fields import Fields, wrong
 from trtforge.gateway.limits import GatewayLimits
-from trtforge.gateway.messages import TEMPLATE_FIELDS, asks_to_think, conversation
+from trtforge.gateway.messages import TEMPLATE_FIELDS, asks_to_think, conversation, effort_of
 from trtforge.gateway.request import TextRequest
 from trtforge.gateway.response_input import read_messages
 from trtforge.gateway.response_tools import read_asked
@@ -104,9 +104,11 @@ def read_response(values: Mapping[str, Any], limits: GatewayLimits) -> ResponseC
     max_tokens = fields.integer("max_output_tokens", 1, MOST_TOKENS)
     delivery = read_delivery(fields, ("include_obfuscation",))
     messages = read_messages(fields, limits)
+    reasoning = Fields(fields.object("reasoning"), ("effort", "summary", "generate_summary", "context"), "reasoning.")
+    effort = effort_of(reasoning.get("effort"), "reasoning.effort")
     request = TextRequest(
         model=name,
-        messages=conversation(messages, asked.structure.tools, fields),
+        messages=conversation(messages, asked.structure.tools, fields, effort),
         max_tokens=max_tokens or MOST_TOKENS,
         stream=delivery.stream,
         sampling=read_sampling(fields, limits),
@@ -122,6 +124,7 @@ def read_response(values: Mapping[str, Any], limits: GatewayLimits) -> ResponseC
         "metadata": _metadata(fields),
         **{name: float(fields.get(name) if name in fields else default) for name, default in _SHOWN_NUMBERS.items()},
         "top_logprobs": top_logprobs,
+        "reasoning": {"effort": effort, "summary": None},
         **asked.shown,
         **{name: _text(fields, name) for name in _SHOWN_TEXTS},
     }
@@ -143,10 +146,6 @@ def _refuse_others(fields: Fields) -> None:
         raise bad_request(f"background cannot be used: {reason}", "background")
     if fields.get("truncation") not in (None, "disabled"):
         raise bad_request("truncation must be disabled: send fewer items in input instead", "truncation")
-    reasoning = Fields(fields.object("reasoning"), ("effort", "summary", "generate_summary", "context"), "reasoning.")
-    if "effort" in reasoning:
-        instead = "leave it out; what a chat template can switch is set by chat_template_kwargs"
-        raise bad_request(f"reasoning.effort is not supported by this server: {instead}", "reasoning.effort")
 
 
 def _included(fields: Fields) -> list[str]:

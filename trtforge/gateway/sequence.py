@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trtforge.core.reasoning import ReasoningParser, ReasoningText
+from trtforge.core.reasoning import ReasoningParser, reader_of
 from trtforge.core.stop_text import StopText
 from trtforge.gateway.request import Piece, TextRequest, TokenScore
 
@@ -24,13 +24,13 @@ class Delta:
 
 
 class AnswerSequence:
-    """The state of one sequence of a request. `index`: of its choice; `parser`: of its reasoning, if it has any."""
+    """The state of one sequence of a request. `index`: of its choice; `parser`: of the reasoning in a chat."""
 
     def __init__(self, request: TextRequest, index: int, parser: ReasoningParser | None = None) -> None:
         self._request = request
         self._index = index
         self._stop = StopText(request.stop) if request.stop else None
-        self._reasoning = None if parser is None else ReasoningText(parser)
+        self._reasoning = reader_of(parser) if request.messages is not None and request.guide is None else None
         self._scores: deque[tuple[int, TokenScore]] = deque()
         self._received = 0
         self._released = 0

@@ -66,7 +66,7 @@ LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "drafted_engine", "kserve_messages", "triton_engine")},
 }
 """The modules of lib/ that a model's code imports, copied into each model's directory."""
-_TEXT_MODULES = ("__init__", "core/__init__", "core/detokenizer", "core/stop_text", "core/token_texts")
+_TEXT_MODULES = ("__init__", "core/__init__", "core/detokenizer", "core/harmony", "core/stop_text", "core/token_texts")
 _OWN_MODULES: Mapping[str, tuple[str, ...]] = {
     "torch": (),
     "tensorrt_llm": _TEXT_MODULES,

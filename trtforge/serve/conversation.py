@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.harmony import HarmonyText
 from trtforge.core.json_text import read_json_object
 from trtforge.core.new_file import write_new
-from trtforge.core.reasoning import ReasoningParser, ReasoningText
+from trtforge.core.reasoning import ReasoningParser, ReasoningText, reader_of
 from trtforge.serve.client import Generated, Sampling, generate
 from trtforge.serve.request import Chat, Message
 
@@ -43,7 +44,7 @@ class Conversation:
         if self.complete:
             return generate(self.url, self.model, text, self.sampling, stream=True, on_text=on_text)
         asked: list[Message] = [*self.messages, {"role": "user", "content": text}]
-        apart = _Apart(self.parser if self.sampling.guide is None else None, on_text, on_reasoning)
+        apart = _Apart(reader_of(self.parser) if self.sampling.guide is None else None, on_text, on_reasoning)
         chat = Chat(self._opening(asked))
         answer = generate(self.url, self.model, chat, self.sampling, stream=True, on_text=apart.push)
         apart.push("", last=True)
@@ -73,15 +74,15 @@ class Conversation:
 
 
 class _Apart:
-    """Hands out an answer's text and its reasoning apart. `parser` None: it has none."""
+    """Hands out an answer's text and its reasoning apart. `reader` None: it has none."""
 
     def __init__(
         self,
-        parser: ReasoningParser | None,
+        reader: ReasoningText | HarmonyText | None,
         on_text: Callable[[str], None],
         on_reasoning: Callable[[str], None] | None,
     ) -> None:
-        self._parsed = None if parser is None else ReasoningText(parser)
+        self._parsed = reader
         self._on_text, self._on_reasoning = on_text, on_reasoning
         self.text, self._reasoning = "", ""
 

@@ -1,0 +1,92 @@
+"""Harmony, the form of gpt-oss: channels are told apart, wherever the stream is cut."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from tests.conftest import DEMO_MODEL
+from trtforge.core.detokenizer import Detokenizer, special_ids
+from trtforge.core.harmony import TOKENS, HarmonyText
+from trtforge.core.token_texts import TokenTexts
+
+THINKS = "<|channel|>analysis<|message|>2 and 2.<|end|>"
+ANSWERS = "<|start|>assistant<|channel|>final<|message|>Four."
+CALLS = (
+    '<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}<|call|>'
+)
+CALL = '<|channel|>commentary to=functions.weather<|message|>{"city": "Rome"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning", "content"),
+    [
+        (THINKS + ANSWERS, "2 and 2.", "Four."),
+        (f"{THINKS}{ANSWERS}<|return|>", "2 and 2.", "Four."),
+        (THINKS, "2 and 2.", ""),
+        (f"{THINKS}<|start|>assistant{THINKS}{ANSWERS}", "2 and 2.\n2 and 2.", "Four."),
+        ("<|channel|>final<|message|> Four. <", "", " Four. <"),
+        ("<|channel|>commentary<|message|>I ask.<|end|>" + CALLS, "", f"I ask.{CALL}<|call|>"),
+        (THINKS + CALLS.removesuffix("<|call|>"), "2 and 2.", CALL),
+        (CALLS.removeprefix("<|start|>assistant") + CALLS, "", f"{CALL}<|call|>" * 2),
+        (' to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome"}', "", CALL),
+        ("<|channel|>analysis to=python code<|message|>2 + 2<|call|>", "2 + 2", ""),
+        ("<|channel|>commentary to=browser.search<|message|>{}<|call|>" + ANSWERS, "{}", "Four."),
+        ("<|channel|>final", "", ""),
+        (f"{THINKS}<|start|>assist", "2 and 2.", ""),
+        ("Four.", "", "Four."),
+        ("a <|channel|>final<|message|>", "", "a <|channel|>final<|message|>"),
+        ("<|chan", "", "<|chan"),
+        (" to", "", " to"),
+        ("", "", ""),
+    ],
+)
+def test_channels_are_told_apart(text: str, reasoning: str, content: str) -> None:
+    assert HarmonyText().push(text, last=True) == (reasoning, content)
+
+
+@given(
+    parts=st.lists(
+        st.sampled_from([THINKS, ANSWERS, CALLS, *sorted(TOKENS), "<", "|>", "final", "a", "\n"]), max_size=8
+    ),
+    size=st.integers(1, 9),
+)
+def test_pieces_of_any_size_give_the_same(parts: list[str], size: int) -> None:
+    text = "".join(parts)
+    reader = HarmonyText()
+    told = [reader.push(text[start : start + size]) for start in range(0, len(text), size)]
+    told.append(reader.push("", last=True))
+    assert tuple(map("".join, zip(*told, strict=True))) == HarmonyText().push(text, last=True)
+
+
+def test_a_channels_text_comes_as_it_is_written() -> None:
+    reader = HarmonyText()
+    pieces = [
+        "<|channel|>",
+        "analysis",
+        "<|message|>",
+        "2 and",
+        " 2.",
+        "<|end|>",
+        "<|start|>",
+        "assistant",
+        "<|channel|>",
+    ]
+    told = [reader.push(piece) for piece in [*pieces, "final", "<|message|>", "Fo", "ur."]]
+    assert [each for each in told if any(each)] == [("2 and", ""), (" 2.", ""), ("", "Fo"), ("", "ur.")]
+
+
+def test_the_tokens_of_harmony_are_part_of_an_answers_text() -> None:
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    without = special_ids(tokenizer)
+    tokenizer.add_special_tokens([*sorted(TOKENS), "<|endoftext|>"])
+    ids = tokenizer.encode(f"{THINKS}{ANSWERS}<|endoftext|>", add_special_tokens=False).ids
+    one = Detokenizer(tokenizer, context=tokenizer.encode("<|start|>assistant", add_special_tokens=False).ids)
+    assert one.push(ids) + one.flush() == THINKS + ANSWERS
+    names = {tokenizer.id_to_token(token) for token in special_ids(tokenizer)}
+    assert names == {tokenizer.id_to_token(token) for token in without} - TOKENS | {"<|endoftext|>"}
+    texts = TokenTexts(tokenizer)
+    assert b"".join(bytes(texts.of(token)[1]) for token in ids).decode() == THINKS + ANSWERS
+    alone = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    alone.add_special_tokens(["<|start|>", "<|end|>"])
+    assert {"<|start|>", "<|end|>"} < {alone.id_to_token(token) for token in special_ids(alone)}
