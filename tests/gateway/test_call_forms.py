@@ -1,8 +1,8 @@
 """Calls in the forms that the chat templates of other models teach, and arguments that stand between tags."""
 
 import json
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import openai
@@ -13,7 +13,7 @@ from openai.types.chat import ChatCompletionMessageToolCall
 
 from tests.gateway.fake import FakeBackend
 from tests.gateway.support import running
-from tests.gateway.test_tools import AUTO, USER, merged
+from tests.gateway.test_tools import AUTO, USER, streams_as_a_whole
 from trtforge.gateway.call_reader import CallDelta
 from trtforge.gateway.chat import read_chat
 from trtforge.gateway.limits import GatewayLimits
@@ -63,7 +63,6 @@ DEEPSEEK_31 = (
 )
 LLAMA = '<function=weather>{"city": "Rome", "days": 3}</function>'
 MISTRAL = 'weather{"city": "Rome", "days": 3}'
-FLAT: Any = {"type": "function", "name": "weather", "strict": False}
 ROME = ToolCall("weather", '{"city": "Rome", "days": 3}')
 TIME = ToolCall("time", "{}")
 
@@ -195,17 +194,8 @@ PARTS += ["<arg_key>city</arg_key>", "<arg_value>", "</arg_value>", "<｜tool▁
 def test_a_stream_has_the_text_and_the_calls_of_the_whole_answer(
     use: ToolUse, parts: list[str], sizes: list[int], reason: str
 ) -> None:
-    text, streamed = "".join(parts), StreamedCalls(use)
-    ends = [end for end in accumulate(sizes) if end < len(text)] + [len(text)]
-    pieces = [text[start:end] for start, end in zip((0, *ends), ends, strict=False)]
-    reasons = [None] * (len(pieces) - 1) + [reason]
-    taken = [streamed.take(Delta(0, *each)) for each in zip(pieces, reasons, strict=True)]
-    rest, calls = split(use, text, reason)
-    assert "".join(delta.text for delta, _ in taken) == rest
-    assert merged([each for _, told in taken for each in told]) == calls
-    assert use.several or len(calls) <= 1
-    if not calls:
-        assert rest == text
+    text = "".join(parts)
+    calls = streams_as_a_whole(use, text, sizes, reason)
     for call in calls:
         if call.complete and "```" not in text and "{" not in call.arguments[1:]:
             assert isinstance(json.loads(call.arguments), dict)
@@ -224,50 +214,47 @@ def test_the_schemas_of_the_tools_reach_the_reader() -> None:
     assert call.arguments == '{"city": "5", "days": 3}'
 
 
-def test_openais_client_reads_a_call_between_tags() -> None:
-    backend = FakeBackend(words=tuple(CODER[start : start + 3] for start in range(0, len(CODER), 3)))
-    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
-    messages: Any = [USER]
+@contextmanager
+def asked(words: str) -> Iterator[tuple[openai.OpenAI, Sequence[Any]]]:
+    """OpenAI's client of a model that says these words, and the choice of a chat with a tool: whole, and streamed."""
+    backend = FakeBackend(words=tuple(words[start : start + 3] for start in range(0, len(words), 3)))
+    given: Any = {
+        "messages": [USER],
+        "tools": [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}],
+    }
     with running([backend]) as gateway:
         client = openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0)
-        whole = client.chat.completions.create(model="ensemble", messages=messages, tools=tools).choices[0]
-        with client.chat.completions.stream(model="ensemble", messages=messages, tools=tools) as stream:
-            streamed = stream.get_final_completion().choices[0]
-    for choice in (whole, streamed):
-        assert choice.finish_reason == "tool_calls"
-        (call,) = choice.message.tool_calls or ()
-        assert isinstance(call, ChatCompletionMessageToolCall)
-        assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome", "days": 3})
+        whole = client.chat.completions.create(model="ensemble", **given)
+        with client.chat.completions.stream(model="ensemble", **given) as stream:
+            yield client, (whole.choices[0], stream.get_final_completion().choices[0])
+
+
+def check_call(choice: Any, content: str | None) -> None:
+    assert (choice.message.content or None, choice.finish_reason) == (content, "tool_calls")
+    (call,) = choice.message.tool_calls
+    assert isinstance(call, ChatCompletionMessageToolCall)
+    assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome", "days": 3})
+
+
+def test_openais_client_reads_a_call_between_tags() -> None:
+    with asked(CODER) as (_, choices):
+        for choice in choices:
+            check_call(choice, None)
 
 
 def test_openais_client_reads_the_channels_of_gpt_oss() -> None:
     words = (
         "<|channel|>analysis<|message|>I must ask.<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see."
         "<|end|><|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
-        '{"city": "Rome"}'
+        '{"city": "Rome", "days": 3}'
     )
-    backend = FakeBackend(words=tuple(words[start : start + 3] for start in range(0, len(words), 3)))
-    tools: Any = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}]
-    messages: Any = [USER]
-    with running([backend]) as gateway:
-        client = openai.OpenAI(base_url=gateway.url, api_key="none", max_retries=0)
-        whole = client.chat.completions.create(model="ensemble", messages=messages, tools=tools).choices[0]
-        with client.chat.completions.stream(model="ensemble", messages=messages, tools=tools) as stream:
-            streamed = stream.get_final_completion().choices[0]
-        response = client.responses.create(
-            model="ensemble",
-            input="How is Rome?",
-            tools=[{**FLAT, "parameters": WEATHER}],
-            reasoning={"effort": "low"},
-        )
+    tools: Any = [{"type": "function", "name": "weather", "strict": False, "parameters": WEATHER}]
+    with asked(words) as (client, choices):
+        for choice in choices:
+            check_call(choice, "Let me see.")
+        assert choices[0].message.model_extra["reasoning_content"] == "I must ask."
+        response = client.responses.create(model="ensemble", input="Rome?", tools=tools, reasoning={"effort": "low"})
         plain = client.completions.create(model="ensemble", prompt="a", max_tokens=500).choices[0]
-    for choice in (whole, streamed):
-        assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
-        (call,) = choice.message.tool_calls or ()
-        assert isinstance(call, ChatCompletionMessageToolCall)
-        assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Rome"})
-    assert whole.message.model_extra is not None
-    assert whole.message.model_extra["reasoning_content"] == "I must ask."
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call"]
     assert response.output_text == "Let me see."
     assert response.reasoning is not None

@@ -215,6 +215,23 @@ def merged(told: Sequence[str | CallDelta]) -> list[ToolCall]:
     return calls
 
 
+def streams_as_a_whole(use: ToolUse, text: str, sizes: Sequence[int], reason: str) -> Sequence[ToolCall]:
+    """Check that text in pieces of these sizes has the text and the calls of the whole one; returns the calls."""
+    streamed = StreamedCalls(use)
+    ends = [end for end in accumulate(sizes) if end < len(text)] + [len(text)]
+    pieces = [text[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+    reasons = [None] * (len(pieces) - 1) + [reason]
+    taken = [streamed.take(Delta(0, *each)) for each in zip(pieces, reasons, strict=True)]
+    rest, calls = split(use, text, reason)
+    assert "".join(delta.text for delta, _ in taken) == rest
+    assert merged([each for _, told in taken for each in told]) == calls
+    assert taken[-1][0].finish_reason == ("tool_calls" if calls and reason == "stop" else reason)
+    assert use.several or len(calls) <= 1
+    if not calls:
+        assert rest == text
+    return calls
+
+
 PARTS = ["So:", "\n", " ", "<tool_call>", "</tool_call>", "<tool", LLAMA, ARRAY, TAGGED, ";", ",", "[", "]", "{", "}"]
 PARTS += [
     '"',
@@ -237,18 +254,7 @@ PARTS += [
 def test_a_stream_has_the_text_and_the_calls_of_the_whole_answer(
     use: ToolUse, parts: list[str], sizes: list[int], reason: str
 ) -> None:
-    text, streamed = "".join(parts), StreamedCalls(use)
-    ends = [end for end in accumulate(sizes) if end < len(text)] + [len(text)]
-    pieces = [text[start:end] for start, end in zip((0, *ends), ends, strict=False)]
-    reasons = [None] * (len(pieces) - 1) + [reason]
-    taken = [streamed.take(Delta(0, *each)) for each in zip(pieces, reasons, strict=True)]
-    rest, calls = split(use, text, reason)
-    assert "".join(delta.text for delta, _ in taken) == rest
-    assert merged([each for _, told in taken for each in told]) == calls
-    assert taken[-1][0].finish_reason == ("tool_calls" if calls and reason == "stop" else reason)
-    assert use.several or len(calls) <= 1
-    if not calls:
-        assert rest == text
+    streams_as_a_whole(use, "".join(parts), sizes, reason)
 
 
 @pytest.mark.parametrize(
