@@ -26,7 +26,8 @@ _FIELDS = frozenset(
 _SHOWN = 200
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-_CONTENT_IS_NONE = re.compile(r"content['\"]?\]?\s+is\s+(?:not\s+)?none")
+_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
+_CONTENT_IS_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+none")
 
 
 class ChatTemplate:
@@ -80,12 +81,12 @@ class _Template:
     """One template. Calls in earlier messages are shown to it as it expects them.
 
     Most templates take the arguments of a call as an object; those of DeepSeek V3 and R1 append them to a text, and
-    R1's shows calls only in messages without content, which it tests by `is none`.
+    show calls only in messages without content, which they test by `is none`.
     """
 
     def __init__(self, environment: ImmutableSandboxedEnvironment, source: str) -> None:
         self._template = environment.from_string(source)
-        self._tests_content = _CONTENT_IS_NONE.search(source) is not None
+        self._tests_content = _DEEPSEEK_CALL in source and _CONTENT_IS_NONE.search(source) is not None
 
     def render(self, messages: list[dict[str, Any]], values: Mapping[str, Any]) -> str:
         """The prompt. Raises what Jinja and the template's expressions raise."""

@@ -15,7 +15,8 @@ ANSWERS = "<|start|>assistant<|channel|>final<|message|>Four."
 CALLS = (
     '<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}<|call|>'
 )
-CALL = '<|channel|>commentary to=functions.weather<|message|>{"city": "Rome"}'
+HEAD = "<|channel|>commentary to=functions.weather<|message|>"
+CALL = f'{HEAD}{{"city": "Rome"}}'
 
 
 @pytest.mark.parametrize(
@@ -30,10 +31,18 @@ CALL = '<|channel|>commentary to=functions.weather<|message|>{"city": "Rome"}'
         (THINKS + CALLS.removesuffix("<|call|>"), "2 and 2.", CALL),
         (CALLS.removeprefix("<|start|>assistant") + CALLS, "", f"{CALL}<|call|>" * 2),
         (' to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome"}', "", CALL),
+        (THINKS + CALLS.replace("weather", "other"), '2 and 2.\n{"city": "Rome"}', ""),
+        (CALLS.removeprefix("<|start|>assistant").replace('{"city": "Rome"}', " "), "", f"{HEAD}{{}}<|call|>"),
         ("<|channel|>analysis to=python code<|message|>2 + 2<|call|>", "2 + 2", ""),
         ("<|channel|>commentary to=browser.search<|message|>{}<|call|>" + ANSWERS, "{}", "Four."),
-        ("<|channel|>final", "", ""),
+        ("<|channel|>final", "", "<|channel|>final"),
+        ("<|channel|> is the token that begins a channel.", "", "<|channel|> is the token that begins a channel."),
+        (" to=functions.weather is a name", "", " to=functions.weather is a name"),
         (f"{THINKS}<|start|>assist", "2 and 2.", ""),
+        (f"{THINKS}<|start|>assistant<|channel|>fin", "2 and 2.", ""),
+        (f"{THINKS}Four.", "2 and 2.", "Four."),
+        (f"{THINKS}<|start|>user says", "2 and 2.", ""),
+        (f"{THINKS}<|start|>{'user ' * 70}", "2 and 2.", f"<|start|>{'user ' * 70}"),
         ("Four.", "", "Four."),
         ("a <|channel|>final<|message|>", "", "a <|channel|>final<|message|>"),
         ("<|chan", "", "<|chan"),
@@ -42,21 +51,32 @@ CALL = '<|channel|>commentary to=functions.weather<|message|>{"city": "Rome"}'
     ],
 )
 def test_channels_are_told_apart(text: str, reasoning: str, content: str) -> None:
-    assert HarmonyText().push(text, last=True) == (reasoning, content)
+    assert HarmonyText(["weather"]).push(text, last=True) == (reasoning, content)
 
 
-@given(
-    parts=st.lists(
-        st.sampled_from([THINKS, ANSWERS, CALLS, *sorted(TOKENS), "<", "|>", "final", "a", "\n"]), max_size=8
-    ),
-    size=st.integers(1, 9),
-)
+def test_parts_have_the_order_in_which_they_were_written() -> None:
+    parts = HarmonyText(["weather"]).parts(f"{THINKS}{CALLS}<|start|>assistant{THINKS}{ANSWERS}", last=True)
+    assert parts == [
+        ("2 and 2.", ""),
+        ("", HEAD),
+        ("", '{"city": "Rome"}'),
+        ("", "<|call|>"),
+        ("\n", ""),
+        ("2 and 2.", ""),
+        ("", "Four."),
+    ]
+
+
+PARTS = [THINKS, ANSWERS, CALLS, *sorted(TOKENS), "assistant", " to=functions.weather", "<", "|>", "final", "a", "\n"]
+
+
+@given(parts=st.lists(st.sampled_from([*PARTS, "b " * 200]), max_size=8), size=st.integers(1, 9))
 def test_pieces_of_any_size_give_the_same(parts: list[str], size: int) -> None:
     text = "".join(parts)
-    reader = HarmonyText()
+    reader = HarmonyText(["weather"])
     told = [reader.push(text[start : start + size]) for start in range(0, len(text), size)]
     told.append(reader.push("", last=True))
-    assert tuple(map("".join, zip(*told, strict=True))) == HarmonyText().push(text, last=True)
+    assert tuple(map("".join, zip(*told, strict=True))) == HarmonyText(["weather"]).push(text, last=True)
 
 
 def test_a_channels_text_comes_as_it_is_written() -> None:

@@ -32,7 +32,14 @@ WEATHER = {
         "at": {"anyOf": [{"type": "string"}, {"type": "object"}]},
         "wind": {"type": "boolean"},
         "code": {"const": "7"},
+        "place": {"$ref": "#/$defs/Place"},
+        "text": {"type": "string", "anyOf": [{"minLength": 1}, {"pattern": "x"}]},
+        "both": {"allOf": [{"type": ["string", "integer"]}, {"type": ["string", "null"]}]},
+        "lost": {"$ref": "#/$defs/Nowhere"},
+        "none": {"enum": []},
+        "loop": {"$ref": "#/properties/loop"},
     },
+    "$defs": {"Place": {"type": "string"}},
 }
 USE = ToolUse("auto", AUTO.names, True, {"weather": WEATHER, "time": {}})
 CODER = """<tool_call>
@@ -63,6 +70,7 @@ DEEPSEEK_31 = (
 )
 LLAMA = '<function=weather>{"city": "Rome", "days": 3}</function>'
 MISTRAL = 'weather{"city": "Rome", "days": 3}'
+OSS = "<|channel|>commentary to=functions.weather<|message|>"
 ROME = ToolCall("weather", '{"city": "Rome", "days": 3}')
 TIME = ToolCall("time", "{}")
 
@@ -78,6 +86,9 @@ TIME = ToolCall("time", "{}")
         (CODER.removesuffix("\n</parameter>\n</function>\n</tool_call>"), "", [ROME]),
         (CODER.replace("</function>\n", ""), "", [ROME]),
         (f"{CODER} Wait.", " Wait.", [ROME]),
+        (CODER.replace("Rome\n</parameter>", "Rome"), "", [ROME]),
+        (CODER.replace("3\n</parameter>", "3"), "", [ROME]),
+        (CODER.partition("rameter>\n<parameter=days")[0], "", [ToolCall("weather", '{"city": "Rome"}')]),
         ("<tool_call>\n<function=time>\n</function>\n</tool_call>", "", [TIME]),
         (CODER.replace("weather", "rain"), CODER.replace("weather", "rain"), []),
         (GLM, "", [ROME]),
@@ -95,6 +106,10 @@ TIME = ToolCall("time", "{}")
         (f"{MISTRAL}time{{}}", "", [ROME, TIME]),
         (f"{MISTRAL} it is.", " it is.", [ROME]),
         ("weather {it is}", "weather {it is}", []),
+        ("weather{x} is it", "weather{x} is it", []),
+        ("weather{", "weather{", []),
+        (f'{OSS}{{"city": "Rome", "days": 3}}<|call|>', "", [ROME]),
+        (f'{OSS}{{"city": "R<|call|> So.', " So.", [ToolCall("weather", '{"city": "R', complete=False)]),
         ("weath", "weath", []),
         ("A <function= or <function=rain> b", "A <function= or <function=rain> b", []),
     ],
@@ -130,6 +145,12 @@ def test_calls_in_the_forms_of_other_models(text: str, rest: str, calls: Sequenc
         ("wind", "True", True),
         ("wind", "false", False),
         ("code", "7", "7"),
+        ("place", "7", "7"),
+        ("text", "7", "7"),
+        ("both", "7", "7"),
+        ("lost", "7", 7),
+        ("none", "7", 7),
+        ("loop", "7", 7),
         ("other", "7", 7),
         ("other", '"7"', "7"),
         ("other", "seven", "seven"),
@@ -260,3 +281,25 @@ def test_openais_client_reads_the_channels_of_gpt_oss() -> None:
     assert response.reasoning is not None
     assert response.reasoning.effort == "low"
     assert plain.text == words
+
+
+def test_items_of_a_response_have_the_order_of_the_channels() -> None:
+    thinks = "<|channel|>analysis<|message|>I must ask.<|end|><|start|>assistant"
+    call = OSS.replace("<|message|>", " <|constrain|>json<|message|>") + '{"city": "Rome"}<|call|><|start|>assistant'
+    words = f"{thinks}{call}{thinks}<|channel|>commentary<|message|>Again.<|end|><|start|>assistant{thinks}{call}"
+    tools: Any = [{"type": "function", "name": "weather", "strict": False, "parameters": WEATHER}]
+    with asked(words) as (client, _):
+        whole = client.responses.create(model="ensemble", input="Rome?", tools=tools)
+        with client.responses.stream(model="ensemble", input="Rome?", tools=tools) as stream:
+            events = list(stream)
+            streamed = stream.get_final_response()
+        unknown = client.responses.create(model="ensemble", input="Rome?")
+    kinds = ["reasoning", "function_call", "reasoning", "message", "reasoning", "function_call"]
+    assert [item.type for item in whole.output] == [item.type for item in streamed.output] == kinds
+    assert [item.content[0].text for item in whole.output if item.type == "reasoning" and item.content] == [
+        "I must ask."
+    ] * 3
+    assert whole.output_text == streamed.output_text == "Again."
+    for ended in ("response.output_item.added", "response.output_item.done"):
+        assert [(each.output_index, each.item.type) for each in events if each.type == ended] == [*enumerate(kinds)]
+    assert unknown.output_text == "Again."

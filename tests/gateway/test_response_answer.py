@@ -64,7 +64,7 @@ def test_a_stream_has_what_the_whole_answer_has(
     ends = [0, *(end for end in accumulate(sizes) if end < len(text)), len(text)]
     pieces = [text[start:end] for start, end in pairwise(ends)]
     scores = [[score(piece, 2)] if scored else [] for piece in pieces]
-    whole = json.loads(answer(use).whole([Choice(text, reason, [*chain(*scores)])], USAGE))
+    whole = json.loads(answer(use).whole([Choice([("", text)], reason, [*chain(*scores)])], USAGE))
     streaming = answer(use)
     reasons = [*[None] * (len(pieces) - 1), reason]
     sent = b"".join(streaming.events(Delta(0, *each)) for each in zip(pieces, reasons, scores, strict=True))
@@ -117,7 +117,7 @@ def test_scores_of_what_is_held_back_come_with_the_text() -> None:
 
 @pytest.mark.parametrize("use", USES)
 def test_an_empty_answer_is_a_message_without_text_unless_a_function_is_named(use: ToolUse | None) -> None:
-    whole = json.loads(answer(use).whole([Choice("", "stop", [])], None))
+    whole = json.loads(answer(use).whole([Choice([], "stop", [])], None))
     (item,) = whole["output"]
     if use is USES[3]:
         assert (item["type"], item["arguments"]) == ("function_call", "")

@@ -7,8 +7,7 @@ from trtforge.gateway.sequence import AnswerSequence, Delta
 
 def run(pieces: list[Piece], **options: object) -> list[Delta]:
     sequence = AnswerSequence(TextRequest("m", 10, **options), 3)  # type: ignore[arg-type]
-    found = [*(sequence.take(piece) for piece in pieces), sequence.end()]
-    return [delta for delta in found if delta is not None]
+    return [delta for piece in pieces for delta in sequence.take(piece)] + sequence.end()
 
 
 def test_a_stop_word_in_one_piece_gives_its_whole_beginning() -> None:

@@ -93,7 +93,8 @@ def test_tools_and_further_fields_reach_the_template(tmp_path: Path) -> None:
 
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "<ä>", "n": [1, 2]}}}
 DEEPSEEK_R1 = """{%- for message in messages %}{%- if message['role'] == 'assistant' and message['content'] is none %}
-{%- for tool in message['tool_calls'] %}{{ '<call>' + tool['type'] + '<sep>' + tool['function']['name'] + '\\n' +
+{%- for tool in message['tool_calls'] %}{{ '<｜tool▁call▁begin｜>' + tool['type'] + '<sep>' +
+tool['function']['name'] + '\\n' +
 tool['function']['arguments'] + '</call>' }}{%- endfor %}{%- endif %}
 {%- if message['role'] == 'assistant' and message['content'] is not none %}{{ '<A>' + message['content'] }}{%- endif %}
 {%- endfor %}"""
@@ -107,13 +108,18 @@ def test_earlier_calls_are_shown_to_templates_that_write_them_as_texts(content: 
         {"role": "assistant", "content": ""},
     ]
     template = served(ChatTemplate(DEEPSEEK_R1, None), tmp_path)
-    assert template.render(json.dumps(talk)) == '<call>function<sep>look\n{"at": "<ä>", "n": [1, 2]}</call><A>'
+    assert (
+        template.render(json.dumps(talk))
+        == '<｜tool▁call▁begin｜>function<sep>look\n{"at": "<ä>", "n": [1, 2]}</call><A>'
+    )
 
 
 def test_earlier_calls_are_shown_to_other_templates_as_they_are(tmp_path: Path) -> None:
     source = "{{ messages[0].content }}{% for c in messages[0].tool_calls %}<{{ c.function.arguments.at }}>{% endfor %}"
     talk = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
     assert served(ChatTemplate(source, None), tmp_path).render(json.dumps(talk)) == "<<ä>>"
+    qwen3 = "{% if messages[0].reasoning_content is not none and '</think>' in messages[0].content %}{% endif %}"
+    assert served(ChatTemplate(f"{qwen3}{source}", None), tmp_path).render(json.dumps(talk)) == "<<ä>>"
     broken = served(ChatTemplate("{{ messages[0].content + 5 }}", None), tmp_path)
     assert refusal(broken, talk).startswith("messages: the chat template cannot render them: TypeError: ")
 

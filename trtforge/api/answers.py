@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from trtforge.api.hints import hinted
 from trtforge.core.detokenizer import Detokenizer
 from trtforge.core.harmony import HarmonyText
-from trtforge.core.reasoning import ReasoningParser, ReasoningText, reader_of
+from trtforge.core.reasoning import Reader, ReasoningText
 from trtforge.core.stop_text import StopText
 from trtforge.core.token_texts import TokenTexts
 from trtforge.engine_process.context_phase import phase_after
@@ -65,7 +65,7 @@ class Piece:
     """New text and tokens of the sequence `index` of an answer, whose last piece has a finish reason.
 
     The last piece of all has the usage. `context_logits` and `prompt_log_probs` come once, with the first sequence's
-    first token. `reasoning`: what is new of it, before the text, if `reasoning_parser` was given, and of gpt-oss.
+    first token. `reasoning`: what is new of it, before the text, with a `reasoning_parser` and of answers in Harmony.
     """
 
     text: str
@@ -84,7 +84,8 @@ class Piece:
 class Completion:
     """One sequence or beam of an answer. `tokens` may go on after a stop word, which `text` ends before.
 
-    `reasoning`: what the model wrote before its answer, "" if nothing; None without `reasoning_parser`, but of gpt-oss.
+    `reasoning`: what the model wrote before its answer, "" if nothing; without `reasoning_parser` it is None, unless a
+    chat's answer is in Harmony, gpt-oss's form, and has some.
     `cumulative_log_prob`: of `log_probs`; of a beam it is always known and includes the end id's.
     `generation_logits`: (tokens, vocabulary), from which each token was chosen, before anything that sampling does.
     """
@@ -120,7 +121,7 @@ class Answer:
 
     @property
     def reasoning(self) -> str | None:
-        """What came before the text; None without `reasoning_parser`, but of gpt-oss."""
+        """What came before the text, see `Completion`."""
         return self.completions[0].reasoning
 
     @property
@@ -227,11 +228,11 @@ class Assembly:
         texts: TokenTexts,
         *,
         continues: bool,
-        parser: ReasoningParser | None = None,
+        reader: Reader | None = None,
+        reasons: bool = False,
     ) -> None:
         self.requests = tuple(requests)
-        self._reasons = parser is not None
-        reads = self._reasons or (requests[0].guide is None and not continues)
+        self._reasons = reasons
         self._reused = 0
         beams = requests[0].beams
         count = len(requests) if beams is None else beams.returned
@@ -242,7 +243,7 @@ class Assembly:
                 texts,
                 index,
                 continues=continues,
-                reader=reader_of(parser) if reads else None,
+                reader=None if reader is None else reader(),
             )
             for index in range(count)
         ]

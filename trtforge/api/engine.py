@@ -232,7 +232,9 @@ class Engine:
         request = replace(self._prompts.request(prompt, params), streamed=streamed)
         asked = prompt.prompt if isinstance(prompt, Tuned) else prompt
         requests, continues = sequences(request, params.n, next(self._numbers)), not isinstance(asked, Chat)
-        return Assembly(requests, params.stop, self._texts, continues=continues, parser=params.parser())
+        reader = params.reader(asked.functions if isinstance(asked, Chat) else None)
+        reasons = reader is not None and params.reasoning_parser is not None
+        return Assembly(requests, params.stop, self._texts, continues=continues, reader=reader, reasons=reasons)
 
     def _pieces(self, assemblies: Sequence[Assembly]) -> Iterator[tuple[Assembly, Piece]]:
         """Each piece with its assembly, in the order of their arrival."""

@@ -30,6 +30,13 @@ class Chat:
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
 
+    @property
+    def functions(self) -> frozenset[str]:
+        """The names of the functions among the tools."""
+        described = (tool.get("function", tool) for tool in self.tools if isinstance(tool, Mapping))
+        names = (each.get("name") for each in described if isinstance(each, Mapping))
+        return frozenset(name for name in names if isinstance(name, str))
+
 
 @dataclass(frozen=True)
 class Tokens:

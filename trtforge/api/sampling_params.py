@@ -2,15 +2,16 @@
 
 import json
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from math import inf
 from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from trtforge.core.errors import RequestError, first_line
-from trtforge.core.reasoning import ReasoningParser
+from trtforge.core.reasoning import Reader, ReasoningParser, reader_of
 from trtforge.engine_process.context_phase import ContextPhase
 from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
@@ -145,9 +146,14 @@ class SamplingParams:
             )
         return given[0] if given else None
 
-    def parser(self) -> ReasoningParser | None:
-        """How the reasoning of an answer is found; a guided answer is what was asked for from its first token on."""
-        return self.reasoning_parser if self.guide() is None else None
+    def reader(self, functions: Collection[str] | None) -> Reader | None:
+        """Makes what finds the reasoning of an answer; a guided one is what was asked for from its first token on.
+
+        `functions`: that a chat may call; None: the prompt is no chat.
+        """
+        if self.guide() is not None or (functions is None and self.reasoning_parser is None):
+            return None
+        return partial(reader_of, self.reasoning_parser, functions or ())
 
     def beams(self) -> BeamParams | None:
         """The beam search that is asked for."""

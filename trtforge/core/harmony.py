@@ -4,7 +4,7 @@ Source: the Harmony response format of OpenAI's cookbook (developers.openai.com/
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from trtforge.core.stop_text import overlap
 
@@ -13,78 +13,125 @@ CALL, RETURN, CONSTRAIN = "<|call|>", "<|return|>", "<|constrain|>"
 TOKENS = frozenset({START, END, MESSAGE, CHANNEL, CALL, RETURN, CONSTRAIN})
 CALL_HEAD = f"{CHANNEL}commentary to=functions."
 """How the call of a function begins, up to its name."""
-_BEGINNINGS = (CHANNEL, " to=functions.")
+_BEGINNINGS = (CHANNEL, " to=")
 _MARKS = (START, END, CHANNEL, CALL, RETURN)
 _MARK = re.compile("|".join(map(re.escape, _MARKS)))
-_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
-_RECIPIENT = re.compile(r"\bto=(functions\.)?([\w.-]*)")
+_ENDED = rf"(?:{re.escape(END)}|{re.escape(CALL)}|{re.escape(RETURN)})?"
+_HEADER = re.compile(
+    rf"{_ENDED}\s{{0,9}}(?:{re.escape(START)}assistant)?(?:\s{{0,9}}to=(?P<to>[\w.-]{{1,80}}))?\s{{0,9}}"
+    rf"(?:{re.escape(CHANNEL)}(?P<channel>analysis|commentary|final))?(?:\s{{1,9}}to=(?P<then>[\w.-]{{1,80}}))?\s{{0,9}}"
+    rf"(?:{re.escape(CONSTRAIN)})?\s{{0,9}}\w{{0,20}}{re.escape(MESSAGE)}"
+)
+_HEADER_SO_FAR = re.compile(rf"(?:{re.escape(START)}|{re.escape(CHANNEL)})[\w|>=. <-]*")
+_LONGEST_HEADER = 300
 
 
 class HarmonyText:
     """The text of one answer in, its reasoning and its other text out. An answer in another form is all text.
 
-    Reasoning is what the model writes to the channel `analysis` or to a tool that is no function. Calls of functions
-    are part of the text: `CALL_HEAD`, the name, `<|message|>`, the arguments, and at their end `<|call|>`.
+    Reasoning is what the model writes to the channel `analysis`, and to tools other than `functions`. Calls of these
+    are part of the text: `CALL_HEAD`, the name, `<|message|>`, the arguments, and `<|call|>` unless the answer ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, functions: Collection[str] = ()) -> None:
+        self._functions = functions
         self._held = ""
-        self._reasoning = self._text = ""
+        self._told: list[tuple[str, str]] = []
         self._read: Callable[[bool], bool] = self._beginning
-        self._reasons = self._calls = False
-        self._begun: set[bool] = set()  # whether there was a message of reasoning, and another one
+        self._reasons = self._calls = False  # what the message that is read is
+        self._has_arguments = False
+        self._has_reasoned = self._has_said = False
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
         """New reasoning and new other text; nothing is held back after the `last`."""
+        told = self.parts(text, last=last)
+        return "".join(reasoning for reasoning, _ in told), "".join(said for _, said in told)
+
+    def parts(self, text: str, *, last: bool = False) -> list[tuple[str, str]]:
+        """As `push`, in the order in which the model wrote them: one of each pair is empty."""
         self._held += text
-        self._reasoning = self._text = ""
+        self._told = []
         while self._read(last):
             pass
-        return self._reasoning, self._text
+        return self._told
 
     def _beginning(self, last: bool) -> bool:
-        if not last and any(mark.startswith(self._held) for mark in _BEGINNINGS):
+        if header := self._held.startswith(_BEGINNINGS) and _HEADER.match(self._held):
+            self._begin(header)
+            return True
+        may_be = self._held.startswith(_BEGINNINGS) or any(mark.startswith(self._held) for mark in _BEGINNINGS)
+        if may_be and not last and len(self._held) <= _LONGEST_HEADER:
             return False
-        self._read = self._header if self._held.startswith(_BEGINNINGS) else self._other
+        self._read = self._other
         return True
 
     def _other(self, last: bool) -> bool:
         """An answer in another form."""
-        self._text, self._held = self._held, ""
+        self._say(self._held)
+        self._held = ""
         return False
 
     def _header(self, last: bool) -> bool:
-        """Up to a message: its channel, and to whom it is written."""
-        header, mark, rest = self._held.partition(MESSAGE)
-        if not mark:
+        """From the mark that ends a message up to the next message."""
+        if header := _HEADER.match(self._held):
+            self._begin(header)
+            return True
+        if not last and len(self._held) <= _LONGEST_HEADER:
             return False
-        self._held = rest
-        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
-        self._calls = recipient is not None and recipient[1] is not None
-        thinks = channel is not None and channel[1] == "analysis"
-        self._reasons = not self._calls and (thinks or recipient is not None)
-        if recipient is not None and self._calls:
-            self._text += f"{CALL_HEAD}{recipient[2]}{MESSAGE}"
-        else:
-            self._say("\n" if self._reasons in self._begun else "")
-            self._begun.add(self._reasons)
+        if last and len(self._held) <= _LONGEST_HEADER and _is_cut_header(self._held):
+            self._held = ""
+            return False
+        self._reasons = self._calls = False
+        mark = _MARK.match(self._held)
+        if mark and mark[0] in (START, CHANNEL):
+            self._say(mark[0])
+        self._held = self._held[mark.end() if mark else 0 :]
         self._read = self._body
         return True
+
+    def _begin(self, header: re.Match[str]) -> None:
+        """A message: whether it is reasoning, text or a call, by its channel and by whom it is written to."""
+        self._held = self._held[header.end() :]
+        to = header["to"] or header["then"]
+        function = to.removeprefix("functions.") if to and to.startswith("functions.") else None
+        self._calls = function in self._functions
+        self._reasons = not self._calls and (to is not None or header["channel"] == "analysis")
+        self._has_arguments = False
+        if self._calls:
+            self._say(f"{CALL_HEAD}{function}{MESSAGE}")
+        elif self._reasons:
+            self._say("\n" if self._has_reasoned else "")
+            self._has_reasoned = True
+        else:
+            self._say("\n" if self._has_said else "")
+            self._has_said = True
+        self._read = self._body
 
     def _body(self, last: bool) -> bool:
         """A message, up to the mark that ends it."""
         mark = _MARK.search(self._held)
         held = 0 if last or mark else max(overlap(self._held, each) for each in _MARKS)
-        size = mark.start() if mark else len(self._held) - held
-        self._say(self._held[:size])
-        self._held = self._held[size:]
+        text = self._held[: mark.start() if mark else len(self._held) - held]
+        if self._calls and not self._has_arguments and not text.strip():
+            if not mark and not last:
+                return False
+            self._say("{}")
+        else:
+            self._has_arguments = True
+            self._say(text)
+        self._held = self._held[len(text) :]
         if mark and self._calls:
-            self._text += CALL
+            self._say(CALL)
         self._read = self._header if mark else self._body
         return mark is not None
 
     def _say(self, text: str) -> None:
-        if self._reasons:
-            self._reasoning += text
-        else:
-            self._text += text
+        if text:
+            self._told.append((text, "") if self._reasons else ("", text))
+
+
+def _is_cut_header(text: str) -> bool:
+    """Whether an answer that ends with this text ends within the header of a message, or after one message."""
+    mark = _MARK.match(text)
+    rest = text[mark.end() :].lstrip() if mark and mark[0] not in (START, CHANNEL) else text
+    return any(each.startswith(rest) for each in (START, CHANNEL)) or _HEADER_SO_FAR.fullmatch(rest) is not None

@@ -3,6 +3,7 @@
 The names are those of `trtllm-serve --reasoning_parser` (tensorrt_llm/llmapi/reasoning_parser.py).
 """
 
+from collections.abc import Callable, Collection
 from typing import Literal, get_args
 
 from trtforge.core.harmony import HarmonyText
@@ -13,9 +14,12 @@ REASONING_PARSERS: tuple[ReasoningParser, ...] = get_args(ReasoningParser)
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
-def reader_of(parser: ReasoningParser | None) -> "ReasoningText | HarmonyText":
-    """What tells the reasoning in the answer to a chat from its text. None: by the form of the answer itself."""
-    return HarmonyText() if parser is None else ReasoningText(parser)
+def reader_of(parser: ReasoningParser | None, functions: Collection[str] = ()) -> "ReasoningText | HarmonyText":
+    """What tells the reasoning in the answer to a chat from its text.
+
+    Without a parser an answer in Harmony is recognised by its form; `functions`: whose calls are part of the text.
+    """
+    return HarmonyText(functions) if parser is None else ReasoningText(parser)
 
 
 class ReasoningText:
@@ -48,6 +52,10 @@ class ReasoningText:
             self._is_first = not content
         return reasoning, content
 
+    def parts(self, text: str, *, last: bool = False) -> list[tuple[str, str]]:
+        """As `push`, for those who take reasoning and text in their order."""
+        return [self.push(text, last=last)]
+
     def _begins(self, *, last: bool) -> bool:
         """Whether it is known if the answer begins with `<think>`, which is taken away."""
         beginning = self._held.lstrip()
@@ -75,3 +83,7 @@ class ReasoningText:
             self._is_first = not found
         self._is_first = self._is_first or not self._reasons
         return found
+
+
+Reader = Callable[[], ReasoningText | HarmonyText]
+"""Makes what reads one answer."""

@@ -21,8 +21,10 @@ _HEAD = (
 """A call up to its arguments. Its length is bounded, so that a long text is not searched again for each token."""
 FIRST = re.compile(rf"{_BLANK}(?P<mark>\[?){_BLANK}{_HEAD}")
 NEXT = re.compile(rf"{_BLANK}(?P<mark>[,;]?){_BLANK}{_HEAD}")
-BARE = re.compile(rf"{_BLANK}{_NAME}(?=\{{)")
+_OBJECT = r'(?=\{\s{0,99}["}])'
+BARE = re.compile(rf"{_BLANK}{_NAME}{_OBJECT}")
 """A name with its arguments: what Mistral's models write between tokens that are no text."""
+MAY_BE_BARE = re.compile(rf"{_BLANK}(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<open>\{{{_BLANK})?")
 LONGEST_HEAD = 1000
 _CALLS, _CALL, _SEPARATOR = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
@@ -33,20 +35,28 @@ class CallForm:
     """A call between tags.
 
     `head`: all up to the arguments; `closing`: what may follow them, in this order; `tags`: of arguments that are not
-    JSON; `in_object`: the JSON of the arguments is the last value of an object.
+    JSON; `in_object`: the JSON of the arguments is the last value of an object; `end`: what ends them even within a
+    string.
     """
 
     head: re.Pattern[str]
     closing: Sequence[str]
     tags: ParameterTags | None = None
     in_object: bool = False
+    end: str = ""
 
 
 _QWEN3_CODER = ParameterTags(
-    re.compile(r"\s*<parameter=(?P<name>[^<>]{1,256})>(?:\n|(?=[^\n]))"), "<parameter=", "</parameter>", lines=True
+    re.compile(rf"{_BLANK}<parameter=(?P<name>[^<>]{{1,256}})>(?:\n|(?=[^\n]))"),
+    begins_with="<parameter=",
+    end=re.compile(r"\n?</parameter>|\n(?=<parameter=|</function>)"),
+    ends=("</parameter>", "\n</parameter>", "\n<parameter=", "\n</function>"),
 )
 _GLM = ParameterTags(
-    re.compile(r"\s*<arg_key>(?P<name>[^<>]{1,256})</arg_key>\s*<arg_value>"), "<arg_key>", "</arg_value>"
+    re.compile(rf"{_BLANK}<arg_key>(?P<name>[^<>]{{1,256}})</arg_key>{_BLANK}<arg_value>"),
+    begins_with="<arg_key>",
+    end=re.compile("</arg_value>"),
+    ends=("</arg_value>",),
 )
 
 TAGGED = (
@@ -54,20 +64,21 @@ TAGGED = (
     CallForm(  # Qwen3-Coder
         re.compile(rf"(?:{OPEN}{_BLANK})?<function={_NAME}>{_BLANK}(?=<)"), (_FUNCTION_END, CLOSE), _QWEN3_CODER
     ),
-    CallForm(re.compile(rf"<function={_NAME}>{_BLANK}(?=\{{)"), (_FUNCTION_END,)),  # Llama 3.1's own functions
+    CallForm(re.compile(rf"<function={_NAME}>{_BLANK}{_OBJECT}"), (_FUNCTION_END,)),  # Llama 3.1's own functions
     CallForm(re.compile(rf"{OPEN}{_BLANK}{_NAME}{_BLANK}(?=<)"), (CLOSE,), _GLM),  # GLM 4.5 to 4.7
     CallForm(  # DeepSeek V3, R1
-        re.compile(rf"(?:{_CALLS}{_BLANK})?{_CALL}function{_SEPARATOR}{_NAME}\n```json\n{_BLANK}(?=\{{)"),
+        re.compile(rf"(?:{_CALLS}{_BLANK})?{_CALL}function{_SEPARATOR}{_NAME}\n```json\n{_BLANK}{_OBJECT}"),
         ("```", _CALL_END, _CALLS_END),
     ),
     CallForm(  # DeepSeek V3.1
-        re.compile(rf"(?:{_CALLS}{_BLANK})?{_CALL}{_NAME}{_SEPARATOR}{_BLANK}(?=\{{)"), (_CALL_END, _CALLS_END)
+        re.compile(rf"(?:{_CALLS}{_BLANK})?{_CALL}{_NAME}{_SEPARATOR}{_BLANK}{_OBJECT}"), (_CALL_END, _CALLS_END)
     ),
     CallForm(  # gpt-oss, as `HarmonyText` leaves it
         re.compile(rf"{re.escape(harmony.CALL_HEAD)}{_NAME}{re.escape(harmony.MESSAGE)}{_BLANK}(?=\{{)"),
         (harmony.CALL,),
+        end=harmony.CALL,
     ),
 )
 MARKS = (OPEN, "<function=", _CALLS, _CALL, harmony.CALL_HEAD)
-"""How they begin."""
+"""How the forms begin."""
 MARK = re.compile("|".join(map(re.escape, MARKS)))

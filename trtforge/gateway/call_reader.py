@@ -20,6 +20,7 @@ from trtforge.gateway.call_forms import (
     LONGEST_HEAD,
     MARK,
     MARKS,
+    MAY_BE_BARE,
     NEXT,
     OPEN,
     TAGGED,
@@ -50,6 +51,8 @@ class CallReader:
     def __init__(self, use: ToolUse) -> None:
         self._use = use
         self._unread = ""
+        self._pieces: list[str] = []  # that came after it
+        self._awaited = ""  # a character without which they tell nothing new
         self._reason: str | None = None
         self._read: Callable[[], bool] = self._named if use.mode == "named" else self._beginning
         self._end = JsonEnd()
@@ -57,6 +60,7 @@ class CallReader:
         self._after: Callable[[], bool] = self._text  # the arguments, and what follows them in the object of a call
         self._in_object = True
         self._closing_tags: Sequence[str] = ()
+        self._certain_end = ""
         self._said = _Said()
         self._told: list[str | CallDelta] = []
         self._count = 0
@@ -67,8 +71,12 @@ class CallReader:
         Text that may be part of a call is held back until more of it, or the end, decides. `reason`: the finish reason
         with the last text, else None.
         """
-        self._unread += text
+        self._pieces.append(text)
         self._reason = reason
+        if reason is None and self._awaited and self._awaited not in text:
+            return ()
+        self._unread += "".join(self._pieces)
+        self._pieces, self._awaited = [], ""
         while self._read():
             pass
         self._say(last=self._last)
@@ -103,6 +111,7 @@ class CallReader:
             return True
         may_be = self._unread.lstrip()[:1] in ("", "{", "[") and not (self._use.mode == "auto" and OPEN in self._unread)
         if not self._last and (may_be or self._may_be_named()):
+            self._awaited = ">" if len(self._unread) > LONGEST_HEAD else ""  # as a tag has
             return False
         if may_be and self._parsed(self._unread):
             self._take(len(self._unread))
@@ -110,8 +119,11 @@ class CallReader:
         return True
 
     def _may_be_named(self) -> bool:
-        """Whether the answer so far is the beginning of a function's name."""
-        return self._use.mode == "auto" and any(name.startswith(self._unread.strip()) for name in self._use.names)
+        """Whether the answer so far is the beginning of a function's name and of its arguments."""
+        if self._use.mode != "auto" or not (found := MAY_BE_BARE.fullmatch(self._unread)):
+            return False
+        names = self._use.names
+        return found["name"] in names if found["open"] else any(name.startswith(found["name"]) for name in names)
 
     def _text(self) -> bool:
         """Text for the user, up to the next tag."""
@@ -139,7 +151,7 @@ class CallReader:
         return True
 
     def _read_form(self, form: CallForm, name: str) -> None:
-        self._closing_tags = form.closing
+        self._closing_tags, self._certain_end = form.closing, form.end
         if form.tags is None:
             self._read_json(self._closing, in_object=form.in_object)
         else:
@@ -150,6 +162,7 @@ class CallReader:
         """A tag with JSON that does not begin as a call does."""
         end = self._unread.find(CLOSE)
         if end < 0 and not self._last:
+            self._awaited = ">" if len(self._unread) > LONGEST_HEAD else ""
             return False
         end = len(self._unread) if end < 0 else end
         if self._parsed(self._unread[len(OPEN) : end]):
@@ -174,16 +187,19 @@ class CallReader:
         size, arguments = self._tagged.of(self._unread, self._reason)
         self._take(size)
         self._add(arguments, last=self._tagged.closed)
+        self._awaited = ">" if self._tagged.waits else ""
         if self._tagged.closed:
             self._read = self._closing
         return self._tagged.closed
 
     def _arguments(self) -> bool:
         """The arguments of the call that has begun."""
-        size, ended = self._end.of(self._unread)
+        end = self._unread.find(self._certain_end) if self._certain_end else -1
+        size, ended = self._end.of(self._unread if end < 0 else self._unread[:end])
+        ended = ended or end >= 0
         self._add(self._take(size), last=self._end.closed)
         if ended:
-            self._end = JsonEnd(depth=1)
+            self._end, self._certain_end = JsonEnd(depth=1), ""
             self._read = self._rest_of_call if self._in_object else self._after
         return ended
 

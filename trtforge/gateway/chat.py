@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from trtforge.core.reasoning import ReasoningParser
+from trtforge.core.reasoning import Reader, ReasoningParser, reader_of
 from trtforge.gateway.errors import bad_request
 from trtforge.gateway.fields import Fields, wrong
 from trtforge.gateway.limits import GatewayLimits
@@ -53,14 +54,15 @@ class ChatCall:
     structure: Structure
     thinks: bool = True
 
-    def parser_of(self, model: ReasoningParser | None) -> ReasoningParser | None:
-        """How the reasoning in its answer is found, given the parser that fits the model.
+    def reader_of(self, model: ReasoningParser | None) -> Reader | None:
+        """Makes what finds the reasoning in an answer, given the parser that fits the model.
 
         A guided answer has none. Where the model shall not think, only an answer that begins with `<think>` has.
         """
         if self.request.guide is not None:
             return None
-        return model if self.thinks or model is None else "qwen3"
+        functions = () if self.structure.use is None else self.structure.use.names
+        return partial(reader_of, model if self.thinks or model is None else "qwen3", functions)
 
 
 def read_chat(values: Mapping[str, Any], limits: GatewayLimits) -> ChatCall:

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from trtforge.core.reasoning import ReasoningParser
+from trtforge.core.reasoning import Reader
 from trtforge.gateway.backend import Backend, BackendError
 from trtforge.gateway.request import Piece, TextRequest, TokenScore
 from trtforge.gateway.sequence import CANCELLED, AnswerSequence, Delta
@@ -22,23 +22,32 @@ class Usage:
 
 @dataclass(slots=True)
 class Choice:
-    """One whole answer."""
+    """One whole answer. `parts`: pairs of reasoning and the text after it."""
 
-    text: str
+    parts: list[tuple[str, str]]
     finish_reason: str
     logprobs: list[TokenScore] = field(default_factory=list)
-    reasoning: str = ""
+
+    @property
+    def reasoning(self) -> str:
+        """All of its reasoning."""
+        return "".join(reasoning for reasoning, _ in self.parts)
+
+    @property
+    def text(self) -> str:
+        """All of its text without the reasoning."""
+        return "".join(text for _, text in self.parts)
 
 
 class Generation:
-    """One prompt and its sequences. `first`: index of its first choice; `parser`: of the reasoning of its answers."""
+    """One prompt and its sequences. `first`: index of its first choice; `reader`: makes what reads one answer."""
 
-    def __init__(
-        self, backend: Backend, request: TextRequest, first: int = 0, parser: ReasoningParser | None = None
-    ) -> None:
+    def __init__(self, backend: Backend, request: TextRequest, first: int = 0, reader: Reader | None = None) -> None:
         self._backend = backend
         self._request = request
-        self._sequences = [AnswerSequence(request, first + number, parser) for number in range(request.sequences)]
+        self._sequences = [
+            AnswerSequence(request, first + number, reader and reader()) for number in range(request.sequences)
+        ]
         self._input_tokens: int | None = None
         self._cached_tokens: int | None = None
         self._overrun = False
@@ -56,16 +65,15 @@ class Generation:
         """The deltas of all sequences. Closing it cancels the request. Raises BackendError."""
         async with aclosing(self._backend.generate(self._request)) as pieces:
             async for piece in pieces:
-                delta = self._take(piece)
-                if delta is not None:
+                for delta in self._take(piece):
                     yield delta
                 if self._overrun and all(sequence.finished for sequence in self._sequences):
                     break  # the server did not notice a stop word
         for sequence in self._sequences:
-            if (delta := sequence.end()) is not None:
+            for delta in sequence.end():
                 yield delta
 
-    def _take(self, piece: Piece) -> Delta | None:
+    def _take(self, piece: Piece) -> list[Delta]:
         require_not_cancelled(piece)
         if piece.input_tokens is not None:
             self._input_tokens = piece.input_tokens
@@ -83,15 +91,13 @@ class Generation:
 
 
 class Generations:
-    """All prompts of one API request. `parser`: of the reasoning of all answers."""
+    """All prompts of one API request. `reader`: makes what tells the reasoning of one answer from its text."""
 
-    def __init__(
-        self, backend: Backend, requests: Sequence[TextRequest], parser: ReasoningParser | None = None
-    ) -> None:
+    def __init__(self, backend: Backend, requests: Sequence[TextRequest], reader: Reader | None = None) -> None:
         self.parts: list[Generation] = []
         first = 0
         for request in requests:
-            self.parts.append(Generation(backend, request, first, parser))
+            self.parts.append(Generation(backend, request, first, reader))
             first += request.sequences
         self.choices = first
 
@@ -135,17 +141,12 @@ class Generations:
 
     async def whole(self) -> list[Choice]:
         """All choices, complete. Raises BackendError."""
-        texts: list[list[str]] = [[] for _ in range(self.choices)]
-        reasonings: list[list[str]] = [[] for _ in range(self.choices)]
-        choices = [Choice("", "stop") for _ in range(self.choices)]
+        choices = [Choice([], "stop") for _ in range(self.choices)]
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
-                texts[delta.index].append(delta.text)
-                reasonings[delta.index].append(delta.reasoning)
+                choices[delta.index].parts.append((delta.reasoning, delta.text))
                 choices[delta.index].logprobs.extend(delta.logprobs)
                 choices[delta.index].finish_reason = delta.finish_reason or "stop"
-        for choice, text, reasoning in zip(choices, texts, reasonings, strict=True):
-            choice.text, choice.reasoning = "".join(text), "".join(reasoning)
         return choices
 
 

@@ -42,7 +42,10 @@ class ResponseAnswer:
     def whole(self, choices: Sequence[Choice], usage: Usage | None) -> bytes:
         """See Answer."""
         (choice,) = choices
-        self.events(Delta(0, choice.text, choice.finish_reason, choice.logprobs, choice.reasoning))
+        *before, (reasoning, text) = choice.parts or [("", "")]
+        for earlier in before:
+            self.events(Delta(0, earlier[1], reasoning=earlier[0]))
+        self.events(Delta(0, text, choice.finish_reason, choice.logprobs, reasoning))
         return _encode(self._response.ended(self._status, self._output, usage)).encode()
 
     def events(self, delta: Delta) -> bytes:
@@ -79,16 +82,18 @@ class ResponseAnswer:
         return self._event("response.failed", response=self._response.failed(error, output)).encode()
 
     def _thinks(self, text: str) -> list[str]:
-        """The events of new reasoning, which comes before everything else."""
+        """The events of new reasoning, which comes before other text; after other items it is an item of its own."""
         if not text:
             return []
         events = []
         if self._reasoning is None:
-            self._reasoning = _Reasoning([])
+            events += self._item_ends("completed")
+            text = text.lstrip() if self._output else text
+            self._reasoning = _Reasoning(len(self._output), [])
             item = reasoning_item(self._reasoning.identity, (), "in_progress")
             part = {**self._reasoning.place, "part": reasoning_part("")}
             events += [
-                self._event("response.output_item.added", output_index=0, item=item),
+                self._event("response.output_item.added", output_index=self._reasoning.index, item=item),
                 self._event("response.content_part.added", **part),
             ]
         self._reasoning.texts.append(text)
@@ -100,7 +105,7 @@ class ResponseAnswer:
         return [
             self._event("response.reasoning_text.done", **reasoning.place, text=reasoning.text),
             self._event("response.content_part.done", **reasoning.place, part=reasoning_part(reasoning.text)),
-            self._event("response.output_item.done", output_index=0, item=item),
+            self._event("response.output_item.done", output_index=reasoning.index, item=item),
         ]
 
     def _says(self, text: str) -> list[str]:
@@ -184,12 +189,13 @@ class ResponseAnswer:
 
 
 class _Reasoning:
-    """The reasoning of an answer, as far as it came: the first item of the output. `place`: of its text."""
+    """Reasoning in an answer, as far as it came, and the `index` of its item. `place`: of its text."""
 
-    def __init__(self, texts: list[str]) -> None:
+    def __init__(self, index: int, texts: list[str]) -> None:
         self.identity = new_id("rs")
+        self.index = index
         self.texts = texts
-        self.place = {"item_id": self.identity, "output_index": 0, "content_index": 0}
+        self.place = {"item_id": self.identity, "output_index": index, "content_index": 0}
 
     @property
     def text(self) -> str:

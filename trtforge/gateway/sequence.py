@@ -4,7 +4,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trtforge.core.reasoning import ReasoningParser, reader_of
+from trtforge.core.harmony import HarmonyText
+from trtforge.core.reasoning import ReasoningText
 from trtforge.core.stop_text import StopText
 from trtforge.gateway.request import Piece, TextRequest, TokenScore
 
@@ -13,8 +14,8 @@ CANCELLED = "cancelled"
 
 @dataclass(slots=True)
 class Delta:
-    """What is new in one choice. `reasoning`: what comes before its text. `finish_reason`: "stop" or "length" in its
-    last delta, else None."""
+    """What is new in one choice: `reasoning`, then `text`. `finish_reason`: "stop" or "length" in its last delta, else
+    None."""
 
     index: int
     text: str = ""
@@ -24,25 +25,25 @@ class Delta:
 
 
 class AnswerSequence:
-    """The state of one sequence of a request. `index`: of its choice; `parser`: of the reasoning in a chat."""
+    """The state of one sequence of a request. `index`: of its choice; `reader`: of the reasoning in its text."""
 
-    def __init__(self, request: TextRequest, index: int, parser: ReasoningParser | None = None) -> None:
+    def __init__(self, request: TextRequest, index: int, reader: ReasoningText | HarmonyText | None = None) -> None:
         self._request = request
         self._index = index
         self._stop = StopText(request.stop) if request.stop else None
-        self._reasoning = reader_of(parser) if request.messages is not None and request.guide is None else None
+        self._reader = reader
         self._scores: deque[tuple[int, TokenScore]] = deque()
         self._received = 0
         self._released = 0
         self.output_tokens: int | None = None
         self.finished = False
 
-    def take(self, piece: Piece) -> Delta | None:
-        """The delta of a piece; None if it adds nothing. `finished` may be set before the server's last piece."""
+    def take(self, piece: Piece) -> list[Delta]:
+        """The deltas of a piece; none if it adds nothing. `finished` may be set before the server's last piece."""
         if piece.output_tokens is not None:
             self.output_tokens = piece.output_tokens
         if self.finished:
-            return None
+            return []
         text, scores = piece.text, piece.logprobs
         reason: str | None = piece.finish_reason or None
         if self._stop is not None:
@@ -54,17 +55,18 @@ class AnswerSequence:
                 scores = self._released_scores(scores, text, last=reason is not None)
             self._released += len(text.encode())
         self.finished = reason is not None
-        reasoning = ""
-        if self._reasoning is not None:
-            reasoning, text = self._reasoning.push(text, last=self.finished)
-        if not text and not reasoning and not scores and reason is None:
-            return None
-        return Delta(self._index, text, reason, scores, reasoning)
+        told = [("", text)] if self._reader is None else self._reader.parts(text, last=self.finished)
+        deltas = [Delta(self._index, text, reasoning=reasoning) for reasoning, text in told if reasoning or text]
+        if not deltas and (scores or reason is not None):
+            deltas = [Delta(self._index)]
+        if deltas:
+            deltas[-1].finish_reason, deltas[-1].logprobs = reason, scores
+        return deltas
 
-    def end(self) -> Delta | None:
-        """The last delta of a server that does not say why a sequence ended; None if the last one was sent."""
+    def end(self) -> list[Delta]:
+        """The last deltas of a server that does not say why a sequence ended; none if the last one was sent."""
         if self.finished:
-            return None
+            return []
         tokens = self.output_tokens
         length = tokens is not None and tokens >= self._request.max_tokens
         return self.take(Piece(finish_reason="length" if length else "stop"))

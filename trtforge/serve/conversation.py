@@ -82,13 +82,13 @@ class _Apart:
         on_text: Callable[[str], None],
         on_reasoning: Callable[[str], None] | None,
     ) -> None:
-        self._parsed = reader
+        self._reader = reader
         self._on_text, self._on_reasoning = on_text, on_reasoning
         self.text, self._reasoning = "", ""
 
     def push(self, text: str, *, last: bool = False) -> None:
         """Take the next piece of the answer."""
-        reasoning, text = ("", text) if self._parsed is None else self._parsed.push(text, last=last)
+        reasoning, text = ("", text) if self._reader is None else self._reader.push(text, last=last)
         self.text += text
         self._reasoning += reasoning
         if reasoning and self._on_reasoning is not None:
