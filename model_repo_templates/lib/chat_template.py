@@ -26,6 +26,7 @@ _FIELDS = frozenset(
 _SHOWN = 200
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+_CHANNEL = "<|channel|>"
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 _CONTENT_IS_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+none")
 
@@ -81,17 +82,21 @@ class _Template:
     """One template. Calls in earlier messages are shown to it as it expects them.
 
     Most templates take the arguments of a call as an object; those of DeepSeek V3 and R1 append them to a text, and
-    show calls only in messages without content, which they test by `is none`.
+    show calls only in messages without content, which they test by `is none`. gpt-oss's refuses a message that has
+    reasoning, content and a call, which it shows as reasoning if there is only one of them.
     """
 
     def __init__(self, environment: ImmutableSandboxedEnvironment, source: str) -> None:
         self._template = environment.from_string(source)
+        self._is_harmony = _CHANNEL in source
         self._tests_content = _DEEPSEEK_CALL in source and _CONTENT_IS_NONE.search(source) is not None
 
     def render(self, messages: list[dict[str, Any]], values: Mapping[str, Any]) -> str:
         """The prompt. Raises what Jinja and the template's expressions raise."""
         if self._tests_content:
             messages = [_without_empty_content(message) for message in messages]
+        if self._is_harmony:
+            messages = [_with_content_as_reasoning(message) for message in messages]
         try:
             return self._template.render(**{**values, "messages": messages})
         except TypeError:
@@ -172,6 +177,13 @@ def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
 
 def _without_empty_content(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": None} if message.get("tool_calls") and message.get("content") == "" else message
+
+
+def _with_content_as_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    content, reasoning = message.get("content"), message.get("thinking")
+    if not message.get("tool_calls") or not isinstance(content, str) or not content or not isinstance(reasoning, str):
+        return message
+    return {**message, "thinking": f"{reasoning}\n\n{content}".lstrip(), "content": ""}
 
 
 def _with_written_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -55,16 +55,21 @@ def test_channels_are_told_apart(text: str, reasoning: str, content: str) -> Non
 
 
 def test_parts_have_the_order_in_which_they_were_written() -> None:
-    parts = HarmonyText(["weather"]).parts(f"{THINKS}{CALLS}<|start|>assistant{THINKS}{ANSWERS}", last=True)
+    parts = HarmonyText(["weather"]).parts(f"{THINKS}{CALLS}<|start|>assistant{THINKS}{ANSWERS}", "stop")
     assert parts == [
         ("2 and 2.", ""),
-        ("", HEAD),
-        ("", '{"city": "Rome"}'),
+        ("", CALL),
         ("", "<|call|>"),
         ("\n", ""),
         ("2 and 2.", ""),
         ("", "Four."),
     ]
+
+
+def test_a_call_that_is_cut_before_its_arguments_is_none() -> None:
+    cut = CALLS[: CALLS.index("{")].removeprefix("<|start|>assistant")
+    assert HarmonyText(["weather"]).parts(cut, "length") == []
+    assert HarmonyText(["weather"]).parts(cut, "stop") == [("", f"{HEAD}{{}}")]
 
 
 PARTS = [THINKS, ANSWERS, CALLS, *sorted(TOKENS), "assistant", " to=functions.weather", "<", "|>", "final", "a", "\n"]

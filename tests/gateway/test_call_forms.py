@@ -38,8 +38,16 @@ WEATHER = {
         "lost": {"$ref": "#/$defs/Nowhere"},
         "none": {"enum": []},
         "loop": {"$ref": "#/properties/loop"},
+        "many": {"$ref": "#/$defs/Many"},
+        "listed": {"$ref": "#/$defs/a~1b%20c/oneOf/0"},
     },
-    "$defs": {"Place": {"type": "string"}},
+    "allOf": [{"$ref": "#/$defs/More"}, {"$ref": "#/$defs/More"}],
+    "$defs": {
+        "Place": {"type": "string"},
+        "Many": {"anyOf": [{"$ref": "#/$defs/Many"}] * 30},
+        "More": {"properties": {"more": {"type": "string"}}, "allOf": [{"$ref": "#/$defs/More"}] * 30},
+        "a/b c": {"oneOf": [{"type": "string"}]},
+    },
 }
 USE = ToolUse("auto", AUTO.names, True, {"weather": WEATHER, "time": {}})
 CODER = """<tool_call>
@@ -151,6 +159,9 @@ def test_calls_in_the_forms_of_other_models(text: str, rest: str, calls: Sequenc
         ("lost", "7", 7),
         ("none", "7", 7),
         ("loop", "7", 7),
+        ("many", "7", 7),
+        ("listed", "7", "7"),
+        ("more", "7", "7"),
         ("other", "7", 7),
         ("other", '"7"', "7"),
         ("other", "seven", "seven"),
@@ -165,6 +176,31 @@ def test_arguments_have_the_types_of_their_schema(name: str, text: str, value: o
         (call,) = split(USE, written, "stop")[1]
         assert call.complete
         assert json.loads(call.arguments) == {name: value}
+
+
+def test_other_arguments_have_the_type_that_the_schema_says_of_them() -> None:
+    written = "<function=weather><parameter=a>7</parameter></function>"
+    for schema in ({"additionalProperties": {"type": "string"}}, {"$ref": "#/$defs/All", "$defs": {"All": WEATHER}}):
+        (call,) = split(
+            ToolUse("auto", ("weather",), True, {"weather": schema}), written.replace("=a", "=city"), "stop"
+        )[1]
+        assert call.arguments == '{"city": "7"}'
+    for odd in ({"properties": None}, {"properties": {"a": True}}, {"additionalProperties": False}, {"$ref": "#Foo"}):
+        (call,) = split(ToolUse("auto", ("weather",), True, {"weather": odd}), written, "stop")[1]
+        assert call.arguments == '{"a": 7}'
+
+
+def test_a_mention_of_a_tag_is_held_back_no_longer_than_it_may_be_a_call() -> None:
+    streamed = StreamedCalls(USE)
+    pieces = ["Write <function=wea", "ther>", " in", " it", " <function=rain", "> then"]
+    assert ["".join(str(each) for each in streamed.take(Delta(0, piece))[1]) for piece in pieces] == [
+        "Write",
+        "",
+        " <function=weather> in",
+        " it",
+        " <function=rain",
+        "> then",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,15 @@ def test_scores_of_what_is_held_back_come_with_the_text() -> None:
     ]
 
 
+def test_the_scores_of_a_whole_answer_are_those_of_its_first_text() -> None:
+    scores = [score("a", 1), score("b", 1)]
+    parts = [("I think.", ""), ("", "One."), ("\nAgain.", ""), ("", "Two.")]
+    output = json.loads(answer(None).whole([Choice(parts, "stop", scores)], None))["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message", "reasoning", "message"]
+    assert [item["content"][0]["text"] for item in output] == ["I think.", "One.", "Again.", "Two."]
+    assert [len(item["content"][0].get("logprobs", [])) for item in output] == [0, 2, 0, 0]
+
+
 @pytest.mark.parametrize("use", USES)
 def test_an_empty_answer_is_a_message_without_text_unless_a_function_is_named(use: ToolUse | None) -> None:
     whole = json.loads(answer(use).whole([Choice([], "stop", [])], None))

@@ -89,6 +89,16 @@ def test_a_response_asks_the_model_for_what_a_chat_asks(asked: Mapping[str, Any]
     assert call.delivery == expected.delivery
 
 
+def test_reasoning_between_a_message_and_a_call_belongs_to_the_call() -> None:
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "I ask."}]}
+    call = {"type": "function_call", "call_id": "c1", "name": "time", "arguments": "{}"}
+    said = {"role": "assistant", "content": "So."}
+    made = messages(input=[{"role": "user", "content": "Hello"}, said, thought, call, call | {"call_id": "c2"}])
+    assert made[:2] == [USER, said]
+    assert [made[2]["content"], made[2]["reasoning_content"]] == ["", "I ask."]
+    assert [each["id"] for each in made[2]["tool_calls"]] == ["c1", "c2"]
+
+
 def test_the_form_of_a_text_is_its_default() -> None:
     assert response().max_tokens == MOST_TOKENS
     assert messages(instructions="Be brief.") == [{"role": "system", "content": "Be brief."}, USER]

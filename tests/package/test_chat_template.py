@@ -114,6 +114,24 @@ def test_earlier_calls_are_shown_to_templates_that_write_them_as_texts(content: 
     )
 
 
+def test_gpt_oss_is_shown_what_was_said_between_reasoning_and_a_call(tmp_path: Path) -> None:
+    source = (
+        "{%- for m in messages %}{%- if m.tool_calls %}{%- if m.content and m.thinking %}{{ raise_exception('both') }}"
+        "{%- elif m.content or m.thinking %}{{ '<|channel|>analysis<|message|>' + (m.content or m.thinking) }}"
+        "{%- endif %}"
+        "{{ '<|channel|>commentary to=functions.' + m.tool_calls[0].function.name }}"
+        "{%- else %}{{ m.content }}{%- endif %}{%- endfor %}"
+    )
+    turn = {"role": "assistant", "reasoning_content": "I ask.", "content": "Let me see.", "tool_calls": [CALL]}
+    template = served(ChatTemplate(source, None), tmp_path)
+    call = "<|channel|>commentary to=functions.look"
+    shown = [
+        template.render(json.dumps([{**turn, **more}])) for more in ({}, {"content": ""}, {"reasoning_content": None})
+    ]
+    head = "<|channel|>analysis<|message|>"
+    assert shown == [f"{head}I ask.\n\nLet me see.{call}", f"{head}I ask.{call}", f"{head}Let me see.{call}"]
+
+
 def test_earlier_calls_are_shown_to_other_templates_as_they_are(tmp_path: Path) -> None:
     source = "{{ messages[0].content }}{% for c in messages[0].tool_calls %}<{{ c.function.arguments.at }}>{% endfor %}"
     talk = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]

@@ -39,19 +39,23 @@ class HarmonyText:
         self._told: list[tuple[str, str]] = []
         self._read: Callable[[bool], bool] = self._beginning
         self._reasons = self._calls = False  # what the message that is read is
-        self._has_arguments = False
+        self._call_head = ""  # of a call whose arguments have not begun
+        self._cut = False
         self._has_reasoned = self._has_said = False
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
         """New reasoning and new other text; nothing is held back after the `last`."""
-        told = self.parts(text, last=last)
+        told = self.parts(text, "stop" if last else None)
         return "".join(reasoning for reasoning, _ in told), "".join(said for _, said in told)
 
-    def parts(self, text: str, *, last: bool = False) -> list[tuple[str, str]]:
-        """As `push`, in the order in which the model wrote them: one of each pair is empty."""
+    def parts(self, text: str, reason: str | None) -> list[tuple[str, str]]:
+        """As `push`, in the order in which the model wrote them: one of each pair is empty.
+
+        `reason`: the finish reason with the last text, else None. Of a call without arguments a limit leaves nothing.
+        """
         self._held += text
-        self._told = []
-        while self._read(last):
+        self._told, self._cut = [], reason == "length"
+        while self._read(reason is not None):
             pass
         return self._told
 
@@ -96,13 +100,11 @@ class HarmonyText:
         function = to.removeprefix("functions.") if to and to.startswith("functions.") else None
         self._calls = function in self._functions
         self._reasons = not self._calls and (to is not None or header["channel"] == "analysis")
-        self._has_arguments = False
-        if self._calls:
-            self._say(f"{CALL_HEAD}{function}{MESSAGE}")
-        elif self._reasons:
+        self._call_head = f"{CALL_HEAD}{function}{MESSAGE}" if self._calls else ""
+        if self._reasons:
             self._say("\n" if self._has_reasoned else "")
             self._has_reasoned = True
-        else:
+        elif not self._calls:
             self._say("\n" if self._has_said else "")
             self._has_said = True
         self._read = self._body
@@ -112,13 +114,13 @@ class HarmonyText:
         mark = _MARK.search(self._held)
         held = 0 if last or mark else max(overlap(self._held, each) for each in _MARKS)
         text = self._held[: mark.start() if mark else len(self._held) - held]
-        if self._calls and not self._has_arguments and not text.strip():
-            if not mark and not last:
+        if self._call_head and not text.strip():
+            if not mark and (self._cut or not last):
                 return False
-            self._say("{}")
+            self._say(f"{self._call_head}{{}}")
         else:
-            self._has_arguments = True
-            self._say(text)
+            self._say(self._call_head + text)
+        self._call_head = ""
         self._held = self._held[len(text) :]
         if mark and self._calls:
             self._say(CALL)

@@ -52,9 +52,9 @@ class ReasoningText:
             self._is_first = not content
         return reasoning, content
 
-    def parts(self, text: str, *, last: bool = False) -> list[tuple[str, str]]:
-        """As `push`, for those who take reasoning and text in their order."""
-        return [self.push(text, last=last)]
+    def parts(self, text: str, reason: str | None) -> list[tuple[str, str]]:
+        """As `HarmonyText.parts`."""
+        return [self.push(text, last=reason is not None)]
 
     def _begins(self, *, last: bool) -> bool:
         """Whether it is known if the answer begins with `<think>`, which is taken away."""

@@ -11,6 +11,7 @@ from trtforge.core import harmony
 from trtforge.gateway.tagged_arguments import ParameterTags
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FUNCTION = "<function="
 ARGUMENTS = ("arguments", "parameters")
 _FUNCTION_END = "</function>"
 _BLANK = r"\s{0,99}"
@@ -24,7 +25,7 @@ NEXT = re.compile(rf"{_BLANK}(?P<mark>[,;]?){_BLANK}{_HEAD}")
 _OBJECT = r'(?=\{\s{0,99}["}])'
 BARE = re.compile(rf"{_BLANK}{_NAME}{_OBJECT}")
 """A name with its arguments: what Mistral's models write between tokens that are no text."""
-MAY_BE_BARE = re.compile(rf"{_BLANK}(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<open>\{{{_BLANK})?")
+NAME_SO_FAR = re.compile(rf"{_BLANK}(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<whole>\{{{_BLANK})?")
 LONGEST_HEAD = 1000
 _CALLS, _CALL, _SEPARATOR = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
@@ -49,8 +50,9 @@ class CallForm:
 _QWEN3_CODER = ParameterTags(
     re.compile(rf"{_BLANK}<parameter=(?P<name>[^<>]{{1,256}})>(?:\n|(?=[^\n]))"),
     begins_with="<parameter=",
-    end=re.compile(r"\n?</parameter>|\n(?=<parameter=|</function>)"),
+    end=re.compile(r"</parameter>|(?=\n<parameter=|\n</function>)"),
     ends=("</parameter>", "\n</parameter>", "\n<parameter=", "\n</function>"),
+    lines=True,
 )
 _GLM = ParameterTags(
     re.compile(rf"{_BLANK}<arg_key>(?P<name>[^<>]{{1,256}})</arg_key>{_BLANK}<arg_value>"),
@@ -79,6 +81,7 @@ TAGGED = (
         end=harmony.CALL,
     ),
 )
-MARKS = (OPEN, "<function=", _CALLS, _CALL, harmony.CALL_HEAD)
+FUNCTION_SO_FAR = re.compile(rf"<function=(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<whole>>{_BLANK}(?:\{{{_BLANK})?)?")
+MARKS = (OPEN, FUNCTION, _CALLS, _CALL, harmony.CALL_HEAD)
 """How the forms begin."""
 MARK = re.compile("|".join(map(re.escape, MARKS)))

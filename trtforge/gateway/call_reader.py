@@ -17,10 +17,12 @@ from trtforge.gateway.call_forms import (
     BARE,
     CLOSE,
     FIRST,
+    FUNCTION,
+    FUNCTION_SO_FAR,
     LONGEST_HEAD,
     MARK,
     MARKS,
-    MAY_BE_BARE,
+    NAME_SO_FAR,
     NEXT,
     OPEN,
     TAGGED,
@@ -109,7 +111,9 @@ class CallReader:
             self._begin(head)
             self._read_json(self._beginning, in_object=False)
             return True
-        may_be = self._unread.lstrip()[:1] in ("", "{", "[") and not (self._use.mode == "auto" and OPEN in self._unread)
+        may_be = self._unread.lstrip()[:1] in ("", "{", "[") and not (
+            self._use.mode == "auto" and MARK.search(self._unread)
+        )
         if not self._last and (may_be or self._may_be_named()):
             self._awaited = ">" if len(self._unread) > LONGEST_HEAD else ""  # as a tag has
             return False
@@ -120,10 +124,14 @@ class CallReader:
 
     def _may_be_named(self) -> bool:
         """Whether the answer so far is the beginning of a function's name and of its arguments."""
-        if self._use.mode != "auto" or not (found := MAY_BE_BARE.fullmatch(self._unread)):
+        return self._use.mode == "auto" and self._may_be_of(NAME_SO_FAR)
+
+    def _may_be_of(self, head_so_far: "re.Pattern[str]") -> bool:
+        """Whether the text so far may become the head of a known function's call."""
+        found, names = head_so_far.fullmatch(self._unread), self._use.names
+        if found is None:
             return False
-        names = self._use.names
-        return found["name"] in names if found["open"] else any(name.startswith(found["name"]) for name in names)
+        return found["name"] in names if found["whole"] else any(name.startswith(found["name"]) for name in names)
 
     def _text(self) -> bool:
         """Text for the user, up to the next tag."""
@@ -145,7 +153,9 @@ class CallReader:
                 return True
         if self._unread.startswith(OPEN):
             return self._tagged_json()
-        if len(self._unread) <= LONGEST_HEAD and not self._last:
+        is_function = self._unread.startswith(FUNCTION)
+        may_be = self._may_be_of(FUNCTION_SO_FAR) if is_function else len(self._unread) <= LONGEST_HEAD
+        if may_be and not self._last:
             return False
         self._no_tag()
         return True

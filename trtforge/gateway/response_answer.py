@@ -42,10 +42,11 @@ class ResponseAnswer:
     def whole(self, choices: Sequence[Choice], usage: Usage | None) -> bytes:
         """See Answer."""
         (choice,) = choices
-        *before, (reasoning, text) = choice.parts or [("", "")]
-        for earlier in before:
-            self.events(Delta(0, earlier[1], reasoning=earlier[0]))
-        self.events(Delta(0, text, choice.finish_reason, choice.logprobs, reasoning))
+        deltas = [Delta(0, text, reasoning=reasoning) for reasoning, text in choice.parts or [("", "")]]
+        next((delta for delta in deltas if delta.text), deltas[-1]).logprobs = choice.logprobs
+        deltas[-1].finish_reason = choice.finish_reason
+        for delta in deltas:
+            self.events(delta)
         return _encode(self._response.ended(self._status, self._output, usage)).encode()
 
     def events(self, delta: Delta) -> bytes:

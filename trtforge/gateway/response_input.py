@@ -78,12 +78,12 @@ class _Messages:
         self.add(MESSAGE_ROLES[role], content)
 
     def _take_call(self, item: Mapping[str, Any], where: str) -> None:
-        """Add a call to the message of the assistant before it, as chats have calls."""
+        """Add a call to the message of the assistant before it, as chats have calls, unless there is new reasoning."""
         identity = _named(item, "call_id", where)
         arguments = _string(item.get("arguments"), f"{where}.arguments")
         call = earlier_call(identity, _named(item, "name", where), arguments, self.limits)
         self.calls.add(identity)
-        if not self.messages or self.messages[-1]["role"] != "assistant":
+        if self.reasoning or not self.messages or self.messages[-1]["role"] != "assistant":
             self.add("assistant", "")
         last = self.messages[-1]
         before = last.get("tool_calls")

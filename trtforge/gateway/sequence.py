@@ -55,7 +55,7 @@ class AnswerSequence:
                 scores = self._released_scores(scores, text, last=reason is not None)
             self._released += len(text.encode())
         self.finished = reason is not None
-        told = [("", text)] if self._reader is None else self._reader.parts(text, last=self.finished)
+        told = [("", text)] if self._reader is None else self._reader.parts(text, reason)
         deltas = [Delta(self._index, text, reasoning=reasoning) for reasoning, text in told if reasoning or text]
         if not deltas and (scores or reason is not None):
             deltas = [Delta(self._index)]
