@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := build/clients
 LEVELS = $(shell grep -lE 'kernel_levels|level: Native|EVERY' tests/runtime/test_*.py tests/runtime/cuda/test_*.py)
+MEMORY := tests/calibrate/test_memory.py tests/verify/test_memory.py
 # The CPU build where the package index offers one; a range would fetch gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
 # A file's tests stay together: many share what is made once. Files come in the order of tests/conftest.py.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-levels test-clients test-gpu check coverage bench bench-gpu bench-peers assault soak clean
+.PHONY: help install demo test test-memory test-levels test-clients test-gpu check coverage bench bench-gpu bench-peers assault soak clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,7 +31,10 @@ demo: install ## Build the demo model in INT4-AWQ, serve it with Triton, stream 
 	$(BIN)/python recipes/run_demo.py
 
 test: install ## All tests that need no GPU, in three processes, as those with servers mostly wait.
-	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu"
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu" $(addprefix --ignore=,$(MEMORY))
+
+test-memory: install ## That calibration and verification of larger models stay within their limits of memory.
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(MEMORY)
 
 test-levels: install ## The CPU kernels with every set of instructions that runs here, the GPU kernels for older GPUs too.
 	TRTFORGE_TEST_LEVELS=all $(BIN)/python -m pytest $(PARALLEL) $(LEVELS)

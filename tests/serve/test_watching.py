@@ -27,9 +27,11 @@ def model(name: str) -> Callable[[Running], int]:
     return lambda server: server.model_process(name)
 
 
-VICTIMS = [pytest.param(triton, "the Triton server", id="triton")] + [
-    pytest.param(model(name), f"the process of model {name}", id=name) for name in MODELS
+VICTIMS = [("triton", triton, "the Triton server")] + [
+    (name, model(name), f"the process of model {name}") for name in MODELS
 ]
+KILLED = [pytest.param(victim, said, signal.SIGKILL, id=f"{name}-killed") for name, victim, said in VICTIMS]
+STOPPED = [pytest.param(victim, said, signal.SIGSTOP, id=f"{name}-stopped") for name, victim, said in VICTIMS[:2]]
 
 
 def errors_of(server: Running, status: int) -> str:
@@ -37,8 +39,7 @@ def errors_of(server: Running, status: int) -> str:
     return str(server.process.communicate()[1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-@pytest.mark.parametrize(("victim", "name"), VICTIMS)
+@pytest.mark.parametrize(("victim", "name", "number"), KILLED + STOPPED)
 def test_every_process_is_missed(
     fake_repository: Path, start: Start, victim: Callable[[Running], int], name: str, number: signal.Signals
 ) -> None:
