@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from trtforge.api.hints import hinted
 from trtforge.core.detokenizer import Detokenizer
-from trtforge.core.harmony import HarmonyText
-from trtforge.core.reasoning import Reader, ReasoningText
+from trtforge.core.reasoning import NewReader, Reader
 from trtforge.core.stop_text import StopText
 from trtforge.core.token_texts import TokenTexts
 from trtforge.engine_process.context_phase import phase_after
@@ -165,13 +164,13 @@ class SequenceText:
         index: int,
         *,
         continues: bool,
-        reader: ReasoningText | HarmonyText | None = None,
+        reader: Reader | None = None,
     ) -> None:
         self._texts = texts
         self._text = Detokenizer(texts.tokenizer, prompt if continues else (), texts.special)
         self._begins = not continues
         self._stop = StopText(stop)
-        self._reasoning = reader
+        self._reader = reader
         self._prompt, self._index = prompt, index
         self.count, self.cumulative_log_prob = 0, 0.0
         self.finished = False
@@ -191,8 +190,8 @@ class SequenceText:
         reason = "stop" if self._stop.found else _REASONS.get(output.finish_reason) if output.finish_reason else None
         self.finished = reason is not None
         reasoning = ""
-        if self._reasoning is not None:
-            reasoning, text = self._reasoning.push(text, last=self.finished)
+        if self._reader is not None:
+            reasoning, text = self._reader.push(text, last=self.finished)
         return Piece(
             text,
             output.tokens,
@@ -228,7 +227,7 @@ class Assembly:
         texts: TokenTexts,
         *,
         continues: bool,
-        reader: Reader | None = None,
+        new_reader: NewReader | None = None,
         reasons: bool = False,
     ) -> None:
         self.requests = tuple(requests)
@@ -238,12 +237,7 @@ class Assembly:
         count = len(requests) if beams is None else beams.returned
         self._sequences = [
             SequenceText(
-                requests[0].prompt,
-                stop,
-                texts,
-                index,
-                continues=continues,
-                reader=None if reader is None else reader(),
+                requests[0].prompt, stop, texts, index, continues=continues, reader=new_reader and new_reader()
             )
             for index in range(count)
         ]

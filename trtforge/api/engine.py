@@ -232,9 +232,9 @@ class Engine:
         request = replace(self._prompts.request(prompt, params), streamed=streamed)
         asked = prompt.prompt if isinstance(prompt, Tuned) else prompt
         requests, continues = sequences(request, params.n, next(self._numbers)), not isinstance(asked, Chat)
-        reader = params.reader(asked.functions if isinstance(asked, Chat) else None)
-        reasons = reader is not None and params.reasoning_parser is not None
-        return Assembly(requests, params.stop, self._texts, continues=continues, reader=reader, reasons=reasons)
+        new_reader = params.new_reader(asked.functions if isinstance(asked, Chat) else None)
+        reasons = new_reader is not None and params.reasoning_parser is not None
+        return Assembly(requests, params.stop, self._texts, continues=continues, new_reader=new_reader, reasons=reasons)
 
     def _pieces(self, assemblies: Sequence[Assembly]) -> Iterator[tuple[Assembly, Piece]]:
         """Each piece with its assembly, in the order of their arrival."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from trtforge.core.errors import RequestError, first_line
-from trtforge.core.reasoning import Reader, ReasoningParser, reader_of
+from trtforge.core.reasoning import NewReader, ReasoningParser, reader_of
 from trtforge.engine_process.context_phase import ContextPhase
 from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
@@ -146,7 +146,7 @@ class SamplingParams:
             )
         return given[0] if given else None
 
-    def reader(self, functions: Collection[str] | None) -> Reader | None:
+    def new_reader(self, functions: Collection[str] | None) -> NewReader | None:
         """Makes what finds the reasoning of an answer; a guided one is what was asked for from its first token on.
 
         `functions`: that a chat may call; None: the prompt is no chat.

@@ -80,10 +80,7 @@ class HarmonyText:
         if header := _HEADER.match(self._held):
             self._begin(header)
             return True
-        if not last and len(self._held) <= _LONGEST_HEADER:
-            return False
-        if last and len(self._held) <= _LONGEST_HEADER and _is_cut_header(self._held):
-            self._held = ""
+        if len(self._held) <= _LONGEST_HEADER and (not last or _is_cut_header(self._held)):
             return False
         self._reasons = self._calls = False
         mark = _MARK.match(self._held)

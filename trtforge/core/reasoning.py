@@ -14,14 +14,6 @@ REASONING_PARSERS: tuple[ReasoningParser, ...] = get_args(ReasoningParser)
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
-def reader_of(parser: ReasoningParser | None, functions: Collection[str] = ()) -> "ReasoningText | HarmonyText":
-    """What tells the reasoning in the answer to a chat from its text.
-
-    Without a parser an answer in Harmony is recognised by its form; `functions`: whose calls are part of the text.
-    """
-    return HarmonyText(functions) if parser is None else ReasoningText(parser)
-
-
 class ReasoningText:
     """The text of one answer in, its reasoning and its other text out.
 
@@ -85,5 +77,15 @@ class ReasoningText:
         return found
 
 
-Reader = Callable[[], ReasoningText | HarmonyText]
-"""Makes what reads one answer."""
+Reader = ReasoningText | HarmonyText
+"""What tells the reasoning in one answer from its text."""
+NewReader = Callable[[], Reader]
+"""Makes the reader of an answer."""
+
+
+def reader_of(parser: ReasoningParser | None, functions: Collection[str] = ()) -> Reader:
+    """The reader of the answer to a chat.
+
+    Without a parser an answer in Harmony is recognised by its form; `functions`: whose calls are part of the text.
+    """
+    return HarmonyText(functions) if parser is None else ReasoningText(parser)

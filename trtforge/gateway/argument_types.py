@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from urllib.parse import unquote
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.json_schema import referred, type_of
 from trtforge.core.json_text import parse_json
 
 Types = frozenset[str]
@@ -80,28 +80,13 @@ def _named(given: object) -> Types:
 
 
 def _referred(reference: str, root: object) -> object:
-    """What a reference within the schema, such as `#/$defs/Place`, names; None if there is no such place."""
-    if reference != "#" and not reference.startswith("#/"):
+    """What a reference within the schema names; None if there is no such place."""
+    try:
+        return referred(reference, root)
+    except (ValueError, KeyError):
         return None
-    for key in unquote(reference).split("/")[1:]:
-        key = key.replace("~1", "/").replace("~0", "~")
-        if isinstance(root, list):
-            root = root[int(key)] if key.isdecimal() and len(key) < 9 and int(key) < len(root) else None
-        else:
-            root = root.get(key) if isinstance(root, dict) else None
-    return root
 
 
 def _type(value: object) -> str:
-    match value:
-        case str():
-            return "string"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case None:
-            return "null"
-    return "array" if isinstance(value, list) else "object"
+    """The type of a value as it is written: 5.0 is no integer."""
+    return "number" if isinstance(value, float) else type_of(value)

@@ -115,12 +115,16 @@ class CallReader:
             self._use.mode == "auto" and MARK.search(self._unread)
         )
         if not self._last and (may_be or self._may_be_named()):
-            self._awaited = ">" if len(self._unread) > LONGEST_HEAD else ""  # as a tag has
-            return False
+            return self._await_tag()
         if may_be and self._parsed(self._unread):
             self._take(len(self._unread))
         self._read = self._text
         return True
+
+    def _await_tag(self) -> bool:
+        """Of a text that is too long for the head of a call nothing changes before the `>` of a tag."""
+        self._awaited = ">" if len(self._unread) > LONGEST_HEAD else ""
+        return False
 
     def _may_be_named(self) -> bool:
         """Whether the answer so far is the beginning of a function's name and of its arguments."""
@@ -172,8 +176,7 @@ class CallReader:
         """A tag with JSON that does not begin as a call does."""
         end = self._unread.find(CLOSE)
         if end < 0 and not self._last:
-            self._awaited = ">" if len(self._unread) > LONGEST_HEAD else ""
-            return False
+            return self._await_tag()
         end = len(self._unread) if end < 0 else end
         if self._parsed(self._unread[len(OPEN) : end]):
             self._take(end)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trtforge.core.reasoning import Reader, ReasoningParser, reader_of
+from trtforge.core.reasoning import NewReader, ReasoningParser, reader_of
 from trtforge.gateway.errors import bad_request
 from trtforge.gateway.fields import Fields, wrong
 from trtforge.gateway.limits import GatewayLimits
@@ -54,7 +54,7 @@ class ChatCall:
     structure: Structure
     thinks: bool = True
 
-    def reader_of(self, model: ReasoningParser | None) -> Reader | None:
+    def new_reader(self, model: ReasoningParser | None) -> NewReader | None:
         """Makes what finds the reasoning in an answer, given the parser that fits the model.
 
         A guided answer has none. Where the model shall not think, only an answer that begins with `<think>` has.

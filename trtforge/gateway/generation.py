@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from trtforge.core.reasoning import Reader
+from trtforge.core.reasoning import NewReader
 from trtforge.gateway.backend import Backend, BackendError
 from trtforge.gateway.request import Piece, TextRequest, TokenScore
 from trtforge.gateway.sequence import CANCELLED, AnswerSequence, Delta
@@ -40,13 +40,15 @@ class Choice:
 
 
 class Generation:
-    """One prompt and its sequences. `first`: index of its first choice; `reader`: makes what reads one answer."""
+    """One prompt and its sequences. `first`: index of its first choice; `new_reader`: of their answers."""
 
-    def __init__(self, backend: Backend, request: TextRequest, first: int = 0, reader: Reader | None = None) -> None:
+    def __init__(
+        self, backend: Backend, request: TextRequest, first: int = 0, new_reader: NewReader | None = None
+    ) -> None:
         self._backend = backend
         self._request = request
         self._sequences = [
-            AnswerSequence(request, first + number, reader and reader()) for number in range(request.sequences)
+            AnswerSequence(request, first + number, new_reader and new_reader()) for number in range(request.sequences)
         ]
         self._input_tokens: int | None = None
         self._cached_tokens: int | None = None
@@ -91,13 +93,13 @@ class Generation:
 
 
 class Generations:
-    """All prompts of one API request. `reader`: makes what tells the reasoning of one answer from its text."""
+    """All prompts of one API request. `new_reader`: of all answers."""
 
-    def __init__(self, backend: Backend, requests: Sequence[TextRequest], reader: Reader | None = None) -> None:
+    def __init__(self, backend: Backend, requests: Sequence[TextRequest], new_reader: NewReader | None = None) -> None:
         self.parts: list[Generation] = []
         first = 0
         for request in requests:
-            self.parts.append(Generation(backend, request, first, reader))
+            self.parts.append(Generation(backend, request, first, new_reader))
             first += request.sequences
         self.choices = first
 

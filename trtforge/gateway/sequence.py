@@ -4,8 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trtforge.core.harmony import HarmonyText
-from trtforge.core.reasoning import ReasoningText
+from trtforge.core.reasoning import Reader
 from trtforge.core.stop_text import StopText
 from trtforge.gateway.request import Piece, TextRequest, TokenScore
 
@@ -27,7 +26,7 @@ class Delta:
 class AnswerSequence:
     """The state of one sequence of a request. `index`: of its choice; `reader`: of the reasoning in its text."""
 
-    def __init__(self, request: TextRequest, index: int, reader: ReasoningText | HarmonyText | None = None) -> None:
+    def __init__(self, request: TextRequest, index: int, reader: Reader | None = None) -> None:
         self._request = request
         self._index = index
         self._stop = StopText(request.stop) if request.stop else None

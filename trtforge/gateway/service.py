@@ -152,7 +152,7 @@ class Service:
         if call.request.guide is not None and not chosen.model.takes_guides:
             raise call.structure.unguided()
         request = replace(call.request, model=chosen.model.name, adapter=chosen.adapter)
-        return chosen, Generations(self.router, (request,), call.reader_of(self._reasoning))
+        return chosen, Generations(self.router, (request,), call.new_reader(self._reasoning))
 
     async def _completion(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
         call = read_completion(values, self.limits)

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.harmony import HarmonyText
 from trtforge.core.json_text import read_json_object
 from trtforge.core.new_file import write_new
-from trtforge.core.reasoning import ReasoningParser, ReasoningText, reader_of
+from trtforge.core.reasoning import Reader, ReasoningParser, reader_of
 from trtforge.serve.client import Generated, Sampling, generate
 from trtforge.serve.request import Chat, Message
 
@@ -78,7 +77,7 @@ class _Apart:
 
     def __init__(
         self,
-        reader: ReasoningText | HarmonyText | None,
+        reader: Reader | None,
         on_text: Callable[[str], None],
         on_reasoning: Callable[[str], None] | None,
     ) -> None:

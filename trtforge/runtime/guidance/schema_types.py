@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from trtforge.core.json_schema import type_of
 from trtforge.runtime.guidance.patterns import json_expression
 from trtforge.runtime.guidance.unenforced import Unenforced, Unsatisfiable
 
@@ -110,7 +111,7 @@ def enumerated(asserted: Schema, where: Place) -> list[Any]:
     if "type" in asserted:
         types, _ = inferred_types(asserted, where)
         given = [
-            value for value in given if _type_of(value) in types or (_type_of(value) == "integer" and "number" in types)
+            value for value in given if type_of(value) in types or (type_of(value) == "integer" and "number" in types)
         ]
     if not given:
         raise Unsatisfiable(f"{where}: no value of enum and const is left")
@@ -128,16 +129,6 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     return bool(one == other)
-
-
-def _type_of(value: Any) -> str:
-    """The narrowest type of a value."""
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "boolean"
-    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
-        return "integer"
-    names = ((float, "number"), (str, "string"), (list, "array"))
-    return next((name for kind, name in names if isinstance(value, kind)), "object")
 
 
 def _require_exact(value: Any, where: Place) -> None:

@@ -9,8 +9,8 @@ schema: objects have the properties that it names, and others only where it says
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
-from urllib.parse import unquote
 
+from trtforge.core.json_schema import referred
 from trtforge.runtime.guidance.patterns import automaton_work, optional_parts
 from trtforge.runtime.guidance.schema_merging import both, disjoint
 from trtforge.runtime.guidance.schema_objects import object_schema
@@ -181,21 +181,15 @@ class _Translation:
         return {"$ref": f"#/$defs/{name}"}
 
     def _target(self, reference: object, where: Place) -> tuple[object, Place]:
-        """What a reference stands for, and its place (RFC 6901)."""
+        """What a reference stands for, and its place."""
         if not isinstance(reference, str):
             raise Unenforced(f"{where}: $ref must be a string")
-        if reference != "#" and not reference.startswith("#/"):
-            raise Unenforced(f"{where}: the reference {reference[:80]!r} does not begin with #/")
-        found = self._root
-        for step in unquote(reference[2:]).split("/") if reference != "#" else ():
-            key = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
-            elif isinstance(found, dict) and key in found:
-                found = found[key]
-            else:
-                raise Unenforced(f"{where}: Cannot find field {key[:80]} in {reference[:80]}")
-        return found, reference
+        try:
+            return referred(reference, self._root), reference
+        except ValueError:
+            raise Unenforced(f"{where}: the reference {reference[:80]!r} does not begin with #/") from None
+        except KeyError as missing:
+            raise Unenforced(f"{where}: Cannot find field {missing.args[0][:80]} in {reference[:80]}") from None
 
 
 def _parts(schema: object, where: Place) -> tuple[Schema, Schema]:
