@@ -6,7 +6,8 @@ the same; that package is not needed here.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -31,13 +32,25 @@ _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 _CONTENT_IS_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+none")
 
 
+@dataclass(frozen=True)
+class Chat:
+    """A prompt, and the tools that its template was given."""
+
+    prompt: str
+    tools: Sequence[Any]
+
+
 class ChatTemplate:
-    """The templates of one tokenizer. `values`: of the file `chat.json`, which packaging wrote."""
+    """The templates of one tokenizer. `values`: of the file `chat.json`, which packaging wrote.
+
+    `tool_template`: the Jinja text for requests with tools.
+    """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         environment = chat_environment()
         self._default = _Template(environment, values["template"])
-        self._with_tools = _Template(environment, values.get("tool_template") or values["template"])
+        self.tool_template: str = values.get("tool_template") or values["template"]
+        self._with_tools = _Template(environment, self.tool_template)
         self._special_tokens: Mapping[str, Any] = values["special_tokens"]
 
     @classmethod
@@ -45,8 +58,8 @@ class ChatTemplate:
         """The templates in a directory's `chat.json`."""
         return cls(json.loads((directory / "chat.json").read_text(encoding="utf-8")))
 
-    def render(self, text: str) -> str:
-        """The prompt of a `messages` input: JSON, an array of messages or an object with more fields.
+    def chat(self, text: str) -> Chat:
+        """What a `messages` input makes: JSON, an array of messages or an object with more fields.
 
         Raises RequestFailed for other JSON, for fields of wrong types, and for messages that the template refuses.
         """
@@ -75,7 +88,7 @@ class ChatTemplate:
             raise RequestFailed(
                 f"messages: the chat template cannot render them: {type(error).__name__}: {_shortened(error)}"
             ) from None
-        return _up_to_mark(prompt) if to_continue else prompt
+        return Chat(_up_to_mark(prompt) if to_continue else prompt, tools or ())
 
 
 class _Template:

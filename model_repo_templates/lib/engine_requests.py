@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from input_names import PHASE, SAMPLING
+from input_names import GUIDE, GUIDE_TYPE, PHASE, SAMPLING
 from input_values import INT32_MAX, InputValues
 from numpy.typing import NDArray
 from request_tensors import ADAPTER, DRAFTS, TABLE, draft_tokens, prompt_table, sent_adapter
@@ -71,7 +71,7 @@ _READ = frozenset(
         "stop",
     }
 )
-_GUIDE_TYPE, _GUIDE, _LORA = "guided_decoding_guide_type", "guided_decoding_guide", "lora_task_id"
+_LORA = "lora_task_id"
 _LOOKAHEAD = ("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size")
 _NEUTRAL: Mapping[str, float] = {"return_context_logits": 0, "return_generation_logits": 0, DRAFTS[2]: 0}
 """Inputs that are accepted with their neutral value only."""
@@ -106,7 +106,7 @@ class RequestLimits:
     @property
     def inputs(self) -> frozenset[str]:
         """The inputs that this engine reads."""
-        more = ({_GUIDE_TYPE, _GUIDE} if self.guided else set()) | ({_LORA} if self.lora_task_ids else set())
+        more = ({GUIDE_TYPE, GUIDE} if self.guided else set()) | ({_LORA} if self.lora_task_ids else set())
         more |= ({_LORA, *ADAPTER} if self.takes_adapters else set()) | (set(DRAFTS) if self.takes_drafts else set())
         more |= (set(TABLE) if self.takes_prompt_tables else set()) | ({PHASE} if self.takes_phases else set())
         return _READ | more | set(self.logits) | (set(_LOOKAHEAD) if self.lookahead else set())
@@ -310,19 +310,19 @@ def _bias(values: InputValues, item: int, vocab_size: int) -> tuple[float, ...]:
 
 def _guide(values: InputValues, item: int) -> Guide | None:
     """The guide of one prompt; an empty type is none."""
-    kind, text = values.text(_GUIDE_TYPE, item), values.text(_GUIDE, item)
+    kind, text = values.text(GUIDE_TYPE, item), values.text(GUIDE, item)
     if not kind:
         if text:
-            raise RequestFailed(f"{values.shown(_GUIDE_TYPE)} is missing: it says what {values.shown(_GUIDE)} is")
+            raise RequestFailed(f"{values.shown(GUIDE_TYPE)} is missing: it says what {values.shown(GUIDE)} is")
         return None
     for known in GUIDE_KINDS:
         if kind == known:
             if not text and known != "json":
-                raise RequestFailed(f"{values.shown(_GUIDE)} is missing: {known} needs it")
+                raise RequestFailed(f"{values.shown(GUIDE)} is missing: {known} needs it")
             if len(text) > LONGEST_GUIDE:
-                raise values.refused(_GUIDE, f"{len(text)} characters", f"at most {LONGEST_GUIDE}")
+                raise values.refused(GUIDE, f"{len(text)} characters", f"at most {LONGEST_GUIDE}")
             return Guide(known, text)
-    raise values.refused(_GUIDE_TYPE, kind, f"one of {', '.join(GUIDE_KINDS)}")
+    raise values.refused(GUIDE_TYPE, kind, f"one of {', '.join(GUIDE_KINDS)}")
 
 
 def _words(values: InputValues, name: str, item: int, vocab_size: int) -> tuple[tuple[int, ...], ...]:

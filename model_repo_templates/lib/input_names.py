@@ -12,6 +12,7 @@ from responder import RequestFailed
 REQUEST_TYPE, PHASE = "request_type", "context_phase_params"
 """Of disaggregated serving. The first is a parameter of engine models, as in TensorRT-LLM, an input of text models."""
 CONTEXT_ONLY = "context_only"
+GUIDE_TYPE, GUIDE = "guided_decoding_guide_type", "guided_decoding_guide"
 _TRITONS_OWN = frozenset(("sequence_id", "sequence_start", "sequence_end", "priority", "timeout"))
 """Parameters that Triton takes itself (server, docs/protocol/extension_parameters.md)."""
 SAMPLING = ("min_p", "no_repeat_ngram_size", "prompt_ignore_length")

@@ -5,14 +5,17 @@ Used by the preprocessing model and, within their own process, by the text model
 
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from chat_template import ChatTemplate
+from input_names import GUIDE, GUIDE_TYPE
 from input_values import INT32_MAX, InputValues
 from model_config import ModelConfig
 from numpy.typing import NDArray
 from responder import RequestFailed
+from strict_calls import StrictCalls
 from tokenizer_file import load_tokenizer
 from tokenizers import Tokenizer
 from word_lists import LONGEST_WORDS, MOST_WORDS, embedding_bias, encode_words, word_list
@@ -41,6 +44,9 @@ class Preprocessor:
         self._vocab_size = config.integer("vocab_size", self.tokenizer.get_vocab_size())
         tokenizer_directory = config.directory / config.text("tokenizer_dir")
         self._chat_template = ChatTemplate.load(tokenizer_directory) if config.flag("chat_template", False) else None
+        self._strict_calls: StrictCalls | None = None
+        if self._chat_template is not None and config.flag("strict_calls", False) and find_spec("xgrammar") is not None:
+            self._strict_calls = StrictCalls(self._chat_template.tool_template, self.tokenizer)
         # Longer text cannot fit, whatever its tokens are: refuse it before tokenizing, which would block others.
         longest_token = max(len(token) for token in self.tokenizer.get_vocab())
         self._longest_prompt = config.integer("max_input_len", _UNKNOWN_LENGTH)
@@ -101,8 +107,12 @@ class Preprocessor:
         # An escaped character of JSON takes at most six.
         if len(text) > 6 * self.longest_text + _MESSAGE_FIELDS:
             raise RequestFailed(f"messages has {len(text)} characters, which is too long for this engine")
-        prompt = self._chat_template.render(text)
-        return self._encode_text(values, "messages", prompt, "INPUT_ID", "REQUEST_INPUT_LEN", special_tokens=False)
+        chat = self._chat_template.chat(text)
+        prompt = self._encode_text(
+            values, "messages", chat.prompt, "INPUT_ID", "REQUEST_INPUT_LEN", special_tokens=False
+        )
+        guide = None if self._strict_calls is None else self._strict_calls.guide(chat.tools, chat.prompt)
+        return prompt if guide is None else prompt | {GUIDE_TYPE: _text("structural_tag"), GUIDE: _text(guide)}
 
     def _encode(self, values: InputValues, name: str, ids_name: str, length_name: str) -> dict[str, NDArray[Any]]:
         values.array(name)
@@ -171,6 +181,10 @@ class Preprocessor:
             if not abs(weight) <= _LARGEST_BIAS:
                 raise RequestFailed(f"logit_bias of token {token} is {weight}; it must be a finite float32")
         return bias
+
+
+def _text(value: str) -> NDArray[np.object_]:
+    return np.array([[value.encode()]], dtype=np.object_)
 
 
 def _number(value: int) -> NDArray[np.int32]:

@@ -14,7 +14,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 from answer_report import AnswerReport
 from background import Background
-from input_names import PHASE, InputNames
+from input_names import GUIDE, GUIDE_TYPE, PHASE, InputNames
 from input_values import InputValues
 from model_config import ModelConfig
 from numpy.typing import NDArray
@@ -143,7 +143,7 @@ class TextModel(ABC):
             prompt=self._prompt_text(inputs, prompt) if with_input else "",
             on_stopped=lambda: self._cancel(call),
         )
-        engine_inputs = self._engine_inputs(call.inputs, prepared) | options.engine_inputs()
+        engine_inputs = self._engine_inputs(call.inputs, prepared, searches_beams=beams > 1) | options.engine_inputs()
         engine_inputs["streaming"] = np.array([[streaming]])
         # A text stop word may end the answer early, but not a beam search.
         watched = bool(words) and self._streams and beams == 1
@@ -187,10 +187,13 @@ class TextModel(ABC):
                 raise RequestFailed(f"{name} holds {value.shape[0]} items; send a request for each")
 
     def _engine_inputs(
-        self, inputs: Mapping[str, NDArray[Any]], prepared: Mapping[str, NDArray[Any]]
+        self, inputs: Mapping[str, NDArray[Any]], prepared: Mapping[str, NDArray[Any]], *, searches_beams: bool
     ) -> dict[str, NDArray[Any]]:
+        """The engine's tensors. Calls of strict functions have a guide unless the request has its own."""
         values = {theirs: inputs[ours] for ours, theirs in self._to_engine if ours in inputs and ours not in OPTIONS}
         values |= {theirs: prepared[ours] for ours, theirs in self._preprocessed if ours in prepared}
+        if GUIDE_TYPE not in inputs and not searches_beams:  # which follow no guide
+            values |= {name: prepared[name] for name in (GUIDE_TYPE, GUIDE) if name in prepared}
         return values | {"exclude_input_in_output": np.array([[True]])}
 
     def _engine_names(self) -> dict[str, str]:

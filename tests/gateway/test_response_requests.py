@@ -15,6 +15,7 @@ from trtforge.gateway.responses import KNOWN, read_response
 from trtforge.gateway.sampling_fields import MOST_TOKENS
 
 FLAT = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
+STRICT_TOOL = {**TOOL, "function": {**TOOL["function"], "strict": True}}
 OTHER = {"type": "function", "name": "time", "parameters": None, "strict": False}
 OTHER_TOOL = {"type": "function", "function": {"name": "time"}}
 SCHEMA = {"type": "object", "properties": {"größe": {"type": "integer"}}}
@@ -49,16 +50,19 @@ def messages(**values: object) -> Any:
             {"text": {"format": FORMAT}},
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
         ),
-        ({"tools": [FLAT]}, {"tools": [TOOL]}),
-        ({"tools": [FLAT], "tool_choice": "none"}, {"tools": [TOOL], "tool_choice": "none"}),
-        ({"tools": [FLAT, OTHER], "tool_choice": "required"}, {"tools": [TOOL, OTHER_TOOL], "tool_choice": "required"}),
+        ({"tools": [FLAT]}, {"tools": [STRICT_TOOL]}),
+        ({"tools": [FLAT], "tool_choice": "none"}, {"tools": [STRICT_TOOL], "tool_choice": "none"}),
+        (
+            {"tools": [FLAT, OTHER], "tool_choice": "required"},
+            {"tools": [STRICT_TOOL, OTHER_TOOL], "tool_choice": "required"},
+        ),
         (
             {"tools": [FLAT, OTHER], "tool_choice": "required", "parallel_tool_calls": False},
-            {"tools": [TOOL, OTHER_TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+            {"tools": [STRICT_TOOL, OTHER_TOOL], "tool_choice": "required", "parallel_tool_calls": False},
         ),
         (
             {"tools": [FLAT, OTHER], "tool_choice": {"type": "function", "name": "time"}},
-            {"tools": [TOOL, OTHER_TOOL], "tool_choice": NAMED},
+            {"tools": [STRICT_TOOL, OTHER_TOOL], "tool_choice": NAMED},
         ),
         (
             {"tools": [FLAT, OTHER], "tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [OTHER]}},

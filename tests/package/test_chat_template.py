@@ -31,7 +31,7 @@ def refusal(template: Any, request: object) -> str:
     from responder import RequestFailed  # type: ignore[import-not-found]
 
     with pytest.raises(RequestFailed) as caught:
-        template.render(request if isinstance(request, str) else json.dumps(request))
+        template.chat(request if isinstance(request, str) else json.dumps(request))
     return str(caught.value)
 
 
@@ -45,9 +45,9 @@ def test_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     template = served(chat, tmp_path)
     for messages in (QUESTION, TALK, *([*SYSTEM, *talk] for talk in (QUESTION, TALK) if family.system)):
         expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        assert template.render(json.dumps(messages)) == expected
+        assert template.chat(json.dumps(messages)).prompt == expected
         without = tokenizer.apply_chat_template(messages, tokenize=False)
-        assert template.render(json.dumps({"messages": messages, "add_generation_prompt": False})) == without
+        assert template.chat(json.dumps({"messages": messages, "add_generation_prompt": False})).prompt == without
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -59,7 +59,7 @@ def test_an_answer_is_continued_as_in_transformers(name: str, text: str, tmp_pat
     assert chat is not None
     expected = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
     request = {"messages": messages, "continue_final_message": True}
-    assert served(chat, tmp_path).render(json.dumps(request)) == expected
+    assert served(chat, tmp_path).chat(json.dumps(request)).prompt == expected
 
 
 def test_parts_of_a_message_are_continued_as_in_transformers(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_parts_of_a_message_are_continued_as_in_transformers(tmp_path: Path) -> 
     assert chat is not None
     expected = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
     request = {"messages": messages, "continue_final_message": True}
-    assert served(chat, tmp_path).render(json.dumps(request)) == expected == "user:One two"
+    assert served(chat, tmp_path).chat(json.dumps(request)).prompt == expected == "user:One two"
 
 
 def test_tools_and_further_fields_reach_the_template(tmp_path: Path) -> None:
@@ -80,14 +80,17 @@ def test_tools_and_further_fields_reach_the_template(tmp_path: Path) -> None:
     assert chat is not None
     request = {"messages": TALK, "tools": [tool], "add_generation_prompt": True}
     expected = qwen2.apply_chat_template(TALK, tools=[tool], tokenize=False, add_generation_prompt=True)
-    assert served(chat, tmp_path).render(json.dumps(request)) == expected
+    assert served(chat, tmp_path).chat(json.dumps(request)).prompt == expected
     qwen3 = write_tokenizer(FAMILIES["qwen3"], tmp_path)
     chat = read_chat_template(tmp_path)
     assert chat is not None
     talk = [*QUESTION, {"role": "assistant", "content": "Yes.", "reasoning": "\nBecause.\n"}]
     for values in ({}, {"enable_thinking": False}):
         expected = qwen3.apply_chat_template(talk, tokenize=False, add_generation_prompt=True, **values)
-        assert served(chat, tmp_path).render(json.dumps({"messages": talk, "chat_template_kwargs": values})) == expected
+        assert (
+            served(chat, tmp_path).chat(json.dumps({"messages": talk, "chat_template_kwargs": values})).prompt
+            == expected
+        )
         assert "Because." in expected
 
 
@@ -109,7 +112,7 @@ def test_earlier_calls_are_shown_to_templates_that_write_them_as_texts(content: 
     ]
     template = served(ChatTemplate(DEEPSEEK_R1, None), tmp_path)
     assert (
-        template.render(json.dumps(talk))
+        template.chat(json.dumps(talk)).prompt
         == '<｜tool▁call▁begin｜>function<sep>look\n{"at": "<ä>", "n": [1, 2]}</call><A>'
     )
 
@@ -126,7 +129,8 @@ def test_gpt_oss_is_shown_what_was_said_between_reasoning_and_a_call(tmp_path: P
     template = served(ChatTemplate(source, None), tmp_path)
     call = "<|channel|>commentary to=functions.look"
     shown = [
-        template.render(json.dumps([{**turn, **more}])) for more in ({}, {"content": ""}, {"reasoning_content": None})
+        template.chat(json.dumps([{**turn, **more}])).prompt
+        for more in ({}, {"content": ""}, {"reasoning_content": None})
     ]
     head = "<|channel|>analysis<|message|>"
     assert shown == [f"{head}I ask.\n\nLet me see.{call}", f"{head}I ask.{call}", f"{head}Let me see.{call}"]
@@ -135,17 +139,17 @@ def test_gpt_oss_is_shown_what_was_said_between_reasoning_and_a_call(tmp_path: P
 def test_earlier_calls_are_shown_to_other_templates_as_they_are(tmp_path: Path) -> None:
     source = "{{ messages[0].content }}{% for c in messages[0].tool_calls %}<{{ c.function.arguments.at }}>{% endfor %}"
     talk = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
-    assert served(ChatTemplate(source, None), tmp_path).render(json.dumps(talk)) == "<<ä>>"
+    assert served(ChatTemplate(source, None), tmp_path).chat(json.dumps(talk)).prompt == "<<ä>>"
     qwen3 = "{% if messages[0].reasoning_content is not none and '</think>' in messages[0].content %}{% endif %}"
-    assert served(ChatTemplate(f"{qwen3}{source}", None), tmp_path).render(json.dumps(talk)) == "<<ä>>"
+    assert served(ChatTemplate(f"{qwen3}{source}", None), tmp_path).chat(json.dumps(talk)).prompt == "<<ä>>"
     broken = served(ChatTemplate("{{ messages[0].content + 5 }}", None), tmp_path)
     assert refusal(broken, talk).startswith("messages: the chat template cannot render them: TypeError: ")
 
 
 def test_the_template_for_tools_is_used_with_tools_only(tmp_path: Path) -> None:
     template = served(ChatTemplate("plain", "{{ tools[0].name }}"), tmp_path)
-    assert template.render(json.dumps({"messages": QUESTION, "tools": []})) == "plain"
-    assert template.render(json.dumps({"messages": QUESTION, "tools": [{"name": "look"}]})) == "look"
+    assert template.chat(json.dumps({"messages": QUESTION, "tools": []})).prompt == "plain"
+    assert template.chat(json.dumps({"messages": QUESTION, "tools": [{"name": "look"}]})).prompt == "look"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +213,7 @@ def test_any_json_is_rendered_or_refused(request_: object) -> None:
 
     template = Served(ChatTemplate(FAMILIES["llama3"].template, special_tokens={"bos_token": "<s>"}).as_json())
     try:
-        answer = template.render(json.dumps(request_))
+        answer = template.chat(json.dumps(request_)).prompt
     except RequestFailed as failure:
         answer = str(failure)
     assert answer.startswith(("messages", "<s>"))

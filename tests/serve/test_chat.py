@@ -1,9 +1,12 @@
 """Chat through the real server with real engines: the prompts and the greedy answers are those of transformers."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 
@@ -14,6 +17,8 @@ from tests.serve.test_text_tensors import post, streamed
 from trtforge.compile.stage import compile_engine
 from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.recipe import EngineConfig
+from trtforge.gateway.tool_calls import split
+from trtforge.gateway.tools import ToolUse
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 
@@ -26,13 +31,7 @@ def test_answers_to_messages_are_those_of_transformers(name: str, start: Start, 
     hf = tmp_path / "hf"
     tokenizer: Any = write_tokenizer(family, hf)
     model: Any = TINY[family.architecture](vocab_size=len(tokenizer), max_position_embeddings=512)
-    model.save_pretrained(hf)
-    checkpoint = convert(ConvertConfig(dtype="float32"), hf, tmp_path / "checkpoint").path
-    engine = compile_engine(
-        EngineConfig(backend="torch", compute_dtype="float32", max_seq_len=512), checkpoint, tmp_path / "engine"
-    ).path
-    server = start(package(PackageConfig(), engine, None, tmp_path / "repository").path)
-    server.wait_ready()
+    server = served(model, hf, start)
     for messages in (QUESTION, TALK, *([[*SYSTEM, *TALK]] if family.system else [])):
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         with torch.inference_mode():
@@ -48,3 +47,60 @@ def test_answers_to_messages_are_those_of_transformers(name: str, start: Start, 
         assert b"".join(piece["text_output"] for piece in pieces).decode() == answer["text_output"]
     biased = post(server, "ensemble", input_ids=ids, max_tokens=3, logit_bias='{"7": 1000}', return_logprobs=True)
     assert [entry["id"] for entry in json.loads(biased.json()["logprobs"])] == [7, 7, 7]
+
+
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Köln"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def test_calls_of_strict_functions_keep_to_their_schemas(start: Start, tmp_path: Path) -> None:
+    """The model knows nothing; its bias makes it begin calls all the time."""
+    hf = tmp_path / "hf"
+    called = (
+        """{%- if tools %}{{- '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>' }}{%- endif %}"""
+    )
+    qwen = FAMILIES["qwen2"]
+    tokenizer: Any = write_tokenizer(replace(qwen, template=called + qwen.template), hf)
+    tokenizer.add_tokens(["<tool_call>"])
+    tokenizer.save_pretrained(hf)
+    model: Any = TINY[qwen.architecture](vocab_size=len(tokenizer), max_position_embeddings=512)
+    server = served(model, hf, start)
+    function: dict[str, Any] = {"name": "weather", "parameters": WEATHER, "strict": True}
+    bias = json.dumps({tokenizer.convert_tokens_to_ids("<tool_call>"): 1000})
+
+    def answer(function: dict[str, Any], **options: object) -> Any:
+        messages = json.dumps({"messages": QUESTION, "tools": [{"type": "function", "function": function}]})
+        return post(server, "ensemble", messages=messages, max_tokens=200, logit_bias=bias, **options)
+
+    text = answer(function).json()["text_output"]
+    _, calls = split(ToolUse("auto", ("weather",)), text, "length")
+    arguments = [json.loads(call.arguments) for call in calls if call.complete]
+    assert arguments
+    for values in arguments:
+        jsonschema.validate(values, WEATHER)
+    free = {**function, "strict": False}
+    assert answer(free).json()["text_output"] == "<tool_call>" * 200
+    assert answer(function, beam_width=2).status_code == 200  # a search of beams follows no guide
+    own = answer(function, guided_decoding_guide_type="regex", guided_decoding_guide="[a-c]{5}").json()["text_output"]
+    assert re.fullmatch("[a-c]{5}", own)
+    refused = answer({**function, "parameters": {"type": "nope"}})
+    assert refused.status_code == 400
+    assert "the guide of type structural_tag is refused" in refused.json()["error"]
+
+
+def served(model: Any, hf: Path, start: Start) -> Any:
+    """A server of a model whose tokenizer is in `hf`."""
+    model.save_pretrained(hf)
+    checkpoint = convert(ConvertConfig(dtype="float32"), hf, hf.parent / "checkpoint").path
+    engine = compile_engine(
+        EngineConfig(backend="torch", compute_dtype="float32", max_seq_len=512, max_beam_width=2),
+        checkpoint,
+        hf.parent / "engine",
+    ).path
+    server = start(package(PackageConfig(), engine, None, hf.parent / "repository").path)
+    server.wait_ready()
+    return server

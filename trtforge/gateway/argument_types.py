@@ -21,6 +21,23 @@ def types_of(name: str, schema: Mapping[str, object]) -> Types:
     return _ANY.intersection(*(_types(each, schema, known) for each in _schemas_of(name, schema))) or _ANY
 
 
+def choices_of(name: str, schema: Mapping[str, object]) -> frozenset[str]:
+    """The texts that `enum` and `const` list for an argument."""
+    found, todo, seen = set[str](), _schemas_of(name, schema), set[str]()
+    while todo:
+        part = todo.pop()
+        if not isinstance(part, dict):
+            continue
+        values = [*_listed(part.get("enum")), part.get("const")]
+        found.update(each for each in values if isinstance(each, str))
+        todo += [each for kind in ("anyOf", "oneOf", "allOf") for each in _listed(part.get(kind))]
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            todo.append(_referred(reference, schema))
+    return frozenset(found)
+
+
 def as_json(text: str, types: Types) -> str:
     """A value of one of the types: as the JSON that the text is (or what Python writes for it), else a string."""
     bare = text.strip()
@@ -72,6 +89,10 @@ def _types(schema: object, root: Mapping[str, object], known: dict[str, Types], 
             known[reference] = _types(_referred(reference, root), root, known, depth + 1)
         found.append(known[reference])
     return _ANY.intersection(*found) or _ANY
+
+
+def _listed(given: object) -> list[object]:
+    return given if isinstance(given, list) else []
 
 
 def _named(given: object) -> Types:

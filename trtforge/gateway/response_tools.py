@@ -96,6 +96,7 @@ def _described(given: Mapping[str, Any], where: str) -> Mapping[str, object]:
 
 def _for_chat(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     kept = {name: tool[name] for name in ("name", "description", "parameters") if tool[name] is not None}
+    kept |= {"strict": True} if tool["strict"] else {}
     return {"type": "function", "function": kept}
 
 

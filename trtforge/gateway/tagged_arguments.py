@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trtforge.core.stop_text import overlap
-from trtforge.gateway.argument_types import TEXT, Types, as_json, types_of
+from trtforge.gateway.argument_types import TEXT, Types, as_json, choices_of, types_of
 
 _LONGEST_HEAD, _LONGEST_END = 400, 40
 
@@ -33,6 +33,7 @@ class TaggedArguments:
         self._tags = tags
         self._schema = schema
         self._types: Types | None = None  # of the value that has begun
+        self._choices = frozenset[str]()  # that it may have; white space around them does not belong to it
         self._searched = 0  # characters of it that have no end
         self._made = ""
         self._count = 0
@@ -41,7 +42,12 @@ class TaggedArguments:
     @property
     def waits(self) -> bool:
         """Whether nothing new can be told before the `>` of a tag."""
-        return self._types is not None and self._types != TEXT
+        return self._types is not None and not self._is_text
+
+    @property
+    def _is_text(self) -> bool:
+        """Whether a value is a string of any text, which is told as it comes."""
+        return self._types == TEXT and not self._choices
 
     def of(self, text: str, reason: str | None) -> tuple[int, str]:
         """How many characters of the following text were read, and their JSON.
@@ -59,9 +65,9 @@ class TaggedArguments:
         """Up to the next value; anything else than the tag of a parameter ends the arguments."""
         if head := self._tags.head.match(text):
             name = head["name"].strip()
-            self._types = types_of(name, self._schema)
+            self._types, self._choices = types_of(name, self._schema), choices_of(name, self._schema)
             self._made += f"{self._separator()}{json.dumps(name, ensure_ascii=False)}: "
-            self._made += '"' if self._types == TEXT else ""
+            self._made += '"' if self._is_text else ""
             return head.end(), True
         ahead = text.lstrip()
         begins = self._tags.begins_with
@@ -82,13 +88,14 @@ class TaggedArguments:
         end = self._tags.end.search(text, max(0, self._searched - _LONGEST_END))
         held = max(overlap(text, each) for each in self._tags.ends)
         if end is None and reason in (None, "length"):
-            size = len(text) - (held if reason is None else 0) if self._types == TEXT else 0
+            size = len(text) - (held if reason is None else 0) if self._is_text else 0
             self._made += _escaped(text[:size])
             self._searched = len(text) - size
             return size, False
         value = text[: end.start() if end else len(text) - held]
         value = value.removesuffix("\n") if end and self._tags.lines else value
-        self._made += f'{_escaped(value)}"' if self._types == TEXT else as_json(value, self._types)
+        value = value.strip() if value.strip() in self._choices else value
+        self._made += f'{_escaped(value)}"' if self._is_text else as_json(value, self._types)
         self._types, self._searched = None, 0
         return end.end() if end else len(text), True
 

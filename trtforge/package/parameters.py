@@ -54,6 +54,7 @@ def text_parameters(
         "guided_decoding": _boolean(facts.backend == "torch" or config.serving.guided_decoding_backend is not None),
         "bfloat16_inputs": ",".join(bfloat16_inputs),
         "chat_template": _boolean(tokenizer.chat is not None),
+        "strict_calls": _boolean(facts.backend == "torch"),
         "cancellation_check_period_ms": str(_CANCELLATION_PERIOD_MS),
         "text_to_preprocessing": _pairs(flow.text_to_preprocessing),
         "preprocessing_to_engine": _pairs(flow.preprocessing_to_engine),

@@ -36,6 +36,7 @@ _TEXT = (
     "token_texts",
     "tokenizer_file",
     "sequence_texts",
+    "strict_calls",
     "watch",
     "word_lists",
 )
@@ -56,7 +57,11 @@ _ENGINE_MODEL = (*_PROCESS, *_ENGINE, "engine_metrics", "engine_process_model", 
 LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "ensemble": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "drafted_engine", "kserve_messages", "triton_engine")},
     "preprocessing": {
-        "1": (*_PROCESS, "chat_template", "input_values", "preprocessor", "tokenizer_file", "word_lists"),
+        "1": (
+            *_PROCESS,
+            *("chat_template", "input_names", "input_values", "preprocessor", "strict_calls"),
+            *("tokenizer_file", "word_lists"),
+        ),
     },
     "tensorrt_llm": {
         "1": _ENGINE_MODEL,

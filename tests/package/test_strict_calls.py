@@ -1,0 +1,206 @@
+"""Guides of calls of strict functions: they allow calls that the gateway reads, with arguments of the schema."""
+
+import json
+from random import Random
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import xgrammar
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+
+from trtforge.gateway.tool_calls import split
+from trtforge.gateway.tools import ToolUse
+from trtforge.runtime.guidance.tags import enforceable_tag
+
+pytestmark = pytest.mark.usefixtures("library")
+
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"enum": ["C", "F", None]},
+        "places": {"type": "array", "items": {"type": "string"}},
+        "wind": {"$ref": "#/$defs/Wind"},
+    },
+    "required": ["city", "days", "unit", "places", "wind"],
+    "additionalProperties": False,
+    "$defs": {
+        "Wind": {
+            "type": "object",
+            "properties": {"from": {"type": ["string", "null"]}, "fast": {"type": "boolean"}},
+            "required": ["from", "fast"],
+            "additionalProperties": False,
+        }
+    },
+}
+STRICT = {"type": "function", "function": {"name": "weather", "parameters": WEATHER, "strict": True}}
+FREE = {"type": "function", "function": {"name": "time", "parameters": {"type": "object", "required": ["zone"]}}}
+NOTHING = {"type": "function", "function": {"name": "now", "strict": True}}
+TOOLS = [STRICT, FREE, NOTHING]
+USE = ToolUse("auto", ("weather", "time", "now"), True, {"weather": WEATHER})
+VALUES = {"city": "Rome", "days": 3, "unit": None, "places": ["a"], "wind": {"from": "N", "fast": True}}
+ARGUMENTS = json.dumps(VALUES)
+TEMPLATES = {
+    "hermes": """'<tool_call>\\n{"name": "' + call.name + '", "arguments": ' + call.arguments + '}\\n</tool_call>'""",
+    "qwen": """"<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n"}""",
+    "on one line": """'<tool_call>{"name": "' + call.name + '", "arguments": ' + call.arguments + '}</tool_call>'""",
+    "coder": "'<tool_call>\\n<function=' + call.name + '>\\n' and '<parameter=' + name + '>\\n' + value",
+    "glm": "'<tool_call>' + call.name + '<arg_key>' + key + '</arg_key>\\n<arg_value>' + value",
+    "deepseek v3": "'<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + call.name + '\\n' + '```json' + '\\n'",
+    "deepseek v3.1": "'<｜tool▁call▁begin｜>' + call.name + '<｜tool▁sep｜>' + call.arguments",
+}
+TAGGED = "".join(
+    f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
+    for name, value in VALUES.items()
+)
+KEYED = "".join(
+    f"<arg_key>{name}</arg_key>\n<arg_value>{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
+    for name, value in VALUES.items()
+)
+CALLS = {
+    "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    "qwen": f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
+    "on one line": f'<tool_call>{{"name": "weather", "arguments": {ARGUMENTS}}}</tool_call>',
+    "coder": f"<tool_call>\n<function=weather>\n{TAGGED}</function>\n</tool_call>",
+    "glm": f"<tool_call>weather\n{KEYED}</tool_call>",
+    "deepseek v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+        f"```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "deepseek v3.1": (
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+}
+NOW = {
+    "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "qwen": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "on one line": '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+    "coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+    "glm": "<tool_call>now\n</tool_call>",
+    "deepseek v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>",
+    "deepseek v3.1": "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+}
+ENDS = ("</parameter>", "</arg_value>", '"', "<", "}", "]")
+CHARACTERS = ["", *map(chr, range(32, 127)), "\n", "é", "｜", "▁", *ENDS[:2]]
+VOCABULARY = xgrammar.TokenizerInfo(
+    [text.encode() for text in CHARACTERS], xgrammar.VocabType.RAW, vocab_size=len(CHARACTERS), stop_token_ids=[]
+)
+
+
+def tokenizer_with(*special: str) -> Tokenizer:
+    tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in special])
+    return tokenizer
+
+
+def guide_of(template: str, tools: Any = TOOLS, prompt: str = "", special: tuple[str, ...] = ()) -> str | None:
+    from strict_calls import StrictCalls  # type: ignore[import-not-found]
+
+    made: str | None = StrictCalls(template, tokenizer_with(*special)).guide(tools, prompt)
+    return made
+
+
+def matcher_of(guide: str | None) -> Any:
+    assert guide is not None
+    compiler = xgrammar.GrammarCompiler(VOCABULARY)
+    grammar = compiler.compile_structural_tag(json.dumps(enforceable_tag(json.loads(guide))))
+    return xgrammar.GrammarMatcher(grammar, override_stop_tokens=[0])
+
+
+def allows(guide: str | None, text: str) -> bool:
+    """Whether the whole of an answer may be this text."""
+    matcher = matcher_of(guide)
+    return bool(matcher.accept_string(text) and matcher.is_completed())
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_a_call_in_the_form_of_the_template_keeps_to_its_schema(name: str) -> None:
+    guide, call = guide_of(TEMPLATES[name]), CALLS[name]
+    for text in ("It rains.", f"I ask. {call}", f"{call}\n{NOW[name]}", NOW[name], call.replace("3", "-12")):
+        assert allows(guide, text), text
+    for wrong in (
+        call.replace("weather", "rain"),
+        call.replace("3", "three"),
+        call.replace("city", "town"),
+        call.replace("true", "1"),
+        NOW[name].replace("now", "weather"),
+    ):
+        assert not allows(guide, wrong), wrong
+    _, calls = split(USE, f"{call}\n{NOW[name]}", "stop")
+    assert [(each.name, json.loads(each.arguments)) for each in calls] == [("weather", VALUES), ("now", {})]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_other_functions_of_the_request_take_any_arguments(name: str) -> None:
+    guide = guide_of(TEMPLATES[name])
+    assert allows(guide, CALLS[name].replace("weather", "time").replace("city", "town"))
+    assert allows(guide, NOW[name].replace("now", "time"))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@given(st.integers(0, 2**32))
+def test_whatever_a_guide_allows_is_a_call_with_valid_arguments(name: str, seed: int) -> None:
+    begun = CALLS[name].partition("weather")[0] + "weather"
+    text = begun + _some_end(matcher_of(guide_of(TEMPLATES[name], [STRICT])), begun, Random(seed))
+    _, calls = split(ToolUse("auto", ("weather",), True, {"weather": WEATHER}), text, "stop")
+    assert [call.name for call in calls] == ["weather"], text
+    jsonschema.validate(json.loads(calls[0].arguments), WEATHER)
+
+
+def _some_end(matcher: Any, begun: str, random: Random) -> str:
+    """How the guide lets a text go on, token by token, until it may end. What ends a value becomes likely in time."""
+    assert matcher.accept_string(begun)
+    mask, text = xgrammar.allocate_token_bitmask(1, len(CHARACTERS)), ""
+    while not matcher.is_completed():
+        matcher.fill_next_token_bitmask(mask)
+        bits = np.unpackbits(mask.numpy().view(np.uint8), bitorder="little")[: len(CHARACTERS)]
+        allowed = [CHARACTERS[index] for index in np.flatnonzero(bits)]
+        ends = [each for each in ENDS if each in allowed] if random.random() < len(text) / 200 else []
+        token = random.choice(ends or allowed)
+        assert matcher.accept_token(CHARACTERS.index(token))
+        text += token
+    return text
+
+
+def test_thoughts_are_free() -> None:
+    template = TEMPLATES["hermes"] + "<think>"
+    call, thought = CALLS["hermes"], "I may write <tool_call>now. "
+    for prompt, begin in (("user: Hi", "<think>"), ("assistant: <think>\n", "")):
+        guide = guide_of(template, prompt=prompt)
+        assert allows(guide, f"{begin}{thought}</think>{call}")
+        assert not allows(guide, f"{begin}{thought}</think><tool_call>now")
+    assert allows(guide_of(template), call)
+    assert not allows(guide_of(template), thought)
+    assert not allows(guide_of(TEMPLATES["hermes"]), f"<think>{thought}</think>")
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "special"),
+    [
+        (TEMPLATES["hermes"], [FREE], ()),
+        (TEMPLATES["hermes"], [{**STRICT, "function": {**STRICT["function"], "strict": "yes"}}], ()),
+        (TEMPLATES["hermes"], [], ()),
+        (TEMPLATES["hermes"], ["x", {}, {"function": 1}, {"function": {"name": 1, "strict": True}}], ()),
+        ("'[TOOL_CALLS]' + call.name + '[ARGS]'", TOOLS, ()),
+        ("'<|channel|>commentary to=functions.' + call.name", TOOLS, ()),
+        ("""'<tool_call>\\n{"arguments": ' + call.arguments + ', "name": '""", TOOLS, ()),
+        ("""'{"name": "' + call.name + '", "parameters": '""", TOOLS, ()),
+        (TEMPLATES["hermes"], TOOLS, ("<tool_call>",)),
+        (TEMPLATES["coder"], TOOLS, ("</think>",)),
+        (TEMPLATES["deepseek v3"], TOOLS, ("<｜tool▁sep｜>",)),
+    ],
+)
+def test_without_a_strict_function_or_a_form_that_can_be_guided_there_is_no_guide(
+    template: str, tools: Any, special: tuple[str, ...]
+) -> None:
+    assert guide_of(template, tools, special=special) is None
+
+
+def test_special_tokens_that_no_call_has_change_nothing() -> None:
+    assert guide_of(TEMPLATES["hermes"], special=("<|im_end|>",)) == guide_of(TEMPLATES["hermes"])
