@@ -103,6 +103,16 @@ FAMILIES = {
     ),
 }
 
+CALLING = Family(
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content }}"
+    '{%- for call in message.tool_calls or [] %}{{- \'<tool_call>\\n{"name": "\' + call.function.name }}'
+    "{{- '\", \"arguments\": ' }}{{- call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}{%- endfor %}"
+    "{{- '<|im_end|>\\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}",
+    ("<|im_start|>", "<|im_end|>"),
+    "qwen2",
+)
+"""A family whose template writes calls of functions, as Qwen 2.5 and Hermes do."""
+
 QUESTION = [{"role": "user", "content": " What returns a new list? \n"}]
 TALK = [
     {"role": "user", "content": "Return the <b>number</b> of items & «ünïcode»."},

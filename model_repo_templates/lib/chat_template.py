@@ -34,10 +34,11 @@ _CONTENT_IS_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+none")
 
 @dataclass(frozen=True)
 class Chat:
-    """A prompt, and the tools that its template was given."""
+    """A prompt, and the tools that its template was given. `continues`: the answer continues the final message."""
 
     prompt: str
     tools: Sequence[Any]
+    continues: bool
 
 
 class ChatTemplate:
@@ -88,7 +89,7 @@ class ChatTemplate:
             raise RequestFailed(
                 f"messages: the chat template cannot render them: {type(error).__name__}: {_shortened(error)}"
             ) from None
-        return Chat(_up_to_mark(prompt) if to_continue else prompt, tools or ())
+        return Chat(_up_to_mark(prompt) if to_continue else prompt, tools or (), to_continue)
 
 
 class _Template:

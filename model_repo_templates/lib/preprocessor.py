@@ -6,19 +6,21 @@ Used by the preprocessing model and, within their own process, by the text model
 import json
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from chat_template import ChatTemplate
+from chat_template import Chat, ChatTemplate
 from input_names import GUIDE, GUIDE_TYPE
 from input_values import INT32_MAX, InputValues
 from model_config import ModelConfig
 from numpy.typing import NDArray
 from responder import RequestFailed
-from strict_calls import StrictCalls
 from tokenizer_file import load_tokenizer
 from tokenizers import Tokenizer
 from word_lists import LONGEST_WORDS, MOST_WORDS, embedding_bias, encode_words, word_list
+
+if TYPE_CHECKING:
+    from trtforge.core.strict_calls import StrictCalls
 
 _UNKNOWN_LENGTH = 1 << 20
 _LONGEST_WORD = 1024  # bytes
@@ -46,7 +48,7 @@ class Preprocessor:
         self._chat_template = ChatTemplate.load(tokenizer_directory) if config.flag("chat_template", False) else None
         self._strict_calls: StrictCalls | None = None
         if self._chat_template is not None and config.flag("strict_calls", False) and find_spec("xgrammar") is not None:
-            self._strict_calls = StrictCalls(self._chat_template.tool_template, self.tokenizer)
+            self._strict_calls = _strict_calls(self._chat_template, self.tokenizer)
         # Longer text cannot fit, whatever its tokens are: refuse it before tokenizing, which would block others.
         longest_token = max(len(token) for token in self.tokenizer.get_vocab())
         self._longest_prompt = config.integer("max_input_len", _UNKNOWN_LENGTH)
@@ -111,8 +113,23 @@ class Preprocessor:
         prompt = self._encode_text(
             values, "messages", chat.prompt, "INPUT_ID", "REQUEST_INPUT_LEN", special_tokens=False
         )
-        guide = None if self._strict_calls is None else self._strict_calls.guide(chat.tools, chat.prompt)
-        return prompt if guide is None else prompt | {GUIDE_TYPE: _text("structural_tag"), GUIDE: _text(guide)}
+        return prompt | self._strict_guide(chat)
+
+    def _strict_guide(self, chat: Chat) -> dict[str, NDArray[Any]]:
+        """The guide of an answer that may call a strict function, as inputs of the engine."""
+        if self._strict_calls is None:
+            return {}
+        from trtforge.engine_process.requests import LONGEST_GUIDE
+
+        guide = self._strict_calls.guide(chat.tools, chat.prompt, continues=chat.continues)
+        if guide is None:
+            return {}
+        if len(guide) > LONGEST_GUIDE:
+            raise RequestFailed(
+                f"messages: the schemas of strict functions make a guide of {len(guide)} characters; at most "
+                f"{LONGEST_GUIDE} are allowed"
+            )
+        return {GUIDE_TYPE: _text("structural_tag"), GUIDE: _text(guide)}
 
     def _encode(self, values: InputValues, name: str, ids_name: str, length_name: str) -> dict[str, NDArray[Any]]:
         values.array(name)
@@ -181,6 +198,17 @@ class Preprocessor:
             if not abs(weight) <= _LARGEST_BIAS:
                 raise RequestFailed(f"logit_bias of token {token} is {weight}; it must be a finite float32")
         return bias
+
+
+def _strict_calls(template: ChatTemplate, tokenizer: Tokenizer) -> "StrictCalls":
+    """What guides calls of strict functions, for engines whose servers have trtforge."""
+    from trtforge.core.strict_calls import PROBE, StrictCalls
+
+    try:
+        shown = template.chat(json.dumps(PROBE)).prompt
+    except RequestFailed:
+        shown = ""
+    return StrictCalls(template.tool_template, shown, tokenizer)
 
 
 def _text(value: str) -> NDArray[np.object_]:

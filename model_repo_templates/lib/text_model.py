@@ -189,10 +189,14 @@ class TextModel(ABC):
     def _engine_inputs(
         self, inputs: Mapping[str, NDArray[Any]], prepared: Mapping[str, NDArray[Any]], *, searches_beams: bool
     ) -> dict[str, NDArray[Any]]:
-        """The engine's tensors. Calls of strict functions have a guide unless the request has its own."""
+        """The engine's tensors.
+
+        Calls of strict functions have a guide, unless the request has its own, searches beams or ignores the end id.
+        """
         values = {theirs: inputs[ours] for ours, theirs in self._to_engine if ours in inputs and ours not in OPTIONS}
         values |= {theirs: prepared[ours] for ours, theirs in self._preprocessed if ours in prepared}
-        if GUIDE_TYPE not in inputs and not searches_beams:  # which follow no guide
+        ends = prepared["OUT_END_ID"][0, 0] >= 0
+        if ends and not searches_beams and inputs.keys().isdisjoint((GUIDE_TYPE, GUIDE)):
             values |= {name: prepared[name] for name in (GUIDE_TYPE, GUIDE) if name in prepared}
         return values | {"exclude_input_in_output": np.array([[True]])}
 

@@ -18,8 +18,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import xgrammar
 from tokenizers import Tokenizer
 
+from tests.chat_templates import CALLING, write_tokenizer
 from tests.conftest import DEMO_MODEL
 from tests.core.test_detokenizer import TOKENIZERS
 from tests.patience import PATIENCE, eventually
@@ -31,14 +34,16 @@ from trtforge import (
     SamplingParams,
     TokenRangeRetention,
     Tokens,
+    Tuned,
     Usage,
 )
 from trtforge.api.prompts import Prompts
 from trtforge.core.errors import ForgeError, RequestError
-from trtforge.engine_process.requests import GenerationRequest, OnOutput, Output
+from trtforge.engine_process.requests import GenerationRequest, Guide, OnOutput, Output
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
+from trtforge.runtime.guidance.grammars import Grammars
 from trtforge.runtime.text import generate_text
 
 PAGE = Path(__file__).parents[2] / "docs" / "python.md"
@@ -424,6 +429,28 @@ def test_messages_that_no_prompt_is_made_of_are_refused(tmp_path: Path, template
         (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(RequestError, match=said):
         Prompts(tmp_path, 2048).request(Chat(MESSAGES), SamplingParams())
+
+
+def test_calls_of_strict_functions_have_a_guide(tmp_path: Path) -> None:
+    write_tokenizer(CALLING, tmp_path)
+    shutil.copyfile(DEMO_MODEL / "generation_config.json", tmp_path / "generation_config.json")
+    function = {"name": "weather", "parameters": {"properties": {"city": {"const": "Rome"}}, "required": ["city"]}}
+    strict, free = ({"type": "function", "function": {**function, "strict": each}} for each in (True, False))
+    prompts = Prompts(tmp_path, 2048)
+
+    def guide(prompt: Any, **options: Any) -> Guide | None:
+        return prompts.request(prompt, SamplingParams(**options)).guide
+
+    called = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    compiled = Grammars(DEMO_MODEL, 2048).compiled(guide(Chat(MESSAGES, [strict])) or Guide("json"))
+    for text, allowed in ((called, True), ("Sunny.", True), (called.replace("Rome", "Oslo"), False)):
+        matcher = xgrammar.GrammarMatcher(compiled, override_stop_tokens=[1])
+        assert (matcher.accept_string(text) and matcher.is_completed()) is allowed
+    table = torch.zeros(2, 8)
+    assert guide(Tuned(Chat(MESSAGES, [strict]), table)) == guide(Chat(MESSAGES, [strict]))
+    assert guide(Chat(MESSAGES, [free])) is guide(Chat(MESSAGES)) is guide("Hello") is None
+    assert guide(Chat(MESSAGES, [strict]), beam_width=2) is guide(Chat(MESSAGES, [strict]), ignore_end=True) is None
+    assert guide(Chat(MESSAGES, [strict]), regex="a") == Guide("regex", "a")
 
 
 def test_a_reused_prefix_is_counted(build: Path) -> None:

@@ -1,6 +1,7 @@
 """Guides of calls of strict functions: they allow calls that the gateway reads, with arguments of the schema."""
 
 import json
+import re
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 
+from trtforge.core.strict_calls import PROBE, StrictCalls
 from trtforge.gateway.tool_calls import split
 from trtforge.gateway.tools import ToolUse
 from trtforge.runtime.guidance.tags import enforceable_tag
@@ -46,15 +48,39 @@ TOOLS = [STRICT, FREE, NOTHING]
 USE = ToolUse("auto", ("weather", "time", "now"), True, {"weather": WEATHER})
 VALUES = {"city": "Rome", "days": 3, "unit": None, "places": ["a"], "wind": {"from": "N", "fast": True}}
 ARGUMENTS = json.dumps(VALUES)
-TEMPLATES = {
-    "hermes": """'<tool_call>\\n{"name": "' + call.name + '", "arguments": ' + call.arguments + '}\\n</tool_call>'""",
-    "qwen": """"<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n"}""",
-    "on one line": """'<tool_call>{"name": "' + call.name + '", "arguments": ' + call.arguments + '}</tool_call>'""",
-    "coder": "'<tool_call>\\n<function=' + call.name + '>\\n' and '<parameter=' + name + '>\\n' + value",
-    "glm": "'<tool_call>' + call.name + '<arg_key>' + key + '</arg_key>\\n<arg_value>' + value",
-    "deepseek v3": "'<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + call.name + '\\n' + '```json' + '\\n'",
-    "deepseek v3.1": "'<｜tool▁call▁begin｜>' + call.name + '<｜tool▁sep｜>' + call.arguments",
+ASKED = """{{ 'Write <tool_call>{"name": "a", "arguments": {}}</tool_call> or <tool_call>.' if tools }}"""
+WRITTEN = {
+    "hermes": """{{ '<tool_call>\n' }}{{ '{"name": "' + c.name + '", "arguments": ' }}{{ c.arguments | tojson }}}
+</tool_call>""",
+    "on one line": """<tool_call>{"name":"{{ c.name }}","arguments":{{ c.arguments | tojson }}}</tool_call>""",
+    "coder": """<tool_call>
+<function={{ c.name }}>{% for key, value in c.arguments.items() %}
+
+<parameter={{ key }}>
+{{ value }}
+</parameter>{% endfor %}
+
+</function>
+</tool_call>""",
+    "glm": """<tool_call>{{ c.name }}
+{% for key, value in c.arguments.items() %}
+<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value }}</arg_value>
+{% endfor %}
+</tool_call>""",
+    "deepseek v3": """<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.name }}
+```json
+{{ c.arguments | tojson }}
+```<｜tool▁call▁end｜><｜tool▁calls▁end｜>""",
+    "deepseek v3.1": """<｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>{{ c.arguments | tojson }}<｜tool▁call▁end｜>""",
+    "mistral": """[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}""",
+    "gpt-oss": """<|channel|>commentary to=functions.{{ c.name }}<|message|>{{ c.arguments | tojson }}<|call|>""",
+    "arguments first": """<tool_call>{"arguments": {{ c.arguments | tojson }}, "name": "{{ c.name }}"}</tool_call>""",
+    "llama": """{"name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}""",
+    "refuses": "{{ raise_exception('no calls') }}",
 }
+"""How templates in the formats of these families write a call."""
+FORMS = ("hermes", "on one line", "coder", "glm", "deepseek v3", "deepseek v3.1")
 TAGGED = "".join(
     f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
     for name, value in VALUES.items()
@@ -65,8 +91,7 @@ KEYED = "".join(
 )
 CALLS = {
     "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
-    "qwen": f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>',
-    "on one line": f'<tool_call>{{"name": "weather", "arguments": {ARGUMENTS}}}</tool_call>',
+    "on one line": f'<tool_call>{{"name":"weather","arguments":{ARGUMENTS}}}</tool_call>',
     "coder": f"<tool_call>\n<function=weather>\n{TAGGED}</function>\n</tool_call>",
     "glm": f"<tool_call>weather\n{KEYED}</tool_call>",
     "deepseek v3": (
@@ -79,8 +104,7 @@ CALLS = {
 }
 NOW = {
     "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
-    "qwen": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
-    "on one line": '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+    "on one line": '<tool_call>{"name":"now","arguments":{}}</tool_call>',
     "coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
     "glm": "<tool_call>now\n</tool_call>",
     "deepseek v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>",
@@ -99,11 +123,26 @@ def tokenizer_with(*special: str) -> Tokenizer:
     return tokenizer
 
 
-def guide_of(template: str, tools: Any = TOOLS, prompt: str = "", special: tuple[str, ...] = ()) -> str | None:
-    from strict_calls import StrictCalls  # type: ignore[import-not-found]
+def guide_of(
+    name: str,
+    tools: Any = TOOLS,
+    prompt: str = "",
+    *,
+    continues: bool = False,
+    thinks: bool = False,
+    special: tuple[str, ...] = (),
+) -> str | None:
+    """The guide of a model whose template writes calls so; `thinks`: it knows thoughts."""
+    from chat_template import ChatTemplate  # type: ignore[import-not-found]
+    from responder import RequestFailed  # type: ignore[import-not-found]
 
-    made: str | None = StrictCalls(template, tokenizer_with(*special)).guide(tools, prompt)
-    return made
+    calls = f"{{% for call in m.tool_calls or [] %}}{{% set c = call.function %}}{WRITTEN[name]}{{% endfor %}}"
+    template = f"{ASKED}{{% for m in messages %}}{'<think>' if thinks else ''}{{{{ m.content }}}}{calls}{{% endfor %}}"
+    try:
+        shown = ChatTemplate({"template": template, "special_tokens": {}}).chat(json.dumps(PROBE)).prompt
+    except RequestFailed:
+        shown = ""
+    return StrictCalls(template, shown, tokenizer_with(*special)).guide(tools, prompt, continues=continues)
 
 
 def matcher_of(guide: str | None) -> Any:
@@ -119,9 +158,9 @@ def allows(guide: str | None, text: str) -> bool:
     return bool(matcher.accept_string(text) and matcher.is_completed())
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", FORMS)
 def test_a_call_in_the_form_of_the_template_keeps_to_its_schema(name: str) -> None:
-    guide, call = guide_of(TEMPLATES[name]), CALLS[name]
+    guide, call = guide_of(name), CALLS[name]
     for text in ("It rains.", f"I ask. {call}", f"{call}\n{NOW[name]}", NOW[name], call.replace("3", "-12")):
         assert allows(guide, text), text
     for wrong in (
@@ -136,18 +175,18 @@ def test_a_call_in_the_form_of_the_template_keeps_to_its_schema(name: str) -> No
     assert [(each.name, json.loads(each.arguments)) for each in calls] == [("weather", VALUES), ("now", {})]
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", FORMS)
 def test_other_functions_of_the_request_take_any_arguments(name: str) -> None:
-    guide = guide_of(TEMPLATES[name])
+    guide = guide_of(name)
     assert allows(guide, CALLS[name].replace("weather", "time").replace("city", "town"))
     assert allows(guide, NOW[name].replace("now", "time"))
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("name", FORMS)
 @given(st.integers(0, 2**32))
 def test_whatever_a_guide_allows_is_a_call_with_valid_arguments(name: str, seed: int) -> None:
     begun = CALLS[name].partition("weather")[0] + "weather"
-    text = begun + _some_end(matcher_of(guide_of(TEMPLATES[name], [STRICT])), begun, Random(seed))
+    text = begun + _some_end(matcher_of(guide_of(name, [STRICT])), begun, Random(seed))
     _, calls = split(ToolUse("auto", ("weather",), True, {"weather": WEATHER}), text, "stop")
     assert [call.name for call in calls] == ["weather"], text
     jsonschema.validate(json.loads(calls[0].arguments), WEATHER)
@@ -169,38 +208,68 @@ def _some_end(matcher: Any, begun: str, random: Random) -> str:
 
 
 def test_thoughts_are_free() -> None:
-    template = TEMPLATES["hermes"] + "<think>"
     call, thought = CALLS["hermes"], "I may write <tool_call>now. "
-    for prompt, begin in (("user: Hi", "<think>"), ("assistant: <think>\n", "")):
-        guide = guide_of(template, prompt=prompt)
+    for prompt, continues, begin in (
+        ("user: Hi", False, "<think>"),
+        ("<think>a</think>Hi", True, "\n<think>"),
+        ("assistant: <think>\n", False, ""),
+        ("assistant: <think>I pon", True, "der. "),
+    ):
+        guide = guide_of("hermes", prompt=prompt, continues=continues, thinks=True)
         assert allows(guide, f"{begin}{thought}</think>{call}")
         assert not allows(guide, f"{begin}{thought}</think><tool_call>now")
-    assert allows(guide_of(template), call)
-    assert not allows(guide_of(template), thought)
-    assert not allows(guide_of(TEMPLATES["hermes"]), f"<think>{thought}</think>")
+        assert allows(guide, f"{begin}{thought}")
+        assert allows(guide, f"{begin}{call}")
+    assert allows(guide_of("hermes", thinks=True), call)
+    assert not allows(guide_of("hermes", thinks=True), thought)
+    assert not allows(guide_of("hermes", thinks=True, prompt="Explain <think> to me."), thought)
+    assert not allows(guide_of("hermes"), f"<think>{thought}</think>")
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_name_may_begin_as_another_one(name: str) -> None:
+    free = {"type": "function", "name": "weath"}
+    guide, call = guide_of(name, [free, STRICT]), CALLS[name]
+    assert allows(guide, call)
+    assert allows(guide, call.replace("weather", "weath").replace("days", "many days"))
+    assert not allows(guide, call.replace("days", "many days"))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_schema_is_not_longer_than_it_has_to_be(name: str) -> None:
+    described = {"type": "string", "description": "größe", "title": "T"}
+    const = {"const": {"title": "x", "description": "y"}}
+    properties = {"title": described, "description": {**const, "$comment": "c"}}
+    schema = {"type": "object", "properties": properties, "required": ["title"], "title": "S"}
+    guide = guide_of(name, [{"type": "function", "function": {"name": "f", "strict": True, "parameters": schema}}])
+    assert guide is not None
+    (kept,) = re.findall(r'"json_schema": (\{.*?\}), "style"', guide)
+    shorter = {"title": {"type": "string"}, "description": const}
+    assert json.loads(kept) == {"type": "object", "properties": shorter, "required": ["title"]}
+    assert "ü" in (guide_of(name, [{"type": "function", "function": {"name": "für", "strict": True}}]) or "")
 
 
 @pytest.mark.parametrize(
-    ("template", "tools", "special"),
+    ("name", "tools", "special"),
     [
-        (TEMPLATES["hermes"], [FREE], ()),
-        (TEMPLATES["hermes"], [{**STRICT, "function": {**STRICT["function"], "strict": "yes"}}], ()),
-        (TEMPLATES["hermes"], [], ()),
-        (TEMPLATES["hermes"], ["x", {}, {"function": 1}, {"function": {"name": 1, "strict": True}}], ()),
-        ("'[TOOL_CALLS]' + call.name + '[ARGS]'", TOOLS, ()),
-        ("'<|channel|>commentary to=functions.' + call.name", TOOLS, ()),
-        ("""'<tool_call>\\n{"arguments": ' + call.arguments + ', "name": '""", TOOLS, ()),
-        ("""'{"name": "' + call.name + '", "parameters": '""", TOOLS, ()),
-        (TEMPLATES["hermes"], TOOLS, ("<tool_call>",)),
-        (TEMPLATES["coder"], TOOLS, ("</think>",)),
-        (TEMPLATES["deepseek v3"], TOOLS, ("<｜tool▁sep｜>",)),
+        ("hermes", [FREE], ()),
+        ("hermes", [{**STRICT, "function": {**STRICT["function"], "strict": "yes"}}], ()),
+        ("hermes", [], ()),
+        ("hermes", ["x", {}, {"function": 1}, {"function": {"name": 1, "strict": True}}], ()),
+        *((name, TOOLS, ()) for name in WRITTEN if name not in FORMS),
+        ("hermes", TOOLS, ("<tool_call>",)),
+        ("coder", TOOLS, ("</parameter>",)),
+        ("glm", TOOLS, ("<arg_key>",)),
+        ("deepseek v3", TOOLS, ("<｜tool▁sep｜>",)),
     ],
 )
 def test_without_a_strict_function_or_a_form_that_can_be_guided_there_is_no_guide(
-    template: str, tools: Any, special: tuple[str, ...]
+    name: str, tools: Any, special: tuple[str, ...]
 ) -> None:
-    assert guide_of(template, tools, special=special) is None
+    assert guide_of(name, tools, special=special) is None
 
 
 def test_special_tokens_that_no_call_has_change_nothing() -> None:
-    assert guide_of(TEMPLATES["hermes"], special=("<|im_end|>",)) == guide_of(TEMPLATES["hermes"])
+    for token in ("<|im_end|>", "\n", "<", "</think>"):
+        assert guide_of("hermes", special=(token,)) == guide_of("hermes")
+    assert guide_of("hermes", special=("</think>",), thinks=True) is None

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import jsonschema
 import pytest
 import torch
 
-from tests.chat_templates import FAMILIES, QUESTION, SYSTEM, TALK, write_tokenizer
+from tests.chat_templates import CALLING, FAMILIES, QUESTION, SYSTEM, TALK, write_tokenizer
 from tests.families import TINY
 from tests.serve.conftest import Start
 from tests.serve.test_text_tensors import post, streamed
@@ -60,14 +59,10 @@ WEATHER = {
 def test_calls_of_strict_functions_keep_to_their_schemas(start: Start, tmp_path: Path) -> None:
     """The model knows nothing; its bias makes it begin calls all the time."""
     hf = tmp_path / "hf"
-    called = (
-        """{%- if tools %}{{- '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>' }}{%- endif %}"""
-    )
-    qwen = FAMILIES["qwen2"]
-    tokenizer: Any = write_tokenizer(replace(qwen, template=called + qwen.template), hf)
+    tokenizer: Any = write_tokenizer(CALLING, hf)
     tokenizer.add_tokens(["<tool_call>"])
     tokenizer.save_pretrained(hf)
-    model: Any = TINY[qwen.architecture](vocab_size=len(tokenizer), max_position_embeddings=512)
+    model: Any = TINY[CALLING.architecture](vocab_size=len(tokenizer), max_position_embeddings=512)
     server = served(model, hf, start)
     function: dict[str, Any] = {"name": "weather", "parameters": WEATHER, "strict": True}
     bias = json.dumps({tokenizer.convert_tokens_to_ids("<tool_call>"): 1000})
@@ -85,11 +80,16 @@ def test_calls_of_strict_functions_keep_to_their_schemas(start: Start, tmp_path:
     free = {**function, "strict": False}
     assert answer(free).json()["text_output"] == "<tool_call>" * 200
     assert answer(function, beam_width=2).status_code == 200  # a search of beams follows no guide
+    assert answer(function, end_id=-1).json()["text_output"] == "<tool_call>" * 200
     own = answer(function, guided_decoding_guide_type="regex", guided_decoding_guide="[a-c]{5}").json()["text_output"]
     assert re.fullmatch("[a-c]{5}", own)
-    refused = answer({**function, "parameters": {"type": "nope"}})
-    assert refused.status_code == 400
-    assert "the guide of type structural_tag is refused" in refused.json()["error"]
+    for schema, said in (
+        ({"type": "nope"}, "the guide of type structural_tag is refused"),
+        ({"enum": ["x" * 140_000]}, "messages: the schemas of strict functions make a guide of 140"),
+    ):
+        refused = answer({**function, "parameters": schema})
+        assert refused.status_code == 400
+        assert said in refused.json()["error"]
 
 
 def served(model: Any, hf: Path, start: Start) -> Any:

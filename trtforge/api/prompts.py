@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib.util import find_spec
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,8 @@ import numpy as np
 from trtforge.api.prompt_tables import prompt_table
 from trtforge.api.sampling_params import MOST_ID, SamplingParams
 from trtforge.core.errors import ForgeError, RequestError, first_line
-from trtforge.engine_process.requests import GenerationRequest, LookaheadSizes, PromptTable, with_seed
+from trtforge.core.strict_calls import PROBE, StrictCalls
+from trtforge.engine_process.requests import GenerationRequest, Guide, LookaheadSizes, PromptTable, with_seed
 from trtforge.formats.chat_template import read_chat_template
 from trtforge.formats.special_tokens import read_special_tokens
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
 class Chat:
     """Messages, each a mapping with `role` and `content`, which the tokenizer's chat template makes a prompt of.
 
-    `tools`: functions that the template describes to the model, as in OpenAI's API.
+    `tools`: functions that the template describes to the model, as in OpenAI's API; calls of those with `strict` keep
+    to their schemas where the template's form of calls is known.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -84,6 +88,9 @@ class Prompts:
     def request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
         """The request of a prompt, without a name. Raises RequestError."""
         ids, table = self._with_table(prompt)
+        guide = params.guide()
+        if guide is None and params.beam_width == 1 and not params.ignore_end:
+            guide = self._strict_guide(prompt)
         return GenerationRequest(
             request_id="",
             prompt=tuple(ids),
@@ -92,7 +99,7 @@ class Prompts:
             sampling=params.sampling(self.vocab_size),
             end_ids=frozenset() if params.ignore_end else self._end_ids,
             bad_words=self._spellings(params.bad),
-            guide=params.guide(),
+            guide=guide,
             lora_task_id=None if params.adapter is None else self._task_id(params.adapter),
             priority=params.priority,
             lookahead=None if params.lookahead is None else LookaheadSizes(*params.lookahead),
@@ -107,6 +114,25 @@ class Prompts:
             context_only=params.context_only,
             context_phase=params.phase(),
         )
+
+    def _strict_guide(self, prompt: Prompt) -> Guide | None:
+        """The guide of an answer that may call a strict function."""
+        chat = prompt.prompt if isinstance(prompt, Tuned) else prompt
+        if not isinstance(chat, Chat) or not chat.tools or not self._end_ids or self._strict_calls is None:
+            return None
+        text = self._strict_calls.guide(chat.tools, self._rendered(chat), continues=False)
+        return None if text is None else Guide("structural_tag", text)
+
+    @cached_property
+    def _strict_calls(self) -> StrictCalls | None:
+        found = read_chat_template(self._directory)
+        if found is None or find_spec("xgrammar") is None:
+            return None
+        try:
+            shown = self._rendered(Chat(PROBE["messages"], PROBE["tools"]))
+        except RequestError:
+            shown = ""
+        return StrictCalls(found.tool_template or found.template, shown, self.tokenizer)
 
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word, as it is and, if it does not begin with a space itself, after one."""

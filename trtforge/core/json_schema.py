@@ -1,9 +1,11 @@
-"""References and types of JSON Schema (2020-12)."""
+"""References and types of JSON Schema (2020-12), and the schemas of functions' arguments."""
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
 _LONGEST_INDEX = 9
+_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def referred(reference: str, root: object) -> object:
@@ -33,3 +35,8 @@ def type_of(value: object) -> str:
         return "integer"
     names = ((float, "number"), (str, "string"), (list, "array"))
     return next((name for kind, name in names if isinstance(value, kind)), "object")
+
+
+def arguments_schema(parameters: object) -> Mapping[str, Any]:
+    """The schema of a function's arguments, by its `parameters`; without them it takes none."""
+    return {"type": "object", **parameters} if isinstance(parameters, Mapping) and parameters else _NO_ARGUMENTS

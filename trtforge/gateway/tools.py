@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trtforge.core.json_schema import arguments_schema
 from trtforge.engine_process.requests import Guide
 from trtforge.gateway.errors import ApiError, bad_request
 from trtforge.gateway.fields import Fields, wrong
@@ -13,7 +14,6 @@ from trtforge.gateway.fields import Fields, wrong
 ANY_OBJECT = Guide("json_schema", '{"type": "object"}')
 _MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _NAMED = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 _VALUES = ("const", "enum", "default", "examples")
 """Keywords whose values are no schemas."""
@@ -168,8 +168,7 @@ def _use(
 
 
 def _arguments(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    parameters = tool["function"].get("parameters")
-    return {"type": "object", **parameters} if parameters else _NO_ARGUMENTS
+    return arguments_schema(tool["function"].get("parameters"))
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], *, several: bool) -> Mapping[str, Any]:

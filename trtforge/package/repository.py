@@ -36,7 +36,6 @@ _TEXT = (
     "token_texts",
     "tokenizer_file",
     "sequence_texts",
-    "strict_calls",
     "watch",
     "word_lists",
 )
@@ -59,8 +58,7 @@ LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "preprocessing": {
         "1": (
             *_PROCESS,
-            *("chat_template", "input_names", "input_values", "preprocessor", "strict_calls"),
-            *("tokenizer_file", "word_lists"),
+            *("chat_template", "input_names", "input_values", "preprocessor", "tokenizer_file", "word_lists"),
         ),
     },
     "tensorrt_llm": {

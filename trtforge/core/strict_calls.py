@@ -1,0 +1,199 @@
+"""Keeps the calls of functions with `strict` to their schemas, in the form that the chat template teaches the model.
+
+The guide is a structural tag of xgrammar (xgrammar/structural_tag.py, 0.2): the answer is free, but what begins a call
+is followed by a call of one of the functions, whose arguments follow its schema. The form is read from a call that the
+template itself shows. Answers to templates that show it in another form than these have no guide.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from trtforge.core.json_schema import arguments_schema
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_NAME, _KEY, _VALUE = "probed_function", "probed_key", "probed_value"
+PROBE: Mapping[str, Any] = {
+    "messages": [
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": "abcdefghi", "type": "function", "function": {"name": _NAME, "arguments": {_KEY: _VALUE}}}
+            ],
+        },
+    ],
+    "tools": [
+        {
+            "type": "function",
+            "function": {
+                "name": _NAME,
+                "description": "Hi",
+                "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]},
+            },
+        }
+    ],
+    "add_generation_prompt": False,
+}
+"""A conversation with a call, in the form of a `messages` input."""
+_CALL, _CALL_END = "<tool_call>", "</tool_call>"
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_DEEPSEEK_CALL, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_SHOWN_CODER = re.compile(rf"{_FUNCTION}{_NAME}>\s*<parameter={_KEY}>")
+_SHOWN_GLM = re.compile(rf"{_CALL}{_NAME}\s*<arg_key>{_KEY}</arg_key>")
+_ARGUMENTS = rf'\{{"{_KEY}": ?"{_VALUE}"\}}'
+_SHOWN_HERMES = re.compile(
+    rf'(?P<begin>{_CALL}\s{{0,9}}\{{"name": ?"{_NAME}", ?"(?:arguments|parameters)": ?){_ARGUMENTS}'
+    rf"(?P<end>\}}\s{{0,9}}{_CALL_END})"
+)
+_SHOWN_DEEPSEEK = re.compile(
+    rf"(?P<begin>{_DEEPSEEK_CALL}(?:function<[^<>]+>{_NAME}|{_NAME}<[^<>]+>)[^{{]{{0,99}}){_ARGUMENTS}"
+    rf"(?P<end>[^<]{{0,99}}{_DEEPSEEK_END})"
+)
+_THINK = re.compile(r"<(?P<name>(?:\w+:)?think)>")
+_MARKS = re.compile(r"<[^<>\s]+>")
+_LENGTH = re.compile('"(?:min|max)Length"')
+_BLANKS = 16
+"""Characters of white space in a row within arguments: a model could go on with it for ever."""
+_BLANK: Mapping[str, Any] = {"type": "regex", "pattern": rf"[ \n\r\t]{{0,{_BLANKS}}}"}
+_ANY_TEXT: Mapping[str, Any] = {"type": "any_text"}
+_COMMENTS = ("description", "title", "$comment")
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How a call is written: `begin`, with the function's name, the arguments in one of xgrammar's styles, and `end`.
+
+    `trigger`: the part of `begin` after which nothing but a call may follow. `argument`: what begins and ends each of
+    the arguments between tags; `marks`: what these values must not hold, because it would end them.
+    """
+
+    trigger: str
+    begin: str
+    end: str
+    style: str = "json"
+    argument: tuple[str, str] | None = None
+    marks: tuple[str, ...] = ()
+
+    def tag(self, name: str, schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """The tag of one function's calls; without a schema they take any arguments."""
+        quoted = json.dumps(name, ensure_ascii=False)[1:-1] if f'"{_NAME}"' in self.begin else name
+        begin = self.begin.replace(_NAME, quoted)
+        return {"type": "tag", "begin": begin, "content": self._arguments(schema), "end": self.end}
+
+    def _arguments(self, schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        if schema is None and self.argument is not None:
+            begin, end = self.argument
+            argument = {"type": "tag", "begin": begin, "content": _ANY_TEXT, "end": end}
+            return _sequence(_BLANK, {"type": "star", "content": _sequence(argument, _BLANK)})
+        content: dict[str, Any] = {"type": "json_schema", "json_schema": schema or {"type": "object"}}
+        content |= {"style": self.style, "max_whitespace_cnt": _BLANKS}
+        # Beside these xgrammar would leave out the bounds of lengths.
+        if self.marks and not _LENGTH.search(json.dumps(schema)):
+            content["excludes"] = self.marks
+        return content
+
+
+_QWEN3_CODER = _Form(
+    _FUNCTION,
+    f"{_FUNCTION}{_NAME}>",
+    _FUNCTION_END,
+    "qwen_xml",
+    ("<parameter=", "</parameter>"),
+    ("</parameter>", "<parameter=", _FUNCTION_END),
+)
+_GLM = _Form(_CALL, f"{_CALL}{_NAME}", _CALL_END, "glm_xml", ("<arg_key>", "</arg_value>"), ("</arg_value>",))
+
+
+class StrictCalls:
+    """The guides of one model's answers.
+
+    `template`: the Jinja text for requests with tools; `shown`: what it makes of `PROBE`, "" if it refuses it.
+    """
+
+    def __init__(self, template: str, shown: str, tokenizer: "Tokenizer") -> None:
+        think = _THINK.search(template)
+        self._think = None if think is None else (f"<{think['name']}>", f"</{think['name']}>")
+        self._form = _form_in(shown)
+        if self._form is not None:
+            written = {*_MARKS.findall(self._form.begin + self._form.end), *self._form.marks, *(self._think or ())}
+            written |= set(self._form.argument or ())
+            special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+            self._form = None if written & special else self._form  # no guide allows these tokens
+
+    def guide(self, tools: Sequence[Any], prompt: str, *, continues: bool) -> str | None:
+        """The structural tag (JSON) of an answer; None without a strict function, or without a known form.
+
+        `tools`: as the chat template gets them; `prompt`: what it made of the request; `continues`: the answer
+        continues the final message.
+        """
+        functions = dict(_functions(tools))
+        if self._form is None or not any(function.get("strict") is True for function in functions.values()):
+            return None
+        tags = [self._form.tag(name, _schema(function)) for name, function in functions.items()]
+        answer: Mapping[str, Any] = {"type": "triggered_tags", "triggers": [self._form.trigger], "tags": tags}
+        if self._think is not None:
+            answer = _after_thought(answer, *self._think, begun=self._begun_thought(prompt, continues=continues))
+        return json.dumps({"type": "structural_tag", "format": answer}, ensure_ascii=False)
+
+    def _begun_thought(self, prompt: str, *, continues: bool) -> bool:
+        assert self._think is not None
+        begin, end = self._think
+        return prompt.rstrip().endswith(begin) or (continues and prompt.rfind(begin) > prompt.rfind(end))
+
+
+def _form_in(shown: str) -> _Form | None:
+    """The form of the call that a template shows."""
+    if _SHOWN_CODER.search(shown):
+        return _QWEN3_CODER
+    if _SHOWN_GLM.search(shown):
+        return _GLM
+    for trigger, pattern in ((_CALL, _SHOWN_HERMES), (_DEEPSEEK_CALL, _SHOWN_DEEPSEEK)):
+        if found := pattern.search(shown):
+            return _Form(trigger, found["begin"], found["end"])
+    return None
+
+
+def _after_thought(answer: Mapping[str, Any], begin: str, end: str, *, begun: bool) -> Mapping[str, Any]:
+    """An answer that may follow a thought, within which it may end too. `begun`: the prompt has begun the thought."""
+    tag = {"type": "tag", "begin": "" if begun else begin, "content": _ANY_TEXT, "end": end}
+    begins = [] if begun else [{"type": "const_string", "value": begin}]
+    thought = {"type": "or", "elements": [_sequence(tag, answer), _sequence(*begins, {**_ANY_TEXT, "excludes": [end]})]}
+    return thought if begun else {"type": "or", "elements": [answer, _sequence(_BLANK, thought)]}
+
+
+def _sequence(*elements: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "sequence", "elements": elements}
+
+
+def _functions(tools: Sequence[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Name and description of each function."""
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
+        if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+            yield function["name"], function
+
+
+def _schema(function: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The schema of a strict function's arguments."""
+    if function.get("strict") is not True:
+        return None
+    return arguments_schema(_without_comments(function.get("parameters")))
+
+
+def _without_comments(schema: Any) -> Any:
+    """A schema without its texts for readers, which would make the guide longer."""
+    if isinstance(schema, list):
+        return [_without_comments(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    return {
+        key: value if key in ("const", "enum", "default", "examples") else _without_comments(value)
+        for key, value in schema.items()
+        if not (key in _COMMENTS and isinstance(value, str))
+    }
