@@ -13,7 +13,7 @@
 
 namespace expanded {
 
-constexpr int64_t BLOCK = 96;   // rows whose sums are kept together
+constexpr int64_t BLOCK = 192;  // rows whose sums are kept together, for which weights are expanded once
 constexpr int64_t AHEAD = 512;  // words that are fetched from memory before a single row needs them
 constexpr int64_t SUMMED = 16;  // inputs of a single row whose sum is kept
 
