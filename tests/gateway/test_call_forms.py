@@ -110,6 +110,11 @@ TIME = ToolCall("time", "{}")
         (f"So:{DEEPSEEK}", "So:", [ROME, TIME]),
         (DEEPSEEK_31, "", [ROME, TIME]),
         (DEEPSEEK_31.replace(">weather", ">rain"), DEEPSEEK_31[:59].replace("weather", "rain"), [TIME]),
+        (f"<think>I may {CODER}.</think>\n\n{CODER}", f"<think>I may {CODER}.</think>", [ROME]),
+        (f"\n<think>{GLM}", f"\n<think>{GLM}", []),
+        (f"<think></think>{MISTRAL}", "<think></think>", [ROME]),
+        ('<think>So:</think>\n{"name": "time", "parameters": {}}', "<think>So:</think>", [TIME]),
+        (f"<think {GLM}", "<think", [ROME]),
         (LLAMA, "", [ROME]),
         (f"{LLAMA}{LLAMA}", "", [ROME, ROME]),
         (MISTRAL, "", [ROME]),
@@ -248,6 +253,7 @@ PARTS = [CODER, GLM, DEEPSEEK, DEEPSEEK_31, LLAMA, MISTRAL, "So:", "\n", " ", "<
 PARTS += ["<tool_call>", "</tool_call>", "<function=weather>", "<function=", "</function>", "<parameter=city>\n"]
 PARTS += ["<parameter=days>", "<parameter=", "\n</parameter>", "</parameter>", "Rome", "3", '"', "\\", " " * 500]
 PARTS += ["<arg_key>city</arg_key>", "<arg_value>", "</arg_value>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```"]
+PARTS += ["<think>", "<thi", "</think>", "</th"]
 
 
 @given(
@@ -257,6 +263,7 @@ PARTS += ["<arg_key>city</arg_key>", "<arg_value>", "</arg_value>", "<｜tool▁
     reason=st.sampled_from(["stop", "length"]),
 )
 @example(use=USE, parts=[CODER, "\n", GLM], sizes=[1] * 200, reason="stop")
+@example(use=USE, parts=["\n", "<think>", GLM, "</th", "</think>", "\n", GLM], sizes=[1] * 200, reason="stop")
 def test_a_stream_has_the_text_and_the_calls_of_the_whole_answer(
     use: ToolUse, parts: list[str], sizes: list[int], reason: str
 ) -> None:

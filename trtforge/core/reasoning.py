@@ -11,7 +11,7 @@ from trtforge.core.stop_text import overlap
 
 ReasoningParser = Literal["deepseek-r1", "qwen3"]
 REASONING_PARSERS: tuple[ReasoningParser, ...] = get_args(ReasoningParser)
-_OPEN, _CLOSE = "<think>", "</think>"
+THINK, THINK_END = "<think>", "</think>"
 
 
 class ReasoningText:
@@ -51,9 +51,9 @@ class ReasoningText:
     def _begins(self, *, last: bool) -> bool:
         """Whether it is known if the answer begins with `<think>`, which is taken away."""
         beginning = self._held.lstrip()
-        if beginning.startswith(_OPEN):
-            self._reasons, self._held = True, beginning[len(_OPEN) :]
-        elif _OPEN.startswith(beginning) and not last:
+        if beginning.startswith(THINK):
+            self._reasons, self._held = True, beginning[len(THINK) :]
+        elif THINK.startswith(beginning) and not last:
             return False
         else:
             self._is_first = self._reasons
@@ -62,12 +62,12 @@ class ReasoningText:
 
     def _reasoning(self, *, last: bool) -> str:
         """The reasoning that can be told from `</think>` and from white space before it."""
-        end = self._held.find(_CLOSE)
+        end = self._held.find(THINK_END)
         if end >= 0:
-            found, self._held = self._held[:end].rstrip(), self._held[end + len(_CLOSE) :]
+            found, self._held = self._held[:end].rstrip(), self._held[end + len(THINK_END) :]
             self._reasons = False
         else:
-            sure = len(self._held) - (0 if last else overlap(self._held, _CLOSE))
+            sure = len(self._held) - (0 if last else overlap(self._held, THINK_END))
             found = self._held[:sure].rstrip()
             self._held = self._held[len(found) :]
         if self._is_first:

@@ -11,6 +11,7 @@ from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
+from trtforge.core.reasoning import THINK, THINK_END
 from trtforge.core.stop_text import overlap
 from trtforge.gateway.call_forms import (
     ARGUMENTS,
@@ -56,7 +57,7 @@ class CallReader:
         self._pieces: list[str] = []  # that came after it
         self._awaited = ""  # a character without which they tell nothing new
         self._reason: str | None = None
-        self._read: Callable[[], bool] = self._named if use.mode == "named" else self._beginning
+        self._read: Callable[[], bool] = self._named if use.mode == "named" else self._opening
         self._end = JsonEnd()
         self._tagged: TaggedArguments | None = None
         self._after: Callable[[], bool] = self._text  # the arguments, and what follows them in the object of a call
@@ -100,6 +101,23 @@ class CallReader:
             self._tell(self._use.names[0])
         self._add(self._take(len(self._unread)), last=self._reason not in (None, "length"))
         return False
+
+    def _opening(self) -> bool:
+        """The answer may begin with a thought, whose calls are none."""
+        ahead = self._unread.lstrip()
+        if THINK.startswith(ahead) and ahead != THINK and not self._last:
+            return False
+        self._read = self._thought if ahead.startswith(THINK) else self._beginning
+        return True
+
+    def _thought(self) -> bool:
+        """Text up to the end of the thought."""
+        end = self._unread.find(THINK_END)
+        held = 0 if self._last else overlap(self._unread, THINK_END)
+        self._said.add(self._take(len(self._unread) - held if end < 0 else end + len(THINK_END)))
+        if end >= 0:
+            self._read = self._beginning
+        return end >= 0
 
     def _beginning(self) -> bool:
         """The answer may be nothing but calls."""
