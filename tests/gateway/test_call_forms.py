@@ -14,6 +14,8 @@ from openai.types.chat import ChatCompletionMessageToolCall
 from tests.gateway.fake import FakeBackend
 from tests.gateway.support import running
 from tests.gateway.test_tools import AUTO, USER, streams_as_a_whole
+from trtforge.core.json_schema import type_of
+from trtforge.gateway import argument_types
 from trtforge.gateway.call_reader import CallDelta
 from trtforge.gateway.chat import read_chat
 from trtforge.gateway.limits import GatewayLimits
@@ -202,6 +204,31 @@ def test_other_arguments_have_the_type_that_the_schema_says_of_them() -> None:
     for odd in ({"properties": None}, {"properties": {"a": True}}, {"additionalProperties": False}, {"$ref": "#Foo"}):
         (call,) = split(ToolUse("auto", ("weather",), True, {"weather": odd}), written, "stop")[1]
         assert call.arguments == '{"a": 7}'
+
+
+def test_a_schema_is_read_once_for_all_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = list[object]()
+    monkeypatch.setattr(argument_types, "_type", lambda value: found.append(value) or type_of(value))
+    places = {"$ref": "#/$defs/Place"}
+    schema = {
+        "properties": {f"a{number}": places for number in range(20)},
+        "additionalProperties": {"anyOf": [places, {"enum": [0]}]},
+        "$defs": {"Place": {"enum": [f"place {number}" for number in range(500)]}},
+    }
+    use = ToolUse("auto", ("weather",), True, {"weather": schema})
+    for _ in range(2):  # sequences of one request
+        values = "".join(f"<parameter=a{number}> place 7</parameter>" for number in range(40))
+        (call,) = split(use, f"<function=weather>{values}</function>", "stop")[1]
+        assert json.loads(call.arguments) == {f"a{number}": "place 7" for number in range(40)}
+    assert len(found) == 501
+
+
+def test_a_long_chain_of_references_says_nothing() -> None:
+    chain = {f"D{number}": {"$ref": f"#/$defs/D{number + 1}"} for number in range(3000)}
+    schema = {"properties": {"a": {"$ref": "#/$defs/D0"}}, "$defs": {**chain, "D3000": {"enum": ["7"]}}}
+    use = ToolUse("auto", ("weather",), True, {"weather": schema})
+    (call,) = split(use, "<function=weather><parameter=a>7</parameter></function>", "stop")[1]
+    assert call.arguments == '{"a": 7}'
 
 
 def test_a_mention_of_a_tag_is_held_back_no_longer_than_it_may_be_a_call() -> None:

@@ -15,27 +15,47 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _DEEPEST = 20
 
 
-def types_of(name: str, schema: Mapping[str, object]) -> Types:
-    """The types of an argument; all where the schema of all arguments does not say."""
-    known: dict[str, Types] = {}
-    return _ANY.intersection(*(_types(each, schema, known) for each in _schemas_of(name, schema))) or _ANY
+class ArgumentTypes:
+    """The types of one function's arguments, by the `schema` of the object of all.
 
+    Each part of the schema is read once, however many arguments it is about: it is a client's, and may be large.
+    """
 
-def choices_of(name: str, schema: Mapping[str, object]) -> frozenset[str]:
-    """The texts that `enum` and `const` list for an argument."""
-    found, todo, seen = set[str](), _schemas_of(name, schema), set[str]()
-    while todo:
-        part = todo.pop()
+    def __init__(self, schema: Mapping[str, object]) -> None:
+        self._root = schema
+        self._objects: list[Mapping[str, object]] | None = None
+        self._types: dict[str, Types] = {}  # of references
+        self._choices: dict[str, frozenset[str]] = {}  # of references
+        self._found: dict[int, tuple[Types, frozenset[str]]] = {}  # of parts, by their identity: the schema holds them
+
+    def of(self, name: str) -> tuple[Types, frozenset[str]]:
+        """The types of an argument, all where the schema does not say; and the texts that `enum` and `const` list."""
+        if self._objects is None:
+            self._objects = _objects_in(self._root)
+        found = [self._of_part(_property(each, name)) for each in self._objects]
+        types = _ANY.intersection(*(types for types, _ in found)) or _ANY
+        return types, frozenset().union(*(choices for _, choices in found))
+
+    def _of_part(self, part: object) -> tuple[Types, frozenset[str]]:
         if not isinstance(part, dict):
-            continue
-        values = [*_listed(part.get("enum")), part.get("const")]
-        found.update(each for each in values if isinstance(each, str))
-        todo += [each for kind in ("anyOf", "oneOf", "allOf") for each in _listed(part.get(kind))]
-        reference = part.get("$ref")
-        if isinstance(reference, str) and reference not in seen:
-            seen.add(reference)
-            todo.append(_referred(reference, schema))
-    return frozenset(found)
+            return _ANY, frozenset()
+        if id(part) not in self._found:
+            self._found[id(part)] = _types(part, self._root, self._types), self._choices_in(part)
+        return self._found[id(part)]
+
+    def _choices_in(self, schema: object, depth: int = 0) -> frozenset[str]:
+        if not isinstance(schema, dict) or depth > _DEEPEST:
+            return frozenset()
+        values = [*_listed(schema.get("enum")), schema.get("const")]
+        found = {each for each in values if isinstance(each, str)}
+        for kind in ("anyOf", "oneOf", "allOf"):
+            found.update(*(self._choices_in(each, depth + 1) for each in _listed(schema.get(kind))))
+        if isinstance(reference := schema.get("$ref"), str):
+            if reference not in self._choices:
+                self._choices[reference] = frozenset()  # a loop adds nothing
+                self._choices[reference] = self._choices_in(_referred(reference, self._root), depth + 1)
+            found |= self._choices[reference]
+        return frozenset(found)
 
 
 def as_json(text: str, types: Types) -> str:
@@ -53,22 +73,26 @@ def as_json(text: str, types: Types) -> str:
     return bare
 
 
-def _schemas_of(name: str, root: Mapping[str, object]) -> list[object]:
-    """The schemas that hold for a property of `root`, as `properties` or `additionalProperties` say it."""
-    found, todo, seen = list[object](), list[object]([root]), set[str]()
+def _objects_in(root: Mapping[str, object]) -> list[Mapping[str, object]]:
+    """The schemas of the object: `root`, and those that it says to apply too."""
+    found, todo, seen = list[Mapping[str, object]](), list[object]([root]), set[str]()
     while todo:
         schema = todo.pop()
         if not isinstance(schema, dict):
             continue
-        properties = schema.get("properties")
-        others = schema.get("additionalProperties")
-        found.append(properties.get(name, others) if isinstance(properties, dict) else others)
-        todo += schema["allOf"] if isinstance(schema.get("allOf"), list) else []
+        found.append(schema)
+        todo += _listed(schema.get("allOf"))
         reference = schema.get("$ref")
         if isinstance(reference, str) and reference not in seen:
             seen.add(reference)
             todo.append(_referred(reference, root))
     return found
+
+
+def _property(schema: Mapping[str, object], name: str) -> object:
+    """The schema that an object's says of a property, by `properties` or `additionalProperties`."""
+    properties, others = schema.get("properties"), schema.get("additionalProperties")
+    return properties.get(name, others) if isinstance(properties, dict) else others
 
 
 def _types(schema: object, root: Mapping[str, object], known: dict[str, Types], depth: int = 0) -> Types:

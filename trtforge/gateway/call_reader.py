@@ -187,7 +187,7 @@ class CallReader:
         if form.tags is None:
             self._read_json(self._closing, in_object=form.in_object)
         else:
-            self._tagged = TaggedArguments(form.tags, self._use.schemas.get(name, {}))
+            self._tagged = TaggedArguments(form.tags, self._use.types[name])
             self._read = self._parameters
 
     def _tagged_json(self) -> bool:

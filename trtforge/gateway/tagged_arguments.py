@@ -2,11 +2,10 @@
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trtforge.core.stop_text import overlap
-from trtforge.gateway.argument_types import TEXT, Types, as_json, choices_of, types_of
+from trtforge.gateway.argument_types import TEXT, ArgumentTypes, Types, as_json
 
 _LONGEST_HEAD, _LONGEST_END = 400, 40
 
@@ -27,11 +26,11 @@ class ParameterTags:
 
 
 class TaggedArguments:
-    """Follows the arguments of one call. `schema`: of the object of all arguments. `closed`: they are complete."""
+    """Follows the arguments of one call. `types`: of its function's arguments. `closed`: they are complete."""
 
-    def __init__(self, tags: ParameterTags, schema: Mapping[str, object]) -> None:
+    def __init__(self, tags: ParameterTags, types: ArgumentTypes) -> None:
         self._tags = tags
-        self._schema = schema
+        self._known = types
         self._types: Types | None = None  # of the value that has begun
         self._choices = frozenset[str]()  # that it may have; white space around them does not belong to it
         self._searched = 0  # characters of it that have no end
@@ -65,7 +64,7 @@ class TaggedArguments:
         """Up to the next value; anything else than the tag of a parameter ends the arguments."""
         if head := self._tags.head.match(text):
             name = head["name"].strip()
-            self._types, self._choices = types_of(name, self._schema), choices_of(name, self._schema)
+            self._types, self._choices = self._known.of(name)
             self._made += f"{self._separator()}{json.dumps(name, ensure_ascii=False)}: "
             self._made += '"' if self._is_text else ""
             return head.end(), True

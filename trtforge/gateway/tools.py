@@ -4,10 +4,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from trtforge.core.json_schema import arguments_schema
 from trtforge.engine_process.requests import Guide
+from trtforge.gateway.argument_types import ArgumentTypes
 from trtforge.gateway.errors import ApiError, bad_request
 from trtforge.gateway.fields import Fields, wrong
 
@@ -34,6 +36,11 @@ class ToolUse:
     names: Sequence[str]
     several: bool = True
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @cached_property
+    def types(self) -> Mapping[str, ArgumentTypes]:
+        """Of the arguments, by the function's name."""
+        return {name: ArgumentTypes(self.schemas.get(name, {})) for name in self.names}
 
 
 @dataclass(frozen=True)
