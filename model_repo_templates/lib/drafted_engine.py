@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from input_names import REQUEST_TYPE
+from input_names import GUIDE_TYPE, REQUEST_TYPE
 from model_config import ModelConfig
 from numpy.typing import NDArray
 from responder import RequestFailed
@@ -28,7 +28,7 @@ _PLAIN = (
     "return_perf_metrics",
 )
 """Requests with one of these get no drafts: what they ask for is of one request to the engine, not of several."""
-_PLAIN_INPUTS = ("guided_decoding_guide_type", "prompt_embedding_table", "decoder_input_ids", "stop", REQUEST_TYPE)
+_PLAIN_INPUTS = (GUIDE_TYPE, "prompt_embedding_table", "decoder_input_ids", "stop", REQUEST_TYPE)
 _OF_TARGET = ("lora_task_id", "lora_weights", "lora_config")
 _LEAST, _SEED = ("min_tokens", "min_length"), ("seed", "random_seed")
 """Inputs of the engine model from 0.20 on, and before."""

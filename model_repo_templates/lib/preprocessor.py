@@ -9,8 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from chat_template import Chat, ChatTemplate
-from input_names import GUIDE, GUIDE_TYPE
+from chat_template import ChatTemplate
 from input_values import INT32_MAX, InputValues
 from model_config import ModelConfig
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from tokenizers import Tokenizer
 from word_lists import LONGEST_WORDS, MOST_WORDS, embedding_bias, encode_words, word_list
 
 if TYPE_CHECKING:
-    from trtforge.core.strict_calls import StrictCalls
+    from strict_guides import StrictGuides
 
 _UNKNOWN_LENGTH = 1 << 20
 _LONGEST_WORD = 1024  # bytes
@@ -46,9 +45,11 @@ class Preprocessor:
         self._vocab_size = config.integer("vocab_size", self.tokenizer.get_vocab_size())
         tokenizer_directory = config.directory / config.text("tokenizer_dir")
         self._chat_template = ChatTemplate.load(tokenizer_directory) if config.flag("chat_template", False) else None
-        self._strict_calls: StrictCalls | None = None
+        self._strict_guides: StrictGuides | None = None
         if self._chat_template is not None and config.flag("strict_calls", False) and find_spec("xgrammar") is not None:
-            self._strict_calls = _strict_calls(self._chat_template, self.tokenizer)
+            import strict_guides  # of servers that have trtforge
+
+            self._strict_guides = strict_guides.StrictGuides(self._chat_template, self.tokenizer)
         # Longer text cannot fit, whatever its tokens are: refuse it before tokenizing, which would block others.
         longest_token = max(len(token) for token in self.tokenizer.get_vocab())
         self._longest_prompt = config.integer("max_input_len", _UNKNOWN_LENGTH)
@@ -113,23 +114,7 @@ class Preprocessor:
         prompt = self._encode_text(
             values, "messages", chat.prompt, "INPUT_ID", "REQUEST_INPUT_LEN", special_tokens=False
         )
-        return prompt | self._strict_guide(chat)
-
-    def _strict_guide(self, chat: Chat) -> dict[str, NDArray[Any]]:
-        """The guide of an answer that may call a strict function, as inputs of the engine."""
-        if self._strict_calls is None:
-            return {}
-        from trtforge.engine_process.requests import LONGEST_GUIDE
-
-        guide = self._strict_calls.guide(chat.tools, chat.prompt, continues=chat.continues)
-        if guide is None:
-            return {}
-        if len(guide) > LONGEST_GUIDE:
-            raise RequestFailed(
-                f"messages: the schemas of strict functions make a guide of {len(guide)} characters; at most "
-                f"{LONGEST_GUIDE} are allowed"
-            )
-        return {GUIDE_TYPE: _text("structural_tag"), GUIDE: _text(guide)}
+        return prompt if self._strict_guides is None else prompt | self._strict_guides.inputs(chat)
 
     def _encode(self, values: InputValues, name: str, ids_name: str, length_name: str) -> dict[str, NDArray[Any]]:
         values.array(name)
@@ -198,21 +183,6 @@ class Preprocessor:
             if not abs(weight) <= _LARGEST_BIAS:
                 raise RequestFailed(f"logit_bias of token {token} is {weight}; it must be a finite float32")
         return bias
-
-
-def _strict_calls(template: ChatTemplate, tokenizer: Tokenizer) -> "StrictCalls":
-    """What guides calls of strict functions, for engines whose servers have trtforge."""
-    from trtforge.core.strict_calls import PROBE, StrictCalls
-
-    try:
-        shown = template.chat(json.dumps(PROBE)).prompt
-    except RequestFailed:
-        shown = ""
-    return StrictCalls(template.tool_template, shown, tokenizer)
-
-
-def _text(value: str) -> NDArray[np.object_]:
-    return np.array([[value.encode()]], dtype=np.object_)
 
 
 def _number(value: int) -> NDArray[np.int32]:

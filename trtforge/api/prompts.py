@@ -13,9 +13,9 @@ import numpy as np
 from trtforge.api.prompt_tables import prompt_table
 from trtforge.api.sampling_params import MOST_ID, SamplingParams
 from trtforge.core.errors import ForgeError, RequestError, first_line
-from trtforge.core.strict_calls import PROBE, StrictCalls
+from trtforge.core.strict_calls import PROBE, StrictCalls, functions_of
 from trtforge.engine_process.requests import GenerationRequest, Guide, LookaheadSizes, PromptTable, with_seed
-from trtforge.formats.chat_template import read_chat_template
+from trtforge.formats.chat_template import ChatTemplate, read_chat_template
 from trtforge.formats.special_tokens import read_special_tokens
 from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
 
@@ -37,9 +37,7 @@ class Chat:
     @property
     def functions(self) -> frozenset[str]:
         """The names of the functions among the tools."""
-        described = (tool.get("function", tool) for tool in self.tools if isinstance(tool, Mapping))
-        names = (each.get("name") for each in described if isinstance(each, Mapping))
-        return frozenset(name for name in names if isinstance(name, str))
+        return frozenset(name for name, _ in functions_of(self.tools))
 
 
 @dataclass(frozen=True)
@@ -87,10 +85,12 @@ class Prompts:
 
     def request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
         """The request of a prompt, without a name. Raises RequestError."""
-        ids, table = self._with_table(prompt)
-        guide = params.guide()
-        if guide is None and params.beam_width == 1 and not params.ignore_end:
-            guide = self._strict_guide(prompt)
+        chat = prompt.prompt if isinstance(prompt, Tuned) else prompt
+        text, guide = "", params.guide()
+        if isinstance(chat, Chat):
+            text = self._rendered(chat)
+            guide = guide or self._strict_guide(chat, text, params)
+        ids, table = self._with_table(prompt, text)
         return GenerationRequest(
             request_id="",
             prompt=tuple(ids),
@@ -115,24 +115,27 @@ class Prompts:
             context_phase=params.phase(),
         )
 
-    def _strict_guide(self, prompt: Prompt) -> Guide | None:
-        """The guide of an answer that may call a strict function."""
-        chat = prompt.prompt if isinstance(prompt, Tuned) else prompt
-        if not isinstance(chat, Chat) or not chat.tools or not self._end_ids or self._strict_calls is None:
+    def _strict_guide(self, chat: Chat, text: str, params: SamplingParams) -> Guide | None:
+        """The guide of an answer that may call a strict function. `text`: of the chat."""
+        ends = self._end_ids and not params.ignore_end
+        if not ends or params.beam_width > 1 or not chat.tools or self._strict_calls is None:
             return None
-        text = self._strict_calls.guide(chat.tools, self._rendered(chat), continues=False)
-        return None if text is None else Guide("structural_tag", text)
+        tag = self._strict_calls.guide(chat.tools, text, continues=False)
+        return None if tag is None else Guide("structural_tag", tag)
 
     @cached_property
     def _strict_calls(self) -> StrictCalls | None:
-        found = read_chat_template(self._directory)
-        if found is None or find_spec("xgrammar") is None:
+        if self._template is None or find_spec("xgrammar") is None:
             return None
         try:
             shown = self._rendered(Chat(PROBE["messages"], PROBE["tools"]))
         except RequestError:
             shown = ""
-        return StrictCalls(found.tool_template or found.template, shown, self.tokenizer)
+        return StrictCalls(self._template.tool_template or self._template.template, shown, self.tokenizer)
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        return read_chat_template(self._directory)
 
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each word, as it is and, if it does not begin with a space itself, after one."""
@@ -145,28 +148,28 @@ class Prompts:
             raise RequestError(f"{adapter!r:.100} is no adapter of this engine", hint=known)
         return self._adapters.index(adapter) + 1
 
-    def _with_table(self, prompt: Prompt) -> tuple[Sequence[int], PromptTable | None]:
-        """Token ids, and the table that some of them are rows of."""
+    def _with_table(self, prompt: Prompt, text: str) -> tuple[Sequence[int], PromptTable | None]:
+        """Token ids, and the table that some of them are rows of. `text`: of a chat."""
         if isinstance(prompt, Tuned):
             if isinstance(prompt.prompt, Tuned) or (
                 isinstance(prompt.prompt, Tokens) and prompt.prompt.prompt_table is not None
             ):
                 raise RequestError("a prompt has two prompt tables", hint="Give Tokens with rows of one table.")
             table = prompt_table(prompt.prompt_table)
-            return [*range(self.vocab_size, self.vocab_size + table.rows), *self._ids(prompt.prompt)], table
-        ids = self._ids(prompt)
+            return [*range(self.vocab_size, self.vocab_size + table.rows), *self._ids(prompt.prompt, text)], table
+        ids = self._ids(prompt, text)
         if isinstance(prompt, Tokens) and prompt.prompt_table is not None:
             return ids, prompt_table(prompt.prompt_table, prompt.extra_ids)
         return ids, None
 
-    def _ids(self, prompt: Prompt) -> Sequence[int]:
+    def _ids(self, prompt: Prompt, text: str) -> Sequence[int]:
         if isinstance(prompt, Tokens):
             if prompt.prompt_table is None and np.size(prompt.extra_ids):
                 hint = "Give them beside the prompt_table of the same Tokens."
                 raise RequestError("extra_ids are given to Tokens without a prompt_table", hint=hint)
             return _token_ids(prompt)
         if isinstance(prompt, Chat):
-            return self._encoded(self._rendered(prompt), special=False)
+            return self._encoded(text, special=False)
         if not isinstance(prompt, str):
             raise RequestError(
                 f"{prompt!r:.60} is no prompt", hint="Give text, Chat or Tokens; generate takes a list of them too."
@@ -186,7 +189,7 @@ class Prompts:
         from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        found = read_chat_template(self._directory)
+        found = self._template
         if found is None:
             raise RequestError("the tokenizer has no chat template", hint="Give the prompt as text.")
         try:

@@ -5,6 +5,8 @@ from typing import Any
 from urllib.parse import unquote
 
 _LONGEST_INDEX = 9
+VALUES = ("const", "enum", "default", "examples")
+"""Keywords whose values are no schemas."""
 _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 

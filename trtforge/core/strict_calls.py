@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trtforge.core.json_schema import arguments_schema
+from trtforge.core.json_schema import VALUES, arguments_schema
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -132,7 +132,7 @@ class StrictCalls:
         `tools`: as the chat template gets them; `prompt`: what it made of the request; `continues`: the answer
         continues the final message.
         """
-        functions = dict(_functions(tools))
+        functions = dict(functions_of(tools))
         if self._form is None or not any(function.get("strict") is True for function in functions.values()):
             return None
         tags = [self._form.tag(name, _schema(function)) for name, function in functions.items()]
@@ -171,8 +171,8 @@ def _sequence(*elements: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "sequence", "elements": elements}
 
 
-def _functions(tools: Sequence[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Name and description of each function."""
+def functions_of(tools: Sequence[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Name and description of each function among the tools of a chat."""
     for tool in tools:
         function = tool.get("function", tool) if isinstance(tool, Mapping) else None
         if isinstance(function, Mapping) and isinstance(function.get("name"), str):
@@ -193,7 +193,7 @@ def _without_comments(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     return {
-        key: value if key in ("const", "enum", "default", "examples") else _without_comments(value)
+        key: value if key in VALUES else _without_comments(value)
         for key, value in schema.items()
         if not (key in _COMMENTS and isinstance(value, str))
     }

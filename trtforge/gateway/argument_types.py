@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_schema import referred, type_of
@@ -9,8 +10,11 @@ from trtforge.core.json_text import parse_json
 
 Types = frozenset[str]
 """Names of JSON Schema's types."""
+Values = tuple[Types, frozenset[str]]
+"""The types of values, and the texts that are listed among them."""
 TEXT: Types = frozenset({"string"})
 _ANY: Types = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
+_NO_TEXTS = frozenset[str]()
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _DEEPEST = 20
 
@@ -23,39 +27,58 @@ class ArgumentTypes:
 
     def __init__(self, schema: Mapping[str, object]) -> None:
         self._root = schema
-        self._objects: list[Mapping[str, object]] | None = None
-        self._types: dict[str, Types] = {}  # of references
-        self._choices: dict[str, frozenset[str]] = {}  # of references
-        self._found: dict[int, tuple[Types, frozenset[str]]] = {}  # of parts, by their identity: the schema holds them
+        self._references: dict[str, Values] = {}
+        self._parts: dict[int, Values] = {}  # by their identity: the schema holds them
 
-    def of(self, name: str) -> tuple[Types, frozenset[str]]:
+    def of(self, name: str) -> Values:
         """The types of an argument, all where the schema does not say; and the texts that `enum` and `const` list."""
-        if self._objects is None:
-            self._objects = _objects_in(self._root)
         found = [self._of_part(_property(each, name)) for each in self._objects]
         types = _ANY.intersection(*(types for types, _ in found)) or _ANY
-        return types, frozenset().union(*(choices for _, choices in found))
+        return types, _NO_TEXTS.union(*(texts for _, texts in found))
 
-    def _of_part(self, part: object) -> tuple[Types, frozenset[str]]:
-        if not isinstance(part, dict):
-            return _ANY, frozenset()
-        if id(part) not in self._found:
-            self._found[id(part)] = _types(part, self._root, self._types), self._choices_in(part)
-        return self._found[id(part)]
+    @cached_property
+    def _objects(self) -> list[Mapping[str, object]]:
+        """The schemas of the object: the root, and those that it says to apply too."""
+        found, todo, seen = list[Mapping[str, object]](), list[object]([self._root]), set[str]()
+        while todo:
+            schema = todo.pop()
+            if not isinstance(schema, dict):
+                continue
+            found.append(schema)
+            todo += _listed(schema.get("allOf"))
+            reference = schema.get("$ref")
+            if isinstance(reference, str) and reference not in seen:
+                seen.add(reference)
+                todo.append(_referred(reference, self._root))
+        return found
 
-    def _choices_in(self, schema: object, depth: int = 0) -> frozenset[str]:
+    def _of_part(self, part: object) -> Values:
+        if id(part) not in self._parts:
+            self._parts[id(part)] = self._read(part)
+        return self._parts[id(part)]
+
+    def _read(self, schema: object, depth: int = 0) -> Values:
+        """What a schema says of its values. A loop of references says nothing."""
         if not isinstance(schema, dict) or depth > _DEEPEST:
-            return frozenset()
-        values = [*_listed(schema.get("enum")), schema.get("const")]
-        found = {each for each in values if isinstance(each, str)}
-        for kind in ("anyOf", "oneOf", "allOf"):
-            found.update(*(self._choices_in(each, depth + 1) for each in _listed(schema.get(kind))))
+            return _ANY, _NO_TEXTS
+        types, texts = [_named(schema.get("type"))], set[str]()
+        for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
+            if isinstance(values, list):
+                types.append(frozenset(map(_type, values)))
+                texts.update(each for each in values if isinstance(each, str))
+        for kind in ("anyOf", "oneOf"):
+            if isinstance(several := schema.get(kind), list):
+                read = [self._read(each, depth + 1) for each in several]
+                types.append(Types().union(*(each for each, _ in read)))
+                texts.update(*(each for _, each in read))
+        applied = [self._read(each, depth + 1) for each in _listed(schema.get("allOf"))]
         if isinstance(reference := schema.get("$ref"), str):
-            if reference not in self._choices:
-                self._choices[reference] = frozenset()  # a loop adds nothing
-                self._choices[reference] = self._choices_in(_referred(reference, self._root), depth + 1)
-            found |= self._choices[reference]
-        return frozenset(found)
+            if reference not in self._references:
+                self._references[reference] = _ANY, _NO_TEXTS
+                self._references[reference] = self._read(_referred(reference, self._root), depth + 1)
+            applied.append(self._references[reference])
+        texts.update(*(each for _, each in applied))
+        return _ANY.intersection(*types, *(each for each, _ in applied)) or _ANY, frozenset(texts)
 
 
 def as_json(text: str, types: Types) -> str:
@@ -73,46 +96,10 @@ def as_json(text: str, types: Types) -> str:
     return bare
 
 
-def _objects_in(root: Mapping[str, object]) -> list[Mapping[str, object]]:
-    """The schemas of the object: `root`, and those that it says to apply too."""
-    found, todo, seen = list[Mapping[str, object]](), list[object]([root]), set[str]()
-    while todo:
-        schema = todo.pop()
-        if not isinstance(schema, dict):
-            continue
-        found.append(schema)
-        todo += _listed(schema.get("allOf"))
-        reference = schema.get("$ref")
-        if isinstance(reference, str) and reference not in seen:
-            seen.add(reference)
-            todo.append(_referred(reference, root))
-    return found
-
-
 def _property(schema: Mapping[str, object], name: str) -> object:
     """The schema that an object's says of a property, by `properties` or `additionalProperties`."""
     properties, others = schema.get("properties"), schema.get("additionalProperties")
     return properties.get(name, others) if isinstance(properties, dict) else others
-
-
-def _types(schema: object, root: Mapping[str, object], known: dict[str, Types], depth: int = 0) -> Types:
-    """The types of a schema's values. `known`: of the references in `root` that were met; a loop says nothing."""
-    if not isinstance(schema, dict) or depth > _DEEPEST:
-        return _ANY
-    found = [_named(schema.get("type"))]
-    for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
-        found += [frozenset(map(_type, values))] if isinstance(values, list) else []
-    for kind in ("anyOf", "oneOf"):
-        if isinstance(several := schema.get(kind), list):
-            found.append(Types().union(*(_types(each, root, known, depth + 1) for each in several)))
-    if isinstance(every := schema.get("allOf"), list):
-        found += [_types(each, root, known, depth + 1) for each in every]
-    if isinstance(reference := schema.get("$ref"), str):
-        if reference not in known:
-            known[reference] = _ANY
-            known[reference] = _types(_referred(reference, root), root, known, depth + 1)
-        found.append(known[reference])
-    return _ANY.intersection(*found) or _ANY
 
 
 def _listed(given: object) -> list[object]:

@@ -30,7 +30,7 @@ class TaggedArguments:
 
     def __init__(self, tags: ParameterTags, types: ArgumentTypes) -> None:
         self._tags = tags
-        self._known = types
+        self._of_arguments = types
         self._types: Types | None = None  # of the value that has begun
         self._choices = frozenset[str]()  # that it may have; white space around them does not belong to it
         self._searched = 0  # characters of it that have no end
@@ -64,7 +64,7 @@ class TaggedArguments:
         """Up to the next value; anything else than the tag of a parameter ends the arguments."""
         if head := self._tags.head.match(text):
             name = head["name"].strip()
-            self._types, self._choices = self._known.of(name)
+            self._types, self._choices = self._of_arguments.of(name)
             self._made += f"{self._separator()}{json.dumps(name, ensure_ascii=False)}: "
             self._made += '"' if self._is_text else ""
             return head.end(), True
@@ -93,7 +93,8 @@ class TaggedArguments:
             return size, False
         value = text[: end.start() if end else len(text) - held]
         value = value.removesuffix("\n") if end and self._tags.lines else value
-        value = value.strip() if value.strip() in self._choices else value
+        bare = value.strip()
+        value = bare if bare in self._choices else value
         self._made += f'{_escaped(value)}"' if self._is_text else as_json(value, self._types)
         self._types, self._searched = None, 0
         return end.end() if end else len(text), True

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from trtforge.core.json_schema import arguments_schema
+from trtforge.core.json_schema import VALUES, arguments_schema
 from trtforge.engine_process.requests import Guide
 from trtforge.gateway.argument_types import ArgumentTypes
 from trtforge.gateway.errors import ApiError, bad_request
@@ -17,8 +17,6 @@ ANY_OBJECT = Guide("json_schema", '{"type": "object"}')
 _MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAMED = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
-_VALUES = ("const", "enum", "default", "examples")
-"""Keywords whose values are no schemas."""
 _CHOICE = "tool_choice"
 _UNGUIDED = "guided decoding is not available for this engine"
 
@@ -204,7 +202,7 @@ def _moved(schema: Any, place: str, *, named: bool = False) -> Any:
     if not isinstance(schema, dict):
         return schema
     made = {
-        key: value if key in _VALUES and not named else _moved(value, place, named=key in _NAMED and not named)
+        key: value if key in VALUES and not named else _moved(value, place, named=key in _NAMED and not named)
         for key, value in schema.items()
     }
     reference = schema.get("$ref")

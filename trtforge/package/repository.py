@@ -51,15 +51,12 @@ _ENGINE = (
     "token_texts",
     "word_lists",
 )
-_ENGINE_TEXT = tuple(dict.fromkeys((*_TEXT, *_ENGINE, "drafted_served")))
+_ENGINE_TEXT = tuple(dict.fromkeys((*_TEXT, *_ENGINE, "drafted_served", "strict_guides")))
 _ENGINE_MODEL = (*_PROCESS, *_ENGINE, "engine_metrics", "engine_process_model", "input_names", "watch")
 LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "ensemble": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "drafted_engine", "kserve_messages", "triton_engine")},
     "preprocessing": {
-        "1": (
-            *_PROCESS,
-            *("chat_template", "input_names", "input_values", "preprocessor", "tokenizer_file", "word_lists"),
-        ),
+        "1": (*_PROCESS, "chat_template", "input_values", "preprocessor", "tokenizer_file", "word_lists"),
     },
     "tensorrt_llm": {
         "1": _ENGINE_MODEL,
@@ -77,9 +74,11 @@ _OWN_MODULES: Mapping[str, tuple[str, ...]] = {
         *_TEXT_MODULES,
         "core/errors",
         "core/interpreter",
+        "core/json_schema",
         "core/json_text",
         "core/reading",
         "core/server_errors",
+        "core/strict_calls",
         "machine/__init__",
         "machine/processes",
         *(
