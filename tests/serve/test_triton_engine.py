@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -15,6 +16,7 @@ from tests.serve.test_serving import PROMPT, active_requests, echoed, post
 from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import ModelRole
 from trtforge.package.config import PackageConfig
+from trtforge.package.parameters import text_parameters
 from trtforge.package.triton_models import ModelCode
 from trtforge.serve.client import Sampling, generate, stream_text
 
@@ -24,9 +26,16 @@ def code_for_triton(role: ModelRole, backend: str) -> ModelCode:
     return "triton" if role in ("ensemble", "tensorrt_llm_bls") else "1"
 
 
+def parameters_for_triton(*args: Any, **options: Any) -> dict[str, str]:
+    """The text models' parameters without what only models with an engine process have."""
+    return text_parameters(*args, **options) | {"strict_calls": "false"}
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with patch("trtforge.package.triton_models.model_code", code_for_triton):
+    with patch.multiple(
+        "trtforge.package.triton_models", model_code=code_for_triton, text_parameters=parameters_for_triton
+    ):
         repository = package_with_fake_engine(tmp_path_factory.mktemp("triton"), PackageConfig())
     assert (repository / "ensemble" / "1" / "triton_engine.py").is_file()
     assert not (repository / "ensemble" / "1" / "served_engine.py").exists()
