@@ -5,7 +5,6 @@ the same; that package is not needed here.
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,16 +19,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from responder import RequestFailed
 
+from trtforge.core.template_messages import TemplateMessages
+
 _MOST_MESSAGES = 4096
 _FIELDS = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
 )
 _SHOWN = 200
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
-_CHANNEL = "<|channel|>"
-_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
-_CONTENT_IS_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+none")
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class ChatTemplate:
         Raises RequestFailed for other JSON, for fields of wrong types, and for messages that the template refuses.
         """
         request = _parsed(text)
-        messages = [_with_reasoning(message) for message in request["messages"]]
+        messages = list(request["messages"])
         tools = request.get("tools") or None
         to_continue = bool(request.get("continue_final_message", False))
         if to_continue:
@@ -93,31 +90,15 @@ class ChatTemplate:
 
 
 class _Template:
-    """One template. Calls in earlier messages are shown to it as it expects them.
-
-    Most templates take the arguments of a call as an object; those of DeepSeek V3 and R1 append them to a text, and
-    show calls only in messages without content, which they test by `is none`. gpt-oss's refuses a message that has
-    reasoning, content and a call, which it shows as reasoning if there is only one of them.
-    """
+    """One template, and what it expects of messages."""
 
     def __init__(self, environment: ImmutableSandboxedEnvironment, source: str) -> None:
         self._template = environment.from_string(source)
-        self._is_harmony = _CHANNEL in source
-        self._tests_content = _DEEPSEEK_CALL in source and _CONTENT_IS_NONE.search(source) is not None
+        self._messages = TemplateMessages(source)
 
-    def render(self, messages: list[dict[str, Any]], values: Mapping[str, Any]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> str:
         """The prompt. Raises what Jinja and the template's expressions raise."""
-        if self._tests_content:
-            messages = [_without_empty_content(message) for message in messages]
-        if self._is_harmony:
-            messages = [_with_content_as_reasoning(message) for message in messages]
-        try:
-            return self._template.render(**{**values, "messages": messages})
-        except TypeError:
-            written = [_with_written_arguments(message) for message in messages]
-            if written == messages:
-                raise
-            return self._template.render(**{**values, "messages": written})
+        return self._messages.rendered(lambda shown: self._template.render(**{**values, "messages": shown}), messages)
 
 
 class _Generation(Extension):
@@ -181,38 +162,6 @@ def _check_messages(messages: object) -> None:
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RequestFailed(f"messages: message {index} has no role")
-
-
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its reasoning under all the names that templates read."""
-    found = next((message[name] for name in _REASONING if message.get(name) is not None), None)
-    return message if found is None else {"thinking": found, **message, "reasoning_content": found}
-
-
-def _without_empty_content(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "content": None} if message.get("tool_calls") and message.get("content") == "" else message
-
-
-def _with_content_as_reasoning(message: dict[str, Any]) -> dict[str, Any]:
-    content, reasoning = message.get("content"), message.get("thinking")
-    if not message.get("tool_calls") or not isinstance(content, str) or not content or not isinstance(reasoning, str):
-        return message
-    return {**message, "thinking": f"{reasoning}\n\n{content}".lstrip(), "content": ""}
-
-
-def _with_written_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls have their arguments as JSON texts."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    return {**message, "tool_calls": [_with_written(call) for call in calls]}
-
-
-def _with_written(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
-        return call
-    return {**call, "function": {**function, "arguments": _to_json(function["arguments"])}}
 
 
 def _marked(message: dict[str, Any]) -> dict[str, Any]:

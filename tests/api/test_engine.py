@@ -453,6 +453,23 @@ def test_calls_of_strict_functions_have_a_guide(tmp_path: Path) -> None:
     assert guide(Chat(MESSAGES, [strict]), regex="a") == Guide("regex", "a")
 
 
+@pytest.mark.parametrize(
+    ("template", "shown"),
+    [
+        ("{{ c.id }}<|tool_call_begin|>", "functions.look:0<|tool_call_begin|>"),
+        ("{{ 'I ' + c.function.arguments }}", 'I {"at": "ä"}'),
+    ],
+)
+def test_earlier_calls_are_shown_as_the_template_takes_them(template: str, shown: str, tmp_path: Path) -> None:
+    shutil.copytree(DEMO_MODEL, tmp_path, dirs_exist_ok=True)
+    source = f"{{% for m in messages %}}{{% for c in m.tool_calls or [] %}}{template}{{% endfor %}}{{% endfor %}}"
+    (tmp_path / "chat_template.jinja").write_text(source)
+    prompts = Prompts(tmp_path, 2048)
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {"at": "ä"}}}
+    made = prompts.request(Chat([{"role": "assistant", "content": "", "tool_calls": [call]}]), SamplingParams())
+    assert list(made.prompt) == prompts.tokenizer.encode(shown, add_special_tokens=False).ids
+
+
 def test_a_reused_prefix_is_counted(build: Path) -> None:
     text = (DEMO_MODEL / "heldout.txt").read_text().replace("\f", " ")[:400]
     with Engine.load(str(build / "engine"), kv_cache_tokens=1024, threads=1) as engine:

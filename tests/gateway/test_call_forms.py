@@ -80,6 +80,24 @@ DEEPSEEK_31 = (
     '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Rome", "days": 3}<｜tool▁call▁end｜>'
     "<｜tool▁call▁begin｜>time<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 )
+KIMI = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+    '{"city": "Rome", "days": 3}<|tool_call_end|><|tool_call_begin|>functions.time:1<|tool_call_argument_begin|>{}'
+    "<|tool_call_end|><|tool_calls_section_end|>"
+)
+MINIMAX = """<minimax:tool_call>
+<invoke name="weather">
+<parameter name="city">Rome</parameter>
+<parameter name="days">3</parameter>
+</invoke>
+<invoke name="time">
+</invoke>
+</minimax:tool_call>"""
+PHI = '<|tool_call|>{"name": "weather", "arguments": {"city": "Rome", "days": 3}}<|/tool_call|>'
+NEMOTRON = (
+    '<TOOLCALL>[{"name": "weather", "arguments": {"city": "Rome", "days": 3}}, {"name": "time", "arguments": {}}]'
+    "</TOOLCALL>"
+)
 LLAMA = '<function=weather>{"city": "Rome", "days": 3}</function>'
 MISTRAL = 'weather{"city": "Rome", "days": 3}'
 OSS = "<|channel|>commentary to=functions.weather<|message|>"
@@ -127,6 +145,28 @@ TIME = ToolCall("time", "{}")
         ("weather{", "weather{", []),
         (f'{OSS}{{"city": "Rome", "days": 3}}<|call|>', "", [ROME]),
         (f'{OSS}{{"city": "R<|call|> So.', " So.", [ToolCall("weather", '{"city": "R', complete=False)]),
+        (KIMI, "", [ROME, TIME]),
+        (f"So:{KIMI} Wait.", "So: Wait.", [ROME, TIME]),
+        (KIMI.replace("functions.weather:0", " weather: 12 "), "", [ROME, TIME]),
+        (KIMI.partition("<|tool_call_end|>")[0], "", [ROME]),
+        (MINIMAX, "", [ROME, TIME]),
+        (MINIMAX.replace("\n", ""), "", [ROME, TIME]),
+        (MINIMAX.removeprefix("<minimax:tool_call>\n"), "", [ROME, TIME]),
+        (f"<think>So.</think>\n\nI ask.\n{MINIMAX}", "<think>So.</think>\n\nI ask.", [ROME, TIME]),
+        ('An <invoke name="x"> or <invoke name="weather" b', 'An <invoke name="x"> or <invoke name="weather" b', []),
+        (PHI, "", [ROME]),
+        (f"{PHI}{PHI} Wait.", " Wait.", [ROME, ROME]),
+        (PHI.replace("{", "[{", 1).replace("}<", "}]<"), "", [ROME]),
+        (PHI.replace("{", "[{", 1).replace("}<|/tool_call|>", "}] So."), " So.", [ROME]),
+        ('<|tool_call|>{"arguments": {}, "name": "time"}<|/tool_call|>', "", [TIME]),
+        (NEMOTRON, "", [ROME, TIME]),
+        (f"So: {NEMOTRON}", "So:", [ROME, TIME]),
+        (NEMOTRON.replace('"time"', '"rain"') + " So.", " So.", [ROME]),
+        (
+            NEMOTRON.replace("weather", "rain").partition(", {")[0],
+            NEMOTRON.replace("weather", "rain").partition(", {")[0],
+            [],
+        ),
         ("weath", "weath", []),
         ("A <function= or <function=rain> b", "A <function= or <function=rain> b", []),
     ],
@@ -280,7 +320,8 @@ PARTS = [CODER, GLM, DEEPSEEK, DEEPSEEK_31, LLAMA, MISTRAL, "So:", "\n", " ", "<
 PARTS += ["<tool_call>", "</tool_call>", "<function=weather>", "<function=", "</function>", "<parameter=city>\n"]
 PARTS += ["<parameter=days>", "<parameter=", "\n</parameter>", "</parameter>", "Rome", "3", '"', "\\", " " * 500]
 PARTS += ["<arg_key>city</arg_key>", "<arg_value>", "</arg_value>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```"]
-PARTS += ["<think>", "<thi", "</think>", "</th"]
+PARTS += ["<think>", "<thi", "</think>", "</th", KIMI, MINIMAX, PHI, NEMOTRON, "<TOOLCALL>", "</TOOLCALL>", "]", ","]
+PARTS += ["<|tool_call|>[", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", '<invoke name="', 'weather">', "[{"]
 
 
 @given(

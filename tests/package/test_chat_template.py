@@ -136,6 +136,51 @@ def test_gpt_oss_is_shown_what_was_said_between_reasoning_and_a_call(tmp_path: P
     assert shown == [f"{head}I ask.\n\nLet me see.{call}", f"{head}I ask.{call}", f"{head}Let me see.{call}"]
 
 
+def called(name: str, identity: str | None = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": {}}} | ({"id": identity} if identity else {})
+
+
+def test_gpt_oss_is_shown_each_of_several_calls_with_its_results(tmp_path: Path) -> None:
+    source = (
+        "{%- for m in messages %}{%- if m.tool_calls %}{{ '<|channel|>' + m.thinking|default('') }}"
+        "{{ m.tool_calls[0].function.name + (m.tool_calls|length)|string }}"
+        "{%- else %}{{ '(' + m.content + ')' }}{%- endif %}{%- endfor %}"
+    )
+    calls = [called("look", "a"), called("ask", "b"), called("end")]
+    turn = {"role": "assistant", "reasoning_content": "I ask.", "content": "", "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": each, "content": each * 2} for each in "bac"]
+    template = served(ChatTemplate(source, None), tmp_path)
+
+    def shown(*messages: object) -> str:
+        return template.chat(json.dumps(messages)).prompt
+
+    head = "<|channel|>I ask.look1"
+    assert shown(turn, *results, QUESTION[0]).startswith(f"{head}(aa)<|channel|>ask1(bb)<|channel|>end1(cc)( What")
+    assert shown(turn) == f"{head}<|channel|>ask1<|channel|>end1"
+    assert shown(turn, results[0], turn) == f"{head}<|channel|>ask1(bb)<|channel|>end1" + shown(turn)
+    assert shown({**turn, "tool_calls": calls[:1]}, *results) == f"{head}(bb)(aa)(cc)"
+
+
+def test_kimi_k2_is_shown_ids_that_name_functions(tmp_path: Path) -> None:
+    source = (
+        "{%- for m in messages %}{%- for c in m.tool_calls or [] %}{{ '<|tool_call_begin|>' + c.id|string }}"
+        "{%- endfor %}{{ m.tool_call_id }}{{ m.content }};{%- endfor %}"
+    )
+    turn = {"role": "assistant", "content": "", "tool_calls": [called("look", "a"), called("ask", "b")]}
+    talk = [turn, {"role": "tool", "tool_call_id": "b", "content": "B"}, {**turn, "tool_calls": [called("look", "c")]}]
+    talk += [{"role": "tool", "tool_call_id": "c", "content": "C"}, {"role": "tool", "content": "?"}]
+    template = served(ChatTemplate(source, None), tmp_path)
+    begin = "<|tool_call_begin|>functions."
+    assert template.chat(json.dumps(talk)).prompt == (
+        f"{begin}look:0{begin}ask:1;functions.ask:1B;{begin}look:2;functions.look:2C;?;"
+    )
+    odd = [
+        {"role": "assistant", "content": "", "tool_calls": [None, {"id": "x"}, {"id": "y", "function": {"name": 3}}]}
+    ]
+    assert template.chat(json.dumps(odd)).prompt == "<|tool_call_begin|><|tool_call_begin|>x<|tool_call_begin|>y;"
+    assert template.chat(json.dumps([{**turn, "tool_calls": "ab"}])).prompt == "<|tool_call_begin|>" * 2 + ";"
+
+
 def test_earlier_calls_are_shown_to_other_templates_as_they_are(tmp_path: Path) -> None:
     source = "{{ messages[0].content }}{% for c in messages[0].tool_calls %}<{{ c.function.arguments.at }}>{% endfor %}"
     talk = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]

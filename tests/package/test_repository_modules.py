@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trtforge.core.assets import asset_directory
-from trtforge.package.repository import LIBRARIES, own_modules
+from trtforge.package.repository import LIBRARIES, USING_TRTFORGE, own_modules
 
 TEMPLATES = asset_directory("model_repo_templates")
 MODULES = {path.stem for path in (TEMPLATES / "lib").glob("*.py")}
@@ -38,8 +38,9 @@ def test_what_a_model_imports_is_beside_it(role: str, code: str, copied: set[str
 def test_what_it_imports_of_trtforge_is_beside_it_where_that_is_not_installed(
     role: str, code: str, copied: set[str]
 ) -> None:
-    """As in NVIDIA's images: text models of a TensorRT engine, and all models of the LLM API."""
-    included = own_modules("tensorrt_llm" if code == "triton" else "llmapi") if "token_texts" in copied else {}
+    """As in NVIDIA's images: models of a TensorRT engine that Triton does not run, and all models of the LLM API."""
+    uses = not USING_TRTFORGE.isdisjoint(copied)
+    included = own_modules("tensorrt_llm" if code == "triton" else "llmapi") if uses else {}
     own = [*files(role, code, copied), *included.values()]
     wanted = {name for file in own for name in imported(file) if name.split(".")[0] == "trtforge"}
     held = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in included}

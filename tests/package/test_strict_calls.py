@@ -73,6 +73,14 @@ WRITTEN = {
 {{ c.arguments | tojson }}
 ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>""",
     "deepseek v3.1": """<｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>{{ c.arguments | tojson }}<｜tool▁call▁end｜>""",
+    "kimi": """<|tool_calls_section_begin|><|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>\
+{{ c.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>""",
+    "minimax": """<minimax:tool_call>
+<invoke name="{{ c.name }}">
+{% for key, value in c.arguments.items() %}<parameter name="{{ key }}">{{ value }}</parameter>
+{% endfor %}</invoke>
+</minimax:tool_call>""",
+    "phi": """<|tool_call|>{{ c | tojson }}<|/tool_call|>""",
     "mistral": """[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}""",
     "gpt-oss": """<|channel|>commentary to=functions.{{ c.name }}<|message|>{{ c.arguments | tojson }}<|call|>""",
     "arguments first": """<tool_call>{"arguments": {{ c.arguments | tojson }}, "name": "{{ c.name }}"}</tool_call>""",
@@ -80,13 +88,17 @@ WRITTEN = {
     "refuses": "{{ raise_exception('no calls') }}",
 }
 """How templates in the formats of these families write a call."""
-FORMS = ("hermes", "on one line", "coder", "glm", "deepseek v3", "deepseek v3.1")
+FORMS = ("hermes", "on one line", "coder", "glm", "deepseek v3", "deepseek v3.1", "kimi", "minimax", "phi")
 TAGGED = "".join(
     f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
     for name, value in VALUES.items()
 )
 KEYED = "".join(
     f"<arg_key>{name}</arg_key>\n<arg_value>{value if isinstance(value, str) else json.dumps(value)}</arg_value>\n"
+    for name, value in VALUES.items()
+)
+NAMED = "".join(
+    f'<parameter name="{name}">{value if isinstance(value, str) else json.dumps(value)}</parameter>\n'
     for name, value in VALUES.items()
 )
 CALLS = {
@@ -101,6 +113,12 @@ CALLS = {
     "deepseek v3.1": (
         f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
+    "kimi": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:10<|tool_call_argument_begin|>"
+        f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "minimax": f'<minimax:tool_call>\n<invoke name="weather">\n{NAMED}</invoke>\n</minimax:tool_call>',
+    "phi": f'<|tool_call|>{{"name": "weather", "arguments": {ARGUMENTS}}}<|/tool_call|>',
 }
 NOW = {
     "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
@@ -109,6 +127,9 @@ NOW = {
     "glm": "<tool_call>now\n</tool_call>",
     "deepseek v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>",
     "deepseek v3.1": "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+    "kimi": "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
+    "minimax": '<invoke name="now">\n</invoke>',
+    "phi": '<|tool_call|>{"name": "now", "arguments": {}}<|/tool_call|>',
 }
 ENDS = ("</parameter>", "</arg_value>", '"', "<", "}", "]")
 CHARACTERS = ["", *map(chr, range(32, 127)), "\n", "é", "｜", "▁", *ENDS[:2]]
@@ -261,6 +282,9 @@ def test_a_schema_is_not_longer_than_it_has_to_be(name: str) -> None:
         ("coder", TOOLS, ("</parameter>",)),
         ("glm", TOOLS, ("<arg_key>",)),
         ("deepseek v3", TOOLS, ("<｜tool▁sep｜>",)),
+        ("kimi", TOOLS, ("<|tool_call_argument_begin|>",)),
+        ("minimax", TOOLS, ("</invoke>",)),
+        ("phi", TOOLS, ("<|/tool_call|>",)),
     ],
 )
 def test_without_a_strict_function_or_a_form_that_can_be_guided_there_is_no_guide(

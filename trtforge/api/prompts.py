@@ -14,6 +14,7 @@ from trtforge.api.prompt_tables import prompt_table
 from trtforge.api.sampling_params import MOST_ID, SamplingParams
 from trtforge.core.errors import ForgeError, RequestError, first_line
 from trtforge.core.strict_calls import PROBE, StrictCalls, functions_of
+from trtforge.core.template_messages import Message, TemplateMessages
 from trtforge.engine_process.requests import GenerationRequest, Guide, LookaheadSizes, PromptTable, with_seed
 from trtforge.formats.chat_template import ChatTemplate, read_chat_template
 from trtforge.formats.special_tokens import read_special_tokens
@@ -192,21 +193,26 @@ class Prompts:
         found = self._template
         if found is None:
             raise RequestError("the tokenizer has no chat template", hint="Give the prompt as text.")
-        try:
-            render: Any = render_jinja_template  # its annotations are not those of what it takes and returns
-            rendered, _ = render(
-                conversations=[list(chat.messages)],
+        source = (found.tool_template if chat.tools else None) or found.template
+
+        def render(messages: list[Message]) -> str:
+            render_: Any = render_jinja_template  # its annotations are not those of what it takes and returns
+            rendered, _ = render_(
+                conversations=[messages],
                 tools=list(chat.tools) or None,
-                chat_template=(found.tool_template if chat.tools else None) or found.template,
+                chat_template=source,
                 add_generation_prompt=True,
                 **found.special_tokens,
             )
+            return str(rendered[0])
+
+        try:
+            return TemplateMessages(source).rendered(render, chat.messages)
         except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise RequestError(
                 f"the chat template refuses the messages: {first_line(error)}",
                 hint="Give messages with role and content, in the order that the model was trained on.",
             ) from None
-        return str(rendered[0])
 
 
 def _token_ids(prompt: Tokens) -> list[int]:

@@ -44,16 +44,26 @@ PROBE: Mapping[str, Any] = {
 _CALL, _CALL_END = "<tool_call>", "</tool_call>"
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _DEEPSEEK_CALL, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_INVOKE, _INVOKE_END = '<invoke name="', "</invoke>"
+_KIMI_CALL, _KIMI_ARGUMENTS, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_JSON_TAGS = ((_CALL, _CALL_END), ("<|tool_call|>", "<|/tool_call|>"))
 _SHOWN_CODER = re.compile(rf"{_FUNCTION}{_NAME}>\s*<parameter={_KEY}>")
 _SHOWN_GLM = re.compile(rf"{_CALL}{_NAME}\s*<arg_key>{_KEY}</arg_key>")
 _ARGUMENTS = rf'\{{"{_KEY}": ?"{_VALUE}"\}}'
-_SHOWN_HERMES = re.compile(
-    rf'(?P<begin>{_CALL}\s{{0,9}}\{{"name": ?"{_NAME}", ?"(?:arguments|parameters)": ?){_ARGUMENTS}'
-    rf"(?P<end>\}}\s{{0,9}}{_CALL_END})"
-)
+_SHOWN_JSON = {
+    begin: re.compile(
+        rf'(?P<begin>{re.escape(begin)}\s{{0,9}}\{{"name": ?"{_NAME}", ?"(?:arguments|parameters)": ?){_ARGUMENTS}'
+        rf"(?P<end>\}}\s{{0,9}}{re.escape(end)})"
+    )
+    for begin, end in _JSON_TAGS
+}
 _SHOWN_DEEPSEEK = re.compile(
     rf"(?P<begin>{_DEEPSEEK_CALL}(?:function<[^<>]+>{_NAME}|{_NAME}<[^<>]+>)[^{{]{{0,99}}){_ARGUMENTS}"
     rf"(?P<end>[^<]{{0,99}}{_DEEPSEEK_END})"
+)
+_SHOWN_MINIMAX = re.compile(rf'{_INVOKE}{_NAME}">\s*<parameter name="{_KEY}">')
+_SHOWN_KIMI = re.compile(
+    rf"{re.escape(_KIMI_CALL)}[^<>]+{re.escape(_KIMI_ARGUMENTS)}{_ARGUMENTS}{re.escape(_KIMI_END)}"
 )
 _THINK = re.compile(r"<(?P<name>(?:\w+:)?think)>")
 _MARKS = re.compile(r"<[^<>\s]+>")
@@ -61,6 +71,7 @@ _LENGTH = re.compile('"(?:min|max)Length"')
 _BLANKS = 16
 """Characters of white space in a row within arguments: a model could go on with it for ever."""
 _BLANK: Mapping[str, Any] = {"type": "regex", "pattern": rf"[ \n\r\t]{{0,{_BLANKS}}}"}
+_NUMBER: Mapping[str, Any] = {"type": "regex", "pattern": "[0-9]{1,4}"}
 _ANY_TEXT: Mapping[str, Any] = {"type": "any_text"}
 _COMMENTS = ("description", "title", "$comment")
 
@@ -70,7 +81,8 @@ class _Form:
     """How a call is written: `begin`, with the function's name, the arguments in one of xgrammar's styles, and `end`.
 
     `trigger`: the part of `begin` after which nothing but a call may follow. `argument`: what begins and ends each of
-    the arguments between tags; `marks`: what these values must not hold, because it would end them.
+    the arguments between tags; `marks`: what these values must not hold, because it would end them; `numbered`: `begin`
+    is followed by a number and this text.
     """
 
     trigger: str
@@ -79,12 +91,16 @@ class _Form:
     style: str = "json"
     argument: tuple[str, str] | None = None
     marks: tuple[str, ...] = ()
+    numbered: str = ""
 
     def tag(self, name: str, schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The tag of one function's calls; without a schema they take any arguments."""
         quoted = json.dumps(name, ensure_ascii=False)[1:-1] if f'"{_NAME}"' in self.begin else name
         begin = self.begin.replace(_NAME, quoted)
-        return {"type": "tag", "begin": begin, "content": self._arguments(schema), "end": self.end}
+        content = self._arguments(schema)
+        if self.numbered:
+            content = _sequence(_NUMBER, {"type": "const_string", "value": self.numbered}, content)
+        return {"type": "tag", "begin": begin, "content": content, "end": self.end}
 
     def _arguments(self, schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
         if schema is None and self.argument is not None:
@@ -108,6 +124,16 @@ _QWEN3_CODER = _Form(
     ("</parameter>", "<parameter=", _FUNCTION_END),
 )
 _GLM = _Form(_CALL, f"{_CALL}{_NAME}", _CALL_END, "glm_xml", ("<arg_key>", "</arg_value>"), ("</arg_value>",))
+_MINIMAX = _Form(
+    _INVOKE,
+    f'{_INVOKE}{_NAME}">',
+    _INVOKE_END,
+    "minimax_xml",
+    ('<parameter name="', "</parameter>"),
+    ("</parameter>",),
+)
+_KIMI = _Form(_KIMI_CALL, f"{_KIMI_CALL}functions.{_NAME}:", _KIMI_END, numbered=_KIMI_ARGUMENTS)
+_SHOWN = {_SHOWN_CODER: _QWEN3_CODER, _SHOWN_GLM: _GLM, _SHOWN_MINIMAX: _MINIMAX, _SHOWN_KIMI: _KIMI}
 
 
 class StrictCalls:
@@ -121,7 +147,8 @@ class StrictCalls:
         self._think = None if think is None else (f"<{think['name']}>", f"</{think['name']}>")
         self._form = _form_in(shown)
         if self._form is not None:
-            written = {*_MARKS.findall(self._form.begin + self._form.end), *self._form.marks, *(self._think or ())}
+            written = {*_MARKS.findall(self._form.begin + self._form.numbered + self._form.end), *self._form.marks}
+            written |= set(self._think or ())
             written |= set(self._form.argument or ())
             special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
             self._form = None if written & special else self._form  # no guide allows these tokens
@@ -149,11 +176,10 @@ class StrictCalls:
 
 def _form_in(shown: str) -> _Form | None:
     """The form of the call that a template shows."""
-    if _SHOWN_CODER.search(shown):
-        return _QWEN3_CODER
-    if _SHOWN_GLM.search(shown):
-        return _GLM
-    for trigger, pattern in ((_CALL, _SHOWN_HERMES), (_DEEPSEEK_CALL, _SHOWN_DEEPSEEK)):
+    for pattern, form in _SHOWN.items():
+        if pattern.search(shown):
+            return form
+    for trigger, pattern in {**_SHOWN_JSON, _DEEPSEEK_CALL: _SHOWN_DEEPSEEK}.items():
         if found := pattern.search(shown):
             return _Form(trigger, found["begin"], found["end"])
     return None

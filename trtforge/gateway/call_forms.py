@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from trtforge.core import harmony
 from trtforge.gateway.tagged_arguments import ParameterTags
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-FUNCTION = "<function="
+OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+JSON_TAGS = {OPEN: _CLOSE, "<|tool_call|>": "<|/tool_call|>", "<TOOLCALL>": "</TOOLCALL>"}
+"""What stands around the JSON of a call, or of an array of calls."""
+FUNCTIONS = ("<function=", '<invoke name="')
+"""What the name of a function follows."""
 ARGUMENTS = ("arguments", "parameters")
 _FUNCTION_END = "</function>"
 _BLANK = r"\s{0,99}"
@@ -29,6 +32,13 @@ NAME_SO_FAR = re.compile(rf"{_BLANK}(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<whole>\{{
 LONGEST_HEAD = 1000
 _CALLS, _CALL, _SEPARATOR = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
 _CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
+_KIMI_CALLS, _KIMI_CALL, _KIMI_ARGUMENTS = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+)
+_KIMI_CALL_END, _KIMI_CALLS_END = "<|tool_call_end|>", "<|tool_calls_section_end|>"
+_MINIMAX_CALLS, _MINIMAX_CALLS_END = "<minimax:tool_call>", "</minimax:tool_call>"
 
 
 @dataclass(frozen=True)
@@ -36,14 +46,15 @@ class CallForm:
     """A call between tags.
 
     `head`: all up to the arguments; `closing`: what may follow them, in this order; `tags`: of arguments that are not
-    JSON; `in_object`: the JSON of the arguments is the last value of an object; `end`: what ends them even within a
-    string.
+    JSON; `in_object`: the JSON of the arguments is the last value of an object; `in_array`: that object is the first of
+    an array; `end`: what ends them even within a string.
     """
 
     head: re.Pattern[str]
     closing: Sequence[str]
     tags: ParameterTags | None = None
     in_object: bool = False
+    in_array: bool = False
     end: str = ""
 
 
@@ -61,13 +72,27 @@ _GLM = ParameterTags(
     ends=("</arg_value>",),
 )
 
+_MINIMAX = ParameterTags(
+    re.compile(rf'{_BLANK}<parameter name="(?P<name>[^"<>]{{1,256}})">'),
+    begins_with='<parameter name="',
+    end=re.compile("</parameter>"),
+    ends=("</parameter>",),
+)
+
 TAGGED = (
-    CallForm(re.compile(rf"{OPEN}{_BLANK}{_HEAD}"), (CLOSE,), in_object=True),  # Hermes, Qwen 2.5 and 3
+    *(  # Hermes, Qwen 2.5 and 3; Phi-4-mini; Nemotron
+        CallForm(re.compile(rf"{re.escape(begin)}{_BLANK}{_HEAD}"), (end,), in_object=True)
+        for begin, end in JSON_TAGS.items()
+    ),
+    *(
+        CallForm(re.compile(rf"{re.escape(begin)}{_BLANK}\[{_BLANK}{_HEAD}"), ("]", end), in_object=True, in_array=True)
+        for begin, end in JSON_TAGS.items()
+    ),
     CallForm(  # Qwen3-Coder
-        re.compile(rf"(?:{OPEN}{_BLANK})?<function={_NAME}>{_BLANK}(?=<)"), (_FUNCTION_END, CLOSE), _QWEN3_CODER
+        re.compile(rf"(?:{OPEN}{_BLANK})?<function={_NAME}>{_BLANK}(?=<)"), (_FUNCTION_END, _CLOSE), _QWEN3_CODER
     ),
     CallForm(re.compile(rf"<function={_NAME}>{_BLANK}{_OBJECT}"), (_FUNCTION_END,)),  # Llama 3.1's own functions
-    CallForm(re.compile(rf"{OPEN}{_BLANK}{_NAME}{_BLANK}(?=<)"), (CLOSE,), _GLM),  # GLM 4.5 to 4.7
+    CallForm(re.compile(rf"{OPEN}{_BLANK}{_NAME}{_BLANK}(?=<)"), (_CLOSE,), _GLM),  # GLM 4.5 to 4.7
     CallForm(  # DeepSeek V3, R1
         re.compile(rf"(?:{_CALLS}{_BLANK})?{_CALL}function{_SEPARATOR}{_NAME}\n```json\n{_BLANK}{_OBJECT}"),
         ("```", _CALL_END, _CALLS_END),
@@ -75,13 +100,27 @@ TAGGED = (
     CallForm(  # DeepSeek V3.1
         re.compile(rf"(?:{_CALLS}{_BLANK})?{_CALL}{_NAME}{_SEPARATOR}{_BLANK}{_OBJECT}"), (_CALL_END, _CALLS_END)
     ),
+    CallForm(  # Kimi K2
+        re.compile(
+            rf"(?:{re.escape(_KIMI_CALLS)}{_BLANK})?{re.escape(_KIMI_CALL)}{_BLANK}(?:functions\.)?{_NAME}"
+            rf"(?::{_BLANK}\d{{1,9}})?{_BLANK}{re.escape(_KIMI_ARGUMENTS)}{_BLANK}{_OBJECT}"
+        ),
+        (_KIMI_CALL_END, _KIMI_CALLS_END),
+    ),
+    CallForm(  # MiniMax M2
+        re.compile(rf'(?:{_MINIMAX_CALLS}{_BLANK})?<invoke name="{_NAME}">{_BLANK}(?=<)'),
+        ("</invoke>", _MINIMAX_CALLS_END),
+        _MINIMAX,
+    ),
     CallForm(  # gpt-oss, as `HarmonyText` leaves it
         re.compile(rf"{re.escape(harmony.CALL_HEAD)}{_NAME}{re.escape(harmony.MESSAGE)}{_BLANK}(?=\{{)"),
         (harmony.CALL,),
         end=harmony.CALL,
     ),
 )
-FUNCTION_SO_FAR = re.compile(rf"<function=(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<whole>>{_BLANK}(?:\{{{_BLANK})?)?")
-MARKS = (OPEN, FUNCTION, _CALLS, _CALL, harmony.CALL_HEAD)
+FUNCTION_SO_FAR = re.compile(
+    rf'(?:{"|".join(FUNCTIONS)})(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<whole>"?>{_BLANK}(?:\{{{_BLANK})?|")?'
+)
+MARKS = (*JSON_TAGS, *FUNCTIONS, _CALLS, _CALL, _KIMI_CALLS, _KIMI_CALL, _MINIMAX_CALLS, harmony.CALL_HEAD)
 """How the forms begin."""
 MARK = re.compile("|".join(map(re.escape, MARKS)))

@@ -16,16 +16,15 @@ from trtforge.core.stop_text import overlap
 from trtforge.gateway.call_forms import (
     ARGUMENTS,
     BARE,
-    CLOSE,
     FIRST,
-    FUNCTION,
     FUNCTION_SO_FAR,
+    FUNCTIONS,
+    JSON_TAGS,
     LONGEST_HEAD,
     MARK,
     MARKS,
     NAME_SO_FAR,
     NEXT,
-    OPEN,
     TAGGED,
     CallForm,
 )
@@ -173,9 +172,10 @@ class CallReader:
                 self._begin(head)
                 self._read_form(form, head["name"])
                 return True
-        if self._unread.startswith(OPEN):
-            return self._tagged_json()
-        is_function = self._unread.startswith(FUNCTION)
+        for begin, end in JSON_TAGS.items():
+            if self._unread.startswith(begin):
+                return self._tagged_json(begin, end)
+        is_function = self._unread.startswith(FUNCTIONS)
         may_be = self._may_be_of(FUNCTION_SO_FAR) if is_function else len(self._unread) <= LONGEST_HEAD
         if may_be and not self._last:
             return False
@@ -185,20 +185,20 @@ class CallReader:
     def _read_form(self, form: CallForm, name: str) -> None:
         self._closing_tags, self._certain_end = form.closing, form.end
         if form.tags is None:
-            self._read_json(self._closing, in_object=form.in_object)
+            self._read_json(self._listed if form.in_array else self._closing, in_object=form.in_object)
         else:
             self._tagged = TaggedArguments(form.tags, self._use.types[name])
             self._read = self._parameters
 
-    def _tagged_json(self) -> bool:
+    def _tagged_json(self, tag: str, end_tag: str) -> bool:
         """A tag with JSON that does not begin as a call does."""
-        end = self._unread.find(CLOSE)
+        end = self._unread.find(end_tag)
         if end < 0 and not self._last:
             return self._await_tag()
         end = len(self._unread) if end < 0 else end
-        if self._parsed(self._unread[len(OPEN) : end]):
+        if self._parsed(self._unread[len(tag) : end]):
             self._take(end)
-            self._closing_tags = (CLOSE,)
+            self._closing_tags = (end_tag,)
             self._read = self._closing
         else:
             self._no_tag()
@@ -260,8 +260,9 @@ class CallReader:
         return self._follows(self._text, ("", ";"))
 
     def _listed(self) -> bool:
-        """After a call in an array: the next one. All else is left out."""
-        return self._follows(self._ignored, (",",))
+        """After a call in an array: the next one. All else is left out, up to the tag that follows the array."""
+        ends = self._closing_tags and self._unread.lstrip().startswith("]")
+        return self._follows(self._closing if ends else self._ignored, (",",))
 
     def _follows(self, otherwise: Callable[[], bool], marks: Sequence[str]) -> bool:
         head = self._known(NEXT.match(self._unread))
@@ -276,8 +277,13 @@ class CallReader:
         return True
 
     def _ignored(self) -> bool:
-        self._take(len(self._unread))
-        return False
+        tag = self._closing_tags[-1] if self._closing_tags else None
+        end = self._unread.find(tag) if tag else -1
+        held = overlap(self._unread, tag) if tag else 0
+        self._take(len(self._unread) - held if end < 0 else end)
+        if end >= 0:
+            self._closing_tags, self._read = self._closing_tags[-1:], self._closing
+        return end >= 0
 
     def _known(self, head: "re.Match[str] | None") -> "re.Match[str] | None":
         return head if head and head["name"] in self._use.names else None

@@ -66,7 +66,15 @@ LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
     "tensorrt_llm_bls": {"1": _ENGINE_TEXT, "triton": (*_TEXT, "drafted_engine", "kserve_messages", "triton_engine")},
 }
 """The modules of lib/ that a model's code imports, copied into each model's directory."""
-_TEXT_MODULES = ("__init__", "core/__init__", "core/detokenizer", "core/harmony", "core/stop_text", "core/token_texts")
+_TEXT_MODULES = (
+    "__init__",
+    "core/__init__",
+    "core/detokenizer",
+    "core/harmony",
+    "core/stop_text",
+    "core/template_messages",
+    "core/token_texts",
+)
 _OWN_MODULES: Mapping[str, tuple[str, ...]] = {
     "torch": (),
     "tensorrt_llm": _TEXT_MODULES,
@@ -104,6 +112,8 @@ _OWN_MODULES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """The trtforge modules that these import, by backend: NVIDIA's images lack them. None needs another package."""
+USING_TRTFORGE = frozenset({"chat_template", "token_texts"})
+"""The modules of lib/ by which a model is known to import them."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +164,7 @@ class RepositoryWriter:
         shutil.copyfile(self.templates / model.role / model.code / "model.py", version / "model.py")
         for name in LIBRARIES[model.role][model.code]:
             shutil.copyfile(self.templates / "lib" / f"{name}.py", version / f"{name}.py")
-        if "token_texts" in LIBRARIES[model.role][model.code]:
+        if not USING_TRTFORGE.isdisjoint(LIBRARIES[model.role][model.code]):
             for module, path in self.own_modules.items():
                 target = version / module
                 target.parent.mkdir(parents=True, exist_ok=True)
