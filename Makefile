@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLIENTS := build/clients
-LEVELS = $(shell grep -lE 'kernel_levels|level: Native|EVERY' tests/runtime/test_*.py tests/runtime/cuda/test_*.py)
+KERNELS = $(shell grep -lE 'kernel_levels|level: Native' tests/runtime/test_*.py) tests/runtime/cuda
 MEMORY := tests/calibrate/test_memory.py tests/verify/test_memory.py
 # The CPU build where the package index offers one; a range would fetch gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
@@ -13,7 +13,7 @@ TORCH ?= torch==2.13.0
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-memory test-levels test-clients test-gpu check coverage bench bench-gpu bench-peers assault soak clean
+.PHONY: help install demo test test-memory test-kernels test-clients test-gpu check coverage bench bench-gpu bench-peers assault soak clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,14 +30,14 @@ $(STAMP): pyproject.toml
 demo: install ## Build the demo model in INT4-AWQ, serve it with Triton, stream one answer.
 	$(BIN)/python recipes/run_demo.py
 
-test: install ## All tests that need no GPU, in three processes, as those with servers mostly wait.
-	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu" $(addprefix --ignore=,$(MEMORY))
+test: install ## Tests that need no GPU, in three processes, as those with servers mostly wait.
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu" $(addprefix --ignore=,$(MEMORY) $(KERNELS))
 
 test-memory: install ## That calibration and verification of larger models stay within their limits of memory.
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(MEMORY)
 
-test-levels: install ## The CPU kernels with every set of instructions that runs here, the GPU kernels for older GPUs too.
-	TRTFORGE_TEST_LEVELS=all $(BIN)/python -m pytest $(PARALLEL) $(LEVELS)
+test-kernels: install ## The CPU kernels with every set of instructions that runs here, the GPU kernels on an interpreter.
+	TRTFORGE_TEST_LEVELS=all $(BIN)/python -m pytest $(PARALLEL) -m "not gpu" $(KERNELS)
 
 test-clients: $(CLIENTS)/.installed ## Other projects' clients and test suites against OpenAI's API, in an environment of their own.
 	$(CLIENTS)/bin/python -m pytest -o asyncio_mode=auto -o asyncio_default_test_loop_scope=session tests/clients

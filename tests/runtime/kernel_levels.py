@@ -1,6 +1,6 @@
 """The CPU kernels as they are compiled for machines with fewer instructions than this one has.
 
-Tests compile two of the levels; with TRTFORGE_TEST_LEVELS=all (`make test-levels`) all that this machine can run.
+Tests compile two of the levels; with TRTFORGE_TEST_LEVELS=all (`make test-kernels`) all that this machine can run.
 """
 
 import functools

@@ -22,7 +22,7 @@ from trtforge.runtime.decoder.scores import FusedScores, Scores, SoftmaxScores
 
 DEVICE = torch.device("cpu" if triton.knobs.runtime.interpret else "cuda")
 EVERY = kernel_levels.EVERY or DEVICE.type == "cuda"
-"""Whether tests shall compute all cases: the interpreter, which is slow, does with `make test-levels`."""
+"""Whether tests shall compute all cases: the interpreter, which is slow, does with `make test-kernels`."""
 
 
 def launcher() -> Launcher:
