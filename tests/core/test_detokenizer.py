@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from tests.conftest import DEMO_MODEL
-from trtforge.core.detokenizer import Detokenizer
+from trtforge.core.detokenizer import Detokenizer, special_ids
 
 TEXTS = [
     "Hello world, this is it.",
@@ -156,3 +156,17 @@ def test_context_gives_the_space_between_prompt_and_answer(name: str) -> None:
     prompt, whole = tokenizer.encode("Hello").ids, tokenizer.encode("Hello world").ids
     assert whole[: len(prompt)] == prompt
     assert "".join(stream(tokenizer, [[i] for i in whole[len(prompt) :]], tuple(prompt))) == " world"
+
+
+def test_tokens_that_divide_the_answers_of_mistral_are_part_of_the_text() -> None:
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    text = '[THINK]a[/THINK]b[TOOL_CALLS]weather[CALL_ID]ABCdef123[ARGS]{"city": "Rome"}'
+    names = ["[INST]", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"]
+    tokenizer.add_special_tokens(names)
+    ids = tokenizer.encode(f"[INST]{text}[INST]", add_special_tokens=False).ids
+    assert Detokenizer(tokenizer).push(ids) == text
+    special = {tokenizer.id_to_token(token) for token in special_ids(tokenizer)}
+    assert special.intersection(names) == {"[INST]"}
+    other = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    other.add_special_tokens(["[ARGS]"])
+    assert "[ARGS]" in {other.id_to_token(token) for token in special_ids(other)}

@@ -25,6 +25,10 @@ from trtforge.core.reasoning import REASONING_PARSERS, ReasoningParser, Reasonin
         ("qwen3", "\n\nFour.", "", "\n\nFour."),
         ("qwen3", "Four. <think>I add.</think>", "", "Four. <think>I add.</think>"),
         ("qwen3", "<thin", "", "<thin"),
+        ("qwen3", "[THINK]I </think> add.[/THINK]Four.", "I </think> add.", "Four."),
+        ("deepseek-r1", "[THINK]I add.[/THIN", "I add.[/THIN", ""),
+        ("deepseek-r1", "I [/THINK] add.</think>Four.", "I [/THINK] add.", "Four."),
+        ("qwen3", "[TH", "", "[TH"),
         ("qwen3", "<think>I a", "I a", ""),
         ("qwen3", "  ", "", "  "),
         ("qwen3", "", "", ""),
@@ -34,7 +38,7 @@ def test_reasoning_and_answer_are_told_apart(parser: ReasoningParser, text: str,
     assert ReasoningText(parser).push(text, last=True) == (reasoning, content)
 
 
-PARTS = ("<think>", "</think>", "<", "</", "think>", "\n", " ", "é", "a")
+PARTS = ("<think>", "</think>", "[THINK]", "[/THINK]", "[", "<", "</", "think>", "\n", " ", "é", "a")
 
 
 @given(

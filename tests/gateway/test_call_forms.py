@@ -100,6 +100,7 @@ NEMOTRON = (
 )
 LLAMA = '<function=weather>{"city": "Rome", "days": 3}</function>'
 MISTRAL = 'weather{"city": "Rome", "days": 3}'
+ARGS = 'weather[CALL_ID]ABCdef123[ARGS]{"city": "Rome", "days": 3}'
 OSS = "<|channel|>commentary to=functions.weather<|message|>"
 ROME = ToolCall("weather", '{"city": "Rome", "days": 3}')
 TIME = ToolCall("time", "{}")
@@ -139,6 +140,13 @@ TIME = ToolCall("time", "{}")
         (f"{LLAMA}{LLAMA}", "", [ROME, ROME]),
         (MISTRAL, "", [ROME]),
         (f"{MISTRAL}time{{}}", "", [ROME, TIME]),
+        (f"[TOOL_CALLS]{MISTRAL}[TOOL_CALLS]time{{}}", "", [ROME, TIME]),
+        (f"I ask.[TOOL_CALLS]{ARGS}[TOOL_CALLS]time[CALL_ID]bcdefghij[ARGS]{{}} So.", "I ask. So.", [ROME, TIME]),
+        (f"I ask.[TOOL_CALLS] {NEMOTRON[10:-11]}", "I ask.", [ROME, TIME]),
+        (f"[TOOL_CALLS]{NEMOTRON[10:-11]}\nSo.", "\nSo.", [ROME, TIME]),
+        ('So:[TOOL_CALLS] [{"arguments": {}, "id": "a", "name": "time"}]', "So:", [TIME]),
+        ('[TOOL_CALLS][{"name": "time", "arguments": {}, "id": "a"}, {"name": "rain", "arguments": []}]', "", [TIME]),
+        ("[TOOL_CALLS]rain{} [TOOL", "[TOOL_CALLS]rain{} [TOOL", []),
         (f"{MISTRAL} it is.", " it is.", [ROME]),
         ("weather {it is}", "weather {it is}", []),
         ("weather{x} is it", "weather{x} is it", []),
@@ -166,6 +174,11 @@ TIME = ToolCall("time", "{}")
             NEMOTRON.replace("weather", "rain").partition(", {")[0],
             NEMOTRON.replace("weather", "rain").partition(", {")[0],
             [],
+        ),
+        (
+            f"[THINK]I may [TOOL_CALLS]{ARGS}.[/THINK][TOOL_CALLS]{ARGS}",
+            f"[THINK]I may [TOOL_CALLS]{ARGS}.[/THINK]",
+            [ROME],
         ),
         ("weath", "weath", []),
         ("A <function= or <function=rain> b", "A <function= or <function=rain> b", []),
@@ -320,8 +333,24 @@ PARTS = [CODER, GLM, DEEPSEEK, DEEPSEEK_31, LLAMA, MISTRAL, "So:", "\n", " ", "<
 PARTS += ["<tool_call>", "</tool_call>", "<function=weather>", "<function=", "</function>", "<parameter=city>\n"]
 PARTS += ["<parameter=days>", "<parameter=", "\n</parameter>", "</parameter>", "Rome", "3", '"', "\\", " " * 500]
 PARTS += ["<arg_key>city</arg_key>", "<arg_value>", "</arg_value>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```"]
-PARTS += ["<think>", "<thi", "</think>", "</th", KIMI, MINIMAX, PHI, NEMOTRON, "<TOOLCALL>", "</TOOLCALL>", "]", ","]
+PARTS += [
+    "<think>",
+    "<thi",
+    "</think>",
+    "</th",
+    "[THINK]",
+    "[/THINK]",
+    KIMI,
+    MINIMAX,
+    PHI,
+    NEMOTRON,
+    "<TOOLCALL>",
+    "</TOOLCALL>",
+    "]",
+    ",",
+]
 PARTS += ["<|tool_call|>[", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", '<invoke name="', 'weather">', "[{"]
+PARTS += ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", ARGS]
 
 
 @given(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from trtforge.core import harmony
+from trtforge.core import harmony, mistral_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -19,9 +19,13 @@ _MOST_HELD, _LAST_HELD = 32, 4
 
 
 def special_ids(tokenizer: "Tokenizer") -> frozenset[int]:
-    """The ids of special tokens, which give no text. Those that divide an answer in Harmony do."""
+    """The ids of special tokens, which give no text. Those that divide answers in Harmony or of Mistral do."""
     special = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    kept = harmony.TOKENS if {harmony.CHANNEL, harmony.MESSAGE} <= set(special.values()) else frozenset()
+    kept = set[str]()
+    if {harmony.CHANNEL, harmony.MESSAGE} <= set(special.values()):
+        kept |= harmony.TOKENS
+    if mistral_tokens.CALLS in special.values():
+        kept |= mistral_tokens.TOKENS
     return frozenset(id for id, content in special.items() if content not in kept)
 
 

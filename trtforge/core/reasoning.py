@@ -1,17 +1,21 @@
 """Reasoning that a model writes before its answer, between `<think>` and `</think>`, apart from the answer's text.
 
+Mistral's models write `[THINK]` and `[/THINK]`.
+
 The names are those of `trtllm-serve --reasoning_parser` (tensorrt_llm/llmapi/reasoning_parser.py).
 """
 
 from collections.abc import Callable, Collection
 from typing import Literal, get_args
 
+from trtforge.core import mistral_tokens
 from trtforge.core.harmony import HarmonyText
 from trtforge.core.stop_text import overlap
 
 ReasoningParser = Literal["deepseek-r1", "qwen3"]
 REASONING_PARSERS: tuple[ReasoningParser, ...] = get_args(ReasoningParser)
-THINK, THINK_END = "<think>", "</think>"
+THOUGHTS = (("<think>", "</think>"), (mistral_tokens.THINK, mistral_tokens.THINK_END))
+"""What begins a thought, and what ends it."""
 
 
 class ReasoningText:
@@ -24,6 +28,7 @@ class ReasoningText:
 
     def __init__(self, parser: ReasoningParser) -> None:
         self._reasons = parser == "deepseek-r1"
+        self._end = THOUGHTS[0][1]
         self._began = False
         """Whether it is known how the answer begins."""
         self._held = ""
@@ -51,9 +56,10 @@ class ReasoningText:
     def _begins(self, *, last: bool) -> bool:
         """Whether it is known if the answer begins with `<think>`, which is taken away."""
         beginning = self._held.lstrip()
-        if beginning.startswith(THINK):
-            self._reasons, self._held = True, beginning[len(THINK) :]
-        elif THINK.startswith(beginning) and not last:
+        tags = begun_thought(beginning)
+        if tags is not None:
+            self._reasons, self._held, self._end = True, beginning[len(tags[0]) :], tags[1]
+        elif may_begin_thought(beginning) and not last:
             return False
         else:
             self._is_first = self._reasons
@@ -62,12 +68,12 @@ class ReasoningText:
 
     def _reasoning(self, *, last: bool) -> str:
         """The reasoning that can be told from `</think>` and from white space before it."""
-        end = self._held.find(THINK_END)
+        end = self._held.find(self._end)
         if end >= 0:
-            found, self._held = self._held[:end].rstrip(), self._held[end + len(THINK_END) :]
+            found, self._held = self._held[:end].rstrip(), self._held[end + len(self._end) :]
             self._reasons = False
         else:
-            sure = len(self._held) - (0 if last else overlap(self._held, THINK_END))
+            sure = len(self._held) - (0 if last else overlap(self._held, self._end))
             found = self._held[:sure].rstrip()
             self._held = self._held[len(found) :]
         if self._is_first:
@@ -75,6 +81,16 @@ class ReasoningText:
             self._is_first = not found
         self._is_first = self._is_first or not self._reasons
         return found
+
+
+def begun_thought(text: str) -> tuple[str, str] | None:
+    """The tags of the thought that a text begins with."""
+    return next((tags for tags in THOUGHTS if text.startswith(tags[0])), None)
+
+
+def may_begin_thought(text: str) -> bool:
+    """Whether a text is the beginning of what begins a thought."""
+    return any(begin.startswith(text) for begin, _ in THOUGHTS)
 
 
 Reader = ReasoningText | HarmonyText

@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trtforge.core import harmony
+from trtforge.core import harmony, mistral_tokens
 from trtforge.gateway.tagged_arguments import ParameterTags
 
 OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-JSON_TAGS = {OPEN: _CLOSE, "<|tool_call|>": "<|/tool_call|>", "<TOOLCALL>": "</TOOLCALL>"}
-"""What stands around the JSON of a call, or of an array of calls."""
+JSON_TAGS = {OPEN: _CLOSE, "<|tool_call|>": "<|/tool_call|>", "<TOOLCALL>": "</TOOLCALL>", mistral_tokens.CALLS: ""}
+"""What stands around the JSON of a call, or of an array of calls; "": the end of the answer."""
 FUNCTIONS = ("<function=", '<invoke name="')
 """What the name of a function follows."""
 ARGUMENTS = ("arguments", "parameters")
@@ -27,7 +27,7 @@ FIRST = re.compile(rf"{_BLANK}(?P<mark>\[?){_BLANK}{_HEAD}")
 NEXT = re.compile(rf"{_BLANK}(?P<mark>[,;]?){_BLANK}{_HEAD}")
 _OBJECT = r'(?=\{\s{0,99}["}])'
 BARE = re.compile(rf"{_BLANK}{_NAME}{_OBJECT}")
-"""A name with its arguments: what Mistral's models write between tokens that are no text."""
+"""A name with its arguments: what is left of a call in Mistral's form where special tokens give no text."""
 NAME_SO_FAR = re.compile(rf"{_BLANK}(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<whole>\{{{_BLANK})?")
 LONGEST_HEAD = 1000
 _CALLS, _CALL, _SEPARATOR = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
@@ -80,12 +80,17 @@ _MINIMAX = ParameterTags(
 )
 
 TAGGED = (
-    *(  # Hermes, Qwen 2.5 and 3; Phi-4-mini; Nemotron
-        CallForm(re.compile(rf"{re.escape(begin)}{_BLANK}{_HEAD}"), (end,), in_object=True)
+    *(  # Hermes, Qwen 2.5 and 3; Phi-4-mini; Nemotron; Mistral's older models
+        CallForm(re.compile(rf"{re.escape(begin)}{_BLANK}{_HEAD}"), (end,) if end else (), in_object=True)
         for begin, end in JSON_TAGS.items()
     ),
     *(
-        CallForm(re.compile(rf"{re.escape(begin)}{_BLANK}\[{_BLANK}{_HEAD}"), ("]", end), in_object=True, in_array=True)
+        CallForm(
+            re.compile(rf"{re.escape(begin)}{_BLANK}\[{_BLANK}{_HEAD}"),
+            ("]", end) if end else ("]",),
+            in_object=True,
+            in_array=True,
+        )
         for begin, end in JSON_TAGS.items()
     ),
     CallForm(  # Qwen3-Coder
@@ -106,6 +111,13 @@ TAGGED = (
             rf"(?::{_BLANK}\d{{1,9}})?{_BLANK}{re.escape(_KIMI_ARGUMENTS)}{_BLANK}{_OBJECT}"
         ),
         (_KIMI_CALL_END, _KIMI_CALLS_END),
+    ),
+    CallForm(  # Mistral
+        re.compile(
+            rf"{re.escape(mistral_tokens.CALLS)}{_BLANK}{_NAME}(?:{re.escape(mistral_tokens.CALL_ID)}\w{{1,64}})?"
+            rf"(?:{re.escape(mistral_tokens.ARGUMENTS)})?{_BLANK}{_OBJECT}"
+        ),
+        (),
     ),
     CallForm(  # MiniMax M2
         re.compile(rf'(?:{_MINIMAX_CALLS}{_BLANK})?<invoke name="{_NAME}">{_BLANK}(?=<)'),

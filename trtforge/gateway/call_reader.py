@@ -11,7 +11,7 @@ from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
-from trtforge.core.reasoning import THINK, THINK_END
+from trtforge.core.reasoning import begun_thought, may_begin_thought
 from trtforge.core.stop_text import overlap
 from trtforge.gateway.call_forms import (
     ARGUMENTS,
@@ -63,6 +63,7 @@ class CallReader:
         self._in_object = True
         self._closing_tags: Sequence[str] = ()
         self._certain_end = ""
+        self._thought_end = ""
         self._said = _Said()
         self._told: list[str | CallDelta] = []
         self._count = 0
@@ -104,16 +105,18 @@ class CallReader:
     def _opening(self) -> bool:
         """The answer may begin with a thought, whose calls are none."""
         ahead = self._unread.lstrip()
-        if THINK.startswith(ahead) and ahead != THINK and not self._last:
+        tags = begun_thought(ahead)
+        if tags is None and may_begin_thought(ahead) and not self._last:
             return False
-        self._read = self._thought if ahead.startswith(THINK) else self._beginning
+        self._thought_end = tags[1] if tags else ""
+        self._read = self._thought if tags else self._beginning
         return True
 
     def _thought(self) -> bool:
         """Text up to the end of the thought."""
-        end = self._unread.find(THINK_END)
-        held = 0 if self._last else overlap(self._unread, THINK_END)
-        self._said.add(self._take(len(self._unread) - held if end < 0 else end + len(THINK_END)))
+        end = self._unread.find(self._thought_end)
+        held = 0 if self._last else overlap(self._unread, self._thought_end)
+        self._said.add(self._take(len(self._unread) - held if end < 0 else end + len(self._thought_end)))
         if end >= 0:
             self._read = self._beginning
         return end >= 0
@@ -173,7 +176,7 @@ class CallReader:
                 self._read_form(form, head["name"])
                 return True
         for begin, end in JSON_TAGS.items():
-            if self._unread.startswith(begin):
+            if self._unread.startswith(begin) and (end or self._unread[len(begin) :].lstrip()[:1] in ("[", "{")):
                 return self._tagged_json(begin, end)
         is_function = self._unread.startswith(FUNCTIONS)
         may_be = self._may_be_of(FUNCTION_SO_FAR) if is_function else len(self._unread) <= LONGEST_HEAD
@@ -192,13 +195,13 @@ class CallReader:
 
     def _tagged_json(self, tag: str, end_tag: str) -> bool:
         """A tag with JSON that does not begin as a call does."""
-        end = self._unread.find(end_tag)
+        end = self._unread.find(end_tag) if end_tag else -1
         if end < 0 and not self._last:
             return self._await_tag()
         end = len(self._unread) if end < 0 else end
         if self._parsed(self._unread[len(tag) : end]):
             self._take(end)
-            self._closing_tags = (end_tag,)
+            self._closing_tags = (end_tag,) if end_tag else ()
             self._read = self._closing
         else:
             self._no_tag()
@@ -277,7 +280,7 @@ class CallReader:
         return True
 
     def _ignored(self) -> bool:
-        tag = self._closing_tags[-1] if self._closing_tags else None
+        tag = self._closing_tags[-1] if len(self._closing_tags) > 1 else None
         end = self._unread.find(tag) if tag else -1
         held = overlap(self._unread, tag) if tag else 0
         self._take(len(self._unread) - held if end < 0 else end)

@@ -71,6 +71,7 @@ _TEXT_MODULES = (
     "core/__init__",
     "core/detokenizer",
     "core/harmony",
+    "core/mistral_tokens",
     "core/stop_text",
     "core/template_messages",
     "core/token_texts",
