@@ -101,6 +101,17 @@ NEMOTRON = (
 LLAMA = '<function=weather>{"city": "Rome", "days": 3}</function>'
 MISTRAL = 'weather{"city": "Rome", "days": 3}'
 ARGS = 'weather[CALL_ID]ABCdef123[ARGS]{"city": "Rome", "days": 3}'
+ROME_JSON = '{"name": "weather", "arguments": {"city": "Rome", "days": 3}}'
+TIME_JSON = '{"name": "time", "arguments": {}}'
+RAIN_JSON = TIME_JSON.replace("time", "rain")
+REORDERED, WITH_ID = '{"arguments": {}, "name": "time"}', '{"id": "x", "name": "time", "arguments": {}}'
+
+
+def array(*elements: str) -> str:
+    """An array between Hermes's tags."""
+    return f"<tool_call>[{', '.join(elements)}]</tool_call>"
+
+
 OSS = "<|channel|>commentary to=functions.weather<|message|>"
 ROME = ToolCall("weather", '{"city": "Rome", "days": 3}')
 TIME = ToolCall("time", "{}")
@@ -170,6 +181,24 @@ TIME = ToolCall("time", "{}")
         (NEMOTRON, "", [ROME, TIME]),
         (f"So: {NEMOTRON}", "So:", [ROME, TIME]),
         (NEMOTRON.replace('"time"', '"rain"') + " So.", " So.", [ROME]),
+        (f"{array(ROME_JSON, REORDERED)} So.", " So.", [ROME, TIME]),
+        (f"{array(ROME_JSON, WITH_ID, TIME_JSON)} So.", " So.", [ROME, TIME, TIME]),
+        (array(ROME_JSON, RAIN_JSON, TIME_JSON), "", [ROME, TIME]),
+        (array(ROME_JSON, '{"x": "</tool_call>]}"}', TIME_JSON), "", [ROME, TIME]),
+        (array(ROME_JSON + TIME_JSON), "", [ROME, TIME]),
+        (array(ROME_JSON, "3") + " So.", ", 3]</tool_call> So.", [ROME]),
+        (array(ROME_JSON, '{"x": ' + "[1]," * 300 + "1}", TIME_JSON), "", [ROME, TIME]),
+        (array(RAIN_JSON, ROME_JSON), array(RAIN_JSON, ROME_JSON), []),
+        (f"<tool_call>[{ROME_JSON}\n\nIt is noon. {LLAMA}", "\n\nIt is noon.", [ROME, ROME]),
+        (f"<|tool_call|>[{ROME_JSON}, {RAIN_JSON}] So.", " So.", [ROME]),
+        (f"[{ROME_JSON}, {REORDERED}, {RAIN_JSON}] So.", "", [ROME, TIME]),
+        (
+            '<|tool_call|>[{"type": "function", "function": {"name": "time", "arguments": {}}}]<|/tool_call|>',
+            "",
+            [TIME],
+        ),
+        ("<TOOLCALL>[" * 30 + TIME_JSON, "<TOOLCALL>[" * 29, [TIME]),
+        ("<TOOLCALL>[" * 30 + REORDERED + "]</TOOLCALL>", "<TOOLCALL>[" * 30 + REORDERED + "]</TOOLCALL>", []),
         (
             NEMOTRON.replace("weather", "rain").partition(", {")[0],
             NEMOTRON.replace("weather", "rain").partition(", {")[0],
@@ -285,6 +314,17 @@ def test_a_long_chain_of_references_says_nothing() -> None:
 
 
 def test_a_mention_of_a_tag_is_held_back_no_longer_than_it_may_be_a_call() -> None:
+    for mark in (
+        "<TOOLCALL>",
+        "<|tool_call|>",
+        "<tool_call>",
+        "<minimax:tool_call>",
+        "<|tool_call_begin|>",
+        "[TOOL_CALLS]",
+    ):
+        streamed = StreamedCalls(USE)
+        told = [*streamed.take(Delta(0, f"Write {mark} a"))[1], *streamed.take(Delta(0, "nd b"))[1]]
+        assert "".join(map(str, told)) == f"Write {mark} and b", mark
     streamed = StreamedCalls(USE)
     pieces = ["Write <function=wea", "ther>", " in", " it", " <function=rain", "> then"]
     assert ["".join(str(each) for each in streamed.take(Delta(0, piece))[1]) for piece in pieces] == [
@@ -350,7 +390,15 @@ PARTS += [
     ",",
 ]
 PARTS += ["<|tool_call|>[", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", '<invoke name="', 'weather">', "[{"]
-PARTS += ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", ARGS]
+PARTS += [
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
+    ARGS,
+    array(ROME_JSON, REORDERED),
+    array(ROME_JSON, RAIN_JSON),
+    WITH_ID,
+]
 
 
 @given(

@@ -159,6 +159,10 @@ def test_gpt_oss_is_shown_each_of_several_calls_with_its_results(tmp_path: Path)
     assert shown(turn) == f"{head}<|channel|>ask1<|channel|>end1"
     assert shown(turn, results[0], turn) == f"{head}<|channel|>ask1(bb)<|channel|>end1" + shown(turn)
     assert shown({**turn, "tool_calls": calls[:1]}, *results) == f"{head}(bb)(aa)(cc)"
+    for identity in ({}, {"tool_call_id": "x"}):  # none, or the same of all
+        alike = [{**call, "id": "x"} if identity else call for call in map(called, ("look", "ask"))]
+        results = [{"role": "tool", "content": each, **identity} for each in ("L", "A", "B")]
+        assert shown({**turn, "tool_calls": alike}, *results) == f"{head}(L)<|channel|>ask1(A)(B)"
 
 
 def test_kimi_k2_is_shown_ids_that_name_functions(tmp_path: Path) -> None:
@@ -173,6 +177,11 @@ def test_kimi_k2_is_shown_ids_that_name_functions(tmp_path: Path) -> None:
     begin = "<|tool_call_begin|>functions."
     assert template.chat(json.dumps(talk)).prompt == (
         f"{begin}look:0{begin}ask:1;functions.ask:1B;{begin}look:2;functions.look:2C;?;"
+    )
+    twice = [{**turn, "tool_calls": [{**called(name), "id": 1}]} for name in ("look", "ask")]
+    twice += [{"role": "tool", "tool_call_id": 1, "content": each} for each in ("L", "A", "B")]
+    assert template.chat(json.dumps([*twice, QUESTION[0], *talk[:2]])).prompt.startswith(
+        f"{begin}look:0;{begin}ask:1;functions.look:0L;functions.ask:1A;functions.ask:1B; What"
     )
     odd = [
         {"role": "assistant", "content": "", "tool_calls": [None, {"id": "x"}, {"id": "y", "function": {"name": 3}}]}

@@ -80,7 +80,8 @@ WRITTEN = {
 {% for key, value in c.arguments.items() %}<parameter name="{{ key }}">{{ value }}</parameter>
 {% endfor %}</invoke>
 </minimax:tool_call>""",
-    "phi": """<|tool_call|>{{ c | tojson }}<|/tool_call|>""",
+    "in bars": """<|tool_call|>{{ c | tojson }}<|/tool_call|>""",
+    "nemotron": """<TOOLCALL>[{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}{{ '}]</TOOLCALL>' }}""",
     "mistral": """[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}""",
     "gpt-oss": """<|channel|>commentary to=functions.{{ c.name }}<|message|>{{ c.arguments | tojson }}<|call|>""",
     "arguments first": """<tool_call>{"arguments": {{ c.arguments | tojson }}, "name": "{{ c.name }}"}</tool_call>""",
@@ -88,7 +89,18 @@ WRITTEN = {
     "refuses": "{{ raise_exception('no calls') }}",
 }
 """How templates in the formats of these families write a call."""
-FORMS = ("hermes", "on one line", "coder", "glm", "deepseek v3", "deepseek v3.1", "kimi", "minimax", "phi")
+FORMS = (
+    "hermes",
+    "on one line",
+    "coder",
+    "glm",
+    "deepseek v3",
+    "deepseek v3.1",
+    "kimi",
+    "minimax",
+    "in bars",
+    "nemotron",
+)
 TAGGED = "".join(
     f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
     for name, value in VALUES.items()
@@ -118,7 +130,8 @@ CALLS = {
         f"{ARGUMENTS}<|tool_call_end|><|tool_calls_section_end|>"
     ),
     "minimax": f'<minimax:tool_call>\n<invoke name="weather">\n{NAMED}</invoke>\n</minimax:tool_call>',
-    "phi": f'<|tool_call|>{{"name": "weather", "arguments": {ARGUMENTS}}}<|/tool_call|>',
+    "in bars": f'<|tool_call|>{{"name": "weather", "arguments": {ARGUMENTS}}}<|/tool_call|>',
+    "nemotron": f'<TOOLCALL>[{{"name": "weather", "arguments": {ARGUMENTS}}}]</TOOLCALL>',
 }
 NOW = {
     "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
@@ -129,7 +142,8 @@ NOW = {
     "deepseek v3.1": "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
     "kimi": "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|>",
     "minimax": '<invoke name="now">\n</invoke>',
-    "phi": '<|tool_call|>{"name": "now", "arguments": {}}<|/tool_call|>',
+    "in bars": '<|tool_call|>{"name": "now", "arguments": {}}<|/tool_call|>',
+    "nemotron": '<TOOLCALL>[{"name": "now", "arguments": {}}]</TOOLCALL>',
 }
 ENDS = ("</parameter>", "</arg_value>", '"', "<", "}", "]")
 CHARACTERS = ["", *map(chr, range(32, 127)), "\n", "é", "｜", "▁", *ENDS[:2]]
@@ -196,6 +210,19 @@ def test_a_call_in_the_form_of_the_template_keeps_to_its_schema(name: str) -> No
     assert [(each.name, json.loads(each.arguments)) for each in calls] == [("weather", VALUES), ("now", {})]
 
 
+def test_an_array_may_have_several_calls() -> None:
+    guide, call, now = (
+        guide_of("nemotron"),
+        CALLS["nemotron"].removesuffix("]</TOOLCALL>"),
+        '{"name": "now", "arguments": {}}',
+    )
+    text = f"I ask. {call}, {now}]</TOOLCALL>"
+    assert allows(guide, text)
+    assert [each.name for each in split(USE, text, "stop")[1]] == ["weather", "now"]
+    for wrong in (f"{call}, {now}", f"{call}, {now.replace('{}', '{1}')}]</TOOLCALL>", "<TOOLCALL>[]</TOOLCALL>"):
+        assert not allows(guide, wrong)
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_other_functions_of_the_request_take_any_arguments(name: str) -> None:
     guide = guide_of(name)
@@ -209,8 +236,9 @@ def test_whatever_a_guide_allows_is_a_call_with_valid_arguments(name: str, seed:
     begun = CALLS[name].partition("weather")[0] + "weather"
     text = begun + _some_end(matcher_of(guide_of(name, [STRICT])), begun, Random(seed))
     _, calls = split(ToolUse("auto", ("weather",), True, {"weather": WEATHER}), text, "stop")
-    assert [call.name for call in calls] == ["weather"], text
-    jsonschema.validate(json.loads(calls[0].arguments), WEATHER)
+    assert {call.name for call in calls} == {"weather"}, text
+    for call in calls:
+        jsonschema.validate(json.loads(call.arguments), WEATHER)
 
 
 def _some_end(matcher: Any, begun: str, random: Random) -> str:
@@ -284,7 +312,8 @@ def test_a_schema_is_not_longer_than_it_has_to_be(name: str) -> None:
         ("deepseek v3", TOOLS, ("<｜tool▁sep｜>",)),
         ("kimi", TOOLS, ("<|tool_call_argument_begin|>",)),
         ("minimax", TOOLS, ("</invoke>",)),
-        ("phi", TOOLS, ("<|/tool_call|>",)),
+        ("in bars", TOOLS, ("<|/tool_call|>",)),
+        ("nemotron", TOOLS, ("</TOOLCALL>",)),
     ],
 )
 def test_without_a_strict_function_or_a_form_that_can_be_guided_there_is_no_guide(

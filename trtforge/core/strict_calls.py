@@ -46,16 +46,21 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _DEEPSEEK_CALL, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _INVOKE, _INVOKE_END = '<invoke name="', "</invoke>"
 _KIMI_CALL, _KIMI_ARGUMENTS, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-_JSON_TAGS = ((_CALL, _CALL_END), ("<|tool_call|>", "<|/tool_call|>"))
+_JSON_TAGS = ((_CALL, _CALL_END), ("<|tool_call|>", "<|/tool_call|>"), ("<TOOLCALL>", "</TOOLCALL>"))
 _SHOWN_CODER = re.compile(rf"{_FUNCTION}{_NAME}>\s*<parameter={_KEY}>")
 _SHOWN_GLM = re.compile(rf"{_CALL}{_NAME}\s*<arg_key>{_KEY}</arg_key>")
 _ARGUMENTS = rf'\{{"{_KEY}": ?"{_VALUE}"\}}'
+_OBJECT = rf'\{{"name": ?"{_NAME}", ?"(?:arguments|parameters)": ?'
 _SHOWN_JSON = {
-    begin: re.compile(
-        rf'(?P<begin>{re.escape(begin)}\s{{0,9}}\{{"name": ?"{_NAME}", ?"(?:arguments|parameters)": ?){_ARGUMENTS}'
-        rf"(?P<end>\}}\s{{0,9}}{re.escape(end)})"
+    tag: re.compile(rf"(?P<begin>{re.escape(tag)}\s{{0,9}}{_OBJECT}){_ARGUMENTS}(?P<end>\}}\s{{0,9}}{re.escape(end)})")
+    for tag, end in _JSON_TAGS
+}
+_SHOWN_ARRAYS = {
+    tag: re.compile(
+        rf"(?P<opens>{re.escape(tag)}\s{{0,9}}\[)(?P<begin>{_OBJECT}){_ARGUMENTS}(?P<end>\}})"
+        rf"(?P<closes>\]\s{{0,9}}{re.escape(end)})"
     )
-    for begin, end in _JSON_TAGS
+    for tag, end in _JSON_TAGS
 }
 _SHOWN_DEEPSEEK = re.compile(
     rf"(?P<begin>{_DEEPSEEK_CALL}(?:function<[^<>]+>{_NAME}|{_NAME}<[^<>]+>)[^{{]{{0,99}}){_ARGUMENTS}"
@@ -82,7 +87,7 @@ class _Form:
 
     `trigger`: the part of `begin` after which nothing but a call may follow. `argument`: what begins and ends each of
     the arguments between tags; `marks`: what these values must not hold, because it would end them; `numbered`: `begin`
-    is followed by a number and this text.
+    is followed by a number and this text; `array`: what begins and ends an array of calls.
     """
 
     trigger: str
@@ -92,10 +97,20 @@ class _Form:
     argument: tuple[str, str] | None = None
     marks: tuple[str, ...] = ()
     numbered: str = ""
+    array: tuple[str, str] | None = None
 
-    def tag(self, name: str, schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    def tags(self, functions: Mapping[str, Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """The tags of the calls of all functions, by their names."""
+        tags = [self._tag(name, _schema(function)) for name, function in functions.items()]
+        if self.array is None:
+            return tags
+        begin, end = self.array
+        calls = {"type": "tags_with_separator", "tags": tags, "separator": ", ", "at_least_one": True}
+        return [{"type": "tag", "begin": begin, "content": calls, "end": end}]
+
+    def _tag(self, name: str, schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The tag of one function's calls; without a schema they take any arguments."""
-        quoted = json.dumps(name, ensure_ascii=False)[1:-1] if f'"{_NAME}"' in self.begin else name
+        quoted = json.dumps(name, ensure_ascii=False)[1:-1] if '"name"' in self.begin else name
         begin = self.begin.replace(_NAME, quoted)
         content = self._arguments(schema)
         if self.numbered:
@@ -147,9 +162,9 @@ class StrictCalls:
         self._think = None if think is None else (f"<{think['name']}>", f"</{think['name']}>")
         self._form = _form_in(shown)
         if self._form is not None:
-            written = {*_MARKS.findall(self._form.begin + self._form.numbered + self._form.end), *self._form.marks}
-            written |= set(self._think or ())
-            written |= set(self._form.argument or ())
+            array = self._form.array or ("", "")
+            written = {*_MARKS.findall(array[0] + self._form.begin + self._form.numbered + self._form.end + array[1])}
+            written |= {*self._form.marks, *(self._think or ()), *(self._form.argument or ())}
             special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
             self._form = None if written & special else self._form  # no guide allows these tokens
 
@@ -162,7 +177,7 @@ class StrictCalls:
         functions = dict(functions_of(tools))
         if self._form is None or not any(function.get("strict") is True for function in functions.values()):
             return None
-        tags = [self._form.tag(name, _schema(function)) for name, function in functions.items()]
+        tags = self._form.tags(functions)
         answer: Mapping[str, Any] = {"type": "triggered_tags", "triggers": [self._form.trigger], "tags": tags}
         if self._think is not None:
             answer = _after_thought(answer, *self._think, begun=self._begun_thought(prompt, continues=continues))
@@ -182,6 +197,9 @@ def _form_in(shown: str) -> _Form | None:
     for trigger, pattern in {**_SHOWN_JSON, _DEEPSEEK_CALL: _SHOWN_DEEPSEEK}.items():
         if found := pattern.search(shown):
             return _Form(trigger, found["begin"], found["end"])
+    for trigger, pattern in _SHOWN_ARRAYS.items():
+        if found := pattern.search(shown):
+            return _Form(trigger, found["begin"], found["end"], array=(found["opens"], found["closes"]))
     return None
 
 

@@ -13,6 +13,7 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _CHANNEL = "<|channel|>"
 _DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
 _KIMI_CALL = "<|tool_call_begin|>"
+_RESULT = "tool"
 _CONTENT_IS_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+none")
 
 
@@ -70,45 +71,79 @@ def _with_content_as_reasoning(message: Message) -> Message:
 
 
 def _with_one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
-    """Each call in a message of its own, which its results follow; results of no call follow the last one."""
-    at = 0
+    """Each call in a message of its own, which its results follow; other results follow the last one's."""
+    answered = _answered(messages)
+    at = number = 0
     while at < len(messages):
         message, at = messages[at], at + 1
         calls = _calls(message)
         if len(calls) < 2:
+            number += len(calls)
             yield message
             continue
-        results = []
-        while at < len(messages) and messages[at].get("role") == "tool":
-            results.append(messages[at])
+        results: dict[int | None, list[Message]] = {}
+        while at < len(messages) and messages[at].get("role") == _RESULT:
+            results.setdefault(answered[at], []).append(messages[at])
             at += 1
-        for number, call in enumerate(calls):
-            yield {**(message if number == 0 else {"role": message.get("role"), "content": ""}), "tool_calls": [call]}
-            identity = call.get("id") if isinstance(call, Mapping) else None
-            answered = [result for result in results if result.get("tool_call_id") == identity]
-            yield from results if number == len(calls) - 1 else answered
-            results = [result for result in results if result not in answered]
+        for call in calls:
+            own = message if call is calls[0] else {"role": message.get("role"), "content": ""}
+            yield {**own, "tool_calls": [call]}
+            yield from results.pop(number, ())
+            number += 1
+        for others in results.values():
+            yield from others
 
 
-def _with_named_ids(messages: Iterable[Message]) -> Iterator[Message]:
+def _with_named_ids(messages: Sequence[Message]) -> Iterator[Message]:
     """Calls with the ids `functions.NAME:NUMBER`, by their place among all calls, and results with those of calls."""
-    named, number = dict[str, str](), 0
-    for message in messages:
+    ids = list[Any]()
+    for message, answered in zip(messages, _answered(messages), strict=True):
         shown, calls = dict(message), []
         for call in _calls(message):
-            name = _text(call.get("function"), "name") if isinstance(call, Mapping) else None
-            if name is not None:
-                shown_id = f"functions.{name}:{number}"
-                named[_text(call, "id") or shown_id] = shown_id
-                call = {**call, "id": shown_id}
-            calls.append(call)
-            number += 1
+            function = call.get("function") if isinstance(call, Mapping) else None
+            name = function.get("name") if isinstance(function, Mapping) else None
+            calls.append({**call, "id": f"functions.{name}:{len(ids)}"} if isinstance(name, str) else call)
+            ids.append(calls[-1].get("id") if isinstance(calls[-1], Mapping) else None)
         if calls:
             shown["tool_calls"] = calls
-        answered = _text(message, "tool_call_id")
-        if answered is not None:
-            shown["tool_call_id"] = named.get(answered, answered)
+        if answered is not None and ids[answered] is not None:
+            shown["tool_call_id"] = ids[answered]
         yield shown
+
+
+def _answered(messages: Iterable[Message]) -> list[int | None]:
+    """For each message the number, among all calls, of the one whose result it is.
+
+    A result belongs to the call with its id: one of those that it follows and that have no result yet, or the latest
+    one. Without such a call it belongs to the first that it follows and that has no result.
+    """
+    found, latest, count = list[int | None](), dict[str, int](), 0
+    waiting: dict[int, str] = {}
+    ended = False  # whether results have followed the calls that wait
+    for message in messages:
+        found.append(None)
+        calls, after_results, ended = _calls(message), ended, message.get("role") == _RESULT
+        if ended:
+            identity = _identity(message.get("tool_call_id"))
+            same = next((number for number, each in waiting.items() if identity and each == identity), None)
+            known = latest.get(identity) if same is None else same
+            found[-1] = next(iter(waiting), None) if known is None else known
+            waiting.pop(-1 if found[-1] is None else found[-1], None)
+            continue
+        if after_results or not calls:
+            waiting.clear()
+        for call in calls:
+            identity = _identity(call.get("id") if isinstance(call, Mapping) else None)
+            waiting[count] = identity
+            if identity:
+                latest[identity] = count
+            count += 1
+    return found
+
+
+def _identity(given: object) -> str:
+    """An id that can be compared, "" if there is none."""
+    return "" if given is None or given == "" else repr(given)
 
 
 def _with_written_arguments(message: Message) -> Message:
@@ -126,9 +161,4 @@ def _with_written(call: Any) -> Any:
 
 def _calls(message: Message) -> Sequence[Any]:
     calls = message.get("tool_calls")
-    return calls if isinstance(calls, list) else ()
-
-
-def _text(values: Any, name: str) -> str | None:
-    found = values.get(name) if isinstance(values, Mapping) else None
-    return found if isinstance(found, str) else None
+    return calls if isinstance(calls, list | tuple) else ()

@@ -25,6 +25,8 @@ _HEAD = (
 """A call up to its arguments. Its length is bounded, so that a long text is not searched again for each token."""
 FIRST = re.compile(rf"{_BLANK}(?P<mark>\[?){_BLANK}{_HEAD}")
 NEXT = re.compile(rf"{_BLANK}(?P<mark>[,;]?){_BLANK}{_HEAD}")
+ELEMENT = re.compile(rf"{_BLANK},?{_BLANK}(?=\{{)")
+"""Up to an object in an array that does not begin as a call does."""
 _OBJECT = r'(?=\{\s{0,99}["}])'
 BARE = re.compile(rf"{_BLANK}{_NAME}{_OBJECT}")
 """A name with its arguments: what is left of a call in Mistral's form where special tokens give no text."""
@@ -73,7 +75,7 @@ _GLM = ParameterTags(
 )
 
 _MINIMAX = ParameterTags(
-    re.compile(rf'{_BLANK}<parameter name="(?P<name>[^"<>]{{1,256}})">'),
+    re.compile(rf'{_BLANK}<parameter name="(?P<name>[^<>]{{1,256}})">'),
     begins_with='<parameter name="',
     end=re.compile("</parameter>"),
     ends=("</parameter>",),
@@ -130,9 +132,23 @@ TAGGED = (
         end=harmony.CALL,
     ),
 )
-FUNCTION_SO_FAR = re.compile(
-    rf'(?:{"|".join(FUNCTIONS)})(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<whole>"?>{_BLANK}(?:\{{{_BLANK})?|")?'
-)
 MARKS = (*JSON_TAGS, *FUNCTIONS, _CALLS, _CALL, _KIMI_CALLS, _KIMI_CALL, _MINIMAX_CALLS, harmony.CALL_HEAD)
 """How the forms begin."""
 MARK = re.compile("|".join(map(re.escape, MARKS)))
+JSON_BEGINS = re.compile(rf"{_BLANK}[{{[]")
+"""What follows a tag around JSON."""
+_SOME_NAME = r"(?P<name>[A-Za-z0-9_-]{0,64})"
+_KIMI_SO_FAR = re.compile(
+    rf"{_BLANK}(?:{re.escape(_KIMI_CALL)}{_BLANK})?[\w.-]{{0,99}}{_BLANK}(?::[\s\d]{{0,99}})?(?s:<.*)?"
+)
+_MINIMAX_SO_FAR = re.compile(rf"{_BLANK}(?s:<.*)?")
+SO_FAR = {
+    **dict.fromkeys(JSON_TAGS, re.compile(_BLANK)),
+    OPEN: re.compile(rf"{_BLANK}(?:(?s:[{{<].*)|{_SOME_NAME}(?P<whole>{_BLANK}(?s:<.*)?))"),
+    mistral_tokens.CALLS: re.compile(rf"{_BLANK}{_SOME_NAME}(?P<whole>(?s:\[.*)|{_BLANK}(?:\{{{_BLANK})?)"),
+    FUNCTIONS[0]: re.compile(rf"{_SOME_NAME}(?P<whole>>{_BLANK}(?:\{{{_BLANK})?)?"),
+    FUNCTIONS[1]: re.compile(rf'{_SOME_NAME}(?P<whole>"|">{_BLANK})?'),
+    **dict.fromkeys((_KIMI_CALLS, _KIMI_CALL), _KIMI_SO_FAR),
+    _MINIMAX_CALLS: _MINIMAX_SO_FAR,
+}
+"""What may follow a mark before the head of a call is complete; after other marks anything may."""

@@ -3,34 +3,37 @@
 What a call looks like, `call_forms.py` says. A whole answer is read as a stream is, in one piece.
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from trtforge.core.errors import ForgeError
-from trtforge.core.json_text import parse_json
 from trtforge.core.reasoning import begun_thought, may_begin_thought
 from trtforge.core.stop_text import overlap
 from trtforge.gateway.call_forms import (
-    ARGUMENTS,
     BARE,
+    ELEMENT,
     FIRST,
-    FUNCTION_SO_FAR,
-    FUNCTIONS,
+    JSON_BEGINS,
     JSON_TAGS,
     LONGEST_HEAD,
     MARK,
     MARKS,
     NAME_SO_FAR,
     NEXT,
+    SO_FAR,
     TAGGED,
     CallForm,
 )
+from trtforge.gateway.call_json import calls_in
 from trtforge.gateway.json_end import JsonEnd
+from trtforge.gateway.said_text import SaidText
 from trtforge.gateway.tagged_arguments import TaggedArguments
 from trtforge.gateway.tools import ToolUse
+
+_LONGEST_MARK = max(map(len, MARKS))
+_MOST_GUESSES = 20
+"""Tags of one answer with JSON that was expected to be a call, and was none: more are not tried, as each takes time."""
+_FIRST_SHOWN = re.compile(r"\s*(\S?)")
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class CallReader:
     def __init__(self, use: ToolUse) -> None:
         self._use = use
         self._unread = ""
+        self._searched = 0  # characters of it without what is searched for
         self._pieces: list[str] = []  # that came after it
         self._awaited = ""  # a character without which they tell nothing new
         self._reason: str | None = None
@@ -64,7 +68,9 @@ class CallReader:
         self._closing_tags: Sequence[str] = ()
         self._certain_end = ""
         self._thought_end = ""
-        self._said = _Said()
+        self._element: list[str] = []  # pieces of an object in an array
+        self._guesses = 0
+        self._said = SaidText()
         self._told: list[str | CallDelta] = []
         self._count = 0
 
@@ -131,15 +137,23 @@ class CallReader:
             self._begin(head)
             self._read_json(self._beginning, in_object=False)
             return True
-        may_be = self._unread.lstrip()[:1] in ("", "{", "[") and not (
-            self._use.mode == "auto" and MARK.search(self._unread)
-        )
+        may_be = self._shown_first() in ("", "{", "[") and not (self._use.mode == "auto" and self._has_mark())
         if not self._last and (may_be or self._may_be_named()):
             return self._await_tag()
         if may_be and self._parsed(self._unread):
             self._take(len(self._unread))
         self._read = self._text
         return True
+
+    def _shown_first(self) -> str:
+        """The first character that is no white space."""
+        found = _FIRST_SHOWN.match(self._unread)
+        return found[1] if found else ""
+
+    def _has_mark(self) -> bool:
+        found = MARK.search(self._unread, max(0, self._searched - _LONGEST_MARK))
+        self._searched = len(self._unread)
+        return found is not None
 
     def _await_tag(self) -> bool:
         """Of a text that is too long for the head of a call nothing changes before the `>` of a tag."""
@@ -150,12 +164,15 @@ class CallReader:
         """Whether the answer so far is the beginning of a function's name and of its arguments."""
         return self._use.mode == "auto" and self._may_be_of(NAME_SO_FAR)
 
-    def _may_be_of(self, head_so_far: "re.Pattern[str]") -> bool:
-        """Whether the text so far may become the head of a known function's call."""
-        found, names = head_so_far.fullmatch(self._unread), self._use.names
+    def _may_be_of(self, head_so_far: "re.Pattern[str]", start: int = 0) -> bool:
+        """Whether the text from `start` on may become the head of a known function's call."""
+        found, names = head_so_far.fullmatch(self._unread, start), self._use.names
         if found is None:
             return False
-        return found["name"] in names if found["whole"] else any(name.startswith(found["name"]) for name in names)
+        named = found.groupdict()
+        if (begun := named.get("name")) is None:
+            return True
+        return begun in names if named["whole"] else any(name.startswith(begun) for name in names)
 
     def _text(self) -> bool:
         """Text for the user, up to the next tag."""
@@ -171,15 +188,15 @@ class CallReader:
     def _tag(self) -> bool:
         """A tag, and what follows it up to the arguments."""
         for form in TAGGED:
-            if head := self._known(form.head.match(self._unread[:LONGEST_HEAD])):
+            if head := self._known(form.head.match(self._unread, 0, LONGEST_HEAD)):
                 self._begin(head)
                 self._read_form(form, head["name"])
                 return True
-        for begin, end in JSON_TAGS.items():
-            if self._unread.startswith(begin) and (end or self._unread[len(begin) :].lstrip()[:1] in ("[", "{")):
-                return self._tagged_json(begin, end)
-        is_function = self._unread.startswith(FUNCTIONS)
-        may_be = self._may_be_of(FUNCTION_SO_FAR) if is_function else len(self._unread) <= LONGEST_HEAD
+        found = MARK.match(self._unread)
+        mark = found[0] if found else ""
+        if mark in JSON_TAGS and self._guesses < _MOST_GUESSES and JSON_BEGINS.match(self._unread, len(mark)):
+            return self._tagged_json(mark, JSON_TAGS[mark])
+        may_be = len(self._unread) <= LONGEST_HEAD and (mark not in SO_FAR or self._may_be_of(SO_FAR[mark], len(mark)))
         if may_be and not self._last:
             return False
         self._no_tag()
@@ -195,8 +212,9 @@ class CallReader:
 
     def _tagged_json(self, tag: str, end_tag: str) -> bool:
         """A tag with JSON that does not begin as a call does."""
-        end = self._unread.find(end_tag) if end_tag else -1
+        end = self._unread.find(end_tag, max(0, self._searched - len(end_tag))) if end_tag else -1
         if end < 0 and not self._last:
+            self._searched = len(self._unread)
             return self._await_tag()
         end = len(self._unread) if end < 0 else end
         if self._parsed(self._unread[len(tag) : end]):
@@ -204,6 +222,7 @@ class CallReader:
             self._closing_tags = (end_tag,) if end_tag else ()
             self._read = self._closing
         else:
+            self._guesses += 1
             self._no_tag()
         return True
 
@@ -263,9 +282,30 @@ class CallReader:
         return self._follows(self._text, ("", ";"))
 
     def _listed(self) -> bool:
-        """After a call in an array: the next one. All else is left out, up to the tag that follows the array."""
-        ends = self._closing_tags and self._unread.lstrip().startswith("]")
-        return self._follows(self._closing if ends else self._ignored, (",",))
+        """After a call in an array: the next one, or another object, which may be a call too.
+
+        What follows an array between tags is text; after an array that is the answer, it is left out.
+        """
+        between_tags = bool(self._closing_tags)
+        otherwise = self._closing if between_tags else self._ignored
+        element = ELEMENT.match(self._unread)
+        if element is None or self._known(NEXT.match(self._unread)):
+            return self._follows(otherwise, (",", "") if between_tags else (",",))
+        _, ended = JsonEnd().of(self._unread[element.end() :][:LONGEST_HEAD])
+        if not ended and len(self._unread) <= LONGEST_HEAD and not self._last:
+            return False
+        self._take(element.end())
+        self._end, self._element, self._read = JsonEnd(), [], self._object
+        return True
+
+    def _object(self) -> bool:
+        """An object in an array, to its end."""
+        size, ended = self._end.of(self._unread)
+        self._element.append(self._take(size))
+        if ended:
+            self._parsed("".join(self._element))
+            self._read = self._listed
+        return ended
 
     def _follows(self, otherwise: Callable[[], bool], marks: Sequence[str]) -> bool:
         head = self._known(NEXT.match(self._unread))
@@ -280,20 +320,15 @@ class CallReader:
         return True
 
     def _ignored(self) -> bool:
-        tag = self._closing_tags[-1] if len(self._closing_tags) > 1 else None
-        end = self._unread.find(tag) if tag else -1
-        held = overlap(self._unread, tag) if tag else 0
-        self._take(len(self._unread) - held if end < 0 else end)
-        if end >= 0:
-            self._closing_tags, self._read = self._closing_tags[-1:], self._closing
-        return end >= 0
+        self._take(len(self._unread))
+        return False
 
     def _known(self, head: "re.Match[str] | None") -> "re.Match[str] | None":
         return head if head and head["name"] in self._use.names else None
 
     def _parsed(self, text: str) -> bool:
         """Whether a whole text is calls whose arguments do not come last; they come in one piece."""
-        calls = _calls_in(self._use, text)
+        calls = calls_in(self._use, text)
         for name, arguments in calls:
             self._tell(name)
             self._add(arguments, last=True)
@@ -331,54 +366,5 @@ class CallReader:
 
     def _take(self, size: int) -> str:
         taken, self._unread = self._unread[:size], self._unread[size:]
+        self._searched = 0
         return taken
-
-
-class _Said:
-    """Text around calls: without white space before the first, between them, and after the last one."""
-
-    def __init__(self) -> None:
-        self._ready = ""
-        self._before = ""  # white space that ended the text before the latest calls
-        self._blank = ""  # white space that ends the text since then
-        self._says = self._calls = False
-
-    def add(self, text: str) -> None:
-        """More text of this part."""
-        text = self._blank + text
-        shown = text.rstrip()
-        self._blank = text[len(shown) :]
-        if shown:
-            self._ready += self._before + shown
-            self._before, self._says = "", True
-
-    def end_part(self) -> None:
-        """A call begins."""
-        if self._says:
-            self._before = self._blank
-        self._blank, self._says, self._calls = "", False, True
-
-    def taken(self, *, last: bool) -> str:
-        """What can be shown. `last`: all that is left, unless there were calls."""
-        if last and not self._calls:
-            self._ready += self._blank
-            self._blank = ""
-        ready, self._ready = self._ready, ""
-        return ready
-
-
-def _calls_in(use: ToolUse, text: str) -> Sequence[tuple[str, str]]:
-    """Names and arguments of the calls in a JSON text: one, or an array of them; none if it is anything else."""
-    try:
-        values = parse_json(text, "the call", hint="", unique=False)
-    except ForgeError:
-        return []
-    calls = [_call(use, value) for value in (values if isinstance(values, list) else [values])]
-    return [call for call in calls if call is not None] if all(calls) else []
-
-
-def _call(use: ToolUse, value: Any) -> tuple[str, str] | None:
-    if not isinstance(value, dict) or value.get("name") not in use.names:
-        return None
-    arguments = next((value[name] for name in ARGUMENTS if isinstance(value.get(name), dict)), None)
-    return None if arguments is None else (value["name"], json.dumps(arguments, ensure_ascii=False))
