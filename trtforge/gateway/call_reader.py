@@ -291,7 +291,7 @@ class CallReader:
         element = ELEMENT.match(self._unread)
         if element is None or self._known(NEXT.match(self._unread)):
             return self._follows(otherwise, (",", "") if between_tags else (",",))
-        _, ended = JsonEnd().of(self._unread[element.end() :][:LONGEST_HEAD])
+        _, ended = JsonEnd().of(self._unread[element.end() : LONGEST_HEAD])
         if not ended and len(self._unread) <= LONGEST_HEAD and not self._last:
             return False
         self._take(element.end())
