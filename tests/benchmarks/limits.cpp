@@ -100,15 +100,22 @@ static void bfloat16_products() {
 #endif
 
 #if defined(__AVX512VNNI__)
+constexpr int SUMS_OF_BYTES = 12;
+
+// Written out, because compilers move some of the sums to memory or to other registers.
 static void int8_products() {
-    __m512i sums[SUMS], a = _mm512_set1_epi8(1);
-    for (int k = 0; k < SUMS; ++k) sums[k] = _mm512_set1_epi32(k);
-    for (long i = 0; i < ROUNDS; ++i) {
-#pragma GCC unroll 16
-        for (int k = 0; k < SUMS; ++k) sums[k] = _mm512_dpbusd_epi32(sums[k], a, a);
-        __asm__ volatile("" : "+v"(a));
-    }
-    for (int k = 1; k < SUMS; ++k) sums[0] = _mm512_add_epi32(sums[0], sums[k]);
+    __m512i sums[SUMS_OF_BYTES] = {}, a = _mm512_set1_epi8(1);
+    for (long i = 0; i < ROUNDS / 16; ++i)
+        __asm__ volatile(
+            ".rept 16\n"
+            "vpdpbusd %12, %12, %0\n vpdpbusd %12, %12, %1\n vpdpbusd %12, %12, %2\n vpdpbusd %12, %12, %3\n"
+            "vpdpbusd %12, %12, %4\n vpdpbusd %12, %12, %5\n vpdpbusd %12, %12, %6\n vpdpbusd %12, %12, %7\n"
+            "vpdpbusd %12, %12, %8\n vpdpbusd %12, %12, %9\n vpdpbusd %12, %12, %10\n vpdpbusd %12, %12, %11\n"
+            ".endr"
+            : "+v"(sums[0]), "+v"(sums[1]), "+v"(sums[2]), "+v"(sums[3]), "+v"(sums[4]), "+v"(sums[5]), "+v"(sums[6]),
+              "+v"(sums[7]), "+v"(sums[8]), "+v"(sums[9]), "+v"(sums[10]), "+v"(sums[11])
+            : "v"(a));
+    for (int k = 1; k < SUMS_OF_BYTES; ++k) sums[0] = _mm512_add_epi32(sums[0], sums[k]);
     kept = _mm512_reduce_add_epi32(sums[0]);
 }
 #endif
@@ -176,7 +183,7 @@ int main(int, char** words) {
     int8 = threads * ROUNDS * SUMS_OF_PAIRS * 16 / best(5, int16_products);
 #endif
 #if defined(__AVX512VNNI__)
-    int8 = threads * ROUNDS * SUMS * 64 / best(5, int8_products);
+    int8 = threads * ROUNDS * SUMS_OF_BYTES * 64 / best(5, int8_products);
 #endif
 #if defined(__AMX_BF16__) && defined(__AMX_INT8__)
     if (has_tiles()) {

@@ -18,24 +18,29 @@ constexpr int64_t AHEAD = 512;  // words that are fetched from memory before a s
 constexpr int64_t SUMMED = 16;  // inputs of a single row whose sum is kept
 
 // Inputs of a row in whole chunks.
-static inline int64_t padded(int64_t inputs) { return (inputs + CHUNK - 1) / CHUNK * CHUNK; }
+template <class Way>
+static inline int64_t padded(int64_t inputs) {
+    return (inputs + Way::CHUNK - 1) / Way::CHUNK * Way::CHUNK;
+}
 
 // Rows of activations by chunks of inputs: the rows of a chunk lie together, (chunks, rows, CHUNK), so that rows do not
 // displace each other in the cache.
-template <typename X>
+template <class Way>
 struct Rows {
-    const X* from;
+    const typename Way::Input* from;
     const float* factors;  // of each row's sums
     int64_t count;
     const float* partial = nullptr;  // of a single row, prepared for it: sums of SUMMED inputs each
 
-    const X* at(int64_t input) const { return from + input / CHUNK * count * CHUNK + input % CHUNK; }
+    const typename Way::Input* at(int64_t input) const {
+        return from + input / Way::CHUNK * count * Way::CHUNK + input % Way::CHUNK;
+    }
 };
 
 // sums (TILE) = or, unless `fresh`, += a single row times inputs [first, first + count) of a tile, whose numbers stay in
 // registers.
 template <class Format>
-static void multiply_row(const Rows<float>& row, const uint32_t* from, int64_t first, int64_t count, bool fresh, float* sums) {
+static void multiply_row(const Rows<Floats>& row, const uint32_t* from, int64_t first, int64_t count, bool fresh, float* sums) {
     constexpr int64_t CHAINS = 2;  // a sum takes several cycles: each output has two
     const float* x = row.at(first);
     float offset = 0.0f;
@@ -62,28 +67,28 @@ static void multiply_row(const Rows<float>& row, const uint32_t* from, int64_t f
 // sums (rows, TILE) = or, unless `fresh`, += rows times inputs [first, first + count) of a tile, which are in one chunk.
 // `scales`: of the tile's blocks, if the weights of several rows are multiplied with them.
 template <class Way, class Format>
-static void multiply_part(const Rows<typename Way::Input>& x, const uint32_t* tile, const float* scales, int64_t first,
+static void multiply_part(const Rows<Way>& x, const uint32_t* tile, const float* scales, int64_t first,
                           int64_t count, bool fresh, float* sums) {
     const uint32_t* from = tile + first / Format::INPUTS * Format::WORDS;
     if constexpr (std::is_same_v<Way, Floats>)
         if (x.partial) return multiply_row<typename Format::Single>(x, from, first, count, fresh, sums);
-    alignas(64) typename Way::Input weights[CHUNK * TILE];
+    alignas(64) typename Way::Input weights[Way::CHUNK * TILE];
     Way::template expand<Format>(from, count, scales_from(scales, first), weights);
     const int64_t words = count / Format::INPUTS * Format::WORDS;
     for (int64_t row = 0, rows; row < x.count; row += rows) {  // beside each block of rows, a part of the next weights
         rows = float32::share(x.count - row, Way::ROWS);
         for (int64_t at = row * words / x.count; at < (row + rows) * words / x.count; at += 16)
             __builtin_prefetch(from + words + at, 0, 2);
-        Way::multiply(x.at(first) + row * CHUNK, rows, weights, count, fresh, sums + row * TILE);
+        Way::multiply(x.at(first) + row * Way::CHUNK, rows, weights, count, fresh, sums + row * TILE);
     }
 }
 
 // As `multiply_part`, over inputs [first, end).
 template <class Way, class Format>
-static void multiply_inputs(const Rows<typename Way::Input>& x, const uint32_t* tile, const float* scales, int64_t first,
+static void multiply_inputs(const Rows<Way>& x, const uint32_t* tile, const float* scales, int64_t first,
                             int64_t end, bool fresh, float* sums) {
     for (int64_t next; first < end; first = next, fresh = false) {
-        next = std::min(first / CHUNK * CHUNK + CHUNK, end);
+        next = std::min(first / Way::CHUNK * Way::CHUNK + Way::CHUNK, end);
         multiply_part<Way, Format>(x, tile, scales, first, next - first, fresh, sums);
     }
 }
@@ -108,7 +113,7 @@ struct Output {
 
 // Rows times the tile whose first output is `first`, to y (rows, outputs).
 template <class Way, class Format, typename T>
-static void multiply_tile(const ExpandedLinear& l, const Rows<typename Way::Input>& x, int64_t first, T* y) {
+static void multiply_tile(const ExpandedLinear& l, const Rows<Way>& x, int64_t first, T* y) {
     alignas(64) float sums[BLOCK * TILE], totals[BLOCK * TILE];
     const uint32_t* tile = (const uint32_t*)l.weight + first / TILE * (l.inputs / Format::INPUTS * Format::WORDS);
     const float* scales = l.scales ? l.scales + first * (l.inputs / l.group) : nullptr;
@@ -191,8 +196,9 @@ static float scale_of_row(const ExpandedLinear& l, const T* x) {
 }
 
 // A row of `rows` as the products take it, for `Rows`. Returns the scale of its own that it was divided by.
-template <Inputs KIND, typename T, typename X>
-static float prepare_row(const ExpandedLinear& l, const T* x, int64_t rows, X* into) {
+template <class Way, Inputs KIND, typename T>
+static float prepare_row(const ExpandedLinear& l, const T* x, int64_t rows, typename Way::Input* into) {
+    constexpr int64_t CHUNK = Way::CHUNK;
     const float scale = KIND == E4M3_BY_ROW ? scale_of_row(l, x) : l.activation_scale;
     for (int64_t first = 0; first < l.inputs; first += CHUNK, into += rows * CHUNK)
         for (int64_t i = 0; i < std::min(CHUNK, l.inputs - first); i += WIDTH)
@@ -213,9 +219,9 @@ static inline auto by_kind(int64_t kind, F f) {
     }
 }
 
-template <typename T, typename X>
-static float prepare(const ExpandedLinear& l, const T* x, int64_t rows, X* into) {
-    return by_kind(l.kind, [&](auto kind) { return prepare_row<kind()>(l, x, rows, into); });
+template <class Way, typename T>
+static float prepare(const ExpandedLinear& l, const T* x, int64_t rows, typename Way::Input* into) {
+    return by_kind(l.kind, [&](auto kind) { return prepare_row<Way, kind()>(l, x, rows, into); });
 }
 
 // What a single row needs besides: its `partial` sums, and its inputs divided by the powers that weights are multiplied
@@ -235,12 +241,12 @@ static void prepare_single(float* x, int64_t inputs, float* partial) {
 template <class Format, typename T>
 static void multiply_single(const ExpandedLinear& l) {
     using Single = typename Format::Single;
-    const int64_t sums = padded(l.inputs);  // they follow the inputs
+    const int64_t sums = padded<Floats>(l.inputs);  // they follow the inputs
     team::run(l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
         float* memory = memory_for<float>(sums + l.inputs / SUMMED);
-        const float factor = prepare(l, (const T*)l.x, 1, memory) / Single::FACTOR;
+        const float factor = prepare<Floats>(l, (const T*)l.x, 1, memory) / Single::FACTOR;
         prepare_single<Single>(memory, l.inputs, memory + sums);
-        const Rows<float> x{memory, &factor, 1, memory + sums};
+        const Rows<Floats> x{memory, &factor, 1, memory + sums};
         member.each(l.outputs / TILE, [&](int64_t tile) { multiply_tile<Floats, Format>(l, x, tile * TILE, (T*)l.y); });
     });
 }
@@ -249,7 +255,7 @@ template <class Way, class Format, typename T>
 static void multiply_rows(const ExpandedLinear& l) {
     using Input = typename Way::Input;
     const int64_t height = float32::share(l.rows, BLOCK);
-    float* factors = memory_for<float>(BLOCK + height * padded(l.inputs));
+    float* factors = memory_for<float>(BLOCK + height * padded<Way>(l.inputs));
     Input* memory = (Input*)(factors + BLOCK);
     for (int64_t top = 0; top < l.rows; top += height) {
         const int64_t rows = std::min(height, l.rows - top);
@@ -257,10 +263,11 @@ static void multiply_rows(const ExpandedLinear& l) {
         T* y = (T*)l.y + top * l.outputs;
         team::run(rows * l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
             member.each(rows, [&](int64_t row) {
-                factors[row] = prepare(l, from + row * l.inputs, rows, memory + row * CHUNK) / Way::template FACTOR<Format>;
+                const float scale = prepare<Way>(l, from + row * l.inputs, rows, memory + row * Way::CHUNK);
+                factors[row] = scale / Way::template FACTOR<Format>;
             });
             if (member.size > 1) member.barrier();
-            const Rows<Input> x{memory, factors, rows};
+            const Rows<Way> x{memory, factors, rows};
             member.each(l.outputs / TILE, [&](int64_t tile) { multiply_tile<Way, Format>(l, x, tile * TILE, y); });
         });
     }
@@ -399,7 +406,8 @@ static void multiply(const ExpandedLinear& l) {
 #endif
 #if defined(__AVX512BF16__)
     if constexpr (Format::IN_BFLOAT16)
-        if (inputs_are_bfloat16<T>(l) && !multiply_adds_are_faster()) return multiply_rows<Pairs, Format, T>(l);
+        if (inputs_are_bfloat16<T>(l) && !multiply_adds_are_faster())
+            return l.rows <= ROWS ? multiply_rows<Pairs, Format, T>(l) : multiply_rows<LongPairs, Format, T>(l);
 #endif
     multiply_rows<Floats, Format, T>(l);
 }

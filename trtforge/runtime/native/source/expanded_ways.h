@@ -11,7 +11,6 @@
 
 namespace expanded {
 
-constexpr int64_t CHUNK = 128;  // most inputs of a tile that are expanded at once: with a few rows they fit the first cache
 constexpr int64_t BLOCK_OF_NVFP4 = 16;
 
 static inline void put_lanes(float* into, Lanes value) { *(Lanes*)into = value; }
@@ -30,10 +29,12 @@ static inline const float* scales_from(const float* scales, int64_t input) {
 }
 
 // A way to multiply: what inputs and expanded weights are, the factor of the latter, how a tile's words become `count`
-// inputs of them, and sums (rows, TILE) = or, unless `fresh`, += up to ROWS rows of x times these.
+// inputs of them, at most CHUNK, which fit the first cache with a few rows, and sums (rows, TILE) = or, unless `fresh`, +=
+// up to ROWS rows of x, CHUNK apart, times these.
 
 struct Floats {
     using Input = float;
+    static constexpr int64_t CHUNK = 128;
     template <class Format>
     static constexpr float FACTOR = Format::FACTOR;
     static constexpr int64_t ROWS = float32::ROWS;
@@ -107,21 +108,12 @@ struct Int8Table {
     }
 };
 
-// Where the bytes of the first two of four numbers are in a vector of low bytes, then one of high bytes.
-struct PairsOfBytes {
-    alignas(64) uint8_t places[64] = {};
-
-    constexpr PairsOfBytes() {
-        for (int i = 0; i < 64; ++i) places[i] = uint8_t(i / 4 * 4 + i % 4 / 2 + i % 2 * 64);
-    }
-};
-
-constexpr PairsOfBytes PAIRS_OF_BYTES;
-
 #endif
 
-struct Pairs {
+template <int64_t INPUTS>
+struct PairsOf {
     using Input = bfloat16;
+    static constexpr int64_t CHUNK = INPUTS;
 #if defined(__AVX512VBMI__)
     template <class Format>
     static constexpr float FACTOR = std::is_same_v<Format, FromBytes<Int8>> ? 1.0f : Format::FACTOR;
@@ -158,16 +150,16 @@ struct Pairs {
         constexpr const Table& table = Numbers::TABLE;
         const __m512i lows[2] = {_mm512_load_si512(table.low), _mm512_load_si512(table.low + 64)};
         const __m512i highs[2] = {_mm512_load_si512(table.high), _mm512_load_si512(table.high + 64)};
-        const __m512i pairs = _mm512_load_si512(PAIRS_OF_BYTES.places);
-        const __m512i others = _mm512_add_epi8(pairs, _mm512_set1_epi8(2));
+        // Of four outputs' four inputs, the first two of each, then the others.
+        const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
         for (int64_t first = 0; first < count; first += 4)
             for (int64_t half = 0; half < 2; ++half, from += 16) {
-                const __m512i bytes = _mm512_loadu_si512(from), index = Numbers::index(bytes);
+                const __m512i bytes = _mm512_shuffle_epi8(_mm512_loadu_si512(from), order), index = Numbers::index(bytes);
                 const __m512i low = _mm512_permutex2var_epi8(lows[0], index, lows[1]);
                 const __m512i high = Numbers::high(bytes, _mm512_permutex2var_epi8(highs[0], index, highs[1]));
                 bfloat16* pair = into + first * TILE + half * 32;
-                _mm512_store_si512(pair, _mm512_permutex2var_epi8(low, pairs, high));
-                _mm512_store_si512(pair + 2 * TILE, _mm512_permutex2var_epi8(low, others, high));
+                _mm512_store_si512(pair, _mm512_unpacklo_epi8(low, high));
+                _mm512_store_si512(pair + 2 * TILE, _mm512_unpackhi_epi8(low, high));
             }
     }
 #endif
@@ -186,6 +178,9 @@ struct Pairs {
     }
 #endif
 };
+
+using Pairs = PairsOf<128>;
+using LongPairs = PairsOf<256>;  // for more rows
 
 #endif
 
@@ -223,6 +218,7 @@ static inline LaneIntegers pairs_of_bytes(LaneWords words) {
 // of float32. Sums of a chunk are exact in float32.
 struct Shorts {
     using Input = int16_t;
+    static constexpr int64_t CHUNK = 128;
     template <class Format>
     static constexpr float FACTOR = 1.0f;
     static constexpr int64_t ROWS = float32::ROWS, VECTORS = float32::VECTORS, WIDE = float32::WIDE;

@@ -59,7 +59,7 @@ static inline __attribute__((always_inline)) void multiply_int4(const typename W
                                                                 const uint16_t* w, int64_t count, int64_t tile,
                                                                 bfloat16* expanded, Sums* out) {
     const __m512i table = _mm512_load_si512(NIBBLES);
-    constexpr int U = UNROLL<M>;
+    constexpr int U = !KEEP && (M == 4 || M == 5) ? 2 : UNROLL<M>;  // more than of weights that come from memory
     __m512 sums[U][M][2];
     clear(sums);
     for (int64_t at = 0; at < count; at += 2)
@@ -90,8 +90,6 @@ static void few_rows(const Linear& l, const typename Way::Input* x, const bfloat
     multiply<Way, M>(x, l.inputs, w, l.inputs / 2, Ahead(w, l.inputs / 2, 128, 0, 1), out);
     for (int m = 0; m < M; ++m) put_row(y + m * l.outputs, bias, out[m][0], out[m][1]);
 }
-
-constexpr int64_t ROWS_WITH_TOTALS = 6;  // that fit the registers with a tile's sums of one group and of all
 
 // How `rows_int4` gets its weights: from 4 bits, from 4 bits and keeping them as bfloat16, or as they were kept.
 enum Expansion { NOT_KEPT, KEPT, FROM_KEPT };
@@ -145,10 +143,8 @@ static void tile_bfloat16(const Linear& l, const typename Way::Input* x, const b
 template <class Way>
 static void tile_int4(const Linear& l, const typename Way::Input* x, const uint16_t* w, const float* scales,
                       const float* bias, bfloat16* expanded, bfloat16* y) {
-    const bool few = l.rows <= ROWS;
-    Expansion expansion = few ? NOT_KEPT : KEPT;
-    const int64_t count = few ? 1 : parts(l.rows, ROWS_WITH_TOTALS);
-    for (int64_t done = 0, left = count, rows; left > 0; --left, done += rows) {
+    Expansion expansion = l.rows <= ROWS ? NOT_KEPT : KEPT;
+    for (int64_t done = 0, left = parts(l.rows), rows; left > 0; --left, done += rows) {
         rows = share(l.rows - done, left);
         with_rows(rows, [&](auto m) {
             rows_int4<Way, m()>(l, expansion, x + done * l.inputs, w, scales, bias, expanded, y + done * l.outputs);

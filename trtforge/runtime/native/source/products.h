@@ -163,6 +163,13 @@ static inline __attribute__((always_inline)) void multiply(const typename Way::I
         }
         ++at;
     };
+    if constexpr (U == 1 && std::is_same_v<Fetch, NothingAhead>)
+        while (at + 4 <= count) {
+            step(0);
+            step(0);
+            step(0);
+            step(0);
+        }
     while (at + U <= count) {
 #pragma GCC unroll 4
         for (int u = 0; u < U; ++u) step(u);
