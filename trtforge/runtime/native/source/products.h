@@ -163,6 +163,7 @@ static inline __attribute__((always_inline)) void multiply(const typename Way::I
         }
         ++at;
     };
+    // Written out, because GCC 12 keeps sums in memory where it unrolls a loop around them.
     if constexpr (U == 1 && std::is_same_v<Fetch, NothingAhead>)
         while (at + 4 <= count) {
             step(0);
