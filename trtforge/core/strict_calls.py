@@ -11,6 +11,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from trtforge.core.call_tags import (
+    DEEPSEEK_CALL,
+    DEEPSEEK_CALL_END,
+    FUNCTION,
+    FUNCTION_END,
+    INVOKE,
+    INVOKE_END,
+    JSON_TAGS,
+    KIMI_ARGUMENTS,
+    KIMI_CALL,
+    KIMI_CALL_END,
+    TOOL_CALL,
+    TOOL_CALL_END,
+)
 from trtforge.core.json_schema import VALUES, arguments_schema
 
 if TYPE_CHECKING:
@@ -41,34 +55,28 @@ PROBE: Mapping[str, Any] = {
     "add_generation_prompt": False,
 }
 """A conversation with a call, in the form of a `messages` input."""
-_CALL, _CALL_END = "<tool_call>", "</tool_call>"
-_FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_DEEPSEEK_CALL, _DEEPSEEK_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
-_INVOKE, _INVOKE_END = '<invoke name="', "</invoke>"
-_KIMI_CALL, _KIMI_ARGUMENTS, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-_JSON_TAGS = ((_CALL, _CALL_END), ("<|tool_call|>", "<|/tool_call|>"), ("<TOOLCALL>", "</TOOLCALL>"))
-_SHOWN_CODER = re.compile(rf"{_FUNCTION}{_NAME}>\s*<parameter={_KEY}>")
-_SHOWN_GLM = re.compile(rf"{_CALL}{_NAME}\s*<arg_key>{_KEY}</arg_key>")
+_SHOWN_CODER = re.compile(rf"{FUNCTION}{_NAME}>\s*<parameter={_KEY}>")
+_SHOWN_GLM = re.compile(rf"{TOOL_CALL}{_NAME}\s*<arg_key>{_KEY}</arg_key>")
 _ARGUMENTS = rf'\{{"{_KEY}": ?"{_VALUE}"\}}'
 _OBJECT = rf'\{{"name": ?"{_NAME}", ?"(?:arguments|parameters)": ?'
 _SHOWN_JSON = {
     tag: re.compile(rf"(?P<begin>{re.escape(tag)}\s{{0,9}}{_OBJECT}){_ARGUMENTS}(?P<end>\}}\s{{0,9}}{re.escape(end)})")
-    for tag, end in _JSON_TAGS
+    for tag, end in JSON_TAGS.items()
 }
 _SHOWN_ARRAYS = {
     tag: re.compile(
         rf"(?P<opens>{re.escape(tag)}\s{{0,9}}\[)(?P<begin>{_OBJECT}){_ARGUMENTS}(?P<end>\}})"
         rf"(?P<closes>\]\s{{0,9}}{re.escape(end)})"
     )
-    for tag, end in _JSON_TAGS
+    for tag, end in JSON_TAGS.items()
 }
 _SHOWN_DEEPSEEK = re.compile(
-    rf"(?P<begin>{_DEEPSEEK_CALL}(?:function<[^<>]+>{_NAME}|{_NAME}<[^<>]+>)[^{{]{{0,99}}){_ARGUMENTS}"
-    rf"(?P<end>[^<]{{0,99}}{_DEEPSEEK_END})"
+    rf"(?P<begin>{DEEPSEEK_CALL}(?:function<[^<>]+>{_NAME}|{_NAME}<[^<>]+>)[^{{]{{0,99}}){_ARGUMENTS}"
+    rf"(?P<end>[^<]{{0,99}}{DEEPSEEK_CALL_END})"
 )
-_SHOWN_MINIMAX = re.compile(rf'{_INVOKE}{_NAME}">\s*<parameter name="{_KEY}">')
+_SHOWN_MINIMAX = re.compile(rf'{INVOKE}{_NAME}">\s*<parameter name="{_KEY}">')
 _SHOWN_KIMI = re.compile(
-    rf"{re.escape(_KIMI_CALL)}[^<>]+{re.escape(_KIMI_ARGUMENTS)}{_ARGUMENTS}{re.escape(_KIMI_END)}"
+    rf"{re.escape(KIMI_CALL)}[^<>]+{re.escape(KIMI_ARGUMENTS)}{_ARGUMENTS}{re.escape(KIMI_CALL_END)}"
 )
 _THINK = re.compile(r"<(?P<name>(?:\w+:)?think)>")
 _MARKS = re.compile(r"<[^<>\s]+>")
@@ -131,23 +139,25 @@ class _Form:
 
 
 _QWEN3_CODER = _Form(
-    _FUNCTION,
-    f"{_FUNCTION}{_NAME}>",
-    _FUNCTION_END,
+    FUNCTION,
+    f"{FUNCTION}{_NAME}>",
+    FUNCTION_END,
     "qwen_xml",
     ("<parameter=", "</parameter>"),
-    ("</parameter>", "<parameter=", _FUNCTION_END),
+    ("</parameter>", "<parameter=", FUNCTION_END),
 )
-_GLM = _Form(_CALL, f"{_CALL}{_NAME}", _CALL_END, "glm_xml", ("<arg_key>", "</arg_value>"), ("</arg_value>",))
+_GLM = _Form(
+    TOOL_CALL, f"{TOOL_CALL}{_NAME}", TOOL_CALL_END, "glm_xml", ("<arg_key>", "</arg_value>"), ("</arg_value>",)
+)
 _MINIMAX = _Form(
-    _INVOKE,
-    f'{_INVOKE}{_NAME}">',
-    _INVOKE_END,
+    INVOKE,
+    f'{INVOKE}{_NAME}">',
+    INVOKE_END,
     "minimax_xml",
     ('<parameter name="', "</parameter>"),
     ("</parameter>",),
 )
-_KIMI = _Form(_KIMI_CALL, f"{_KIMI_CALL}functions.{_NAME}:", _KIMI_END, numbered=_KIMI_ARGUMENTS)
+_KIMI = _Form(KIMI_CALL, f"{KIMI_CALL}functions.{_NAME}:", KIMI_CALL_END, numbered=KIMI_ARGUMENTS)
 _SHOWN = {_SHOWN_CODER: _QWEN3_CODER, _SHOWN_GLM: _GLM, _SHOWN_MINIMAX: _MINIMAX, _SHOWN_KIMI: _KIMI}
 
 
@@ -194,7 +204,7 @@ def _form_in(shown: str) -> _Form | None:
     for pattern, form in _SHOWN.items():
         if pattern.search(shown):
             return form
-    for trigger, pattern in {**_SHOWN_JSON, _DEEPSEEK_CALL: _SHOWN_DEEPSEEK}.items():
+    for trigger, pattern in {**_SHOWN_JSON, DEEPSEEK_CALL: _SHOWN_DEEPSEEK}.items():
         if found := pattern.search(shown):
             return _Form(trigger, found["begin"], found["end"])
     for trigger, pattern in _SHOWN_ARRAYS.items():

@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from trtforge.core.call_tags import DEEPSEEK_CALL, KIMI_CALL
+from trtforge.core.harmony import CHANNEL
+
 Message = Mapping[str, Any]
 _REASONING = ("reasoning_content", "thinking", "reasoning")
-_CHANNEL = "<|channel|>"
-_DEEPSEEK_CALL = "<｜tool▁call▁begin｜>"
-_KIMI_CALL = "<|tool_call_begin|>"
 _RESULT = "tool"
 _CONTENT_IS_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+none")
 
@@ -29,9 +29,9 @@ class TemplateMessages:
     """
 
     def __init__(self, source: str) -> None:
-        self._is_harmony = _CHANNEL in source
-        self._shows_ids = _KIMI_CALL in source
-        self._tests_content = _DEEPSEEK_CALL in source and _CONTENT_IS_NONE.search(source) is not None
+        self._is_harmony = CHANNEL in source
+        self._shows_ids = KIMI_CALL in source
+        self._tests_content = DEEPSEEK_CALL in source and _CONTENT_IS_NONE.search(source) is not None
 
     def rendered(self, render: Callable[[list[Message]], str], messages: Sequence[Message]) -> str:
         """What `render` makes of the messages. Raises what it raises."""
@@ -85,8 +85,8 @@ def _with_one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
         while at < len(messages) and messages[at].get("role") == _RESULT:
             results.setdefault(answered[at], []).append(messages[at])
             at += 1
-        for call in calls:
-            own = message if call is calls[0] else {"role": message.get("role"), "content": ""}
+        for index, call in enumerate(calls):
+            own = {"role": message.get("role"), "content": ""} if index else message
             yield {**own, "tool_calls": [call]}
             yield from results.pop(number, ())
             number += 1
@@ -128,7 +128,8 @@ def _answered(messages: Iterable[Message]) -> list[int | None]:
             same = next((number for number, each in waiting.items() if identity and each == identity), None)
             known = latest.get(identity) if same is None else same
             found[-1] = next(iter(waiting), None) if known is None else known
-            waiting.pop(-1 if found[-1] is None else found[-1], None)
+            if found[-1] is not None:
+                waiting.pop(found[-1], None)
             continue
         if after_results or not calls:
             waiting.clear()

@@ -7,16 +7,25 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trtforge.core import harmony, mistral_tokens
+from trtforge.core import call_tags, harmony, mistral_tokens
+from trtforge.core.call_tags import (
+    DEEPSEEK_CALL,
+    DEEPSEEK_CALL_END,
+    FUNCTION,
+    FUNCTION_END,
+    INVOKE,
+    INVOKE_END,
+    KIMI_ARGUMENTS,
+    KIMI_CALL,
+    KIMI_CALL_END,
+    TOOL_CALL,
+    TOOL_CALL_END,
+)
 from trtforge.gateway.tagged_arguments import ParameterTags
 
-OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-JSON_TAGS = {OPEN: _CLOSE, "<|tool_call|>": "<|/tool_call|>", "<TOOLCALL>": "</TOOLCALL>", mistral_tokens.CALLS: ""}
+JSON_TAGS = {**call_tags.JSON_TAGS, mistral_tokens.CALLS: ""}
 """What stands around the JSON of a call, or of an array of calls; "": the end of the answer."""
-FUNCTIONS = ("<function=", '<invoke name="')
-"""What the name of a function follows."""
 ARGUMENTS = ("arguments", "parameters")
-_FUNCTION_END = "</function>"
 _BLANK = r"\s{0,99}"
 _NAME = r"(?P<name>[A-Za-z0-9_-]{1,64})"
 _HEAD = (
@@ -32,14 +41,8 @@ BARE = re.compile(rf"{_BLANK}{_NAME}{_OBJECT}")
 """A name with its arguments: what is left of a call in Mistral's form where special tokens give no text."""
 NAME_SO_FAR = re.compile(rf"{_BLANK}(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<whole>\{{{_BLANK})?")
 LONGEST_HEAD = 1000
-_CALLS, _CALL, _SEPARATOR = "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"
-_CALL_END, _CALLS_END = "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"
-_KIMI_CALLS, _KIMI_CALL, _KIMI_ARGUMENTS = (
-    "<|tool_calls_section_begin|>",
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-)
-_KIMI_CALL_END, _KIMI_CALLS_END = "<|tool_call_end|>", "<|tool_calls_section_end|>"
+_CALLS, _SEPARATOR, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁calls▁end｜>"
+_KIMI_CALLS, _KIMI_CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _MINIMAX_CALLS, _MINIMAX_CALLS_END = "<minimax:tool_call>", "</minimax:tool_call>"
 
 
@@ -96,23 +99,26 @@ TAGGED = (
         for begin, end in JSON_TAGS.items()
     ),
     CallForm(  # Qwen3-Coder
-        re.compile(rf"(?:{OPEN}{_BLANK})?<function={_NAME}>{_BLANK}(?=<)"), (_FUNCTION_END, _CLOSE), _QWEN3_CODER
+        re.compile(rf"(?:{TOOL_CALL}{_BLANK})?{FUNCTION}{_NAME}>{_BLANK}(?=<)"),
+        (FUNCTION_END, TOOL_CALL_END),
+        _QWEN3_CODER,
     ),
-    CallForm(re.compile(rf"<function={_NAME}>{_BLANK}{_OBJECT}"), (_FUNCTION_END,)),  # Llama 3.1's own functions
-    CallForm(re.compile(rf"{OPEN}{_BLANK}{_NAME}{_BLANK}(?=<)"), (_CLOSE,), _GLM),  # GLM 4.5 to 4.7
+    CallForm(re.compile(rf"{FUNCTION}{_NAME}>{_BLANK}{_OBJECT}"), (FUNCTION_END,)),  # Llama 3.1's own functions
+    CallForm(re.compile(rf"{TOOL_CALL}{_BLANK}{_NAME}{_BLANK}(?=<)"), (TOOL_CALL_END,), _GLM),  # GLM 4.5 to 4.7
     CallForm(  # DeepSeek V3, R1
-        re.compile(rf"(?:{_CALLS}{_BLANK})?{_CALL}function{_SEPARATOR}{_NAME}\n```json\n{_BLANK}{_OBJECT}"),
-        ("```", _CALL_END, _CALLS_END),
+        re.compile(rf"(?:{_CALLS}{_BLANK})?{DEEPSEEK_CALL}function{_SEPARATOR}{_NAME}\n```json\n{_BLANK}{_OBJECT}"),
+        ("```", DEEPSEEK_CALL_END, _CALLS_END),
     ),
     CallForm(  # DeepSeek V3.1
-        re.compile(rf"(?:{_CALLS}{_BLANK})?{_CALL}{_NAME}{_SEPARATOR}{_BLANK}{_OBJECT}"), (_CALL_END, _CALLS_END)
+        re.compile(rf"(?:{_CALLS}{_BLANK})?{DEEPSEEK_CALL}{_NAME}{_SEPARATOR}{_BLANK}{_OBJECT}"),
+        (DEEPSEEK_CALL_END, _CALLS_END),
     ),
     CallForm(  # Kimi K2
         re.compile(
-            rf"(?:{re.escape(_KIMI_CALLS)}{_BLANK})?{re.escape(_KIMI_CALL)}{_BLANK}(?:functions\.)?{_NAME}"
-            rf"(?::{_BLANK}\d{{1,9}})?{_BLANK}{re.escape(_KIMI_ARGUMENTS)}{_BLANK}{_OBJECT}"
+            rf"(?:{re.escape(_KIMI_CALLS)}{_BLANK})?{re.escape(KIMI_CALL)}{_BLANK}(?:functions\.)?{_NAME}"
+            rf"(?::{_BLANK}\d{{1,9}})?{_BLANK}{re.escape(KIMI_ARGUMENTS)}{_BLANK}{_OBJECT}"
         ),
-        (_KIMI_CALL_END, _KIMI_CALLS_END),
+        (KIMI_CALL_END, _KIMI_CALLS_END),
     ),
     CallForm(  # Mistral
         re.compile(
@@ -122,8 +128,8 @@ TAGGED = (
         (),
     ),
     CallForm(  # MiniMax M2
-        re.compile(rf'(?:{_MINIMAX_CALLS}{_BLANK})?<invoke name="{_NAME}">{_BLANK}(?=<)'),
-        ("</invoke>", _MINIMAX_CALLS_END),
+        re.compile(rf'(?:{_MINIMAX_CALLS}{_BLANK})?{INVOKE}{_NAME}">{_BLANK}(?=<)'),
+        (INVOKE_END, _MINIMAX_CALLS_END),
         _MINIMAX,
     ),
     CallForm(  # gpt-oss, as `HarmonyText` leaves it
@@ -132,23 +138,23 @@ TAGGED = (
         end=harmony.CALL,
     ),
 )
-MARKS = (*JSON_TAGS, *FUNCTIONS, _CALLS, _CALL, _KIMI_CALLS, _KIMI_CALL, _MINIMAX_CALLS, harmony.CALL_HEAD)
+MARKS = (*JSON_TAGS, FUNCTION, INVOKE, _CALLS, DEEPSEEK_CALL, _KIMI_CALLS, KIMI_CALL, _MINIMAX_CALLS, harmony.CALL_HEAD)
 """How the forms begin."""
 MARK = re.compile("|".join(map(re.escape, MARKS)))
 JSON_BEGINS = re.compile(rf"{_BLANK}[{{[]")
 """What follows a tag around JSON."""
 _SOME_NAME = r"(?P<name>[A-Za-z0-9_-]{0,64})"
 _KIMI_SO_FAR = re.compile(
-    rf"{_BLANK}(?:{re.escape(_KIMI_CALL)}{_BLANK})?[\w.-]{{0,99}}{_BLANK}(?::[\s\d]{{0,99}})?(?s:<.*)?"
+    rf"{_BLANK}(?:{re.escape(KIMI_CALL)}{_BLANK})?[\w.-]{{0,99}}{_BLANK}(?::[\s\d]{{0,99}})?(?s:<.*)?"
 )
 _MINIMAX_SO_FAR = re.compile(rf"{_BLANK}(?s:<.*)?")
 SO_FAR = {
     **dict.fromkeys(JSON_TAGS, re.compile(_BLANK)),
-    OPEN: re.compile(rf"{_BLANK}(?:(?s:[{{<].*)|{_SOME_NAME}(?P<whole>{_BLANK}(?s:<.*)?))"),
+    TOOL_CALL: re.compile(rf"{_BLANK}(?:(?s:[{{<].*)|{_SOME_NAME}(?P<whole>{_BLANK}(?s:<.*)?))"),
     mistral_tokens.CALLS: re.compile(rf"{_BLANK}{_SOME_NAME}(?P<whole>(?s:\[.*)|{_BLANK}(?:\{{{_BLANK})?)"),
-    FUNCTIONS[0]: re.compile(rf"{_SOME_NAME}(?P<whole>>{_BLANK}(?:\{{{_BLANK})?)?"),
-    FUNCTIONS[1]: re.compile(rf'{_SOME_NAME}(?P<whole>"|">{_BLANK})?'),
-    **dict.fromkeys((_KIMI_CALLS, _KIMI_CALL), _KIMI_SO_FAR),
+    FUNCTION: re.compile(rf"{_SOME_NAME}(?P<whole>>{_BLANK}(?:\{{{_BLANK})?)?"),
+    INVOKE: re.compile(rf'{_SOME_NAME}(?P<whole>"|">{_BLANK})?'),
+    **dict.fromkeys((_KIMI_CALLS, KIMI_CALL), _KIMI_SO_FAR),
     _MINIMAX_CALLS: _MINIMAX_SO_FAR,
 }
 """What may follow a mark before the head of a call is complete; after other marks anything may."""

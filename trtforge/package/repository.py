@@ -69,6 +69,7 @@ LIBRARIES: dict[ModelRole, Mapping[ModelCode, tuple[str, ...]]] = {
 _TEXT_MODULES = (
     "__init__",
     "core/__init__",
+    "core/call_tags",
     "core/detokenizer",
     "core/harmony",
     "core/mistral_tokens",
