@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -181,7 +182,7 @@ def test_a_gateway_has_one_server_compute_prompts_and_the_other_one_answer(
 ) -> None:
     """As OpenAI's client sees it, streamed or not; scores of each token included."""
     text = "A dictionary has keys and values. " * 5
-    before = [computed(server) for server in pair]
+    before = [settled(server) for server in pair]
     with OpenAI(base_url=gateway, api_key="none") as client:
         answer = client.completions.create(model="ensemble", prompt=text, max_tokens=NEW, temperature=0, logprobs=1)
         stream = client.completions.create(
@@ -224,3 +225,12 @@ def computed(server: Server) -> int:
     found = re.search(r'"total_context_tokens".*\} (\S+)', metrics)
     assert found is not None
     return int(float(found[1]))
+
+
+def settled(server: Server) -> int:
+    """What `computed` tells once the gauge, which follows the engine from time to time, has stopped changing."""
+    found, before = computed(server), -1
+    while found != before:
+        time.sleep(2)
+        found, before = computed(server), found
+    return found
