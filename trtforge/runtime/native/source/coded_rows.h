@@ -178,35 +178,6 @@ static inline LaneIntegers add_bytes(LaneIntegers sums, LaneWords nibbles, LaneI
 
 constexpr int64_t CODED_ROWS = LANES == 16 ? 8 : 4;  // whose sums fit the registers
 
-// A group's words as they are stored; KEEP: and kept as bytes, (inputs / 4, TILE).
-template <bool KEEP>
-struct StoredNibbles {
-    const uint32_t* from;
-    uint32_t* bytes;
-    static constexpr int64_t AHEAD = 512;  // words that are fetched from memory
-
-    void at(int64_t quad, int64_t o, LaneWords& low, LaneWords& high) const {
-        __builtin_prefetch(from + quad * QUAD + AHEAD);
-        const LaneWords both = words(from + quad * QUAD + o);
-        low = both & LOW_NIBBLES;
-        high = (both >> 4) & LOW_NIBBLES;
-        if (KEEP) {
-            *(LaneWords*)(bytes + quad * TILE + o) = low;
-            *(LaneWords*)(bytes + quad * TILE + QUAD + o) = high;
-        }
-    }
-};
-
-// The bytes that were kept.
-struct KeptNibbles {
-    const uint32_t* bytes;
-
-    void at(int64_t quad, int64_t o, LaneWords& low, LaneWords& high) const {
-        low = words(bytes + quad * TILE + o);
-        high = words(bytes + quad * TILE + QUAD + o);
-    }
-};
-
 constexpr int64_t CODED_PANEL = 32;  // rows whose totals stay in the first-level cache with their codes of a group
 
 // Rows from `first` on as codes, (groups, rows, inputs of a group): rows do not displace each other in the cache. And what
@@ -217,17 +188,32 @@ struct CodedPanel {
     int64_t first, rows;
 };
 
-// totals (M, TILE) += the M rows' products of a group. `codes`, `groups`: theirs. `scales`: (TILE,).
-template <int M, class Nibbles>
-static void add_group(const int8_t* codes, const CodedGroup* groups, const Nibbles& w, int64_t group, const float* scales,
-                      float* totals) {
+// Fetches from memory the words of a later group, as a group's rows are in `parts` parts, one part at a time: each step,
+// which multiplies QUAD words, fetches as many divided by the number of parts.
+struct GroupsAhead {
+    static constexpr int64_t GROUPS = 2;
+    const uint32_t* from;
+    int64_t pitch;
+
+    GroupsAhead(const uint32_t* tile, int64_t group, int64_t part, int64_t parts) : pitch((QUAD + parts - 1) / parts) {
+        from = tile + group / 4 * (GROUPS * QUAD + part * pitch);
+    }
+    void step(int64_t quad) const { __builtin_prefetch(from + quad * pitch); }
+};
+
+// totals (M, TILE) = or, unless `fresh`, += the M rows' products of a group, whose words are at `tile`. `codes`, `groups`:
+// the rows'. `scales`: (TILE,).
+template <int M>
+static void add_group(const int8_t* codes, const CodedGroup* groups, const uint32_t* tile, const GroupsAhead& ahead,
+                      int64_t group, const float* scales, bool fresh, float* totals) {
     for (int64_t o = 0; o < QUAD; o += LANES) {
         LaneIntegers sums[M][2];
 #pragma GCC unroll 12
         for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = LaneIntegers() + groups[m].offset;
         for (int64_t quad = 0; quad < group / 4; ++quad) {
-            LaneWords low, high;
-            w.at(quad, o, low, high);
+            ahead.step(quad);
+            const LaneWords both = words(tile + quad * QUAD + o);
+            const LaneWords low = both & LOW_NIBBLES, high = (both >> 4) & LOW_NIBBLES;
 #pragma GCC unroll 12
             for (int m = 0; m < M; ++m) {
                 int32_t four;
@@ -244,7 +230,8 @@ static void add_group(const int8_t* codes, const CodedGroup* groups, const Nibbl
                 const int64_t first = half * QUAD + o;
                 Lanes* total = (Lanes*)(totals + m * TILE + first);
                 const Lanes factors = *(const Lanes*)(scales + first) * groups[m].scale;
-                *total += __builtin_convertvector(sums[m][half], Lanes) * factors;
+                const Lanes sum = __builtin_convertvector(sums[m][half], Lanes) * factors;
+                *total = fresh ? sum : *total + sum;
             }
     }
 }
@@ -252,26 +239,17 @@ static void add_group(const int8_t* codes, const CodedGroup* groups, const Nibbl
 // totals (rows, TILE) = the rows times a tile of `count` groups. `scales`: (count, TILE).
 static void multiply_codes(const CodedPanel& x, const uint32_t* tile, const float* scales, int64_t group, int64_t count,
                            float* totals) {
-    alignas(64) uint32_t kept[MOST_IN_GROUP / 4 * TILE];
-    std::fill_n(totals, x.rows * TILE, 0.0f);
-    const bool few = x.rows <= CODED_ROWS;
-    for (int64_t index = 0; index < count; ++index, tile += group / 4 * QUAD, scales += TILE) {
-        for (int64_t row = 0, part; row < x.rows; row += part) {
-            part = float32::share(x.rows - row, CODED_ROWS);
+    const int64_t parts = float32::parts(x.rows, CODED_ROWS);
+    for (int64_t index = 0; index < count; ++index, tile += group / 4 * QUAD, scales += TILE)
+        for (int64_t row = 0, part = 0, rows; row < x.rows; row += rows, ++part) {
+            rows = float32::share(x.rows - row, CODED_ROWS);
             const int64_t at = index * x.rows + row;
-            with_constant<CODED_ROWS>(part, [&](auto m) {
-                const auto add = [&](const auto& nibbles) {
-                    add_group<m()>(x.codes + at * group, x.groups + at, nibbles, group, scales, totals + row * TILE);
-                };
-                if (few)
-                    add(StoredNibbles<false>{tile, nullptr});
-                else if (row == 0)
-                    add(StoredNibbles<true>{tile, kept});
-                else
-                    add(KeptNibbles{kept});
+            const GroupsAhead ahead(tile, group, part, parts);
+            const int8_t* codes = x.codes + at * group;
+            with_constant<CODED_ROWS>(rows, [&](auto m) {
+                add_group<m()>(codes, x.groups + at, tile, ahead, group, scales, index == 0, totals + row * TILE);
             });
         }
-    }
 }
 
 #endif

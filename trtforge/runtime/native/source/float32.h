@@ -88,10 +88,13 @@ static void multiply_rows(int64_t rows, const float* x, int64_t stride, const fl
     }
 }
 
-// Where the last part is shorter, rows are shared nearly equally.
+// Parts of at most `most` rows.
+static inline int64_t parts(int64_t rows, int64_t most) { return (rows + most - 1) / most; }
+
+// Rows of the next part: they are shared nearly equally.
 static inline int64_t share(int64_t rows, int64_t most) {
-    const int64_t parts = (rows + most - 1) / most;
-    return (rows + parts - 1) / parts;
+    const int64_t count = parts(rows, most);
+    return (rows + count - 1) / count;
 }
 
 // sums (rows, TILE) = or, unless `fresh`, += rows of x times `count` inputs of a tile.
