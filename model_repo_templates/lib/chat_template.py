@@ -23,7 +23,15 @@ from trtforge.core.template_messages import TemplateMessages
 
 _MOST_MESSAGES = 4096
 _FIELDS = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"}
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "chat_template_kwargs",
+        "guide_allows_calls",
+    }
 )
 _SHOWN = 200
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
@@ -31,11 +39,15 @@ _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
 @dataclass(frozen=True)
 class Chat:
-    """A prompt, and the tools that its template was given. `continues`: the answer continues the final message."""
+    """A prompt, and the tools that its template was given. `continues`: the answer continues the final message.
+
+    `guide_allows_calls`: of the request's guide, which is then that of answers that call nothing.
+    """
 
     prompt: str
     tools: Sequence[Any]
     continues: bool
+    guide_allows_calls: bool = False
 
 
 class ChatTemplate:
@@ -86,7 +98,8 @@ class ChatTemplate:
             raise RequestFailed(
                 f"messages: the chat template cannot render them: {type(error).__name__}: {_shortened(error)}"
             ) from None
-        return Chat(_up_to_mark(prompt) if to_continue else prompt, tools or (), to_continue)
+        allows_calls = bool(request.get("guide_allows_calls", False))
+        return Chat(_up_to_mark(prompt) if to_continue else prompt, tools or (), to_continue, allows_calls)
 
 
 class _Template:

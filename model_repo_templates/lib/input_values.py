@@ -10,6 +10,8 @@ from responder import RequestFailed
 
 _SHOWN = 80
 INT32_MAX = 2**31 - 1
+MOST_SEQUENCES = 128
+"""Of one request, if the engine has not a larger batch: those that find no place in it wait."""
 
 
 class InputValues:

@@ -114,7 +114,7 @@ class Preprocessor:
         prompt = self._encode_text(
             values, "messages", chat.prompt, "INPUT_ID", "REQUEST_INPUT_LEN", special_tokens=False
         )
-        return prompt if self._strict_guides is None else prompt | self._strict_guides.inputs(chat)
+        return prompt if self._strict_guides is None else prompt | self._strict_guides.inputs(chat, values)
 
     def _encode(self, values: InputValues, name: str, ids_name: str, length_name: str) -> dict[str, NDArray[Any]]:
         values.array(name)

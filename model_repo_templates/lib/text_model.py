@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 from answer_report import AnswerReport
 from background import Background
 from input_names import GUIDE, GUIDE_TYPE, PHASE, InputNames
-from input_values import InputValues
+from input_values import MOST_SEQUENCES, InputValues
 from model_config import ModelConfig
 from numpy.typing import NDArray
 from preprocessor import Preprocessor
@@ -51,7 +51,7 @@ class TextModel(ABC):
         model_process.set_up()
         config = ModelConfig(args)
         self._streams = config.decoupled
-        self._most_sequences = config.max_batch_size
+        self._most_beams = config.max_batch_size
         self._exclude_input = config.flag("exclude_input_in_output", True)
         self._stops_by_text = config.flag("stop_words_as_text", False)
         self._engine_end_ids = config.flag("engine_end_ids", False)
@@ -109,9 +109,10 @@ class TextModel(ABC):
         streaming = inputs.flag("stream", False)
         if streaming and not self._streams:
             raise RequestFailed("stream is true; this repository was packaged with streaming off")
-        beams = inputs.integer("beam_width", 0, 1, 1, self._most_sequences)
+        beams = inputs.integer("beam_width", 0, 1, 1, self._most_beams)
+        most = max(self._most_beams, MOST_SEQUENCES)
         # A beam search returns its beams as one sequence.
-        sequences = 1 if beams > 1 else inputs.integer("num_return_sequences", 0, 1, 1, self._most_sequences)
+        sequences = 1 if beams > 1 else inputs.integer("num_return_sequences", 0, 1, 1, most)
         if sequences > 1 and not self._streams:
             raise RequestFailed("num_return_sequences must be 1: this repository was packaged with streaming off")
         options = self._options(call.inputs)
@@ -191,12 +192,13 @@ class TextModel(ABC):
     ) -> dict[str, NDArray[Any]]:
         """The engine's tensors.
 
-        Calls of strict functions have a guide, unless the request has its own, searches beams or ignores the end id.
+        The guide of an answer that may call functions goes before the request's own, from which it was made if there
+        is one, unless the request searches beams or ignores the end id.
         """
         values = {theirs: inputs[ours] for ours, theirs in self._to_engine if ours in inputs and ours not in OPTIONS}
         values |= {theirs: prepared[ours] for ours, theirs in self._preprocessed if ours in prepared}
         ends = prepared["OUT_END_ID"][0, 0] >= 0
-        if ends and not searches_beams and inputs.keys().isdisjoint((GUIDE_TYPE, GUIDE)):
+        if ends and not searches_beams:
             values |= {name: prepared[name] for name in (GUIDE_TYPE, GUIDE) if name in prepared}
         return values | {"exclude_input_in_output": np.array([[True]])}
 
@@ -227,7 +229,7 @@ class TextModel(ABC):
 
 
 _TOKENIZED = ("text_input", "messages", "stop_words", "bad_words", "embedding_bias_words")
-_PREPARED = ("messages", "input_ids", "logit_bias")
+_PREPARED = ("messages", "input_ids", "logit_bias", GUIDE_TYPE, GUIDE)
 _REPORTED = ("num_input_tokens", "num_output_tokens")
 _NONE = np.empty(0, dtype=object)
 _SOURCES = {

@@ -16,7 +16,7 @@ from trtforge.core.reasoning import ReasoningParser
 from trtforge.gateway.app import make_app
 from trtforge.gateway.backend import Backend
 from trtforge.gateway.limits import GatewayLimits
-from trtforge.gateway.protocol import BoundedProtocol
+from trtforge.gateway.protocol import HEAD_BYTES, BoundedProtocol
 from trtforge.gateway.router import Router
 from trtforge.gateway.service import Service
 
@@ -63,6 +63,7 @@ def running(
     options = uvicorn.Config(
         make_app(service), port=0, http=BoundedProtocol, lifespan="off", log_level="warning", ws="none"
     )
+    options.h11_max_incomplete_event_size = HEAD_BYTES
     options.limit_concurrency = connections
     server = uvicorn.Server(options)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)

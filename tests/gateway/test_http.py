@@ -240,12 +240,37 @@ def test_compressed_bodies_are_refused(gateway: Gateway) -> None:
     assert response.status_code == 415
 
 
+@pytest.mark.parametrize(("size", "status"), [(60_000, 200), (70_000, 431), (200_000, 431)])
+def test_headers_that_come_whole_have_a_limit_too(gateway: Gateway, size: int, status: int) -> None:
+    with connected(gateway) as client:
+        client.sendall(f"GET /health HTTP/1.1\r\nHost: a\r\nX: {'a' * size}\r\nConnection: close\r\n\r\n".encode())
+        try:
+            head, _, body = client.makefile("rb").read().partition(b"\r\n\r\n")
+        except ConnectionResetError:  # the gateway had not read all when it closed
+            assert status == 431
+            return
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert status == 200 or json.loads(body)["error"]["message"] == "the headers of the request are too large"
+
+
+@pytest.mark.parametrize("path", ["health", "health/ready"])
+def test_probes_may_ask_for_the_head_alone(gateway: Gateway, path: str) -> None:
+    answer = httpx.head(f"{gateway.root}/{path}", timeout=PATIENCE)
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+def test_a_path_with_a_slash_at_its_end_is_another_one(gateway: Gateway) -> None:
+    answer = httpx.post(f"{gateway.url}/chat/completions/", json={}, timeout=PATIENCE)
+    assert answer.status_code == 404
+    assert "there is no POST /v1/chat/completions/" in answer.json()["error"]["message"]
+
+
 def test_what_is_no_http_gets_an_error_of_openais_form(gateway: Gateway, caplog: pytest.LogCaptureFixture) -> None:
     with connected(gateway) as garbage:
         garbage.sendall(b"\x16\x03\x01\r\n\r\n")
         head, _, body = garbage.makefile("rb").read().partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 ")
-        assert json.loads(body)["error"]["message"] == "the request is not HTTP/1.1"
+        assert json.loads(body)["error"]["message"] == "the request is not HTTP/1.1: illegal request line"
     with connected(gateway) as refused:
         refused.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Encoding: a\r\n\r\n"

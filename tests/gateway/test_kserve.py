@@ -14,7 +14,7 @@ from tests.ports import free_ports
 from trtforge.core.server_errors import SHUTTING_DOWN
 from trtforge.engine_process.context_phase import RequestType
 from trtforge.gateway.backend import GONE, BackendError, ServedModel
-from trtforge.gateway.errors import ApiError, of_backend
+from trtforge.gateway.errors import ApiError, AskedBy, of_backend
 from trtforge.gateway.kserve import KServeBackend
 from trtforge.gateway.kserve_tensors import infer_request
 from trtforge.gateway.request import Piece, Sampling, TextRequest
@@ -265,6 +265,27 @@ def test_errors_of_the_server_get_their_status(text: str, status: int, code: str
     assert (error.status, error.code, error.headers.get("retry-after")) == (status, code, retry)
     assert "/opt" not in error.message
     assert not error.message.startswith(("INVALID", "UNAVAILABLE"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said", "param"),
+    [
+        ("num_return_sequences is 200; it must be", "n is 200; it must be", "n"),
+        ("text_input holds the id 9", "prompt holds the id 9", "prompt"),
+        ("messages: the chat template refuses them", "prompt: the chat template refuses them", "prompt"),
+        ("logit_bias holds the id 9", "logit_bias holds the id 9", "logit_bias"),
+        ("the guide of type json_schema is refused", "the guide of type json_schema is refused", "tools"),
+        (
+            "the prompt has 9 tokens",
+            "this model's maximum context length is exceeded: the prompt has 9 tokens",
+            "prompt",
+        ),
+        ("lora_task_id 7 is not known", "lora_task_id 7 is not known", None),
+    ],
+)
+def test_what_the_server_refuses_has_the_name_that_the_request_has(text: str, said: str, param: str | None) -> None:
+    error = of_backend(BackendError(f"INVALID_ARGUMENT: {text}", "INVALID_ARGUMENT"), AskedBy("prompt", "tools"))
+    assert (error.status, error.message, error.param) == (400, said, param)
 
 
 @pytest.mark.parametrize(

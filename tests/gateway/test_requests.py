@@ -23,6 +23,12 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 SAMPLED = Sampling(temperature=1.0, top_p=1.0)
 
 
+def allowed(mode: str, name: str) -> dict[str, object]:
+    """A choice of tools that lists those that may be called."""
+    function = {"type": "function", "function": {"name": name}}
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [function]}}
+
+
 def chat(**values: object) -> TextRequest:
     return read_chat({"model": "m", "messages": [USER], **values}, LIMITS).request
 
@@ -84,6 +90,29 @@ def test_chat_takes_both_limits_of_tokens(given: Mapping[str, Any], expected: in
 )
 def test_stop_words(given: object, expected: tuple[str, ...]) -> None:
     assert chat(stop=given).stop == completion(stop=given).stop == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "content"),
+    [
+        ({"content": None, "refusal": "I cannot."}, "I cannot."),
+        ({"content": "So:", "refusal": None, "tool_calls": []}, "So:"),
+        ({"content": None, "refusal": None, "tool_calls": []}, ""),
+    ],
+)
+def test_earlier_answers_are_taken_as_openais_client_gives_them(given: dict[str, object], content: str) -> None:
+    asked = {"role": "user", "content": "Hi"}
+    request = chat(messages=[asked, {"role": "assistant", **given}])
+    assert json.loads(request.messages or "") == [asked, {"role": "assistant", "content": content}]
+
+
+def test_requests_without_a_seed_get_one_each_if_tokens_are_drawn() -> None:
+    """Engines take 0 where none is given."""
+    seeds = {chat().sampling.seeded().seed for _ in range(20)}
+    assert len(seeds) > 10
+    assert all(seed is not None and 0 <= seed < 2**31 for seed in seeds)
+    assert chat(temperature=0).sampling.seeded().seed is None
+    assert chat(seed=7).sampling.seeded() == chat(seed=7).sampling
 
 
 def test_contents_become_text_and_developers_the_system() -> None:
@@ -223,17 +252,19 @@ def test_fields_without_effect_are_ignored(given: Mapping[str, Any]) -> None:
         ({"tools": [{**TOOL, "function": {"name": "a b"}}]}, "tools[0].function.name", "1 to 64 letters"),
         ({"tools": [TOOL] * 129}, "tools", "an array of at most 128 tools, not an array of 129"),
         ({"tool_choice": "required"}, "tool_choice", "only allowed when tools are given"),
-        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice", "must be none, auto, required or an object"),
+        (
+            {"tools": [TOOL], "tool_choice": "always"},
+            "tool_choice",
+            "must be none, auto, required, an object",
+        ),
         (
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sun"}}},
             "tool_choice",
             "not in tools",
         ),
-        (
-            {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
-            "response_format",
-            "cannot be combined",
-        ),
+        ({"tools": [TOOL], "tool_choice": allowed("auto", "sun")}, "tool_choice", "must name functions that are in"),
+        ({"tools": [TOOL], "tool_choice": allowed("none", "weather")}, "tool_choice", "must be none, auto, required"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "a string or an array"),
         ({"functions": [{"name": "f"}]}, "functions", "functions is not supported; send tools"),
         ({"audio": {"voice": "x"}}, "audio", "not supported"),
         ({"reasoning_effort": "lots"}, "reasoning_effort", "must be one of none, minimal, low, medium, high, xhigh"),

@@ -53,6 +53,34 @@ def test_formats_of_json_become_guides() -> None:
     assert (guide.kind, json.loads(guide.text)) == ("json_schema", schema)
 
 
+def test_a_format_is_that_of_answers_without_calls() -> None:
+    """The model may call instead, where the text model knows how; a forced call leaves nothing else to say."""
+    form = {"response_format": {"type": "json_object"}}
+
+    def asked(**given: Any) -> tuple[Guide | None, Any]:
+        request = read_chat({"model": "m", "messages": [USER], **form, **given}, GatewayLimits()).request
+        return request.guide, json.loads(request.messages or "")
+
+    guide, messages = asked(tools=[WEATHER])
+    assert guide == Guide("json_schema", '{"type": "object"}')
+    assert messages == {"messages": [USER], "tools": [WEATHER], "guide_allows_calls": True}
+    assert asked(tools=[WEATHER], tool_choice="none") == (guide, [USER])
+    assert asked() == (guide, [USER])
+    guide, messages = asked(tools=[WEATHER], tool_choice="required")
+    assert guide == guide_of(tools=[WEATHER], tool_choice="required")
+    assert messages == {"messages": [USER], "tools": [WEATHER]}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_choice_may_list_the_functions_that_are_allowed(mode: str) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [NAMED]}}
+    given = {"model": "m", "messages": [USER], "tools": [WEATHER, TIME], "tool_choice": choice}
+    call = read_chat(given, GatewayLimits())
+    assert call.structure.tools == [WEATHER]
+    assert call.structure.use is not None
+    assert (call.structure.use.mode, list(call.structure.use.names)) == (mode, ["weather"])
+
+
 @pytest.mark.parametrize("choice", [None, "auto", "none"])
 def test_a_choice_of_the_model_has_no_guide(choice: str | None) -> None:
     assert guide_of(tools=[WEATHER], tool_choice=choice) is None
@@ -225,7 +253,8 @@ def streams_as_a_whole(use: ToolUse, text: str, sizes: Sequence[int], reason: st
     rest, calls = split(use, text, reason)
     assert "".join(delta.text for delta, _ in taken) == rest
     assert merged([each for _, told in taken for each in told]) == calls
-    assert taken[-1][0].finish_reason == ("tool_calls" if calls and reason == "stop" else reason)
+    asks = calls and (calls[-1].complete or use.mode == "auto")
+    assert taken[-1][0].finish_reason == ("tool_calls" if asks and reason == "stop" else reason)
     assert use.several or len(calls) <= 1
     if not calls:
         assert rest == text
@@ -261,6 +290,7 @@ def test_a_stream_has_the_text_and_the_calls_of_the_whole_answer(
     ("words", "choice", "reason", "names", "content"),
     [
         (ARRAY, "required", "tool_calls", ["weather", "time"], None),
+        (ARRAY[:46], "required", "stop", ["weather"], None),  # a stop word of the request cut it
         ('{"city": "Rome"}', NAMED, "stop", ["weather"], None),
         (TAGGED, "auto", "tool_calls", ["time"], "Let me see."),
         (f"{TAGGED} Done.", "auto", "tool_calls", ["time"], "Let me see.\n Done."),

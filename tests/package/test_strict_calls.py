@@ -72,7 +72,8 @@ WRITTEN = {
 ```json
 {{ c.arguments | tojson }}
 ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>""",
-    "deepseek v3.1": """<｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>{{ c.arguments | tojson }}<｜tool▁call▁end｜>""",
+    "deepseek v3.1": """<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>\
+{{ c.arguments | tojson }}<｜tool▁call▁end｜><｜tool▁calls▁end｜>""",
     "kimi": """<|tool_calls_section_begin|><|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>\
 {{ c.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>""",
     "minimax": """<minimax:tool_call>
@@ -166,6 +167,7 @@ def guide_of(
     continues: bool = False,
     thinks: bool = False,
     special: tuple[str, ...] = (),
+    said: dict[str, Any] | None = None,
 ) -> str | None:
     """The guide of a model whose template writes calls so; `thinks`: it knows thoughts."""
     from chat_template import ChatTemplate  # type: ignore[import-not-found]
@@ -177,7 +179,8 @@ def guide_of(
         shown = ChatTemplate({"template": template, "special_tokens": {}}).chat(json.dumps(PROBE)).prompt
     except RequestFailed:
         shown = ""
-    return StrictCalls(template, shown, tokenizer_with(*special)).guide(tools, prompt, continues=continues)
+    calls = StrictCalls(template, shown, tokenizer_with(*special))
+    return calls.guide(tools, prompt, continues=continues, said=said)
 
 
 def matcher_of(guide: str | None) -> Any:
@@ -208,6 +211,31 @@ def test_a_call_in_the_form_of_the_template_keeps_to_its_schema(name: str) -> No
         assert not allows(guide, wrong), wrong
     _, calls = split(USE, f"{call}\n{NOW[name]}", "stop")
     assert [(each.name, json.loads(each.arguments)) for each in calls] == [("weather", VALUES), ("now", {})]
+
+
+SAID = {
+    "type": "object",
+    "properties": {"rains": {"type": "boolean"}},
+    "required": ["rains"],
+    "additionalProperties": False,
+}
+FREE = [{"type": "function", "function": {"name": "now"}}]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_answer_is_json_of_the_requested_schema_or_calls(name: str) -> None:
+    """As OpenAI's API has it: the format is that of messages, and the model may call functions instead."""
+    call, now = CALLS[name], NOW[name]
+    guide = guide_of(name, said=SAID)
+    for text in ('{"rains": true}', call, f"{call}\n{now}", now):
+        assert allows(guide, text), text
+    for wrong in ("It rains.", "{}", f"I ask. {call}", f'{{"rains": true}}{call}', call.replace("3", "three"), ""):
+        assert not allows(guide, wrong), wrong
+    assert [each.name for each in split(USE, f"{call}\n{now}", "stop")[1]] == ["weather", "now"]
+    free = guide_of(name, FREE, said=SAID)  # no function needs to be strict
+    assert allows(free, now)
+    assert allows(free, '{"rains": false}')
+    assert guide_of(name, (), said=SAID) is None
 
 
 def test_an_array_may_have_several_calls() -> None:

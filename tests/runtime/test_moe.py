@@ -14,6 +14,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.trtllm import UNQUANTIZED_MODULES, Quantization, read_checkpoint_config
 from trtforge.runtime.architecture.layout import LinearSlot
 from trtforge.runtime.architecture.spec import DecoderSpec
+from trtforge.runtime.decoder.moe import route
 from trtforge.runtime.linears.kernels import kernel_of, reference_kernels
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.stored import take_experts
@@ -145,6 +146,24 @@ def test_a_layout_that_does_not_divide_the_experts_is_an_error(families: Familie
     config = read_checkpoint_config(edited(checkpoint, tmp_path, {"moe": values["moe"] | {"normalization_mode": 2}}))
     with pytest.raises(ForgeError, match="4 experts of 96 inner units over 1 x 1 ranks, normalization_mode 2"):
         DecoderSpec.of(config, 0)
+
+
+@pytest.mark.parametrize(("mode", "scaling"), [(3, 2.5), (4, 1.0)])
+def test_normalised_weights_of_softmax_scores_are_not_scaled(
+    families: Families, tmp_path: Path, mode: int, scaling: float
+) -> None:
+    """TensorRT-LLM (tensorrt_llm/layers/moe.py) scales the scores, then divides by their sum; DeepSeek's code does
+    either. `transformers` does not read norm_topk_prob."""
+    checkpoint = families("deepseek_v2").checkpoint()
+    moe = json.loads((checkpoint / "config.json").read_text())["moe"]
+    given = {"normalization_mode": mode, "device_limited_routed_scaling_factor": 2.5}
+    spec = DecoderSpec.of(read_checkpoint_config(edited(checkpoint, tmp_path, {"moe": moe | given})), 0).moe
+    assert spec is not None
+    weights, chosen = route(spec, torch.randn(5, spec.num_experts, generator=torch.Generator().manual_seed(0)))
+    assert chosen.shape == (5, spec.top_k)
+    assert spec.scaling == scaling
+    if mode == 4:
+        torch.testing.assert_close(weights.sum(dim=1), torch.ones(5))
 
 
 def test_more_experts_a_token_than_there_are_is_an_error(families: Families, tmp_path: Path) -> None:

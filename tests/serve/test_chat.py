@@ -67,9 +67,12 @@ def test_calls_of_strict_functions_keep_to_their_schemas(start: Start, tmp_path:
     function: dict[str, Any] = {"name": "weather", "parameters": WEATHER, "strict": True}
     bias = json.dumps({tokenizer.convert_tokens_to_ids("<tool_call>"): 1000})
 
-    def answer(function: dict[str, Any], **options: object) -> Any:
-        messages = json.dumps({"messages": QUESTION, "tools": [{"type": "function", "function": function}]})
-        return post(server, "ensemble", messages=messages, max_tokens=200, logit_bias=bias, **options)
+    def answer(function: dict[str, Any], allows_calls: bool | None = None, **options: object) -> Any:
+        asked: dict[str, Any] = {"messages": QUESTION, "tools": [{"type": "function", "function": function}]}
+        asked |= {} if allows_calls is None else {"guide_allows_calls": allows_calls}
+        return post(
+            server, "ensemble", **{"max_tokens": 200, "logit_bias": bias, **options}, messages=json.dumps(asked)
+        )
 
     text = answer(function).json()["text_output"]
     _, calls = split(ToolUse("auto", ("weather",)), text, "length")
@@ -83,9 +86,16 @@ def test_calls_of_strict_functions_keep_to_their_schemas(start: Start, tmp_path:
     assert answer(function, end_id=-1).json()["text_output"] == "<tool_call>" * 200
     own = answer(function, guided_decoding_guide_type="regex", guided_decoding_guide="[a-c]{5}").json()["text_output"]
     assert re.fullmatch("[a-c]{5}", own)
+    form = {"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": '{"enum": [true]}'}
+    assert answer(free, **form).json()["text_output"] == answer(free, False, **form).json()["text_output"] == "true"
+    assert answer(free, True, **form).json()["text_output"].startswith('<tool_call>\n{"name": "weather"')
+    says = json.dumps({tokenizer.convert_tokens_to_ids("t"): 1000})
+    assert answer(free, True, **form, logit_bias=says).json()["text_output"] == "true"
+    other = {"guided_decoding_guide_type": "regex", "guided_decoding_guide": "[a-c]{5}"}
+    assert re.fullmatch("[a-c]{5}", answer(free, True, **other).json()["text_output"])  # only schemas of JSON
     for schema, said in (
         ({"type": "nope"}, "the guide of type structural_tag is refused"),
-        ({"enum": ["x" * 140_000]}, "messages: the schemas of strict functions make a guide of 140"),
+        ({"enum": ["x" * 140_000]}, "messages: the schemas of functions make a guide of 140"),
     ):
         refused = answer({**function, "parameters": schema})
         assert refused.status_code == 400

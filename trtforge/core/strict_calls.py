@@ -1,14 +1,16 @@
 """Keeps the calls of functions with `strict` to their schemas, in the form that the chat template teaches the model.
 
 The guide is a structural tag of xgrammar (xgrammar/structural_tag.py, 0.2): the answer is free, but what begins a call
-is followed by a call of one of the functions, whose arguments follow its schema. The form is read from a call that the
-template itself shows. Answers to templates that show it in another form than these have no guide.
+is followed by a call of one of the functions, whose arguments follow its schema. Or the answer is JSON of the schema
+that the request asks for, or nothing but calls. The form is read from a call that the template itself shows. Answers to
+templates that show it in another form than these have no guide.
 """
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from trtforge.core.call_tags import (
@@ -80,6 +82,9 @@ _SHOWN_KIMI = re.compile(
 )
 _THINK = re.compile(r"<(?P<name>(?:\w+:)?think)>")
 _MARKS = re.compile(r"<[^<>\s]+>")
+_TAG = re.compile(r"\s*<[^<>\s]+>\s*")
+_TAGS_BEFORE = re.compile(r"(?:<[^<>\s]+>\s{0,9})+\Z")
+_TAGS_AFTER = re.compile(r"\A(?:\s{0,9}<[^<>\s]+>)+")
 _LENGTH = re.compile('"(?:min|max)Length"')
 _BLANKS = 16
 """Characters of white space in a row within arguments: a model could go on with it for ever."""
@@ -170,28 +175,44 @@ class StrictCalls:
     def __init__(self, template: str, shown: str, tokenizer: "Tokenizer") -> None:
         think = _THINK.search(template)
         self._think = None if think is None else (f"<{think['name']}>", f"</{think['name']}>")
+        special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
         self._form = _form_in(shown)
+        self._around = ("", "")
         if self._form is not None:
+            self._around = _around(shown, self._form, {*special, *(self._think or ())})
             array = self._form.array or ("", "")
             written = {*_MARKS.findall(array[0] + self._form.begin + self._form.numbered + self._form.end + array[1])}
             written |= {*self._form.marks, *(self._think or ()), *(self._form.argument or ())}
-            special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
             self._form = None if written & special else self._form  # no guide allows these tokens
 
-    def guide(self, tools: Sequence[Any], prompt: str, *, continues: bool) -> str | None:
-        """The structural tag (JSON) of an answer; None without a strict function, or without a known form.
+    def guide(
+        self, tools: Sequence[Any], prompt: str, *, continues: bool, said: Mapping[str, Any] | None = None
+    ) -> str | None:
+        """The structural tag (JSON) of an answer; None if it needs none, or the form of calls is not known.
 
         `tools`: as the chat template gets them; `prompt`: what it made of the request; `continues`: the answer
-        continues the final message.
+        continues the final message; `said`: the schema of an answer without calls. Without it answers need a guide
+        where one of the functions is strict.
         """
         functions = dict(functions_of(tools))
-        if self._form is None or not any(function.get("strict") is True for function in functions.values()):
+        if self._form is None or not functions:
             return None
         tags = self._form.tags(functions)
+        if said is not None:
+            return _tag_of({"type": "or", "elements": [_json_of(said), self._calls(tags)]})
+        if not any(function.get("strict") is True for function in functions.values()):
+            return None
         answer: Mapping[str, Any] = {"type": "triggered_tags", "triggers": [self._form.trigger], "tags": tags}
         if self._think is not None:
             answer = _after_thought(answer, *self._think, begun=self._begun_thought(prompt, continues=continues))
-        return json.dumps({"type": "structural_tag", "format": answer}, ensure_ascii=False)
+        return _tag_of(answer)
+
+    def _calls(self, tags: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """One call or several, and nothing else but what the template writes around them."""
+        before, after = map(_optional, self._around)
+        tag = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
+        call = _sequence(*before, tag, *after)
+        return _sequence(_BLANK, call, {"type": "star", "content": _sequence(_BLANK, call)})
 
     def _begun_thought(self, prompt: str, *, continues: bool) -> bool:
         assert self._think is not None
@@ -211,6 +232,41 @@ def _form_in(shown: str) -> _Form | None:
         if found := pattern.search(shown):
             return _Form(trigger, found["begin"], found["end"], array=(found["opens"], found["closes"]))
     return None
+
+
+def _around(shown: str, form: _Form, others: Collection[str]) -> tuple[str, str]:
+    """What a template writes directly before and after a call: tags, up to the first of the `others`."""
+    begin, end = form.array or (form.begin, form.end)
+    start = shown.find(begin)
+    stop = shown.find(end, start + len(begin))
+    if start < 0 or stop < 0:
+        return "", ""
+    before = _up_to_others(reversed(_tags_in(_TAGS_BEFORE, shown[:start])), others)
+    after = _up_to_others(_tags_in(_TAGS_AFTER, shown[stop + len(end) :]), others)
+    return "".join(reversed(before)), "".join(after)
+
+
+def _tags_in(found: re.Pattern[str], text: str) -> Sequence[str]:
+    """The tags at one end of a text, with the white space beside each."""
+    matched = found.search(text)
+    return _TAG.findall(matched[0]) if matched else ()
+
+
+def _up_to_others(tags: Iterable[str], others: Collection[str]) -> Sequence[str]:
+    return list(takewhile(lambda tag: tag.strip() not in others, tags))
+
+
+def _tag_of(format_: Mapping[str, Any]) -> str:
+    return json.dumps({"type": "structural_tag", "format": format_}, ensure_ascii=False)
+
+
+def _json_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _BLANKS}
+
+
+def _optional(text: str) -> Sequence[Mapping[str, Any]]:
+    """A part that may be this text; none without a text."""
+    return [{"type": "optional", "content": {"type": "const_string", "value": text}}] if text else []
 
 
 def _after_thought(answer: Mapping[str, Any], begin: str, end: str, *, begun: bool) -> Mapping[str, Any]:

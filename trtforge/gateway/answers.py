@@ -113,7 +113,9 @@ class ChatAnswer:
         return _data(error.body())
 
     def _reason(self, reason: str, calls: Sequence[ToolCall]) -> str:
-        return reason if self._use is None else reason_of(self._use, reason, calls=bool(calls))
+        if self._use is None:
+            return reason
+        return reason_of(self._use, reason, calls=bool(calls), cut=bool(calls) and not calls[-1].complete)
 
     def _event(self, choice: str) -> bytes:
         return f"data: {self._begin}{choice}{self._end}\n\n".encode()

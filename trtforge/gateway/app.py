@@ -13,6 +13,8 @@ from trtforge.gateway.exchange import Exchange, Receive, Scope, Send
 from trtforge.gateway.metrics import CONTENT_TYPE
 from trtforge.gateway.service import Service
 
+_PROBED = ["GET", "HEAD"]
+
 
 class Answering(Response):
     """A response that one of the service's endpoints writes to the ASGI connection itself."""
@@ -29,7 +31,7 @@ class Answering(Response):
 
 def make_app(service: Service) -> FastAPI:
     """The application of a service."""
-    app = FastAPI(title="trtforge gateway", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="trtforge gateway", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_exception_handler(HTTPException, _routing_error)
 
     @app.post("/v1/chat/completions")
@@ -55,11 +57,11 @@ def make_app(service: Service) -> FastAPI:
     async def model(request: Request, name: str) -> Response:
         return await _reply(service, request, lambda: service.model(name))
 
-    @app.get("/health")
+    @app.api_route("/health", methods=_PROBED)
     async def health() -> Response:
         return Response(b"{}", media_type="application/json")
 
-    @app.get("/health/ready")
+    @app.api_route("/health/ready", methods=_PROBED)
     async def ready() -> Response:
         is_ready = await service.router.ready()
         status = HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE

@@ -62,6 +62,7 @@ class CallReader:
         self._reason: str | None = None
         self._read: Callable[[], bool] = self._named if use.mode == "named" else self._opening
         self._end = JsonEnd()
+        self._ended = False  # what the answer is, if it is nothing but arguments
         self._tagged: TaggedArguments | None = None
         self._after: Callable[[], bool] = self._text  # the arguments, and what follows them in the object of a call
         self._in_object = True
@@ -73,6 +74,8 @@ class CallReader:
         self._said = SaidText()
         self._told: list[str | CallDelta] = []
         self._count = 0
+        self.cut = False
+        """Whether the latest call has no end."""
 
     def push(self, text: str, reason: str | None) -> Sequence[str | CallDelta]:
         """What can be told after more text, in its order: text for the user, and what is new of calls.
@@ -105,7 +108,10 @@ class CallReader:
         """The answer is nothing but arguments."""
         if not self._count:
             self._tell(self._use.names[0])
-        self._add(self._take(len(self._unread)), last=self._reason not in (None, "length"))
+        arguments = self._take(len(self._unread))
+        if not self._ended:
+            _, self._ended = self._end.of(arguments)
+        self._add(arguments, last=self._last and self._end.closed)
         return False
 
     def _opening(self) -> bool:
@@ -345,11 +351,13 @@ class CallReader:
         self._say(last=False)
         self._count += 1
         if self._wanted():
+            self.cut = True
             self._told.append(CallDelta(self._count - 1, name=name))
 
     def _add(self, arguments: str, *, last: bool) -> None:
         if not self._wanted():
             return
+        self.cut = not last
         index = self._count - 1
         before = self._told[-1] if self._told else None
         if isinstance(before, CallDelta) and before.index == index:

@@ -78,9 +78,7 @@ def read_chat(values: Mapping[str, Any], limits: GatewayLimits) -> ChatCall:
     delivery = read_delivery(fields)
     request = TextRequest(
         model=name,
-        messages=conversation(
-            _messages(fields, limits), structure.tools, fields, effort_of(fields.get(_EFFORT), _EFFORT)
-        ),
+        messages=conversation(_messages(fields, limits), structure, fields, effort_of(fields.get(_EFFORT), _EFFORT)),
         max_tokens=_max_tokens(fields),
         stream=delivery.stream,
         sequences=read_count(fields, limits),
@@ -127,19 +125,26 @@ def _message(given: object, where: str, limits: GatewayLimits) -> Mapping[str, o
         raise bad_request(f"{where}: functions are not supported, send tools", where)
     if not isinstance(role, str) or role not in _ROLES:
         raise wrong(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
-    if role == "assistant" and given.get("tool_calls"):
-        calls = _calls(given["tool_calls"], f"{where}.tool_calls", limits)
-        said = text_of(given.get("content") or "", f"{where}.content", _PARTS, limits)
-        return {"role": role, "content": said, "tool_calls": calls, **_reasoning(given, where)}
-    message = {"role": _ROLES[role], "content": text_of(given.get("content"), f"{where}.content", _PARTS, limits)}
     if role == "assistant":
-        return {**message, **_reasoning(given, where)}
+        return _answered(given, where, limits)
+    message = {"role": _ROLES[role], "content": text_of(given.get("content"), f"{where}.content", _PARTS, limits)}
     if role != "tool":
         return message
     answered = given.get("tool_call_id")
     if not isinstance(answered, str) or not answered:
         raise wrong(f"{where}.tool_call_id", "a non-empty string", answered)
     return {**message, "tool_call_id": answered}
+
+
+def _answered(given: Mapping[str, Any], where: str, limits: GatewayLimits) -> Mapping[str, object]:
+    """An earlier answer, as clients repeat it: its text may be null beside calls or a refusal."""
+    calls, content = given.get("tool_calls"), given.get("content")
+    if content is None and (calls is not None or given.get("refusal") is not None):
+        refusal = given.get("refusal")
+        content = "" if refusal is None else refusal
+    message = {"role": "assistant", "content": text_of(content, f"{where}.content", _PARTS, limits)}
+    found = {"tool_calls": _calls(calls, f"{where}.tool_calls", limits)} if calls else {}
+    return {**message, **found, **_reasoning(given, where)}
 
 
 def _reasoning(given: Mapping[str, Any], where: str) -> Mapping[str, object]:

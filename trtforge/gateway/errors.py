@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import dataclass
 from http import HTTPStatus
 
 from trtforge.core.server_errors import (
@@ -27,7 +28,40 @@ _TYPES = {
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
 }
 _BUSY = ("queue is full", TRITON_QUEUE_FULL, "too many ")
+_FIELDS = {"num_return_sequences": "n", "stop_words": "stop", "random_seed": "seed"}
+"""Tensors of text models with other names than the request's fields."""
+_PROMPTS = ("text_input", "input_ids", "messages")
+_NAMES = frozenset(
+    (
+        *_FIELDS,
+        *_PROMPTS,
+        "seed",
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        "max_tokens",
+        "min_tokens",
+        "logit_bias",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "prompt_ignore_length",
+        "priority",
+        "cache_salt",
+    )
+)
+_FIRST_WORD = re.compile(r"\w+")
 _TOO_LONG = re.compile(r"the prompt has \d+ tokens|characters for this engine|tokens of KV cache, which holds")
+
+
+@dataclass(frozen=True)
+class AskedBy:
+    """The fields of a request that hold its `prompt` and ask for its `guide`; empty: none does."""
+
+    prompt: str = ""
+    guide: str = ""
 
 
 class ApiError(Exception):
@@ -74,7 +108,7 @@ def unknown_model(name: str) -> ApiError:
     return ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
 
 
-def of_backend(error: BackendError) -> ApiError:
+def of_backend(error: BackendError, asked: AskedBy | None = None) -> ApiError:
     """The client's error for an error of the server behind. A full queue is 429, a server that is gone 503."""
     message = without_paths(without_code(error.message))
     if error.code == GONE:
@@ -84,11 +118,27 @@ def of_backend(error: BackendError) -> ApiError:
             return too_busy(message, retry_seconds(message, _RETRY_SECONDS))
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="server_unavailable", headers=_after(message))
     if error.code == "INVALID_ARGUMENT":
-        return bad_request(message, code="context_length_exceeded" if _TOO_LONG.search(message) else None)
+        return _refused(message, asked or AskedBy())
     if error.code == "NOT_FOUND":
         return ApiError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
     status = HTTP_STATUS.get(error.code or "", HTTPStatus.INTERNAL_SERVER_ERROR)
     return ApiError(status, message)
+
+
+def _refused(message: str, asked: AskedBy) -> ApiError:
+    """The error for what the server behind refuses, with the names that the request has for it."""
+    if _TOO_LONG.search(message):
+        # Clients (LiteLLM) know the error by these words.
+        text = f"this model's maximum context length is exceeded: {message}"
+        return bad_request(text, asked.prompt or None, "context_length_exceeded")
+    if message.startswith("the guide "):
+        return bad_request(message, asked.guide or None)
+    found = _FIRST_WORD.match(message)
+    name = found[0] if found else ""
+    if name not in _NAMES:
+        return bad_request(message)
+    field = asked.prompt or name if name in _PROMPTS else _FIELDS.get(name, name)
+    return bad_request(field + message[len(name) :], field)
 
 
 def _after(message: str) -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
 from trtforge.gateway.errors import ApiError, bad_request
 from trtforge.gateway.fields import Fields, wrong
 from trtforge.gateway.limits import GatewayLimits
+from trtforge.gateway.tools import Structure
 
 _FLAGS = ("add_generation_prompt", "continue_final_message")
 TEMPLATE_FIELDS = (*_FLAGS, "chat_template_kwargs")
@@ -20,7 +20,7 @@ MESSAGE_ROLES = {"system": "system", "developer": "system", "user": "user", "ass
 
 def conversation(
     messages: Sequence[Mapping[str, object]],
-    tools: Sequence[Mapping[str, Any]],
+    structure: Structure,
     fields: Fields,
     effort: str | None,
 ) -> str:
@@ -28,7 +28,8 @@ def conversation(
 
     `effort`: of the reasoning, which templates read as `reasoning_effort` (gpt-oss) unless they get another one.
     """
-    options: dict[str, object] = {"tools": tools} if tools else {}
+    options: dict[str, object] = {"tools": structure.tools} if structure.tools else {}
+    options |= {"guide_allows_calls": True} if structure.guide_allows_calls else {}
     for flag in _FLAGS:
         if flag in fields:
             options[flag] = fields.flag(flag)

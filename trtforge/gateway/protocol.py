@@ -14,9 +14,12 @@ from trtforge.gateway.limits import GatewayLimits
 
 HEAD_SECONDS = 10.0
 """From the start of a connection, or the first byte of a later request, until its headers are complete."""
+HEAD_BYTES = 64 * 1024
+"""Of the path and the headers of a request, in pieces or whole."""
 UNREAD_SECONDS = 60.0
 """For a client that does not read."""
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+_CLOSE = {"connection": "close"}
 
 
 class BoundedProtocol(H11Protocol):
@@ -32,20 +35,28 @@ class BoundedProtocol(H11Protocol):
         super().__init__(*arguments, **options)
         # uvicorn's own refusal beyond the limit is plain text, without Retry-After.
         self._most, self.limit_concurrency = self.limit_concurrency, None
-        self._served, self.app = self.app, self._unless_too_many
+        self._served, self.app = self.app, self._unless_refused
 
-    async def _unless_too_many(self, scope: Any, receive: Any, send: Any) -> None:
-        """The application, which counts no connections."""
-        if self._most is None or len(self.connections) < self._most:
+    async def _unless_refused(self, scope: Any, receive: Any, send: Any) -> None:
+        """The application, which counts no connections and measures no headers."""
+        error = self._why_refused(scope)
+        if error is None:
             await self._served(scope, receive, send)
-            return
-        error = ApiError(
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            f"{self._most} connections are open; retry in 1 s",
-            code="server_unavailable",
-            headers={"retry-after": "1", "connection": "close"},
-        )
-        await Exchange(scope, receive, send, GatewayLimits()).whole(error.status, error.body(), error.headers)
+        else:
+            await Exchange(scope, receive, send, GatewayLimits()).whole(error.status, error.body(), error.headers)
+
+    def _why_refused(self, scope: Any) -> ApiError | None:
+        if self._most is not None and len(self.connections) >= self._most:
+            return ApiError(
+                HTTPStatus.SERVICE_UNAVAILABLE,
+                f"{self._most} connections are open; retry in 1 s",
+                code="server_unavailable",
+                headers={"retry-after": "1", **_CLOSE},
+            )
+        # h11 bounds only what it waits for, and headers may come whole.
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) for name, value in scope["headers"])
+        return _too_large() if size > HEAD_BYTES else None
 
     def connection_made(self, transport: Any) -> None:
         """See asyncio.Protocol."""
@@ -139,5 +150,10 @@ class BoundedProtocol(H11Protocol):
 
 def _refusal_of(error: BaseException | None) -> ApiError:
     if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == _TOO_LARGE:
-        return ApiError(_TOO_LARGE, "the headers of the request are too large")
-    return bad_request("the request is not HTTP/1.1")
+        return _too_large()
+    why = str(error or "").partition(": bytearray(")[0]  # without what was sent
+    return bad_request(f"the request is not HTTP/1.1{why and ': '}{why:.200}")
+
+
+def _too_large() -> ApiError:
+    return ApiError(_TOO_LARGE, "the headers of the request are too large", headers=_CLOSE)

@@ -1,13 +1,16 @@
 """Requests to a text model and their answers, independent of HTTP and of the protocol of the server behind."""
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
 from trtforge.engine_process.context_phase import RequestType
 from trtforge.engine_process.requests import Guide
 
 Prompt = str | tuple[int, ...]
+_SEED_BITS = 31
+"""Seeds of every width that servers take."""
 
 
 class TopToken(TypedDict):
@@ -50,6 +53,11 @@ class Sampling:
     min_p: float | None = None
     no_repeat_ngram_size: int | None = None
     prompt_ignore_length: int | None = None
+
+    def seeded(self) -> "Sampling":
+        """With a random seed if tokens are drawn and none is given: engines answer equal requests alike otherwise."""
+        drawn = self.top_k is not None or self.top_p is not None
+        return replace(self, seed=random.getrandbits(_SEED_BITS)) if drawn and self.seed is None else self
 
 
 @dataclass(frozen=True)

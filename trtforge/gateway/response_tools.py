@@ -9,7 +9,9 @@ from trtforge.gateway.errors import bad_request
 from trtforge.gateway.fields import Fields, wrong
 from trtforge.gateway.tools import (
     ANY_OBJECT,
+    CHOICES,
     Structure,
+    allowed_of,
     check_functions,
     checked_name,
     guide_of,
@@ -18,7 +20,6 @@ from trtforge.gateway.tools import (
 )
 
 _FORMAT = "text.format"
-_CHOICES = "none, auto, required, an object that names a function, or one of type allowed_tools"
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,6 @@ def _choice(
             return tools, chosen, {"type": "function", "name": name}
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(listed)}:
             names = [each.get("name") if isinstance(each, dict) else None for each in listed]
-            if not names or any(name not in [tool["name"] for tool in tools] for name in names):
-                raise bad_request("tool_choice.tools must name functions that are in tools", "tool_choice")
-            allowed = [tool for tool in tools if tool["name"] in names]
+            allowed = allowed_of(tools, [tool["name"] for tool in tools], names, "tool_choice")
             return allowed, mode, {"type": "allowed_tools", "mode": mode, "tools": listed}
-    raise bad_request(f"tool_choice must be {_CHOICES}", "tool_choice")
+    raise bad_request(f"tool_choice must be {CHOICES}", "tool_choice")

@@ -108,7 +108,7 @@ def read_response(values: Mapping[str, Any], limits: GatewayLimits) -> ResponseC
     effort = effort_of(reasoning.get("effort"), "reasoning.effort")
     request = TextRequest(
         model=name,
-        messages=conversation(messages, asked.structure.tools, fields, effort),
+        messages=conversation(messages, asked.structure, fields, effort),
         max_tokens=max_tokens or MOST_TOKENS,
         stream=delivery.stream,
         sampling=read_sampling(fields, limits),

@@ -19,7 +19,7 @@ from trtforge.gateway.app import make_app
 from trtforge.gateway.config import GatewayConfig
 from trtforge.gateway.disaggregated import Disaggregated
 from trtforge.gateway.kserve import KServeBackend
-from trtforge.gateway.protocol import BoundedProtocol
+from trtforge.gateway.protocol import HEAD_BYTES, BoundedProtocol
 from trtforge.gateway.router import Router
 from trtforge.gateway.service import Service
 from trtforge.machine.interruptions import heeded, leave_lost_terminal
@@ -57,6 +57,7 @@ def run(config: GatewayConfig, on_listening: Callable[[], None] | None = None) -
     options = uvicorn.Config(
         make_app(Service(router, keys, hosts=hosts, reasoning=config.reasoning_parser)),
         http=BoundedProtocol,
+        h11_max_incomplete_event_size=HEAD_BYTES,
         limit_concurrency=min(_MOST_CONNECTIONS, raise_open_file_limit() // 2),
         ws="none",
         lifespan="off",

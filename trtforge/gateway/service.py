@@ -16,7 +16,7 @@ from trtforge.gateway.answers import Answer, ChatAnswer, CompletionAnswer
 from trtforge.gateway.backend import BackendError
 from trtforge.gateway.chat import ChatCall, read_chat
 from trtforge.gateway.completions import CompletionCall, read_completion
-from trtforge.gateway.errors import ApiError, of_backend, too_busy, unknown_model
+from trtforge.gateway.errors import ApiError, AskedBy, of_backend, too_busy, unknown_model
 from trtforge.gateway.exchange import ClientGone, Exchange
 from trtforge.gateway.fields import read_body
 from trtforge.gateway.generation import Generations
@@ -138,28 +138,27 @@ class Service:
         chosen, generations = await self._begun(call)
         usage, logprobs = call.delivery.usage, call.request.logprobs
         answer = ChatAnswer(chosen.name, with_usage=usage, logprobs=logprobs, use=call.structure.use)
-        await self._send(exchange, "chat", generations, answer, start, stream=call.delivery.stream)
+        asked = AskedBy("messages", call.structure.field)
+        await self._send(exchange, "chat", generations, answer, start, asked, stream=call.delivery.stream)
 
     async def _response(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
         call = read_response(values, self.limits)
         chosen, generations = await self._begun(call.chat)
         answer = ResponseAnswer(ResponseObject(chosen.name, call.shown), call.chat.structure.use)
-        await self._send(exchange, "responses", generations, answer, start, stream=call.chat.delivery.stream)
+        asked = AskedBy("input", call.chat.structure.field)
+        await self._send(exchange, "responses", generations, answer, start, asked, stream=call.chat.delivery.stream)
 
     async def _begun(self, call: ChatCall) -> tuple[Choice, Generations]:
         """The model of a call, and its answers to be generated. Raises ApiError."""
         chosen = await self._named(call.name)
         if call.request.guide is not None and not chosen.model.takes_guides:
             raise call.structure.unguided()
-        request = replace(call.request, model=chosen.model.name, adapter=chosen.adapter)
-        return chosen, Generations(self.router, (request,), call.new_reader(self._reasoning))
+        return chosen, Generations(self.router, (_final(call.request, chosen),), call.new_reader(self._reasoning))
 
     async def _completion(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
         call = read_completion(values, self.limits)
         chosen = await self._named(call.name)
-        model, adapter = chosen.model.name, chosen.adapter
-        requests = tuple(replace(request, model=model, adapter=adapter) for request in call.requests)
-        generations = Generations(self.router, requests)
+        generations = Generations(self.router, tuple(_final(request, chosen) for request in call.requests))
         answer = CompletionAnswer(
             chosen.name,
             with_usage=call.delivery.usage,
@@ -168,8 +167,8 @@ class Service:
             nothing_new=call.nothing_new,
         )
         before = _Prompts(call, generations, answer).set
-        stream = call.delivery.stream
-        await self._send(exchange, "completions", generations, answer, start, stream=stream, before=before)
+        asked, stream = AskedBy("prompt"), call.delivery.stream
+        await self._send(exchange, "completions", generations, answer, start, asked, stream=stream, before=before)
 
     async def _send(
         self,
@@ -178,15 +177,22 @@ class Service:
         generations: Generations,
         answer: Answer,
         start: float,
+        asked: AskedBy,
         *,
         stream: bool,
         before: Callable[[int], None] | None = None,
     ) -> None:
-        """Send an answer, streamed or whole. `before`: called with the index of a choice before it is written."""
-        if stream:
-            await self._stream(exchange, endpoint, generations, answer, start, before)
-            return
-        choices = await generations.whole()
+        """Send an answer, streamed or whole. `before`: called with the index of a choice before it is written.
+
+        Raises ApiError for errors of the server behind, whose fields are `asked`.
+        """
+        try:
+            if stream:
+                await self._stream(exchange, endpoint, generations, answer, start, before)
+                return
+            choices = await generations.whole()
+        except BackendError as error:
+            raise of_backend(error, asked) from None
         if before is not None:
             for index in range(len(choices)):
                 before(index)
@@ -252,6 +258,12 @@ class _Prompts:
             request, number = self._sources[index]
             text = request.prompt if isinstance(request.prompt, str) else None
             self._answer.set_prompt(index, text, self._generations.parts[number].prompt_logprobs)
+
+
+def _final(request: TextRequest, chosen: Choice) -> TextRequest:
+    """A request as it is sent to the model that was chosen."""
+    sampling = request.sampling.seeded()
+    return replace(request, model=chosen.model.name, adapter=chosen.adapter, sampling=sampling)
 
 
 async def _send_error(exchange: Exchange, error: ApiError) -> int:

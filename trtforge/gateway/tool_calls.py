@@ -39,9 +39,14 @@ def said_in(told: Sequence[str | CallDelta]) -> str:
     return "".join(each for each in told if isinstance(each, str))
 
 
-def reason_of(use: ToolUse, reason: str, *, calls: bool) -> str:
-    """The finish reason of an answer with or without calls: OpenAI's API has `stop` for a function that was named."""
-    return "tool_calls" if calls and reason == "stop" and use.mode != "named" else reason
+def reason_of(use: ToolUse, reason: str, *, calls: bool, cut: bool) -> str:
+    """The finish reason of an answer with or without calls, the last of which may be `cut`.
+
+    OpenAI's API has `stop` for a function that was named. A required call is whole unless a limit or a stop word of
+    the request cut it: clients must not take it for one to be made.
+    """
+    asks = calls and use.mode != "named" and not (cut and use.mode == "required")
+    return "tool_calls" if asks and reason == "stop" else reason
 
 
 class StreamedCalls:
@@ -56,5 +61,5 @@ class StreamedCalls:
         reason = delta.finish_reason
         told = self._reader.push(delta.text, reason)
         if reason is not None:
-            reason = reason_of(self._use, reason, calls=self._reader.found)
+            reason = reason_of(self._use, reason, calls=self._reader.found, cut=self._reader.cut)
         return replace(delta, text=said_in(told), finish_reason=reason), told

@@ -18,6 +18,7 @@ _MOST_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAMED = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")
 _CHOICE = "tool_choice"
+CHOICES = "none, auto, required, an object that names a function, or one of type allowed_tools"
 _UNGUIDED = "guided decoding is not available for this engine"
 
 
@@ -43,12 +44,20 @@ class ToolUse:
 
 @dataclass(frozen=True)
 class Structure:
-    """The requested form of an answer. `field`: the request's field that needs a guide; `tools`: for the template."""
+    """The requested form of an answer. `field`: the request's field that needs a guide; `tools`: for the template.
+
+    A guide beside `use` of the mode auto is that of answers that call nothing.
+    """
 
     guide: Guide | None = None
     field: str = ""
     use: ToolUse | None = None
     tools: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def guide_allows_calls(self) -> bool:
+        """Whether the model may call functions instead of following the guide."""
+        return self.guide is not None and self.use is not None and self.use.mode == "auto"
 
     def unguided(self) -> ApiError:
         """The error for a model without guided decoding."""
@@ -63,9 +72,8 @@ def read_structure(fields: Fields) -> Structure:
             where = name if fields.get(name) else choice_name
             raise bad_request(f"{where} is not supported; send tools and tool_choice", where)
     several = fields.get("parallel_tool_calls") is not False
-    return structure_of(
-        _response_format(fields), "response_format", _tools(fields), fields.get(_CHOICE), several=several
-    )
+    tools, choice = _allowed(_tools(fields), fields.get(_CHOICE))
+    return structure_of(_response_format(fields), "response_format", tools, choice, several=several)
 
 
 def structure_of(
@@ -73,13 +81,12 @@ def structure_of(
 ) -> Structure:
     """The structure of a guide that the request's `field` asks for, and of tools and their choice in the form of chat.
 
-    `several`: whether there may be more than one call. Raises ApiError.
+    A choice that forces a call leaves no answer that the guide would be about. `several`: whether there may be more
+    than one call. Raises ApiError.
     """
     used, use = _use(tools, choice, several=several)
     if use is None or use.mode == "auto":
         return Structure(guide, field if guide else "", use, used)
-    if guide is not None:
-        raise bad_request(f"{field} cannot be combined with a {_CHOICE} that forces a call", field)
     schema = _arguments(used[0]) if use.mode == "named" else _calls(used, several=use.several)
     return Structure(guide_of(schema), _CHOICE, use, used)
 
@@ -150,6 +157,27 @@ def _tools(fields: Fields) -> Sequence[Mapping[str, Any]]:
     return tools
 
 
+def _allowed(tools: Sequence[Mapping[str, Any]], choice: object) -> tuple[Sequence[Mapping[str, Any]], object]:
+    """The tools that may be called, and how, where the choice lists them."""
+    match choice:
+        case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(listed)}}:
+            functions = [each.get("function") if isinstance(each, dict) else None for each in listed]
+            names = [each.get("name") if isinstance(each, dict) else None for each in functions]
+            return allowed_of(
+                tools, [tool["function"]["name"] for tool in tools], names, f"{_CHOICE}.allowed_tools"
+            ), mode
+    return tools, choice
+
+
+def allowed_of(
+    tools: Sequence[Mapping[str, Any]], known: Sequence[str], names: Sequence[object], where: str
+) -> Sequence[Mapping[str, Any]]:
+    """The tools that a choice names, of tools with the `known` names. Raises ApiError."""
+    if not names or any(name not in known for name in names):
+        raise bad_request(f"{where}.tools must name functions that are in tools", _CHOICE)
+    return [tool for tool, name in zip(tools, known, strict=True) if name in names]
+
+
 def _use(
     tools: Sequence[Mapping[str, Any]], choice: object, *, several: bool
 ) -> tuple[Sequence[Mapping[str, Any]], ToolUse | None]:
@@ -165,7 +193,7 @@ def _use(
     if choice == "required":
         return tools, ToolUse("required", names, several)
     if not isinstance(choice, dict) or choice.get("type") != "function" or not isinstance(choice.get("function"), dict):
-        raise bad_request(f"{_CHOICE} must be none, auto, required or an object that names a function", _CHOICE)
+        raise bad_request(f"{_CHOICE} must be {CHOICES}", _CHOICE)
     name = choice["function"].get("name")
     if name not in names:
         raise bad_request(f"{_CHOICE} names a function that is not in tools", _CHOICE)

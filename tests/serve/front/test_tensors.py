@@ -7,7 +7,7 @@ import pytest
 
 from trtforge.serve.front.limits import FrontLimits
 from trtforge.serve.front.refusal import Refusal
-from trtforge.serve.front.tensors import check_generate, check_infer
+from trtforge.serve.front.tensors import check_generate, check_infer, check_numbers
 
 GOOD: dict[str, Any] = {"name": "text_input", "shape": [1, 1], "datatype": "BYTES", "data": ["a"]}
 MANY = {f"name{number}": 1 for number in range(129)}
@@ -49,6 +49,44 @@ def test_a_wrong_input_is_refused(change: dict[str, Any], said: str) -> None:
         check({"inputs": [GOOD | change]})
     assert caught.value.status == 400
     assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data", "said"),
+    [
+        ("INT32", [[2**31]], "'ids' is 2147483648; it must be a whole number from -2147483648 to 2147483647"),
+        ("INT32", [-(2**31) - 1], "'ids' is -2147483649; it must be a whole number from -2147483648"),
+        ("UINT64", [5, -1], "'ids' is -1; it must be a whole number from 0 to 18446744073709551615"),
+        ("INT8", [[[128]]], "'ids' is 128; it must be a whole number from -128 to 127"),
+        ("INT32", [2**31 - 1, -(2**31)], None),
+        ("UINT64", [2**64 - 1], None),
+        ("FP32", [2**40], None),
+        ("BOOL", [True], None),
+    ],
+)
+def test_a_number_that_its_type_does_not_hold_is_refused(datatype: str, data: list[Any], said: str | None) -> None:
+    """Triton would take it modulo the type's size."""
+    document = {"inputs": [{"name": "ids", "shape": [1, len(data)], "datatype": datatype, "data": data}]}
+    generated = json.dumps({"ids": data}).encode()
+    metadata = json.dumps({"inputs": [{"name": "ids", "datatype": datatype}]}).encode()
+    if said is None:
+        check(document)
+        check_numbers(check_generate(generated, FrontLimits()), metadata, FrontLimits())
+        return
+    with pytest.raises(Refusal) as caught:
+        check(document)
+    assert said in caught.value.message
+    if datatype == "INT32":
+        with pytest.raises(Refusal) as caught:
+            check_numbers(check_generate(generated, FrontLimits()), metadata, FrontLimits())
+        assert said in caught.value.message
+
+
+@pytest.mark.parametrize("metadata", [b"", b"{}", b"[]", b'{"inputs": 5}', b'{"inputs": [{"name": "other"}]}'])
+def test_a_model_that_is_not_known_says_nothing_of_types(metadata: bytes) -> None:
+    numbers = check_generate(json.dumps({"seed": 2**40, "max_tokens": 5}).encode(), FrontLimits())
+    assert numbers == {"seed": 2**40}
+    check_numbers(numbers, metadata, FrontLimits())
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,8 @@ class MoeSpec:
         top_groups = int(moe.get("device_limited_topk_group") or 1) if limited else 1
         sigmoid = text(config, "scoring_func") == "sigmoid"
         require_choice(experts, top_k, groups, top_groups, by_two=sigmoid)
+        # The sum of scaled softmax scores, by which they are divided, is scaled too.
+        scaled = sigmoid or mode != _DEVICE_LIMITED_RENORMALIZE
         return cls(
             num_experts=experts,
             first=rank.tp_rank % parallel.ep * local,
@@ -87,7 +89,7 @@ class MoeSpec:
             renormalize=mode in (_RENORMALIZE, _DEVICE_LIMITED_RENORMALIZE),
             groups=groups,
             top_groups=top_groups,
-            scaling=float(moe.get("device_limited_routed_scaling_factor") or 1.0),
+            scaling=float(moe.get("device_limited_routed_scaling_factor") or 1.0) if scaled else 1.0,
             shared_size=shared_size // parallel.tp,
             sigmoid=sigmoid,
             on_inputs=text(config, "scoring_func") == "sigmoid_of_inputs",

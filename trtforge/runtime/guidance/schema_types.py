@@ -47,14 +47,16 @@ _IPV6 = "|".join(
         rf"::({_GROUP}:){{0,5}}{_IPV4}",
     )
 )
+_LABEL = "[0-9A-Za-z]([0-9A-Za-z-]{0,61}[0-9A-Za-z])?"
 _OWN_FORMATS = {
+    "hostname": rf"{_LABEL}(\.{_LABEL})*",
     "ipv6": f"({_IPV6})",
     "ipv4": _IPV4,
     "date": _DATE,
     "date-time": f"{_DATE}T{_TIME}",
     "time": _TIME,
 }
-"""Formats whose expressions in xgrammar allow more: days that no month has, octets with leading zeros."""
+"""Formats whose expressions in xgrammar allow more: days that no month has, octets with leading zeros, long labels."""
 FORMATS = frozenset(
     (
         *("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid"),

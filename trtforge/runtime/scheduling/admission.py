@@ -107,9 +107,9 @@ def _wrong_lengths(
     needed = beams * (blocks.blocks_for(held) if beams > 1 else blocks.most_held(held))
     if needed > blocks.num_blocks:
         size = blocks.tokens_per_block
+        tokens = needed * size if beams > 1 else min(held, needed * size)
         return RequestError(
-            f"prompt and output may need {min(beams * held, needed * size)} tokens of KV cache, which holds "
-            f"{blocks.num_blocks * size}",
+            f"prompt and output may need {tokens} tokens of KV cache, which holds {blocks.num_blocks * size}",
             hint="Ask for fewer tokens, or give the KV cache more memory.",
         )
     scores = len(prompt) * (1 + request.sampling.top_log_probs) if request.sampling.prompt_log_probs else 0

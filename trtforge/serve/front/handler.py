@@ -1,9 +1,10 @@
 """Relays requests to Triton: checked, sent on in one piece, answers returned as they arrive."""
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import TypeVar
 
 import h11
 
@@ -16,13 +17,15 @@ from trtforge.serve.front.keys import Keys
 from trtforge.serve.front.limits import KIB, FrontLimits
 from trtforge.serve.front.refusal import Refusal, error_body, unavailable
 from trtforge.serve.front.routes import Route, find_route
-from trtforge.serve.front.tensors import check_generate, check_infer
+from trtforge.serve.front.tensors import check_generate, check_infer, check_numbers
 from trtforge.serve.front.upstream import Exchange, exchange
 
+T = TypeVar("T")
 _BINARY = b"inference-header-content-length"
 _PASSED_ON = frozenset((b"content-type", _BINARY))
 _PASSED_BACK = frozenset((b"content-type", b"content-length", _BINARY))
 _ERROR_BYTES = 64 * KIB
+_METADATA_BYTES = 1024 * KIB
 _LARGE = 32 * KIB
 
 
@@ -66,7 +69,7 @@ class Handler:
         self._running += counted
         try:
             body = await client.body(held)
-            await self._check(body, route, headers)
+            await self._check(body, route, path, headers)
             seconds = None if route.kind in ("generate", "infer") else limits.answer_seconds
             await self._exchange(client, request.method, path, headers, body, seconds)
         finally:
@@ -81,15 +84,24 @@ class Handler:
         if self._policy.keys is not None:
             self._policy.keys.require(headers)
 
-    async def _check(self, body: bytes, route: Route, headers: Mapping[bytes, bytes]) -> None:
+    async def _check(self, body: bytes, route: Route, path: str, headers: Mapping[bytes, bytes]) -> None:
         limits = self._policy.limits
         if route.kind == "generate":
-            await _run(body, lambda: check_generate(body, limits))
+            large = await _run(body, lambda: check_generate(body, limits))
+            if large:
+                check_numbers(large, await self._metadata(path.rpartition("/")[0]), limits)
         elif route.kind == "infer":
             shared = "shared-memory" in self._policy.opened
             await _run(body, lambda: check_infer(body, _length(headers, _BINARY), limits, shared_memory=shared))
         elif body:
             parse_object(body, limits)
+
+    async def _metadata(self, path: str) -> bytes:
+        """Triton's answer about a model, whatever it is."""
+        limits = self._policy.limits
+        async with exchange(self._policy.upstream, limits) as triton:
+            await _within(limits.answer_seconds, triton.send("GET", path, [], b""))
+            return await triton.whole(_METADATA_BYTES)
 
     async def _exchange(
         self,
@@ -105,10 +117,7 @@ class Handler:
 
         async def relay() -> None:
             async with exchange(self._policy.upstream, self._policy.limits) as triton:
-                try:
-                    response = await asyncio.wait_for(triton.send(method.decode(), path, passed, body), seconds)
-                except asyncio.TimeoutError:
-                    raise Refusal(HTTPStatus.GATEWAY_TIMEOUT, f"no answer from the server in {seconds:g} s") from None
+                response = await _within(seconds, triton.send(method.decode(), path, passed, body))
                 await self._relay(client, triton, response)
 
         relaying, leaving = asyncio.ensure_future(relay()), asyncio.ensure_future(client.gone())
@@ -144,6 +153,14 @@ class Handler:
         await client.finish()
 
 
+async def _within(seconds: float | None, answer: Awaitable[T]) -> T:
+    """The answer. Raises Refusal (504) if it takes longer; None: however long that is."""
+    try:
+        return await asyncio.wait_for(answer, seconds)
+    except asyncio.TimeoutError:
+        raise Refusal(HTTPStatus.GATEWAY_TIMEOUT, f"no answer from the server in {seconds:g} s") from None
+
+
 async def _broken_off(client: Incoming, *, streaming: bool) -> None:
     """Report an answer that broke off: by a status, by a last event, or by closing the connection."""
     message = "UNAVAILABLE: the server ended during the answer"
@@ -166,12 +183,9 @@ def _body_bound(route: Route, headers: Mapping[bytes, bytes], limits: FrontLimit
     return declared
 
 
-async def _run(body: bytes, check: Callable[[], None]) -> None:
-    """Run `check`; for a large body in a thread, so that streams continue."""
-    if len(body) > _LARGE:
-        await asyncio.to_thread(check)
-    else:
-        check()
+async def _run(body: bytes, check: Callable[[], T]) -> T:
+    """What `check` returns, which is run in a thread for a large body, so that streams continue."""
+    return await asyncio.to_thread(check) if len(body) > _LARGE else check()
 
 
 def _headers(request: h11.Request) -> dict[bytes, bytes]:
