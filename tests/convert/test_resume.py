@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import Edit, MakeHf
 from trtforge.convert.stage import ConvertConfig, convert
+from trtforge.core.digest import DigestThread
 from trtforge.core.errors import ForgeError
 from trtforge.formats.shards import TensorSpec, Writer
 
@@ -50,9 +51,9 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     opened = Writer.__init__
 
-    def record(writer: Writer, path: Path, tensors: Sequence[TensorSpec]) -> None:
+    def record(writer: Writer, path: Path, tensors: Sequence[TensorSpec], digests: DigestThread | None = None) -> None:
         names.append(path.name)
-        opened(writer, path, tensors)
+        opened(writer, path, tensors, digests)
 
     monkeypatch.setattr(Writer, "__init__", record)
     return names

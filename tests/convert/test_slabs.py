@@ -1,12 +1,14 @@
 """Slabs come in the order of their use, hold the rows that were asked for, and stay until the next is taken."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from trtforge.convert.slabs import Read, Slabs, piece_reads, union
@@ -64,6 +66,27 @@ def test_a_slab_stays_until_the_next_is_taken(
             slab = slabs.take(read)
             slabs._thread.submit(int).result()  # all that may be read ahead was read
             assert np.array_equal(slab, TABLE[read.rows.start : read.rows.stop].numpy())
+
+
+def test_a_slab_is_released_before_it_is_overwritten(
+    sources: dict[str, StoredTensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtforge.convert.slabs.SLAB_BYTES", 2 * COLUMNS * 2)
+    wanted = piece("t", (Cut((range(ROWS),), range(COLUMNS)),))
+    taken: list[tuple[Read, NDArray[Any]]] = []
+    released = []
+
+    def release() -> None:
+        for read, slab in taken[-1:]:
+            assert np.array_equal(slab, TABLE[read.rows.start : read.rows.stop].numpy())
+            released.append(read)
+
+    with Slabs([Cast((wanted,), ())], sources, SourceDigests(sources), release=release) as slabs:
+        for read in piece_reads(wanted, sources):
+            slab = slabs.take(read)
+            slabs._thread.submit(int).result()  # all that may be read ahead was read
+            taken.append((read, slab))
+    assert released == [read for read, _ in taken[:-1]]
 
 
 def test_another_order_is_a_defect(sources: dict[str, StoredTensor]) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from blake3 import blake3
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from trtforge.core.digest import DigestThread
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.formats.shards import RowReader, TensorSpec, Writer, header_of, read_header
@@ -37,6 +39,27 @@ def test_library_reads_what_is_written(shapes: list[list[int]], tmp_path_factory
     read = load_file(path)
     assert list(read) == sorted(tensors) or set(read) == set(tensors)
     assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+
+
+@given(sizes=st.lists(st.integers(1, 5000), min_size=1, max_size=12), seed=st.integers(0, 2**16))
+def test_a_thread_digests_what_is_written(
+    sizes: list[int], seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Files in turns, from one buffer that is used again once everything is digested."""
+    place, digests = tmp_path_factory.mktemp("w"), DigestThread()
+    specs = [TensorSpec(f"t{number}", dtype_named("int8"), (size,)) for number, size in enumerate(sizes)]
+    writers = [Writer(place / name, specs, digests) for name in ("a", "b")]
+    generator, buffer = np.random.default_rng(seed), np.zeros(max(sizes), np.uint8)
+    for spec, size in zip(specs, sizes, strict=True):
+        digests.wait()
+        buffer[:size] = generator.integers(0, 256, size, np.uint8)
+        for writer in writers:
+            writer.begin(spec.name)
+            writer.write(buffer[:size].data)
+    records = [writer.finish() for writer in writers]
+    digests.close()
+    assert [record.blake3 for record in records] == [blake3((place / "a").read_bytes()).hexdigest()] * 2
+    assert (place / "a").read_bytes() == (place / "b").read_bytes()
 
 
 def test_rows_are_those_of_the_file(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ def named(name: str, schema: object) -> dict[str, Any]:
         ({"propertyNames": {"minLength": 2}, "additionalProperties": NULL}, '{"ab": null}', '{"a": null}'),
         ({"propertyNames": {"maxLength": 2}, "additionalProperties": NULL}, '{"é": null, "ab": null}', '{"abc": null}'),
         ({**named("ab", ANY_INTEGER), "additionalProperties": NULL}, '{"ab": 1}', '{"ab": 1, "\\u0061b": null}'),
+        ({**named('a"b', ANY_INTEGER), "additionalProperties": NULL}, '{"a\\"b": 1, "ac": null}', '{"a": 1}'),
+        ({**named('a"b', ANY_INTEGER), "additionalProperties": NULL}, '{"a\\"b": 1}', '{"a\\"b": 1, "a\\"b": null}'),
         ({**named("é", ANY_INTEGER), "additionalProperties": NULL}, '{"é": 1, "": null}', '{"é": 1, "\\u00e9": null}'),
         (
             {"type": "object", "properties": {name: {"const": {"title": name}} for name in "ab"}, "required": ["b"]},
@@ -76,6 +78,15 @@ def test_what_xgrammar_would_ignore_is_enforced(schema: Any, valid: str, invalid
     for kind, guide in (("json_schema", json.dumps(schema)), ("structural_tag", tag(schema))):
         assert allows(kind, guide, valid)  # type: ignore[arg-type]
         assert not allows(kind, guide, invalid)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["localhost", "a-1." + "b" * 63 + ".Example", "9.x"])
+def test_labels_of_host_names_have_63_characters(name: str) -> None:
+    """RFC 1123, 2.1. The package of JSON Schema does not check it."""
+    guide = '{"type": "string", "format": "hostname"}'
+    assert allows("json_schema", guide, json.dumps(name))
+    for wrong in (f"-{name}", f"{name}-", f"{name}.", "b" * 64, f"{name}.{'b' * 64}", "a_b", ""):
+        assert not allows("json_schema", guide, json.dumps(wrong)), wrong
 
 
 @pytest.mark.parametrize(

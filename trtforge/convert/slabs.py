@@ -1,7 +1,7 @@
 """Reads source rows in slabs, in the order of their use, on a read-ahead thread."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -78,6 +78,7 @@ class Slabs:
     """The slabs of `contents` in order; each is valid until the next is taken.
 
     Memory: `_AHEAD` + 1 buffers of the largest read. The bytes are digested, and checked by `finite`, as they are read.
+    `release`: called before a slab that was taken is overwritten.
     """
 
     def __init__(
@@ -86,7 +87,9 @@ class Slabs:
         sources: Mapping[str, StoredTensor],
         digests: SourceDigests,
         finite: FiniteWeights | None = None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
+        self._release = release
         self._sources, self._digests, self._finite = sources, digests, finite or FiniteWeights()
         self._last_use: dict[str, int] = {}
         size = 0
@@ -104,6 +107,7 @@ class Slabs:
         """The slab of `read`, which must be the next one in the order of the contents."""
         expected, slab = self._pending.popleft()
         assert expected == read, f"{read} was taken where {expected} was expected"
+        self._release()
         self._submit()
         return slab.result()
 

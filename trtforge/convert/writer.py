@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from trtforge.convert.finite import FiniteWeights, rounded_sources
 from trtforge.convert.slabs import Slab, Slabs, absorbed_reads, piece_reads
-from trtforge.core.digest import text_digest
+from trtforge.core.digest import DigestThread, text_digest
 from trtforge.core.dtypes import Dtype
 from trtforge.core.manifest import FileRecord
 from trtforge.core.partial import Finished, Group
@@ -131,12 +131,13 @@ def _write_stage(
     bar: Bar,
 ) -> dict[str, FileRecord]:
     with ExitStack() as opened:
-        writers = []
+        digests, writers = DigestThread(), []
+        opened.callback(digests.close)
         for name in stage.files:
-            writers.append(Writer(out / name, stage.specs))
+            writers.append(Writer(out / name, stage.specs, digests))
             opened.callback(writers[-1].close)
         contents = [target.content for target in stage.targets]
-        slabs = opened.enter_context(Slabs(contents, source.tensors, source.contents, finite))
+        slabs = opened.enter_context(Slabs(contents, source.tensors, source.contents, finite, digests.wait))
         execution = _Execution(source.tensors, dtype, calibration, writers, slabs, bar)
         for target in stage.targets:
             execution.write(target)

@@ -1,5 +1,6 @@
 """BLAKE3 digests of files: at several GB/s, every artifact can be checked on use."""
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from blake3 import blake3
@@ -7,6 +8,27 @@ from blake3 import blake3
 from trtforge.core.reading import naming
 
 _SLAB_BYTES = 8 << 20
+
+
+class DigestThread:
+    """Digests bytes on a thread of its own, in the order in which they come, while they are written."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="trtforge-digest")
+        self._last: Future[object] | None = None
+
+    def update(self, hasher: blake3, data: memoryview) -> None:
+        """Add `data`, which must not change before `wait` returns."""
+        self._last = self._thread.submit(hasher.update, data)
+
+    def wait(self) -> None:
+        """Return when everything is digested."""
+        if self._last is not None:
+            self._last.result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown(cancel_futures=True)
 
 
 def file_digest(path: Path) -> str:

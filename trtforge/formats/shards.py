@@ -14,6 +14,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
+from trtforge.core.digest import DigestThread
 from trtforge.core.dtypes import Dtype, dtype_in_file
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
@@ -307,13 +308,16 @@ class RowReader:
 
 
 class Writer:
-    """Writes one safetensors file front to back; the digest is computed as the bytes pass."""
+    """Writes one safetensors file front to back; the digest is computed as the bytes pass.
 
-    def __init__(self, path: Path, tensors: Sequence[TensorSpec]) -> None:
+    `digests`: the thread that does it; what is written must not change before its `wait` returns.
+    """
+
+    def __init__(self, path: Path, tensors: Sequence[TensorSpec], digests: DigestThread | None = None) -> None:
         self.path = path
         self._pending = list(reversed(tensors))
         self._left = 0
-        self._hasher = blake3()
+        self._hasher, self._digests = blake3(), digests
         self._written = self._started = 0
         self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         self._emit(memoryview(header_of(tensors)))
@@ -335,7 +339,10 @@ class Writer:
 
     def _emit(self, view: memoryview) -> None:
         assert self._descriptor is not None, f"{self.path} is closed"
-        self._hasher.update(view)
+        if self._digests is None:
+            self._hasher.update(view)
+        else:
+            self._digests.update(self._hasher, view)
         self._written += len(view)
         try:
             while len(view):
@@ -351,6 +358,8 @@ class Writer:
         assert self._left == 0, f"{self._left} bytes are missing at the end"
         assert not self._pending, f"never written: {[spec.name for spec in self._pending]}"
         self.close()
+        if self._digests is not None:
+            self._digests.wait()
         return FileRecord(bytes=self._written, blake3=self._hasher.hexdigest())
 
     def close(self) -> None:

@@ -47,12 +47,13 @@ def adapted_parts(
 
     Raises ForgeError for a module that the network does not have, or not as one matrix.
     """
-    known = _attention(spec, config) | _mlp(spec)
+    attention = _attention(spec, config)
+    known = attention | _mlp(spec)
     lacking = [module for module in modules if all(module not in parts for parts in known.values())]
     if lacking:
         raise ForgeError(
             f"engine.features.lora: the embedded engine has no adapters of {lacking[0]} for {config.architecture}",
-            hint="Use adapters of the attention's layers, or the tensorrt_llm backend.",
+            hint=f"Use adapters of {'the attention' if attention else 'other layers'}, or the tensorrt_llm backend.",
         )
     chosen = {name: tuple(part for part in parts.values() if part.module in modules) for name, parts in known.items()}
     return {name: parts for name, parts in chosen.items() if parts}

@@ -1,6 +1,7 @@
 """What a JSON schema asserts of objects, in the form that xgrammar enforces: names, their values, how many."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from trtforge.runtime.guidance.unenforced import Unenforced, Unsatisfiable
 
 _NAMING = ("properties", "patternProperties", "propertyNames", "additionalProperties", "unevaluatedProperties")
 _CHARACTER = '[^"\\\\\\x00-\\x1f{}]'
+_JSON_ESCAPES = re.compile(r'["\\\x00-\x1f]')
 _MOST_COUNTED = 40
 """Named properties of an object whose number is bounded: xgrammar makes rules for each name and number."""
 
@@ -129,8 +131,12 @@ def _sizes(asserted: Schema, names: _Names, required: Sequence[str], where: Plac
     return made
 
 
-def _other_names(named: Mapping[str, object]) -> str:
-    """A pattern of all names but these, none of which can come again, in whatever spelling."""
+def _other_names(named: Iterable[str]) -> str:
+    """A pattern of all names but these, none of which can come again, in whatever spelling.
+
+    Other names hold no characters that JSON escapes, so they are none of those that do.
+    """
+    named = [name for name in named if not _JSON_ESCAPES.search(name)]
     following: dict[str, set[str]] = {"": set()}
     for name in named:
         for end, character in enumerate(name):
