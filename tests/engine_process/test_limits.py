@@ -52,6 +52,15 @@ def test_a_refusal_says_the_bound_and_when_to_come_again() -> None:
     )
 
 
+def test_more_sequences_than_ever_fit_are_no_matter_of_time() -> None:
+    failure = Admission(QueueLimits(size=3), max_running=2).refuse(submission(6, 1), 0.0)
+    assert failure is not None
+    assert failure.code is ErrorCode.INVALID_ARGUMENT
+    assert failure.message == (
+        "the request has 6 sequences, at most 5 may run or wait (max_batch_size 2 + max_queue_size 3)"
+    )
+
+
 def test_steps_and_computing_are_progress_and_waiting_is_none() -> None:
     progress = Progress(0.0)
     progress.sample(1.0, steps=1, unfinished=1, cpu_seconds=0.0)

@@ -280,6 +280,12 @@ def test_errors_of_the_server_get_their_status(text: str, status: int, code: str
             "this model's maximum context length is exceeded: the prompt has 9 tokens",
             "prompt",
         ),
+        (
+            "messages has 99 characters, which is too long for this engine",
+            "this model's maximum context length is exceeded: messages has 99 characters, which is too long for this "
+            "engine",
+            "prompt",
+        ),
         ("lora_task_id 7 is not known", "lora_task_id 7 is not known", None),
     ],
 )

@@ -168,13 +168,16 @@ def guide_of(
     thinks: bool = False,
     special: tuple[str, ...] = (),
     said: dict[str, Any] | None = None,
+    role: str = "",
 ) -> str | None:
     """The guide of a model whose template writes calls so; `thinks`: it knows thoughts."""
     from chat_template import ChatTemplate  # type: ignore[import-not-found]
     from responder import RequestFailed  # type: ignore[import-not-found]
 
     calls = f"{{% for call in m.tool_calls or [] %}}{{% set c = call.function %}}{WRITTEN[name]}{{% endfor %}}"
-    template = f"{ASKED}{{% for m in messages %}}{'<think>' if thinks else ''}{{{{ m.content }}}}{calls}{{% endfor %}}"
+    template = (
+        f"{ASKED}{{% for m in messages %}}{'<think>' if thinks else ''}{{{{ m.content }}}}{role}{calls}{{% endfor %}}"
+    )
     try:
         shown = ChatTemplate({"template": template, "special_tokens": {}}).chat(json.dumps(PROBE)).prompt
     except RequestFailed:
@@ -222,11 +225,12 @@ SAID = {
 FREE = [{"type": "function", "function": {"name": "now"}}]
 
 
+@pytest.mark.parametrize("role", ["", "<｜Assistant｜>"])  # no special token in some tokenizers of DeepSeek
 @pytest.mark.parametrize("name", FORMS)
-def test_an_answer_is_json_of_the_requested_schema_or_calls(name: str) -> None:
+def test_an_answer_is_json_of_the_requested_schema_or_calls(name: str, role: str) -> None:
     """As OpenAI's API has it: the format is that of messages, and the model may call functions instead."""
     call, now = CALLS[name], NOW[name]
-    guide = guide_of(name, said=SAID)
+    guide = guide_of(name, said=SAID, role=role)
     for text in ('{"rains": true}', call, f"{call}\n{now}", now):
         assert allows(guide, text), text
     for wrong in ("It rains.", "{}", f"I ask. {call}", f'{{"rains": true}}{call}', call.replace("3", "three"), ""):

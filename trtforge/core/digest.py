@@ -1,5 +1,6 @@
 """BLAKE3 digests of files: at several GB/s, every artifact can be checked on use."""
 
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,16 +16,16 @@ class DigestThread:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trtforge-digest")
-        self._last: Future[object] | None = None
+        self._pending: deque[Future[object]] = deque()
 
     def update(self, hasher: blake3, data: memoryview) -> None:
         """Add `data`, which must not change before `wait` returns."""
-        self._last = self._thread.submit(hasher.update, data)
+        self._pending.append(self._thread.submit(hasher.update, data))
 
     def wait(self) -> None:
-        """Return when everything is digested."""
-        if self._last is not None:
-            self._last.result()
+        """Return when everything is digested. Raises what a digest raised."""
+        while self._pending:
+            self._pending.popleft().result()
 
     def close(self) -> None:
         """End the thread."""

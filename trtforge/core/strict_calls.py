@@ -177,7 +177,7 @@ class StrictCalls:
         self._think = None if think is None else (f"<{think['name']}>", f"</{think['name']}>")
         special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
         self._form = _form_in(shown)
-        self._around = ("", "")
+        self._around: tuple[Sequence[str], Sequence[str]] = ((), ())
         if self._form is not None:
             self._around = _around(shown, self._form, {*special, *(self._think or ())})
             array = self._form.array or ("", "")
@@ -209,7 +209,7 @@ class StrictCalls:
 
     def _calls(self, tags: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """One call or several, and nothing else but what the template writes around them."""
-        before, after = map(_optional, self._around)
+        before, after = (map(_optional, tags_) for tags_ in self._around)
         tag = tags[0] if len(tags) == 1 else {"type": "or", "elements": tags}
         call = _sequence(*before, tag, *after)
         return _sequence(_BLANK, call, {"type": "star", "content": _sequence(_BLANK, call)})
@@ -234,16 +234,18 @@ def _form_in(shown: str) -> _Form | None:
     return None
 
 
-def _around(shown: str, form: _Form, others: Collection[str]) -> tuple[str, str]:
-    """What a template writes directly before and after a call: tags, up to the first of the `others`."""
+def _around(shown: str, form: _Form, outside: Collection[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """The tags that a template writes directly before and after a call, up to the first that is `outside` of answers.
+
+    The first ones may be the prompt's, and the last ones end the message: none is required.
+    """
     begin, end = form.array or (form.begin, form.end)
     start = shown.find(begin)
     stop = shown.find(end, start + len(begin))
     if start < 0 or stop < 0:
-        return "", ""
-    before = _up_to_others(reversed(_tags_in(_TAGS_BEFORE, shown[:start])), others)
-    after = _up_to_others(_tags_in(_TAGS_AFTER, shown[stop + len(end) :]), others)
-    return "".join(reversed(before)), "".join(after)
+        return (), ()
+    before = _until(outside, reversed(_tags_in(_TAGS_BEFORE, shown[:start])))
+    return before[::-1], _until(outside, _tags_in(_TAGS_AFTER, shown[stop + len(end) :]))
 
 
 def _tags_in(found: re.Pattern[str], text: str) -> Sequence[str]:
@@ -252,8 +254,8 @@ def _tags_in(found: re.Pattern[str], text: str) -> Sequence[str]:
     return _TAG.findall(matched[0]) if matched else ()
 
 
-def _up_to_others(tags: Iterable[str], others: Collection[str]) -> Sequence[str]:
-    return list(takewhile(lambda tag: tag.strip() not in others, tags))
+def _until(outside: Collection[str], tags: Iterable[str]) -> Sequence[str]:
+    return list(takewhile(lambda tag: tag.strip() not in outside, tags))
 
 
 def _tag_of(format_: Mapping[str, Any]) -> str:
@@ -264,9 +266,8 @@ def _json_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _BLANKS}
 
 
-def _optional(text: str) -> Sequence[Mapping[str, Any]]:
-    """A part that may be this text; none without a text."""
-    return [{"type": "optional", "content": {"type": "const_string", "value": text}}] if text else []
+def _optional(text: str) -> Mapping[str, Any]:
+    return {"type": "optional", "content": {"type": "const_string", "value": text}}
 
 
 def _after_thought(answer: Mapping[str, Any], begin: str, end: str, *, begun: bool) -> Mapping[str, Any]:

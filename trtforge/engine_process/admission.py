@@ -37,12 +37,13 @@ class Admission:
         """Why a submission is refused now; if None, its sequences are counted as admitted."""
         count = len(submission.requests)
         limit = self._max_running + self._limits.size
-        if self.sequences + count > limit:
-            return self._full(
-                f"{QUEUE_FULL}: {self.sequences} sequences run or wait, at most {limit} may "
-                f"(max_batch_size {self._max_running} + max_queue_size {self._limits.size})",
-                now,
+        what = f"(max_batch_size {self._max_running} + max_queue_size {self._limits.size})"
+        if count > limit:
+            return RequestFailure(
+                ErrorCode.INVALID_ARGUMENT, f"the request has {count} sequences, at most {limit} may run or wait {what}"
             )
+        if self.sequences + count > limit:
+            return self._full(f"{QUEUE_FULL}: {self.sequences} sequences run or wait, at most {limit} may {what}", now)
         if self.bytes + submission.size > self._limits.bytes:
             return self._full(
                 f"{QUEUE_FULL}: {self.bytes + submission.size} bytes of prompts, at most {self._limits.bytes}", now

@@ -12,6 +12,8 @@ GONE = "GONE"
 """Code of a backend that cannot be reached or that ended: another one may serve the request."""
 
 
+SEEDS = ("random_seed", "seed")
+"""The names of the input for a seed, by release."""
 ADAPTER = "lora_task_id"
 """The input that names a LoRA adapter."""
 
@@ -42,6 +44,11 @@ class ServedModel:
     def takes_guides(self) -> bool:
         """Whether it has the inputs of guided decoding, which it may still refuse."""
         return GUIDE_TYPE in self.inputs
+
+    @property
+    def takes_seeds(self) -> bool:
+        """Whether it has an input for a seed."""
+        return any(name in self.inputs for name in SEEDS)
 
 
 class Backend(Protocol):

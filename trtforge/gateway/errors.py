@@ -53,7 +53,9 @@ _NAMES = frozenset(
     )
 )
 _FIRST_WORD = re.compile(r"\w+")
-_TOO_LONG = re.compile(r"the prompt has \d+ tokens|characters for this engine|tokens of KV cache, which holds")
+_TOO_LONG = re.compile(
+    r"the prompt has \d+ tokens|characters for this engine|too long for this engine|tokens of KV cache, which holds"
+)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from trtforge.core.server_errors import (
     code_of,
 )
 from trtforge.gateway.backend import GONE, BackendError, ServedModel
-from trtforge.gateway.kserve_tensors import infer_request, piece_of
+from trtforge.gateway.kserve_tensors import PACKAGE_AGAIN, infer_request, piece_of
 from trtforge.gateway.request import Piece, TextRequest
 
 _CHANNEL = [
@@ -28,6 +28,8 @@ _CHANNEL = [
 ]
 _ANSWER_SECONDS = 5.0  # for everything but generation
 _ENSEMBLE, _BLS = "ensemble", "tensorrt_llm_bls"
+_OLDER = "the field 'guide_allows_calls' is not one of"
+"""What text models say that were packaged before there was this field of messages."""
 _NOT_SERVING = "the model server is stopping, or its model is not loaded"
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)  # cancelled: by the server
 
@@ -158,6 +160,8 @@ class KServeBackend:
             return BackendError(_NOT_SERVING, GONE)
         if SHUTTING_DOWN in message:
             return BackendError(message, GONE)
+        if _OLDER in message:
+            return BackendError(f"this model takes no format beside tools; {PACKAGE_AGAIN}", "INVALID_ARGUMENT")
         return BackendError(message, code_of(message) or ("UNAVAILABLE" if TRITON_QUEUE_FULL in message else None))
 
     def _forget(self) -> None:

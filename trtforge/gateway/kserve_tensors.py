@@ -7,18 +7,16 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from trtforge.gateway.backend import ADAPTER, GUIDE_TYPE, BackendError, ServedModel
+from trtforge.gateway.backend import ADAPTER, GUIDE_TYPE, SEEDS, BackendError, ServedModel
 from trtforge.gateway.request import Piece, Sampling, TextRequest
 
-_PACKAGE_AGAIN = "run `trtforge package` again with this release of trtforge to add it"
+PACKAGE_AGAIN = "run `trtforge package` again with this release of trtforge to add it"
 _FORMATS = {"INT32": "i", "UINT32": "I", "INT64": "q", "UINT64": "Q", "FP32": "f", "FP64": "d", "BOOL": "?"}
 _WIDTHS = {"INT32": 32, "UINT32": 32, "INT64": 64, "UINT64": 64}
 
 _Value = str | int | float | bool | bytes | tuple[int, ...] | tuple[str, ...]
 _REQUEST_TYPE, _PHASE = _PHASES = "request_type", "context_phase_params"
 """What a gateway with servers for contexts sends, not its client."""
-_SEED = ("random_seed", "seed")
-"""Names of the seed by release."""
 _ASKED = (
     "return_num_input_tokens",
     "return_num_output_tokens",
@@ -102,7 +100,7 @@ def _sampling(model: ServedModel, sampling: Sampling) -> dict[str, _Value]:
         "min_p": sampling.min_p,
         "no_repeat_ngram_size": sampling.no_repeat_ngram_size,
         "prompt_ignore_length": sampling.prompt_ignore_length,
-        next((name for name in _SEED if name in model.inputs), _SEED[0]): sampling.seed,
+        next((name for name in SEEDS if name in model.inputs), SEEDS[0]): sampling.seed,
     }
     return {name: value for name, value in given.items() if value is not None}
 
@@ -113,7 +111,7 @@ def _missing(model: ServedModel, name: str) -> str:
             "this model has no chat template, so it cannot answer chat messages; use /v1/completions, or "
             "`trtforge package` with a tokenizer that has a chat template"
         )
-    return f"this model has no input {name}; {_PACKAGE_AGAIN}"
+    return f"this model has no input {name}; {PACKAGE_AGAIN}"
 
 
 def _raw(datatype: str, values: tuple[Any, ...]) -> bytes:

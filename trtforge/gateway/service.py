@@ -262,7 +262,7 @@ class _Prompts:
 
 def _final(request: TextRequest, chosen: Choice) -> TextRequest:
     """A request as it is sent to the model that was chosen."""
-    sampling = request.sampling.seeded()
+    sampling = request.sampling.seeded() if chosen.model.takes_seeds else request.sampling
     return replace(request, model=chosen.model.name, adapter=chosen.adapter, sampling=sampling)
 
 

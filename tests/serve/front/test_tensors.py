@@ -82,10 +82,17 @@ def test_a_number_that_its_type_does_not_hold_is_refused(datatype: str, data: li
         assert said in caught.value.message
 
 
+@pytest.mark.parametrize("data", [[2**33, 2**31], [2**31, 2**33], [2**31, -(2**40)]])
+def test_each_number_of_an_input_is_checked(data: list[int]) -> None:
+    metadata = json.dumps({"inputs": [{"name": "ids", "datatype": "UINT32"}]}).encode()
+    with pytest.raises(Refusal, match="it must be a whole number from 0 to 4294967295"):
+        check_numbers(check_generate(json.dumps({"ids": data}).encode(), FrontLimits()), metadata, FrontLimits())
+
+
 @pytest.mark.parametrize("metadata", [b"", b"{}", b"[]", b'{"inputs": 5}', b'{"inputs": [{"name": "other"}]}'])
 def test_a_model_that_is_not_known_says_nothing_of_types(metadata: bytes) -> None:
     numbers = check_generate(json.dumps({"seed": 2**40, "max_tokens": 5}).encode(), FrontLimits())
-    assert numbers == {"seed": 2**40}
+    assert numbers == {"seed": [2**40]}
     check_numbers(numbers, metadata, FrontLimits())
 
 

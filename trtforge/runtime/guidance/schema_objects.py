@@ -136,7 +136,7 @@ def _other_names(named: Iterable[str]) -> str:
 
     Other names hold no characters that JSON escapes, so they are none of those that do.
     """
-    named = [name for name in named if not _JSON_ESCAPES.search(name)]
+    named = dict.fromkeys(name for name in named if not _JSON_ESCAPES.search(name))
     following: dict[str, set[str]] = {"": set()}
     for name in named:
         for end, character in enumerate(name):

@@ -1,7 +1,7 @@
 """Checks the tensors of an inference request: counts, shapes, and sizes against its body."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -43,18 +43,18 @@ def check_infer(body: bytes, header_length: int | None, limits: FrontLimits, *, 
         refuse(f"binary_data_size adds up to {binary} bytes, {len(body) - header_length} follow the JSON")
 
 
-def check_generate(body: bytes, limits: FrontLimits) -> Mapping[str, int]:
+def check_generate(body: bytes, limits: FrontLimits) -> Mapping[str, Sequence[int]]:
     """Check the body of `/generate` and `/generate_stream`. Raises Refusal (400, 413).
 
-    Returns a whole number beyond INT32 of each input that has one, for `check_numbers`.
+    Returns the whole numbers beyond INT32 of each input that has some, for `check_numbers`.
     """
     document = parse_object(body, limits)
     _check_members("the request", document, limits)
     _parameters(document, limits)
-    return {name: number for name, value in document.items() if (number := _beyond(value, "INT32")) is not None}
+    return {name: numbers for name, value in document.items() if (numbers := _beyond(value, "INT32"))}
 
 
-def check_numbers(numbers: Mapping[str, int], metadata: bytes, limits: FrontLimits) -> None:
+def check_numbers(numbers: Mapping[str, Sequence[int]], metadata: bytes, limits: FrontLimits) -> None:
     """Check numbers against the types of a model's inputs. Raises Refusal (400) for one that its type does not hold.
 
     `metadata`: Triton's answer about the model; another answer says nothing of types.
@@ -64,29 +64,30 @@ def check_numbers(numbers: Mapping[str, int], metadata: bytes, limits: FrontLimi
         types = {each["name"]: each["datatype"] for each in described}
     except (Refusal, LookupError, TypeError):
         return
-    for name, number in numbers.items():
-        _check_number(name, number, types.get(name))
+    for name, given in numbers.items():
+        _check_whole(name, list(given), types.get(name))
 
 
-def _check_number(name: str, number: int | None, datatype: str | None) -> None:
-    low, high = _RANGES.get(datatype or "", (None, None))
-    if number is not None and low is not None and high is not None and not low <= number <= high:
-        refuse(f"{printable(name)} is {number}; it must be a whole number from {low} to {high}")
+def _check_whole(name: str, value: object, datatype: object) -> None:
+    """Check the whole numbers in `value` if the type is one of theirs."""
+    if isinstance(datatype, str) and datatype in _RANGES and (wrong := _beyond(value, datatype)):
+        low, high = _RANGES[datatype]
+        refuse(f"{printable(name)} is {wrong[0]}; it must be a whole number from {low} to {high}")
 
 
-def _beyond(value: object, datatype: str) -> int | None:
-    """A whole number within `value` that the type does not hold."""
+def _beyond(value: object, datatype: str) -> Sequence[int]:
+    """The whole numbers in arrays, or the one number, that the type does not hold."""
     low, high = _RANGES[datatype]
-    left = [value]
+    found, left = [], [value]
     while left:
         match left.pop():
             case bool():
                 continue
             case int(number) if not low <= number <= high:
-                return number
+                found.append(number)
             case list(values):
                 left.extend(values)
-    return None
+    return found
 
 
 def _tensors(document: dict[str, Any], key: str, limits: FrontLimits) -> list[dict[str, Any]]:
@@ -124,8 +125,7 @@ def _check_input(tensor: dict[str, Any], limits: FrontLimits) -> int:
     if size is None:
         if "data" not in tensor and not any(one in parameters for one in _SHARED_MEMORY):
             refuse(f"input {name} has no data")
-        if datatype in _RANGES:
-            _check_number(tensor["name"], _beyond(tensor.get("data"), datatype), datatype)
+        _check_whole(tensor["name"], tensor.get("data"), datatype)
         return 0
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= limits.binary_bytes:
         refuse(f"input {name}: binary_data_size must be an integer from 0 to {limits.binary_bytes}")

@@ -211,7 +211,7 @@ static void add_group(const int8_t* codes, const CodedGroup* groups, const uint3
 #pragma GCC unroll 12
         for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = LaneIntegers() + groups[m].offset;
         for (int64_t quad = 0; quad < group / 4; ++quad) {
-            ahead.step(quad);
+            if (o == 0) ahead.step(quad);
             const LaneWords both = words(tile + quad * QUAD + o);
             const LaneWords low = both & LOW_NIBBLES, high = (both >> 4) & LOW_NIBBLES;
 #pragma GCC unroll 12
