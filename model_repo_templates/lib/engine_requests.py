@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from input_names import GUIDE, GUIDE_TYPE, PHASE, SAMPLING
-from input_values import INT32_MAX, MOST_SEQUENCES, InputValues
+from input_values import INT32_MAX, InputValues, most_sequences
 from numpy.typing import NDArray
 from request_tensors import ADAPTER, DRAFTS, TABLE, draft_tokens, prompt_table, sent_adapter
 from request_types import of_type
@@ -145,7 +145,7 @@ def requested_sequences(
         request = of_type(_request(values, item, limits, model_end_ids=model_end_ids), phases, values, item)
         count = 1  # a beam search returns several sequences in one
         if request.beams is None:
-            most = max(1, max(limits.max_batch_size, MOST_SEQUENCES) // prompts)
+            most = max(1, most_sequences(limits.max_batch_size) // prompts)
             count = values.integer("num_return_sequences", item, 1, 1, most if whole else 1)
         seed = limits.seed if request.sampling.seed is None else request.sampling.seed
         for index in range(count):

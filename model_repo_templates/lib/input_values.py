@@ -10,8 +10,12 @@ from responder import RequestFailed
 
 _SHOWN = 80
 INT32_MAX = 2**31 - 1
-MOST_SEQUENCES = 128
-"""Of one request, if the engine has not a larger batch: those that find no place in it wait."""
+_MOST_SEQUENCES = 128
+
+
+def most_sequences(max_batch_size: int) -> int:
+    """Sequences of one request at most: those that find no place in the engine's batch wait."""
+    return max(max_batch_size, _MOST_SEQUENCES)
 
 
 class InputValues:

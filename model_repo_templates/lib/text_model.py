@@ -15,7 +15,7 @@ import triton_python_backend_utils as pb_utils
 from answer_report import AnswerReport
 from background import Background
 from input_names import GUIDE, GUIDE_TYPE, PHASE, InputNames
-from input_values import MOST_SEQUENCES, InputValues
+from input_values import InputValues, most_sequences
 from model_config import ModelConfig
 from numpy.typing import NDArray
 from preprocessor import Preprocessor
@@ -52,6 +52,7 @@ class TextModel(ABC):
         config = ModelConfig(args)
         self._streams = config.decoupled
         self._most_beams = config.max_batch_size
+        self._most_sequences = most_sequences(config.max_batch_size)
         self._exclude_input = config.flag("exclude_input_in_output", True)
         self._stops_by_text = config.flag("stop_words_as_text", False)
         self._engine_end_ids = config.flag("engine_end_ids", False)
@@ -110,9 +111,8 @@ class TextModel(ABC):
         if streaming and not self._streams:
             raise RequestFailed("stream is true; this repository was packaged with streaming off")
         beams = inputs.integer("beam_width", 0, 1, 1, self._most_beams)
-        most = max(self._most_beams, MOST_SEQUENCES)
         # A beam search returns its beams as one sequence.
-        sequences = 1 if beams > 1 else inputs.integer("num_return_sequences", 0, 1, 1, most)
+        sequences = 1 if beams > 1 else inputs.integer("num_return_sequences", 0, 1, 1, self._most_sequences)
         if sequences > 1 and not self._streams:
             raise RequestFailed("num_return_sequences must be 1: this repository was packaged with streaming off")
         options = self._options(call.inputs)

@@ -81,10 +81,11 @@ _SHOWN_KIMI = re.compile(
     rf"{re.escape(KIMI_CALL)}[^<>]+{re.escape(KIMI_ARGUMENTS)}{_ARGUMENTS}{re.escape(KIMI_CALL_END)}"
 )
 _THINK = re.compile(r"<(?P<name>(?:\w+:)?think)>")
-_MARKS = re.compile(r"<[^<>\s]+>")
-_TAG = re.compile(r"\s*<[^<>\s]+>\s*")
-_TAGS_BEFORE = re.compile(r"(?:<[^<>\s]+>\s{0,9})+\Z")
-_TAGS_AFTER = re.compile(r"\A(?:\s{0,9}<[^<>\s]+>)+")
+_MARK = r"<[^<>\s]+>"
+_MARKS = re.compile(_MARK)
+_TAG = re.compile(rf"\s*{_MARK}\s*")
+_TAGS_BEFORE = re.compile(rf"(?:{_MARK}\s{{0,9}})+\Z")
+_TAGS_AFTER = re.compile(rf"\A(?:\s{{0,9}}{_MARK})+")
 _LENGTH = re.compile('"(?:min|max)Length"')
 _BLANKS = 16
 """Characters of white space in a row within arguments: a model could go on with it for ever."""
@@ -135,8 +136,7 @@ class _Form:
             begin, end = self.argument
             argument = {"type": "tag", "begin": begin, "content": _ANY_TEXT, "end": end}
             return _sequence(_BLANK, {"type": "star", "content": _sequence(argument, _BLANK)})
-        content: dict[str, Any] = {"type": "json_schema", "json_schema": schema or {"type": "object"}}
-        content |= {"style": self.style, "max_whitespace_cnt": _BLANKS}
+        content = _json_of(schema or {"type": "object"}, self.style)
         # Beside these xgrammar would leave out the bounds of lengths.
         if self.marks and not _LENGTH.search(json.dumps(schema)):
             content["excludes"] = self.marks
@@ -175,10 +175,10 @@ class StrictCalls:
     def __init__(self, template: str, shown: str, tokenizer: "Tokenizer") -> None:
         think = _THINK.search(template)
         self._think = None if think is None else (f"<{think['name']}>", f"</{think['name']}>")
-        special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
         self._form = _form_in(shown)
         self._around: tuple[Sequence[str], Sequence[str]] = ((), ())
         if self._form is not None:
+            special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
             self._around = _around(shown, self._form, {*special, *(self._think or ())})
             array = self._form.array or ("", "")
             written = {*_MARKS.findall(array[0] + self._form.begin + self._form.numbered + self._form.end + array[1])}
@@ -195,13 +195,12 @@ class StrictCalls:
         where one of the functions is strict.
         """
         functions = dict(functions_of(tools))
-        if self._form is None or not functions:
+        is_strict = any(function.get("strict") is True for function in functions.values())
+        if self._form is None or not (is_strict or (functions and said is not None)):
             return None
         tags = self._form.tags(functions)
         if said is not None:
             return _tag_of({"type": "or", "elements": [_json_of(said), self._calls(tags)]})
-        if not any(function.get("strict") is True for function in functions.values()):
-            return None
         answer: Mapping[str, Any] = {"type": "triggered_tags", "triggers": [self._form.trigger], "tags": tags}
         if self._think is not None:
             answer = _after_thought(answer, *self._think, begun=self._begun_thought(prompt, continues=continues))
@@ -262,8 +261,8 @@ def _tag_of(format_: Mapping[str, Any]) -> str:
     return json.dumps({"type": "structural_tag", "format": format_}, ensure_ascii=False)
 
 
-def _json_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {"type": "json_schema", "json_schema": schema, "max_whitespace_cnt": _BLANKS}
+def _json_of(schema: Mapping[str, Any], style: str = "json") -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": _BLANKS}
 
 
 def _optional(text: str) -> Mapping[str, Any]:

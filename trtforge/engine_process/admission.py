@@ -28,7 +28,8 @@ class Admission:
 
     def __init__(self, limits: QueueLimits, max_running: int) -> None:
         self._limits = limits
-        self._max_running = max_running
+        self._limit = max_running + limits.size
+        self._sizes = f"(max_batch_size {max_running} + max_queue_size {limits.size})"
         self._ends: deque[float] = deque(maxlen=4096)
         self.sequences = 0
         self.bytes = 0
@@ -36,14 +37,15 @@ class Admission:
     def refuse(self, submission: Submission, now: float) -> RequestFailure | None:
         """Why a submission is refused now; if None, its sequences are counted as admitted."""
         count = len(submission.requests)
-        limit = self._max_running + self._limits.size
-        what = f"(max_batch_size {self._max_running} + max_queue_size {self._limits.size})"
-        if count > limit:
+        if count > self._limit:
             return RequestFailure(
-                ErrorCode.INVALID_ARGUMENT, f"the request has {count} sequences, at most {limit} may run or wait {what}"
+                ErrorCode.INVALID_ARGUMENT,
+                f"the request has {count} sequences, at most {self._limit} may run or wait {self._sizes}",
             )
-        if self.sequences + count > limit:
-            return self._full(f"{QUEUE_FULL}: {self.sequences} sequences run or wait, at most {limit} may {what}", now)
+        if self.sequences + count > self._limit:
+            return self._full(
+                f"{QUEUE_FULL}: {self.sequences} sequences run or wait, at most {self._limit} may {self._sizes}", now
+            )
         if self.bytes + submission.size > self._limits.bytes:
             return self._full(
                 f"{QUEUE_FULL}: {self.bytes + submission.size} bytes of prompts, at most {self._limits.bytes}", now

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from http import HTTPStatus
 
 from trtforge.core.server_errors import (
@@ -13,6 +13,7 @@ from trtforge.core.server_errors import (
     without_paths,
 )
 from trtforge.gateway.backend import GONE, BackendError
+from trtforge.gateway.request import Sampling
 
 _RETRY_SECONDS = 1
 _TYPES = {
@@ -31,27 +32,7 @@ _BUSY = ("queue is full", TRITON_QUEUE_FULL, "too many ")
 _FIELDS = {"num_return_sequences": "n", "stop_words": "stop", "random_seed": "seed"}
 """Tensors of text models with other names than the request's fields."""
 _PROMPTS = ("text_input", "input_ids", "messages")
-_NAMES = frozenset(
-    (
-        *_FIELDS,
-        *_PROMPTS,
-        "seed",
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "max_tokens",
-        "min_tokens",
-        "logit_bias",
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "no_repeat_ngram_size",
-        "prompt_ignore_length",
-        "priority",
-        "cache_salt",
-    )
-)
+_NAMES = frozenset((*_FIELDS, *_PROMPTS, "max_tokens", *(each.name for each in fields(Sampling))))
 _FIRST_WORD = re.compile(r"\w+")
 _TOO_LONG = re.compile(
     r"the prompt has \d+ tokens|characters for this engine|too long for this engine|tokens of KV cache, which holds"

@@ -1,7 +1,7 @@
 """Checks the tensors of an inference request: counts, shapes, and sizes against its body."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -43,7 +43,7 @@ def check_infer(body: bytes, header_length: int | None, limits: FrontLimits, *, 
         refuse(f"binary_data_size adds up to {binary} bytes, {len(body) - header_length} follow the JSON")
 
 
-def check_generate(body: bytes, limits: FrontLimits) -> Mapping[str, Sequence[int]]:
+def check_generate(body: bytes, limits: FrontLimits) -> Mapping[str, list[int]]:
     """Check the body of `/generate` and `/generate_stream`. Raises Refusal (400, 413).
 
     Returns the whole numbers beyond INT32 of each input that has some, for `check_numbers`.
@@ -54,7 +54,7 @@ def check_generate(body: bytes, limits: FrontLimits) -> Mapping[str, Sequence[in
     return {name: numbers for name, value in document.items() if (numbers := _beyond(value, "INT32"))}
 
 
-def check_numbers(numbers: Mapping[str, Sequence[int]], metadata: bytes, limits: FrontLimits) -> None:
+def check_numbers(numbers: Mapping[str, list[int]], metadata: bytes, limits: FrontLimits) -> None:
     """Check numbers against the types of a model's inputs. Raises Refusal (400) for one that its type does not hold.
 
     `metadata`: Triton's answer about the model; another answer says nothing of types.
@@ -65,7 +65,7 @@ def check_numbers(numbers: Mapping[str, Sequence[int]], metadata: bytes, limits:
     except (Refusal, LookupError, TypeError):
         return
     for name, given in numbers.items():
-        _check_whole(name, list(given), types.get(name))
+        _check_whole(name, given, types.get(name))
 
 
 def _check_whole(name: str, value: object, datatype: object) -> None:
@@ -75,7 +75,7 @@ def _check_whole(name: str, value: object, datatype: object) -> None:
         refuse(f"{printable(name)} is {wrong[0]}; it must be a whole number from {low} to {high}")
 
 
-def _beyond(value: object, datatype: str) -> Sequence[int]:
+def _beyond(value: object, datatype: str) -> list[int]:
     """The whole numbers in arrays, or the one number, that the type does not hold."""
     low, high = _RANGES[datatype]
     found, left = [], [value]

@@ -239,7 +239,7 @@ static void add_group(const int8_t* codes, const CodedGroup* groups, const uint3
 // totals (rows, TILE) = the rows times a tile of `count` groups. `scales`: (count, TILE).
 static void multiply_codes(const CodedPanel& x, const uint32_t* tile, const float* scales, int64_t group, int64_t count,
                            float* totals) {
-    const int64_t parts = float32::parts(x.rows, CODED_ROWS);
+    const int64_t parts = ::parts(x.rows, CODED_ROWS);
     for (int64_t index = 0; index < count; ++index, tile += group / 4 * QUAD, scales += TILE)
         for (int64_t row = 0, part = 0, rows; row < x.rows; row += rows, ++part) {
             rows = float32::share(x.rows - row, CODED_ROWS);

@@ -56,6 +56,9 @@ static inline void prefetch(const C* from, int64_t count) {
     for (int64_t at = 0; at < count * int64_t(sizeof(C)); at += 64) __builtin_prefetch(bytes + at, 0, 2);
 }
 
+// Parts of at most `most` rows.
+static inline int64_t parts(int64_t rows, int64_t most) { return (rows + most - 1) / most; }
+
 // Calls function(n) with a number from 1 on as a compile-time constant of int, MOST for all that are larger.
 template <int64_t MOST, class Function>
 static inline void with_constant(int64_t number, Function function) {

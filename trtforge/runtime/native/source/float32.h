@@ -88,9 +88,6 @@ static void multiply_rows(int64_t rows, const float* x, int64_t stride, const fl
     }
 }
 
-// Parts of at most `most` rows.
-static inline int64_t parts(int64_t rows, int64_t most) { return (rows + most - 1) / most; }
-
 // Rows of the next part: they are shared nearly equally.
 static inline int64_t share(int64_t rows, int64_t most) {
     const int64_t count = parts(rows, most);

@@ -204,9 +204,9 @@ static void sums_of(const typename Way::Input* x, int64_t stride, const bfloat16
 // Rows of the next part where `rows` are split into `parts` nearly equal ones.
 static inline int64_t share(int64_t rows, int64_t parts) { return (rows + parts - 1) / parts; }
 
-static inline int64_t panels(int64_t rows) { return (rows + PANEL - 1) / PANEL; }
+static inline int64_t panels(int64_t rows) { return parts(rows, PANEL); }
 
-static inline int64_t parts(int64_t rows, int64_t most = ROWS) { return (rows + most - 1) / most; }
+static inline int64_t parts(int64_t rows) { return parts(rows, ROWS); }
 
 // sums (rows, 32) = x times one bfloat16 tile, up to PANEL rows.
 template <class Way>
