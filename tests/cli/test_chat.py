@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,37 @@ def test_reasoning_is_told_from_the_answer_and_kept_for_the_template(
     other.load(tmp_path / "chat.json")
     assert other.messages == talk.messages
     assert other.answer("Again", texts.append).text == "".join(pieces), "a guided answer has none"
+
+
+@pytest.mark.parametrize(
+    ("sampling", "seeds", "drawn"),
+    [
+        (Sampling(temperature=0.8), True, True),
+        (Sampling(top_p=0.9), True, True),
+        (Sampling(top_k=40), True, True),
+        (Sampling(temperature=0.8), False, False),  # the model has no such input
+        (Sampling(), True, False),
+        (Sampling(temperature=0.0), True, False),
+    ],
+)
+def test_drawn_answers_to_equal_messages_have_seeds_of_their_own(
+    sampling: Sampling, seeds: bool, drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def generate(url: str, model: str, prompt: Any, sampling: Sampling, **_: Any) -> Generated:
+        asked.append(sampling.seed)
+        return Generated("", 3, 5, 0.5, 0.1, "stop")
+
+    monkeypatch.setattr("trtforge.serve.conversation.generate", generate)
+    for complete in (False, True):
+        talk = Conversation("127.0.0.1:9", "ensemble", sampling, complete=complete, seeds=seeds)
+        for _ in range(4):
+            talk.answer("Again", lambda _: None)
+        Conversation("127.0.0.1:9", "ensemble", replace(sampling, seed=7), seeds=seeds).answer("", lambda _: None)
+    own = asked[:4] + asked[5:9]
+    assert asked[4] == asked[9] == 7
+    assert len(set(own)) > 6 if drawn else own == [None] * 8
 
 
 def test_an_answer_that_is_cut_while_it_reasons(server: Running) -> None:

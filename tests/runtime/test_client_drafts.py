@@ -319,6 +319,20 @@ def test_a_threshold_takes_the_place_of_the_random_number(
     assert other not in first_tokens(other, unlikely, 1e-6)
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.5])
+def test_an_impossible_token_is_rejected_where_the_distributions_are_equal(
+    engine_directory: Path, threshold: float
+) -> None:
+    """Nothing is left of the request's distribution without the draft's: the token comes from the request's own."""
+    one = GenerationRequest("", (3, 4, 5), 4, SamplingParams(top_p=0.01, seed=1))  # one token is left
+    (plain,) = generate(engine_directory, [one])
+    logits = np.full((1, VOCABULARY), -1e9, dtype=np.float32)
+    logits[0, plain.tokens[0]] = 0.0
+    other = (plain.tokens[0] + 1) % VOCABULARY
+    (made,) = generate(engine_directory, [replace(one, drafts=DraftTokens((other,), logits.tobytes(), threshold))])
+    assert (made.tokens, made.accepted_tokens) == (plain.tokens, 0)
+
+
 @pytest.mark.parametrize("name", ["llama", "qwen3_next"])
 def test_requests_end_with_their_drafts_if_they_ask_so(families: Families, tmp_path: Path, name: str) -> None:
     """With one token more than were accepted, as for TensorRT-LLM's engines."""

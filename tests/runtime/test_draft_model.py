@@ -3,6 +3,7 @@ import itertools
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -132,6 +133,22 @@ def test_a_draft_model_of_another_vocabulary_is_refused(target: LlamaForCausalLM
     write_engine(write_checkpoint(tiny_llama(vocab_size=99), tmp_path / "other"), engine / "draft_engine")
     with pytest.raises(ForgeError, match="the draft model has 99 tokens in its vocabulary, the engine 131"):
         Engine.load(engine, EngineOptions(speculation=DraftFeature()))
+
+
+def test_options_that_follow_the_answers_length_are_the_drafts_too(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    """Only one answer is possible: `min_tokens` bars the end, then bad words leave nothing but the end."""
+    directory, token, end = paired(target, tmp_path), 7, 9
+    bias = np.full(131, -np.inf, dtype=np.float32)
+    bias[[token, end]] = 0.0
+    sampling = SamplingParams(top_p=1.0, min_tokens=3, embedding_bias=bias)
+    asked = [
+        GenerationRequest("", (3, 4, 5), 12, replace(sampling, seed=seed), frozenset({end}), bad_words=((token,) * 4,))
+        for seed in range(40)
+    ]
+    with Engine.load(directory, EngineOptions(speculation=DraftFeature(tokens=4))) as engine:
+        made = generate_with(engine, asked)
+        assert engine.statistics().accepted_tokens > 40
+    assert {(each.tokens, each.finish_reason) for each in made} == {((token,) * 3, "end_id")}
 
 
 def test_greedy_drafts_of_mixed_requests_keep_each_ones_tokens(target: LlamaForCausalLM, tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import LlamaForCausalLM
 
 from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.conftest import greedy
 from trtforge.core.errors import ForgeError, RequestError
-from trtforge.engine_process.requests import GenerationRequest, Output, SamplingParams
+from trtforge.engine_process.requests import BeamParams, GenerationRequest, Output, SamplingParams
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
 
@@ -280,6 +281,12 @@ def test_top_and_prompt_log_probs_are_those_of_transformers(
         ),
         (GenerationRequest("a", (1,), 4, SamplingParams(top_p=2.0)), "top_p is 2.0"),
         (GenerationRequest("a", (1,), 4, SamplingParams(embedding_bias=(1.0,))), "embedding_bias is 1"),
+        (
+            GenerationRequest("a", (1,), 4, SamplingParams(embedding_bias=np.zeros((131, 2)))),
+            "embedding_bias has the shape (131, 2)",
+        ),
+        (GenerationRequest("a", (1,), 4, beams=BeamParams(1, 0)), "0 of 1 beams are to be returned"),
+        (GenerationRequest("a", (1,), 4, beams=BeamParams(1, 2)), "2 of 1 beams are to be returned"),
         (GenerationRequest("a", (1,), 4, bad_words=((500,),)), "a bad word holds token ids outside"),
         (GenerationRequest("a", (1,), 4, SamplingParams(temperature=float("nan"))), "temperature is nan"),
         (GenerationRequest("a", (1,), 4, SamplingParams(temperature=1e-38)), "temperature is 1e-38"),

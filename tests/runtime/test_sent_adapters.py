@@ -154,6 +154,49 @@ def test_the_least_recently_used_ones_go_and_those_in_use_stay(
     assert not (tmp_path / "sent").exists()
 
 
+def test_wrong_adapters_take_no_place_of_others(checkpoint: Path, adapters: list[Path], tmp_path: Path) -> None:
+    engine = add_adapters(write_engine(checkpoint, tmp_path / "e", **LIMITS), adapters[:2], host_memory=SIZE)
+    known = EngineAdapters(opened(engine, tmp_path / "sent"), set)
+    assert known.most == 1
+    assert known.why_refused(ask([1], 11, sent(adapters[0]))) is None
+    error = known.why_refused(ask([1], 12, sent(adapters[2])))
+    assert error is not None
+    assert error.message == "lora_config has rank 6 in row 0"
+    assert known.why_refused(ask([1], 11)) is None
+    known.close()
+
+
+def test_ids_are_bounded_where_many_stand_for_one_adapter(
+    checkpoint: Path, adapters: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trtforge.runtime.ranks.engine_adapters._MOST_IDS", 50)
+    engine = add_adapters(write_engine(checkpoint, tmp_path / "e", **LIMITS), adapters[:1])
+    known = EngineAdapters(opened(engine, tmp_path / "sent"), set)
+    for task in range(100, 200):
+        assert known.why_refused(ask([1], task, sent(adapters[0]))) is None
+    refused = [known.why_refused(ask([1], task)) for task in range(100, 200)]
+    assert [error is None for error in refused] == [False] * 50 + [True] * 50
+    assert refused[0] is not None
+    assert refused[0].hint == (
+        f"Task ids: 1, {', '.join(map(str, range(150, 181)))}, …. "
+        "Send lora_weights and lora_config with the first request of another id."
+    )
+    known.close()
+
+
+def test_the_adapter_of_a_refused_request_is_not_kept(
+    checkpoint: Path, adapters: list[Path], prompts: list[list[int]], tmp_path: Path
+) -> None:
+    engine = add_adapters(write_engine(checkpoint, tmp_path / "engine", **LIMITS), adapters)
+    prompt = prompts[1]
+    with Engine.load(engine) as running:
+        (first,) = generate_with(running, [ask(prompt, 9, sent(adapters[0]))])
+        (refused,) = generate_with(running, [replace(ask(prompt, 9, sent(adapters[1])), context_logits=True)])
+        (again,) = generate_with(running, [ask(prompt, 9)])
+    assert refusal(refused)[0] == "this engine returns no context logits"
+    assert again.tokens == first.tokens
+
+
 ENGINE = """
 import pickle, signal, sys
 from pathlib import Path

@@ -175,7 +175,8 @@ def _conversation(
     from trtforge.serve.conversation import Conversation
     from trtforge.serve.grpc_client import GrpcClient
 
-    complete = MESSAGES not in GrpcClient(url, timeout=10.0).inputs(model)
+    inputs = GrpcClient(url, timeout=10.0).inputs(model)
+    complete = MESSAGES not in inputs
     if complete and system is not None:
         raise UsageError(
             "--system: the served tokenizer has no chat template, so its prompts have no system message",
@@ -186,7 +187,7 @@ def _conversation(
             "--reasoning-parser: the served tokenizer has no chat template, so its prompts are completed as they are",
             hint="Leave out --reasoning-parser, or package the engine again with the tokenizer of an instruct model.",
         )
-    return Conversation(url, model, sampling, system, complete, parser)
+    return Conversation(url, model, sampling, system, complete, parser, seeds="seed" in inputs)
 
 
 class Repl:

@@ -151,7 +151,8 @@ class BeamParams:
     `width`: beams that are searched, of which the best `returned` are handed out. A finished beam's score is its
     cumulative log probability / length ^ `length_penalty`. `early_stopping`: stop as soon as `width` beams are
     finished, else only when no running beam can become better than them. `diversity_rate`: how much more
-    continuations of a beam get than those of the next better one when they are compared with those of others.
+    continuations of a beam get than those of the one before it, which the last step preferred, when they are compared
+    with those of others.
     """
 
     width: int

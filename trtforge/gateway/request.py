@@ -1,16 +1,14 @@
 """Requests to a text model and their answers, independent of HTTP and of the protocol of the server behind."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
+from trtforge.core.seeds import random_seed
 from trtforge.engine_process.context_phase import RequestType
 from trtforge.engine_process.requests import Guide
 
 Prompt = str | tuple[int, ...]
-_SEED_BITS = 31
-"""Seeds of every width that servers take."""
 
 
 class TopToken(TypedDict):
@@ -55,9 +53,9 @@ class Sampling:
     prompt_ignore_length: int | None = None
 
     def seeded(self) -> "Sampling":
-        """With a random seed if tokens are drawn and none is given: engines answer equal requests alike otherwise."""
+        """With a random seed if tokens are drawn and none is given."""
         drawn = self.top_k is not None or self.top_p is not None
-        return replace(self, seed=random.getrandbits(_SEED_BITS)) if drawn and self.seed is None else self
+        return replace(self, seed=random_seed()) if drawn and self.seed is None else self
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,9 @@ class DraftModel:
             return None
         mirror = self._mirrors.get(sequence)
         if mirror is None:
-            request = replace(sequence.request, prompt=tuple(sequence.tokens), lora_task_id=None)
+            request = replace(sequence.request, lora_task_id=None)
             own = Sequence.of(request, sequence.order, sequence.limit, lambda output: None)
+            own.tokens[:] = sequence.tokens
             mirror = self._mirrors[sequence] = _Mirror(own)
             prefix = self._blocks.find_prefix(own.tokens, own.table.salt)
             self._blocks.share(own.table, prefix)
@@ -133,6 +134,9 @@ class DraftModel:
         else:
             distribution = self._sampler.distribution(own, logits)
             self._sampler.forget(own)  # its counts of tokens are those of a draft
+            if not float(distribution.sum()) > 0.0:  # what bias and bad words leave may be the end of the answer
+                mirror.wanted = len(mirror.tokens)
+                return
             token = drawn(distribution, sampling.seed or 0, len(own.tokens))
             mirror.distributions.append(distribution)
         mirror.tokens.append(token)

@@ -36,7 +36,7 @@ from trtforge.runtime.ranks.engine_adapters import EngineAdapters
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.sampler import Sampler
-from trtforge.runtime.scheduling.admission import why_refused, wrong_logits
+from trtforge.runtime.scheduling.admission import why_refused
 from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.rows import Row, context_tokens, sampling_rows
 from trtforge.runtime.scheduling.sequence import Sequence
@@ -216,19 +216,18 @@ class Engine:
 
     def _enter(self, request: GenerationRequest, on_output: OnOutput) -> None:
         virtual, error = self._tables.read(request)
-        vocabulary = self._source.config.vocab_size
+        if error is None and request.request_id in self._sequences:
+            error = RequestError(f"request id {request.request_id} is in use", hint="Give every request its own id.")
         error = error or why_refused(
             request,
             self._scheduler.limits,
-            vocab_size=vocabulary,
+            self._source.forge.features,
+            vocab_size=self._source.config.vocab_size,
             blocks=self._scheduler.blocks,
             chunked_context=self._options.chunked_context,
             adapters=self._adapters,
             speculation=self._options.speculation,
         )
-        error = error or wrong_logits(request, self._source.forge.features, vocabulary, self._source.limits)
-        if error is None and request.request_id in self._sequences:
-            error = RequestError(f"request id {request.request_id} is in use", hint="Give every request its own id.")
         if error is not None:
             deliver(on_output, Output(request.request_id, finish_reason="error", error=error))
             return

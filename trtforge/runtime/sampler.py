@@ -140,7 +140,10 @@ class Sampler:
         return logits.sub_(sums.masked_fill_(sums == _MINUS_INFINITY, 0.0).unsqueeze(1))
 
     def distribution(self, row: Sequence, logits: Tensor) -> Tensor:
-        """Probabilities (vocabulary,) that the next token is drawn from, of logits (vocabulary,), which are changed."""
+        """Probabilities (vocabulary,) that the next token is drawn from, of logits (vocabulary,), which are changed.
+
+        No numbers if no token is left.
+        """
         self._change([row], logits.unsqueeze(0))
         return self._probabilities(row, logits)
 
@@ -297,9 +300,13 @@ def verified_token(
     before, possible = float(drawn_from[proposed]), float(wanted[proposed])
     least = before * (threshold or float(uniform([at], stream=1)[0]))
     accepts = 0.0 < possible >= least if threshold else least < possible
-    rest = (wanted.double() - drawn_from.double()).clamp_(min=0.0)
-    if accepts or float(rest.sum()) == 0.0:
+    if accepts:
         return proposed
+    rest = (wanted.double() - drawn_from.double()).clamp_(min=0.0)
+    if float(rest.sum()) == 0.0:  # equal distributions
+        if possible > 0.0:
+            return proposed
+        rest = wanted.double()
     return _chosen(rest, uniform([at], stream=2))
 
 

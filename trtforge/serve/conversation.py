@@ -20,7 +20,8 @@ class Conversation:
     """The messages of a chat with the text model `model` of the server at `url` (gRPC).
 
     `complete`: the tokenizer has no chat template, so each prompt is completed as it is, without history. `parser`:
-    of the reasoning of answers to messages; None: it is part of their text.
+    of the reasoning of answers to messages; None: it is part of their text. `seeds`: the model takes seeds, so that
+    an answer without one gets a random one: to the same message it is another answer then.
     """
 
     url: str
@@ -29,6 +30,7 @@ class Conversation:
     system: str | None = None
     complete: bool = False
     parser: ReasoningParser | None = None
+    seeds: bool = False
     messages: list[Message] = field(default_factory=list)
 
     def answer(
@@ -40,12 +42,13 @@ class Conversation:
         reasoning as `reasoning_content` of the message, for chat templates that show it again.
         An answer that is interrupted (KeyboardInterrupt, ForgeError) leaves the conversation as it was.
         """
+        sampling = self.sampling.seeded() if self.seeds else self.sampling
         if self.complete:
-            return generate(self.url, self.model, text, self.sampling, stream=True, on_text=on_text)
+            return generate(self.url, self.model, text, sampling, stream=True, on_text=on_text)
         asked: list[Message] = [*self.messages, {"role": "user", "content": text}]
-        apart = _Apart(reader_of(self.parser) if self.sampling.guide is None else None, on_text, on_reasoning)
+        apart = _Apart(reader_of(self.parser) if sampling.guide is None else None, on_text, on_reasoning)
         chat = Chat(self._opening(asked))
-        answer = generate(self.url, self.model, chat, self.sampling, stream=True, on_text=apart.push)
+        answer = generate(self.url, self.model, chat, sampling, stream=True, on_text=apart.push)
         apart.push("", last=True)
         self.messages = [*asked, {"role": "assistant", "content": apart.text, **apart.reasoning_content}]
         return replace(answer, text=apart.text)

@@ -48,16 +48,18 @@ def name_of(adapter: SentAdapter) -> int:
     return _NAMED | (int.from_bytes(digest.digest(), "little") % _NAMED)
 
 
-def write_sent(adapter: SentAdapter, adaptable: Adaptable, directory: Path) -> None:
-    """Write an adapter to a new directory. Raises RequestError naming the tensor that is wrong, ForgeError, OSError."""
-    tensors = _tensors(adapter, adaptable)
+def write_adapter(tensors: Mapping[str, Tensor], directory: Path) -> None:
+    """Write the tensors of an adapter to a new directory. Raises ForgeError, OSError."""
     directory.parent.mkdir(mode=0o700, exist_ok=True)
     directory.mkdir(mode=0o700)
     write_tensors(directory / ADAPTER_FILES[1], tensors)
 
 
-def _tensors(adapter: SentAdapter, adaptable: Adaptable) -> dict[str, Tensor]:
-    """A and B of each module by PEFT's names, as they came; B has its scale."""
+def sent_tensors(adapter: SentAdapter, adaptable: Adaptable) -> dict[str, Tensor]:
+    """A and B of each module by PEFT's names, as they came; B has its scale.
+
+    Raises RequestError naming the tensor that is wrong.
+    """
     dtype, rows = DTYPES[adapter.dtype], adapter.config
     if len(adapter.weights) != len(rows) * adapter.width * dtype.itemsize or not adapter.weights:
         raise RequestError(

@@ -17,13 +17,16 @@ from trtforge.formats.adapter import ADAPTER_FILES, ADAPTERS_DIRECTORY
 from trtforge.machine.owned_files import owned, remove_owned, remove_ownerless
 from trtforge.runtime.adapters.parts import adapted_parts
 from trtforge.runtime.adapters.rank_adapters import most_adapters
-from trtforge.runtime.adapters.sent import Adaptable, name_of, write_sent
+from trtforge.runtime.adapters.sent import Adaptable, name_of, sent_tensors, write_adapter
 from trtforge.runtime.ranks.rank_model import placement_of
 from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.scheduling.rows import Row
 
 _Stamp = tuple[tuple[int, int], ...]
 _PREFIX = "trtforge-adapters-"
+_MOST_IDS = 10_000
+"""Task ids that are known at once, as many may stand for one adapter."""
+_SHOWN = 32
 _NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{32}}")
 
 
@@ -137,7 +140,8 @@ class EngineAdapters:
     def _known(self) -> str:
         if self._adaptable is None:
             return "This engine has none."
-        ids = ", ".join(map(str, [*self._own, *sorted(self._sent)]))
+        known = [*self._own, *sorted(self._sent)]
+        ids = ", ".join(map(str, known[:_SHOWN])) + (", …" if len(known) > _SHOWN else "")
         more = "" if self._place is None else "Send lora_weights and lora_config with the first request of another id."
         return f"Task ids: {ids}. {more}".strip() if ids else more
 
@@ -180,12 +184,11 @@ class EngineAdapters:
             )
         name = name_of(adapter)
         if not self._holds(name):
+            tensors = sent_tensors(adapter, self._adaptable)
             self._make_room()
             try:
                 self._owned = self._owned or _owning(self._place)
-                write_sent(adapter, self._adaptable, self._place / str(name))
-            except RequestError:
-                raise
+                write_adapter(tensors, self._place / str(name))
             except (ForgeError, OSError) as error:
                 shutil.rmtree(self._place / str(name), ignore_errors=True)
                 raise RequestError(
@@ -193,6 +196,8 @@ class EngineAdapters:
                 ) from None
             self._kept.add(name)
         self._sent[task] = name
+        while len(self._sent) > _MOST_IDS:
+            self._sent.popitem(last=False)
 
     def _make_room(self) -> None:
         """Delete the least recently used adapters until one more fits. Raises RequestError if all are in use."""

@@ -36,6 +36,7 @@ class Adapters(Protocol):
 def why_refused(
     request: GenerationRequest,
     limits: BatchLimits,
+    features: FeaturesConfig,
     *,
     vocab_size: int,
     blocks: BlockManager,
@@ -59,7 +60,8 @@ def why_refused(
             or _wrong_guide(request, vocab_size)
             or _wrong_lookahead(request, speculation)
             or _wrong_sampling(request.sampling, vocab_size)
-            or adapters.why_refused(request)
+            or wrong_logits(request, features, vocab_size, limits)
+            or adapters.why_refused(request)  # last: see there
         )
     except (TypeError, ValueError, OverflowError) as error:  # of values that are no numbers
         return RequestError(f"the request cannot be read: {error!r:.200}", hint="Give each value in its type.")
@@ -225,6 +227,11 @@ def _wrong_lookahead(request: GenerationRequest, most: object) -> RequestError |
 def _wrong_beams(request: GenerationRequest) -> RequestError | None:
     if request.beams is None:
         return None
+    if not 1 <= index(request.beams.returned) <= request.beams.width:
+        return RequestError(
+            f"{request.beams.returned} of {request.beams.width} beams are to be returned",
+            hint=f"Ask for 1 to {request.beams.width}.",
+        )
     if not abs(request.beams.length_penalty) <= MOST_LENGTH_PENALTY:  # not a number included
         return RequestError(
             f"len_penalty is {request.beams.length_penalty:g}",
@@ -374,6 +381,8 @@ def _wrong_bias(sampling: SamplingParams) -> RequestError | None:
     if not len(sampling.embedding_bias):
         return None
     bias = np.asarray(sampling.embedding_bias, dtype=np.float32)
+    if bias.ndim > 1:
+        return RequestError(f"embedding_bias has the shape {bias.shape}", hint="Give one number for each token.")
     wrong = bias[~(bias < np.inf)]  # not a number included
     if wrong.size:
         return RequestError(f"embedding_bias holds {wrong[0]}", hint="Give numbers, or -inf to rule a token out.")
