@@ -101,6 +101,17 @@ def test_a_hint_in_a_build_names_the_recipes_keys() -> None:
         assert for_command(given, frozenset()) == given
 
 
+def test_a_hint_in_a_command_that_chooses_the_rest_itself_names_its_own_options() -> None:
+    options = frozenset({"--quant", "--tp", "--gpu"})
+    for given, wanted in (
+        ("Use --quant int4_awq --dtype float16.", "Use --quant int4_awq."),
+        ("Use --dtype float16 --tp 2.", "Use --tp 2."),
+        ("Use --dtype float16.", "Use --dtype float16."),
+        ("Use --tp 2, or see --target-version.", "Use --tp 2, or see --target-version."),
+    ):
+        assert for_command(given, options) == wanted
+
+
 @pytest.mark.parametrize(
     ("line", "repair", "expected"),
     [

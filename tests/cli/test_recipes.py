@@ -74,6 +74,16 @@ def test_a_shipped_recipe_is_shown_copied_and_valid(
     assert validated == f"{copy} is valid: mine; next: trtforge build {copy} --dry-run\n"
 
 
+def test_a_copy_whose_name_begins_as_options_do_can_be_built(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, _ = run("recipes", "copy", "demo-fp8", "--", "-mine.yaml")
+    assert (status, out) == (0, "-mine.yaml written; next: trtforge build ./-mine.yaml\n")
+    assert "\n# trtforge build ./-mine.yaml" in (tmp_path / "-mine.yaml").read_text()
+    assert run("build", "./-mine.yaml", "--dry-run")[0] == 0
+
+
 def test_the_recipes_of_the_demo_model_are_listed_and_valid(run: Any) -> None:
     listed = json.loads(run("recipes", "list", "--json")[1])["recipes"]
     assert {"demo-int4awq", "demo-fp8", "demo-fp32", "demo-tp2", "demo-pp2"} <= {recipe["name"] for recipe in listed}

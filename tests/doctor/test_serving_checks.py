@@ -159,8 +159,8 @@ def test_holes_of_the_triton_here_are_told(tmp_path: Path) -> None:
     finding = one(report_on(host, serving=old), "Triton vulnerabilities")
     assert finding.status == "warning"
     assert finding.found.startswith(
-        "24.10: 19 known, 13 covered by the HTTP front or closed doors; clients can reach grpc-cancel-race, "
-        "CVE-2025-23317, "
+        "24.10: 20 known, 13 covered by the HTTP front or closed doors; clients can reach grpc-cancel-race, "
+        "text-classes, CVE-2025-23317, "
     )
     new = Serving(PORTS, Triton("/opt/tritonserver/bin/tritonserver", release="26.07"))
     assert one(report_on(host, serving=new), "Triton vulnerabilities").status == "ok"

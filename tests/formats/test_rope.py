@@ -82,6 +82,20 @@ def test_numbers_that_cannot_scale(changes: dict[str, object], message: str) -> 
         rope_scaling(config(rope_scaling=LLAMA3 | changes))
 
 
+@pytest.mark.parametrize(
+    ("scaling", "missing"),
+    [
+        ({"rope_type": "yarn"}, "factor"),
+        ({"rope_type": "longrope", "short_factor": [1.0], "factor": 2.0}, "long_factor"),
+        ({"rope_type": "linear"}, "factor"),
+    ],
+)
+def test_what_transformers_requires_is_required(scaling: dict[str, object], missing: str) -> None:
+    """transformers/modeling_rope_utils.py: `_validate_yarn_rope_parameters` and its like."""
+    with pytest.raises(ForgeError, match=f"rope_type {scaling['rope_type']} needs {missing}"):
+        rope_scaling(config(rope_scaling=scaling))
+
+
 @pytest.mark.parametrize("theta", [math.nan, math.inf, -math.inf, 0, -10000.0, 10**400])
 @pytest.mark.parametrize("nested", [False, True])
 def test_theta(theta: float, nested: bool) -> None:

@@ -208,7 +208,7 @@ def with_header(path: Path, entries: object) -> Path:
         ({"data_offsets": None}, "b: its data_offsets is None"),
         ({"dtype": 3}, "b: its dtype is 3"),
         ({"dtype": "F31"}, "b: dtype F31 is not known"),
-        ({"data_offsets": [4, 12]}, "truncated|b overlaps the one before it"),
+        ({"data_offsets": [4, 12]}, r"safetensors is damaged: \d+ bytes"),
     ],
 )
 def test_each_field_of_a_header_is_judged(tmp_path: Path, changes: dict[str, object], message: str) -> None:
@@ -256,6 +256,9 @@ def test_the_library_is_asked_after_the_header(tmp_path: Path) -> None:
             read(path)
         with pytest.raises(ForgeError, match="none"):
             read(tmp_path / "none")
+    path.write_bytes(path.read_bytes() + bytes(101))
+    with pytest.raises(ForgeError, match=r"a\.safetensors is damaged: \d+ bytes, its header"):
+        read_header(path)
 
 
 def test_the_disk_is_given_every_byte_once_while_the_file_is_written(

@@ -12,6 +12,7 @@ from trtforge.formats.triton import (
     newest_release,
     parameters,
     read_facts,
+    target_release,
     tensors,
     text_flow,
 )
@@ -88,3 +89,10 @@ def test_facts_survive_the_manifest() -> None:
 def test_manifest_without_facts_is_refused() -> None:
     with pytest.raises(ForgeError, match="does not describe the repository"):
         read_facts(Manifest(identity=Identity(stage="repository"), files={}))
+
+
+def test_only_the_embedded_engine_may_target_a_release_without_engines() -> None:
+    assert target_release("1.3.0", embedded=True) == newest_release()
+    assert target_release("0.17.0", embedded=True) == target_release("0.17.0", embedded=False)
+    with pytest.raises(ForgeError, match=r"TensorRT-LLM 1\.3\.0 has no TensorRT engines"):
+        target_release("1.3.0", embedded=False)

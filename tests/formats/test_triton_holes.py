@@ -39,8 +39,8 @@ def test_every_container_has_a_known_release() -> None:
     ("release", "has", "lacks"),
     [
         ("24.10", {"grpc-cancel-race", "json-depth", "http-pieces", "shm-chain", "model-name"}, set()),
-        ("25.05", {"http-pieces"}, {"grpc-cancel-race", "json-depth", "load-file-overflow"}),
-        ("25.07", {"model-name", "compressed-pieces"}, {"http-pieces", "shm-chain"}),
+        ("25.05", {"http-pieces", "text-classes"}, {"grpc-cancel-race", "json-depth", "load-file-overflow"}),
+        ("25.07", {"model-name", "compressed-pieces"}, {"http-pieces", "shm-chain", "text-classes"}),
         ("25.10", {"auth-bypass"}, {"compressed-pieces", "model-name"}),
         ("26.03", {"json-sizes"}, {"auth-bypass"}),
         ("26.07", set(), {"json-sizes"}),

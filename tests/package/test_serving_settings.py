@@ -119,6 +119,16 @@ def test_lower_limits_are_those_of_the_embedded_engine(key: str, tmp_path: Path)
         packaged(tmp_path, tp2(tmp_path / "other", "1.2.1"), **{key: 3})
 
 
+def test_what_the_embedded_engine_cannot_hold_is_refused_or_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = torch_engine(tmp_path / "engine")
+    with pytest.raises(ForgeError, match=r"serving\.kv_cache_tokens is 1, a block of the KV cache holds 16"):
+        packaged(tmp_path, engine, kv_cache_tokens=1)
+    packaged(tmp_path, engine, kv_cache_tokens=16, max_batch_size=1000)
+    assert "serving.max_batch_size 1000 has no effect: the engine's is " in caplog.text
+
+
 def test_settings_that_are_not_given_are_not_written(tmp_path: Path) -> None:
     found = read_parameters(model_config(packaged(tmp_path, tp2(tmp_path, "1.2.1")), "tensorrt_llm"))
     assert {key for key in ASKED if found.get(key)} == set()

@@ -146,7 +146,9 @@ def test_serving_options_reach_the_engine_model(tmp_path: Path) -> None:
     assert values["exclude_input_in_output"] == "false"
     assert (values["enable_kv_cache_reuse"], values["enable_chunked_context"]) == ("true", "false")
     assert values["end_ids"] == "1,3"
-    assert (values["max_queue_size"], engine.dynamic_batching.default_queue_policy.max_queue_size) == ("9", 16384)
+    assert values["max_queue_size"] == "9"
+    for name in ("ensemble", "preprocessing", "tensorrt_llm", "postprocessing", "tensorrt_llm_bls"):
+        assert not model_config(repository, name).HasField("dynamic_batching")
     assert not engine.model_transaction_policy.decoupled
     assert not facts_of(repository).streaming
 

@@ -1,5 +1,6 @@
 """Serving settings in a plan: refused by name before anything is built, and their memory."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tests.plan.models import LLAMA_8B, asked, known
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
+from trtforge.plan.roofline import Workload
 
 GIB = 1 << 30
 
@@ -32,6 +34,27 @@ def test_offloaded_kv_blocks_take_host_memory_of_every_rank(backend: str) -> Non
     assert offloaded.memory is not None
     assert offloaded.memory.as_json()["host"] == plain.memory.as_json()["host"] + 2 * 16 * GIB
     assert offloaded.memory.fullest.total == plain.memory.fullest.total
+
+
+def test_limits_of_the_embedded_engine_bound_what_serving_asks_for() -> None:
+    small = planned({"kv_cache_tokens": 31}, "torch")
+    assert messages(small) == ["serving.kv_cache_tokens is 31, a block of the KV cache holds 32"]
+    assert messages(planned({"kv_cache_tokens": 32768}, "torch")) == []
+    large = planned({"max_batch_size": 5000}, "torch")
+    assert messages(large) == []
+    assert any("serving.max_batch_size 5000 has no effect: the engine's is" in text for text in large.warnings)
+
+
+def test_lengths_that_are_asked_for_and_do_not_fit_are_said() -> None:
+    model = known(LLAMA_8B)
+    request = asked(model, gpu="h100-80gb", recipe={"engine": {"max_seq_len": 512}})
+    usual = evaluate(model, request)
+    assert not [text for text in usual.warnings if "do not fit" in text]
+    long = evaluate(model, replace(request, typical=Workload(10_000, 300)))
+    assert [text for text in long.warnings if "do not fit" in text] == [
+        "prompts of 10,000 tokens do not fit max_seq_len 512: 256 are planned.",
+        "answers of 300 tokens do not fit max_seq_len 512: 256 are planned.",
+    ]
 
 
 def test_a_window_that_serving_asks_for_bounds_what_requests_keep() -> None:

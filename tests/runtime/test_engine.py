@@ -290,6 +290,7 @@ def test_top_and_prompt_log_probs_are_those_of_transformers(
         (GenerationRequest("a", (1,), 4, bad_words=((500,),)), "a bad word holds token ids outside"),
         (GenerationRequest("a", (1,), 4, SamplingParams(temperature=float("nan"))), "temperature is nan"),
         (GenerationRequest("a", (1,), 4, SamplingParams(temperature=1e-38)), "temperature is 1e-38"),
+        (GenerationRequest("a", (1,), 4, SamplingParams(temperature=1.001e30)), "temperature is 1.001e+30"),
         (GenerationRequest("a", (1,), 4, SamplingParams(temperature=float("inf"))), "temperature is inf"),
         (GenerationRequest("a", (1,), 4, SamplingParams(repetition_penalty=1e-40)), "repetition_penalty is 1e-40"),
         (GenerationRequest("a", (1,), 4, SamplingParams(presence_penalty=float("inf"))), "presence_penalty is inf"),
@@ -309,6 +310,18 @@ def test_a_bad_request_gets_an_error_and_disturbs_nobody(
     assert good.tokens == expected[0]
     assert bad.finish_reason == "error"
     assert message in str(bad.error)
+
+
+def test_the_limits_of_factors_may_come_in_float32(engine_directory: Path, prompts: list[list[int]]) -> None:
+    one = requests_for(prompts[:1])[0]
+    largest, least = float(np.float32(1e30)), float(np.float32(1e-30))
+    kinds = (
+        SamplingParams(top_p=1.0, temperature=largest),
+        SamplingParams(top_p=1.0, temperature=least),
+        SamplingParams(repetition_penalty=largest, presence_penalty=-largest, frequency_penalty=largest),
+    )
+    made = generate(engine_directory, [replace(one, sampling=kind) for kind in kinds])
+    assert [each.error for each in made] == [None] * 3
 
 
 def test_output_is_clipped_to_max_seq_len(checkpoint: Path, tmp_path: Path, prompts: list[list[int]]) -> None:

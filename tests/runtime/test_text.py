@@ -61,3 +61,13 @@ def test_the_engine_answers_before_and_after_it_is_remembered(
     flip(engine / "rank0.safetensors")
     with pytest.raises(ForgeError, match=r"rank0\.safetensors was changed"):
         answer(engine)
+
+
+def test_texts_of_several_tokens_and_parts_of_them_end_the_answer(engine: Path) -> None:
+    whole = answer(engine)
+    for start, end in ((1, 3), (4, 5), (2, 9)):
+        word = whole[start:end]
+        found = generate_text(engine, "Return the number of", max_tokens=8, sampling=SamplingParams(), stop=("§", word))
+        assert (found.text, found.finish_reason) == (whole[: whole.index(word)], "stop_word")
+    kept = generate_text(engine, "Return the number of", max_tokens=8, sampling=SamplingParams(), stop=("§",))
+    assert (kept.text, kept.finish_reason) == (whole, "length")

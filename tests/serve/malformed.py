@@ -39,7 +39,9 @@ def chunk(data: bytes) -> bytes:
 
 CHUNKED = request_bytes("POST", GENERATE, "Transfer-Encoding: chunked")
 
+CLASSES = {"name": "text_output", "parameters": {"classification": 1}}
 FATAL = (
+    Malformed("classes of a text", post_bytes(INFER, json.dumps({"inputs": [TENSOR], "outputs": [CLASSES]}).encode())),
     generate("a prompt of 5 MB", b'{"text_input":"' + b"a" * 5_000_000 + b'","max_tokens":2}', 413),
     generate("200,000 brackets", b'{"text_input":"x","parameters":' + b"[" * 200_000 + b"]" * 200_000 + b"}"),
     Malformed("300,000 chunks", CHUNKED + b"1\r\n{\r\n" + chunk(b" ") * 300_000 + chunk(b"}") + b"0\r\n\r\n"),

@@ -1,12 +1,14 @@
 """The speed of a text model in the real Triton server, whose engine gives a token every few milliseconds."""
 
 import time
+from typing import Any
 
 import pytest
 
 from tests.conftest import DEMO_MODEL
 from tests.serve.conftest import Running
 from trtforge.core.errors import ForgeError
+from trtforge.serve.request import Generated, Sampling
 from trtforge.serve.speed import Load, Meter, Speed, measure, requests_of
 
 
@@ -48,3 +50,17 @@ def test_a_refusal_ends_the_measurement(server: Running) -> None:
     assert caught.value.hint == "The requests are of --prompt-tokens 1000 and --max-tokens 64: choose smaller ones."
     with pytest.raises(ForgeError, match=r"no server answers at 127\.0\.0\.1:1"):
         measure("127.0.0.1:1", "ensemble", Load())
+
+
+def test_answers_of_another_length_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's max_seq_len ends them."""
+
+    def generate(url: str, model: str, prompt: str, sampling: Sampling, **_: Any) -> Generated:
+        return Generated("a", 190, min(sampling.max_tokens, 8), 0.5, 0.1)
+
+    monkeypatch.setattr("trtforge.serve.speed.generate", generate)
+    load = Load(concurrency=(1,), requests=1, prompt_tokens=190, max_tokens=400)
+    with pytest.raises(ForgeError, match="the server ends answers of 400 tokens after 8") as caught:
+        measure("127.0.0.1:9", "ensemble", load, DEMO_MODEL / "tokenizer.json")
+    assert caught.value.hint == "The requests are of --prompt-tokens 190 and --max-tokens 400: choose smaller ones."
+    assert measure("", "", load.model_copy(update={"max_tokens": 8}), DEMO_MODEL / "tokenizer.json").answer_tokens == 8

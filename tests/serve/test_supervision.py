@@ -92,8 +92,11 @@ def test_streaming_off_serves_whole_answers_and_a_bounded_queue(tmp_path: Path, 
     server.wait_ready()
     answer = generate(server.http, "my-ensemble", "one two", Sampling(max_tokens=5), protocol="http")
     assert answer.text.startswith("one two")
-    with pytest.raises(ForgeError, match="packaged with streaming off"):
-        generate(server.grpc, "my-ensemble", "one two", Sampling(max_tokens=5), stream=True)
+    for url, protocol in ((server.grpc, "grpc"), (server.http, "http")):  # a stream of one piece, as it has no others
+        pieces: list[str] = []
+        asked = "my-ensemble", "one two", Sampling(max_tokens=5)
+        streamed = generate(url, *asked, protocol=protocol, stream=True, on_text=pieces.append)
+        assert pieces == [streamed.text] == [answer.text]
 
     def ask(number: int) -> str:
         try:

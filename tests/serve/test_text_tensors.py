@@ -1,6 +1,7 @@
 """The text models' own tensors, in the real Triton server: messages, token ids, reasons, counts, log probabilities."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer
 from tests.conftest import DEMO_MODEL
 from tests.serve.conftest import Running
 from tests.serve.test_serving import post
+from trtforge.serve.client import Protocol, Sampling, generate
 
 MODELS = pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
 MESSAGES = [{"role": "user", "content": "Naïve 🙂?"}]
@@ -175,6 +177,17 @@ def test_stop_words_can_be_left_out(server: Running, model: str) -> None:
     pieces = streamed(server, model, **unmatched, include_stop_str_in_output=False)
     plain = post(server, model, **unmatched).json()["text_output"]
     assert b"".join(piece["text_output"] for piece in pieces).decode() == plain
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_clients_get_the_text_before_a_stop_word(server: Running, protocol: Protocol) -> None:
+    url = server.grpc if protocol == "grpc" else server.http
+    asked = Sampling(max_tokens=12, stop=("wo thr",), finish_reason=True)
+    for stream in (True, False):
+        kind: Any = {"protocol": protocol, "stream": stream}
+        cut = generate(url, "ensemble", "one two three four", replace(asked, cuts_stop=True), **kind)
+        assert (cut.text, cut.finish_reason) == ("one t", "stop")
+        assert generate(url, "ensemble", "one two three four", asked, **kind).finish_reason == "length"
 
 
 @MODELS

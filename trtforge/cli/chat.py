@@ -127,7 +127,7 @@ def talk(
     """Chat until the input ends. `build`: served meanwhile; None: the server at `url` is used."""
     from trtforge.serve.request import request_warnings
 
-    for warning in request_warnings(sampling, model or "ensemble"):
+    for warning in request_warnings(sampling):
         show.warning(warning)
     with ExitStack() as stack:
         name, server = model, None

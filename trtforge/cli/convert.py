@@ -164,6 +164,7 @@ def convert(
 
     Example: trtforge convert ./llama ./checkpoint --tp 2 --quant int8_wo
     """
+    from trtforge.cli.places import artifact_at
     from trtforge.convert.stage import ConvertConfig
     from trtforge.convert.stage import convert as run
     from trtforge.core.output_place import require_output
@@ -197,6 +198,7 @@ def convert(
     drafting = _drafting(medusa, medusa_heads, eagle, eagle_layers, max_draft_len)
     require_output(out, "checkpoint")
     source, progress = resolve_source(hf_dir), for_this_terminal(quiet=quiet or json)
+    calibration = None if calibration is None else artifact_at(calibration, "calibration")
     if budget is not None:
         config = _budgeted(config, budget, source, calibration, progress)
     with progress.waiting("convert"):

@@ -54,12 +54,12 @@ _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*)(?: ([\w.:-]*\w))?")
 def for_command(hint: str, options: Collection[str]) -> str:
     """`hint` for a command with these options: the others that it names become keys of `--set`.
 
-    A whole command in backquotes stays as it is. Unchanged for a command without --set.
+    A whole command in backquotes stays as it is. For a command without --set, which decides the rest itself, options
+    that it lacks are left out beside those that it has.
     """
-    if "--set" not in options:
-        return hint
+    change = _translated if "--set" in options else _known
     parts = _COMMAND.split(hint)
-    return "".join(part if number % 2 else _translated(part, options) for number, part in enumerate(parts))
+    return "".join(part if number % 2 else change(part, options) for number, part in enumerate(parts))
 
 
 def repaired(words: Sequence[str], repair: Repair, options: Collection[str]) -> str | None:
@@ -115,6 +115,16 @@ def _translated(text: str, options: Collection[str]) -> str:
         return key + (f" {value}" if value else "")
 
     return _OPTION.sub(setting, text)
+
+
+def _known(text: str, options: Collection[str]) -> str:
+    found = list(_OPTION.finditer(text))
+    if not any(option[1] in options for option in found):
+        return text
+    for option in reversed(found):
+        if option[1] in _KEYS and option[1] not in options and option[2] is not None and _is_value(option[2]):
+            text = text[: option.start()].rstrip(" ") + text[option.end() :]
+    return text
 
 
 def _is_value(word: str) -> bool:

@@ -107,8 +107,10 @@ def infer(
     guide = guide_of(json_schema, regex, grammar)
     words = tuple(stop or ())
     require_utf8(*words)
-    sampling = Sampling(max_tokens, temperature, top_k, top_p, seed, stop=words, guide=guide, finish_reason=True)
-    for warning in request_warnings(sampling, model):
+    sampling = Sampling(
+        max_tokens, temperature, top_k, top_p, seed, stop=words, guide=guide, finish_reason=True, cuts_stop=True
+    )
+    for warning in request_warnings(sampling):
         show.warning(warning)
     text = prompt_text(prompt)
     with ExitStack() as stack:

@@ -212,7 +212,9 @@ Seed = Annotated[
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option("--stop", metavar="WORD", rich_help_panel=SAMPLING, help="Stop at this text; repeatable."),
+    typer.Option(
+        "--stop", metavar="WORD", rich_help_panel=SAMPLING, help="End the answer before this text; repeatable."
+    ),
 ]
 
 AnyConfig = TypeVar("AnyConfig", bound="Config")

@@ -176,9 +176,12 @@ def plan(
 def _recipe(source: str, overrides: tuple[str, ...]) -> "Recipe":
     """The recipe, or a recipe with defaults for the model."""
     from trtforge.cli.chosen import located
+    from trtforge.cli.places import artifact_at
     from trtforge.core.recipe import Recipe, load_recipe
 
     source = located(source)
+    if Path(source).is_dir():
+        source = str(artifact_at(Path(source), "checkpoint"))
     if not Path(source).is_dir() and (Path(source).is_file() or "/" not in source):
         from trtforge.cli.recipes import find
 

@@ -216,10 +216,11 @@ def copy_recipe(
     old = load_recipe(path).name
     new = recipe_name(file.stem) or old
     text = re.sub(rf"(?m)^name: {re.escape(old)}\b", f"name: {new}", text)
-    command = commented(f"trtforge build {quote(str(file))}")
+    place = f"./{file}" if str(file).startswith("-") else str(file)  # else it would be an option
+    command = commented(f"trtforge build {quote(place)}")
     text = re.sub(rf"(?m)^# trtforge build {re.escape(old)}\b", lambda _: command, text)
     write_new(file, text)
-    following = join(["trtforge", "build", str(file)])
+    following = join(["trtforge", "build", place])
     if json:
         show.as_json({"recipe": str(file), "next": following})
     else:

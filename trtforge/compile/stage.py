@@ -22,8 +22,8 @@ from trtforge.core.progress import Progress, Silent
 from trtforge.core.recipe import EngineConfig, ResolvedBackend
 from trtforge.formats.foreign import checkpoint_manifest, foreign_note
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
-from trtforge.formats.releases import release
 from trtforge.formats.tokenizer import require_tokenizer
+from trtforge.formats.triton import target_release
 from trtforge.formats.trtllm import (
     CheckpointConfig,
     is_hugging_face,
@@ -186,7 +186,8 @@ def _require_no_container(options: CompileOptions, backend: str) -> None:
 
 
 def _limits(model: CheckpointConfig, config: EngineConfig) -> EngineLimits:
-    default = release(config.target.tensorrt_llm).field("plugin_config", "tokens_per_block").default
+    target = target_release(config.target.tensorrt_llm, embedded=backend_of(config) == "torch")
+    default = target.field("plugin_config", "tokens_per_block").default
     assert isinstance(default, int)
     return derive_limits(model, config, default)
 

@@ -40,7 +40,7 @@ KvScalingChoice = Literal["auto", "largest", "searched"]
 class ModelConfig(Config):
     """The Hugging Face checkpoint."""
 
-    source: str = Field(description="Hub id, or a directory relative to the recipe.")
+    source: str = Field(min_length=1, description="Hub id, or a directory relative to the recipe.")
     revision: str = Field("main", description="Branch, tag or commit on the hub.")
     dtype: DtypeChoice = Field("auto", description="auto keeps float16 and bfloat16; float32 becomes float16.")
     allow_nonfinite: bool = Field(

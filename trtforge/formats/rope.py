@@ -14,8 +14,8 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
-    "yarn": (),
-    "longrope": (),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
     "mrope": (),
 }

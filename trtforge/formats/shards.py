@@ -146,8 +146,10 @@ def read_header(path: Path) -> tuple[StoredTensor, ...]:
     tensors.sort(key=lambda tensor: (tensor.offset, tensor.spec.name))
     size = path.stat().st_size
     expected = max((tensor.offset + tensor.spec.nbytes for tensor in tensors), default=len(header))
-    if size != expected:
+    if size < expected:
         raise ForgeError(f"{path} is truncated: {size} bytes, its header describes {expected}", hint=_TRUNCATED)
+    if size > expected:
+        raise ForgeError(f"{path} is damaged: {size} bytes, its header describes {expected}", hint=_TRUNCATED)
     _require_contiguous(path, tensors, len(header))
     return tuple(tensors)
 

@@ -150,6 +150,19 @@ def newest_release() -> Release:
     return release(str(read_release_data("containers")["last_engine_release"]["tensorrt_llm"]))
 
 
+def target_release(version: str, *, embedded: bool) -> Release:
+    """The release of an engine's target.
+
+    Raises ForgeError if it is not known or has no engines, which the embedded one does not need.
+    """
+    try:
+        return release(version)
+    except ForgeError:
+        if not embedded:
+            raise
+        return newest_release()
+
+
 def tensors(role: ModelRole, direction: Direction, wanted: Release, dtypes: DtypeChoices) -> tuple[Tensor, ...]:
     """A model's inputs or outputs in a release; for preprocessing and postprocessing those of text, not of images."""
     entries = [entry for entry in _model(role)[direction] if _has(wanted, entry)]

@@ -276,8 +276,10 @@ def _read(directory: Path) -> dict[str, Any]:
     if any(directory.glob("*/config.pbtxt")):
         absent = f"It is a Triton model repository: `trtforge serve {quote(str(directory))}`, or give its engine."
     elif not path.exists() and (made := read_manifest(directory)) is not None:
-        use = use_of(directory, made.identity.stage)
-        absent = f"It is a {made.identity.stage}{f': `{use}`' if use else ''}. {absent}"
+        stage, use = made.identity.stage, use_of(directory, made.identity.stage)
+        absent = f"It is a {stage}{f': `{use}`' if use else ''}. {absent}"
+        if stage in ("checkpoint", "engine"):
+            absent = f"It is a damaged {stage}, without this file: make it again."
     values = read_json_object(path, hint=hint, absent=absent)
     require_plausible(values, str(path), hint)
     return values

@@ -13,6 +13,8 @@ from trtforge.gateway.exchange import Exchange, Receive, Scope, Send
 from trtforge.gateway.metrics import CONTENT_TYPE
 from trtforge.gateway.service import Service
 
+HEALTH = "/health"
+"""Whether the gateway runs, whatever is behind it."""
 _PROBED = ["GET", "HEAD"]
 
 
@@ -57,7 +59,7 @@ def make_app(service: Service) -> FastAPI:
     async def model(request: Request, name: str) -> Response:
         return await _reply(service, request, lambda: service.model(name))
 
-    @app.api_route("/health", methods=_PROBED)
+    @app.api_route(HEALTH, methods=_PROBED)
     async def health() -> Response:
         return Response(b"{}", media_type="application/json")
 
@@ -91,7 +93,7 @@ async def _routing_error(request: Request, error: Exception) -> Response:
     """An unknown path, or another method than the path's."""
     assert isinstance(error, HTTPException)
     headers: dict[str, str] = dict(error.headers or {})
-    known = "/v1/models, /v1/chat/completions, /v1/responses"
+    known = "/v1/models, /v1/chat/completions, /v1/responses, /v1/completions"
     message = f"there is no {request.method[:16]} {request.url.path[:100]}; see {known}"
     return _error_response(ApiError(error.status_code, message, headers=headers))
 

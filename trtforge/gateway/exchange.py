@@ -35,7 +35,7 @@ class Exchange:
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not accepted")
         declared = self.headers.get(b"content-length")
-        if declared is None or b"transfer-encoding" in self.headers:  # which overrides a declared length
+        if declared is None:
             return self._limits.body_bytes
         if not declared.isdigit() or (size := int(declared.lstrip(b"0")[:15] or b"0")) > self._limits.body_bytes:
             raise self._too_large()

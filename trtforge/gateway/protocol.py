@@ -8,12 +8,15 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from trtforge.gateway.app import HEALTH
 from trtforge.gateway.errors import ApiError, bad_request
 from trtforge.gateway.exchange import Exchange
 from trtforge.gateway.limits import GatewayLimits
 
 HEAD_SECONDS = 10.0
 """From the start of a connection, or the first byte of a later request, until its headers are complete."""
+REFUSED_SECONDS = 1.0
+"""As HEAD_SECONDS, of a connection beyond the limit."""
 HEAD_BYTES = 64 * 1024
 """Of the path and the headers of a request, in pieces or whole."""
 UNREAD_SECONDS = 60.0
@@ -35,6 +38,7 @@ class BoundedProtocol(H11Protocol):
         super().__init__(*arguments, **options)
         # uvicorn's own refusal beyond the limit is plain text, without Retry-After.
         self._most, self.limit_concurrency = self.limit_concurrency, None
+        self._beyond = False
         self._served, self.app = self.app, self._unless_refused
 
     async def _unless_refused(self, scope: Any, receive: Any, send: Any) -> None:
@@ -46,13 +50,16 @@ class BoundedProtocol(H11Protocol):
             await Exchange(scope, receive, send, GatewayLimits()).whole(error.status, error.body(), error.headers)
 
     def _why_refused(self, scope: Any) -> ApiError | None:
-        if self._most is not None and len(self.connections) >= self._most:
+        if self._beyond and scope["path"] != HEALTH:
             return ApiError(
                 HTTPStatus.SERVICE_UNAVAILABLE,
                 f"{self._most} connections are open; retry in 1 s",
                 code="server_unavailable",
                 headers={"retry-after": "1", **_CLOSE},
             )
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+            message = "Content-Length and Transfer-Encoding exclude each other"
+            return ApiError(HTTPStatus.BAD_REQUEST, message, headers=_CLOSE)
         # h11 bounds only what it waits for, and headers may come whole.
         size = len(scope["raw_path"]) + len(scope["query_string"])
         size += sum(len(name) + len(value) for name, value in scope["headers"])
@@ -61,6 +68,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """See asyncio.Protocol."""
         super().connection_made(transport)
+        self._beyond = self._most is not None and len(self.connections) > self._most
         self._start()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -120,7 +128,7 @@ class BoundedProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _start(self) -> None:
-        self._timer = self.loop.call_later(HEAD_SECONDS, self._give_up)
+        self._timer = self.loop.call_later(REFUSED_SECONDS if self._beyond else HEAD_SECONDS, self._give_up)
 
     def _stop(self) -> None:
         if self._timer is not None:

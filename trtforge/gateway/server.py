@@ -97,7 +97,8 @@ def _listening(config: GatewayConfig) -> socket.socket:
     try:
         return socket.create_server((config.host, config.port), family=family, backlog=_WAITING_CONNECTIONS)
     except OSError as error:
+        hint = "Stop the process that listens there, or choose another port."
         raise ForgeError(
             f"the gateway cannot listen on {config.host}:{config.port}: {error.strerror or error}",
-            hint="Stop the process that listens there, or choose another port.",
+            hint="Give --host an address of this machine." if isinstance(error, socket.gaierror) else hint,
         ) from None

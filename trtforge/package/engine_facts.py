@@ -33,7 +33,7 @@ class EngineFacts:
     of a TensorRT engine takes them; empty without any. `layers`: None if not known. `llm_args`: of an llmapi engine.
     `max_draft_len`: of a TensorRT engine. `has_windows`: whether its network can attend to windows. `adapters`: task
     ids of the engine's own LoRA adapters; `adapter_names`: those of a torch engine by name. `kv_block`: bytes of a KV
-    block of a rank, 0 if not known.
+    block of a rank, `tokens_per_block`: its tokens; 0 if not known.
     """
 
     backend: ResolvedBackend
@@ -58,6 +58,7 @@ class EngineFacts:
     adapter_names: Mapping[str, int] = field(default_factory=dict)
     max_draft_len: int = 0
     kv_block: int = 0
+    tokens_per_block: int = 0
 
 
 def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig | None = None) -> EngineFacts:
@@ -71,6 +72,8 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
     path = directory / CONFIG_FILE
     build = _object(values, "build_config", path)
     plugins = build.get("plugin_config")
+    tokens_per_block = plugins.get("tokens_per_block") if isinstance(plugins, dict) else None
+    tokens_per_block = tokens_per_block if isinstance(tokens_per_block, int) else 0
     forge = values.get("forge")
     paged_context = isinstance(plugins, dict) and bool(plugins.get("use_paged_context_fmha", False))
     features = built_for or _features(forge, manifest, build, paged_context=paged_context)
@@ -97,7 +100,8 @@ def read_engine(directory: Path, manifest: Manifest, built_for: FeaturesConfig |
         adapters=tuple(names.values()),
         adapter_names=names,
         max_draft_len=_integer(build, "max_draft_len", path, least=0, default=0),
-        kv_block=_kv_block(model, plugins, forge),
+        kv_block=_kv_block(model, tokens_per_block, forge),
+        tokens_per_block=tokens_per_block,
     )
     _check_ranks(directory, facts, model)
     return facts
@@ -108,11 +112,10 @@ def _windows(model: CheckpointConfig, build: Mapping[str, Any], path: Path) -> t
     return executor_windows(windows, _integer(build, "max_seq_len", path)) if any(windows) else ()
 
 
-def _kv_block(model: CheckpointConfig, plugins: object, forge: object) -> int:
-    tokens = plugins.get("tokens_per_block") if isinstance(plugins, dict) else None
+def _kv_block(model: CheckpointConfig, tokens_per_block: int, forge: object) -> int:
     computed = forge.get("compute_dtype") if isinstance(forge, dict) else None
     dtype = model.dtype if computed is None else model_dtype(str(computed), model.dtype)
-    return block_of_engine(model, dtype, tokens) if isinstance(tokens, int) else 0
+    return block_of_engine(model, dtype, tokens_per_block)
 
 
 def _target(values: Mapping[str, Any], manifest: Manifest) -> EngineTarget:

@@ -18,7 +18,7 @@ from trtforge.package.tokenizer import TokenizerAssets
 from trtforge.plan.host_blocks import too_small
 from trtforge.plan.legality import require_warnings_only
 from trtforge.plan.runtime_keys import runtime_keys
-from trtforge.plan.serving_rules import LLM_ARGUMENTS, ServedEngine, serving_problems
+from trtforge.plan.serving_rules import LLM_ARGUMENTS, ServedEngine, limit_problems, serving_problems
 
 ENGINE_DIRECTORY = "engine"
 """Where a repository keeps the engine, below the version of its engine model."""
@@ -187,6 +187,8 @@ def require_servable(config: PackageConfig, engine: EngineFacts) -> Iterator[str
     )
     offloaded = config.serving.kv_cache_host_memory_bytes
     small = too_small(offloaded, engine.kv_block) if offloaded is not None else ()
+    if engine.backend == "torch":
+        small = *small, *limit_problems(config.serving, engine.max_batch_size, engine.tokens_per_block)
     yield from require_warnings_only((*serving_problems(config.serving, served), *small))
     if engine.backend == "tensorrt_llm" and reuse and len(set(engine.windows)) > 1:
         for issue in known_issues("windows_with_kv_reuse", engine.release):

@@ -33,7 +33,6 @@ from trtforge.package.parameters import (
 )
 from trtforge.package.tokenizer import TokenizerAssets
 
-_TRITON_QUEUE = 16384  # requests that Triton has not passed to a Python model yet, which takes them immediately
 ModelCode = Literal["1", "llmapi", "triton"]
 """Directory of a role's model.py: the default, for the LLM API, or for an engine model that Triton itself runs."""
 TEXT_ROLES: tuple[ModelRole, ...] = ("ensemble", "tensorrt_llm_bls")
@@ -46,7 +45,10 @@ _DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP3
 class ModelSpec:
     """The values of one config.pbtxt. `code`: the directory of the role's templates that holds its model.py.
 
-    `draft`: the engine model of the draft engine.
+    `draft`: the engine model of the draft engine. `max_queue_size`: of Triton's dynamic batcher, which only
+    TensorRT-LLM's own backend has. Python models take each request at once and batch what they compute themselves; the
+    batcher, which passes only requests with the same optional inputs together, would let others wait half a second at
+    a time (`default_wait_microseconds`, triton-inference-server/core, src/dynamic_batch_scheduler.cc).
     """
 
     role: ModelRole
@@ -54,7 +56,7 @@ class ModelSpec:
     backend: str
     max_batch_size: int
     decoupled: bool
-    max_queue_size: int
+    max_queue_size: int | None
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
     parameters: Mapping[str, str]
@@ -139,9 +141,7 @@ def _five(
             max_batch_size=engine.max_batch_size,
             decoupled=config.serving.streaming,
             max_queue_size=(
-                queue_size(config.serving)
-                if role == "tensorrt_llm" and engine.backend == "tensorrt_llm"
-                else _TRITON_QUEUE
+                queue_size(config.serving) if role == "tensorrt_llm" and engine.backend == "tensorrt_llm" else None
             ),
             inputs=_tensors(role, "inputs", engine, dtypes, tokenizer),
             outputs=_tensors(role, "outputs", engine, dtypes, tokenizer),

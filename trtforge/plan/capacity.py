@@ -20,7 +20,7 @@ from trtforge.plan.limits import EngineLimits
 from trtforge.plan.memory import Held, Memory, memory_of, tokens_on, with_pool
 from trtforge.plan.model import Model
 from trtforge.plan.published import weight_format
-from trtforge.plan.request import Request
+from trtforge.plan.request import TYPICAL_OUTPUT, TYPICAL_PROMPT, Request
 from trtforge.plan.roofline import Workload
 from trtforge.plan.weights import RankWeights, Stored
 from trtforge.plan.windows import CacheWindows
@@ -52,7 +52,7 @@ def with_memory(
         memory, more = _with_features(model, request, held, limits, planned)
     typical = _typical(request.typical, limits)
     result = replace(evaluation, memory=memory, held=held, typical=typical, embedded=embedded)
-    found, warnings = list(evaluation.problems), list(evaluation.warnings)
+    found, warnings = list(evaluation.problems), [*evaluation.warnings, *_shortened(request.typical, typical, limits)]
     if embedded is not None:
         warnings += draft_warnings(request.engine.features, request.draft, request.serving)
     sort_problems(host_block_problems(result, model.facts.sizes), found, warnings)
@@ -149,6 +149,16 @@ def _typical(workload: Workload, limits: EngineLimits) -> Workload:
     output = max(1, min(workload.output, limits.max_seq_len // 2))
     prompt = max(1, min(workload.prompt, limits.longest_prompt, limits.max_seq_len - output))
     return Workload(prompt, output)
+
+
+def _shortened(asked: Workload, planned: Workload, limits: EngineLimits) -> Iterator[str]:
+    """A warning if requests of these sizes are asked for that the engine does not take."""
+    for what, tokens, most, usual in (
+        ("prompts", asked.prompt, planned.prompt, TYPICAL_PROMPT),
+        ("answers", asked.output, planned.output, TYPICAL_OUTPUT),
+    ):
+        if tokens > most and tokens != usual:
+            yield f"{what} of {tokens:,} tokens do not fit max_seq_len {limits.max_seq_len:,}: {most:,} are planned."
 
 
 def _gb(count: float) -> str:

@@ -11,8 +11,8 @@ from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.attention_windows import attention_windows, partial_window, pools_of, widest_window
 from trtforge.formats.llmapi import LlmArgs, applies_windows, require_llm_api, require_mixed_precision
-from trtforge.formats.releases import Release, release
-from trtforge.formats.triton import newest_release
+from trtforge.formats.releases import Release
+from trtforge.formats.triton import newest_release, target_release
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import Layout
@@ -32,7 +32,7 @@ from trtforge.plan.paged_context import attention_problem, paged_context
 from trtforge.plan.peaks import calibration_problems, least_calibration
 from trtforge.plan.published import published_problems, served_as_published
 from trtforge.plan.request import Request
-from trtforge.plan.serving_rules import ServedEngine, serving_problems
+from trtforge.plan.serving_rules import ServedEngine, limit_problems, serving_problems
 from trtforge.plan.speculation import BASES, with_stored_heads
 from trtforge.plan.windows import CacheWindows
 
@@ -40,7 +40,8 @@ from trtforge.plan.windows import CacheWindows
 def evaluate(model: Model, request: Request) -> Evaluation:
     """Evaluate a request. Raises ForgeError for an unknown GPU or release."""
     for_llm_api = request.engine.backend == "llmapi"
-    target = newest_release() if for_llm_api else _release(request.engine.target.tensorrt_llm)
+    for_embedded, wanted = request.engine.backend == "torch", request.engine.target.tensorrt_llm
+    target = newest_release() if for_llm_api else _release(wanted, embedded=for_embedded)
     found = list(_format_problems(model, request))
     try:
         parallel = Parallel(tp=request.tp, pp=request.pp, ep=request.ep)
@@ -66,6 +67,9 @@ def evaluate(model: Model, request: Request) -> Evaluation:
             of_api += published_problems(model.config, request.gpu, request.exclude_modules)
         sort_problems(of_api, found, warnings)
     limits = _limits(checkpoint, request, target, found, warnings)
+    if limits is not None and request.engine.backend == "torch":
+        of_limits = limit_problems(request.serving, limits.max_batch_size, limits.tokens_per_block)
+        sort_problems(of_limits, found, warnings)
     evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)
     if of_layout or limits is None:
         return evaluation
@@ -273,4 +277,4 @@ def _limits(
     return limits
 
 
-_release = lru_cache(maxsize=None)(release)
+_release = lru_cache(maxsize=None)(target_release)

@@ -69,6 +69,16 @@ def serving_problems(serving: ServingConfig, engine: ServedEngine) -> Iterator[P
         yield _problem(message, fix, refuses=False)
 
 
+def limit_problems(serving: ServingConfig, max_batch_size: int, tokens_per_block: int) -> Iterator[Problem]:
+    """Settings of the embedded engine that its own limits rule out."""
+    if serving.kv_cache_tokens is not None and serving.kv_cache_tokens < tokens_per_block:
+        message = f"kv_cache_tokens is {serving.kv_cache_tokens}, a block of the KV cache holds {tokens_per_block}"
+        yield _problem(message, f"Give at least {tokens_per_block}.")
+    if serving.max_batch_size is not None and serving.max_batch_size > max_batch_size:
+        message = f"max_batch_size {serving.max_batch_size} has no effect: the engine's is {max_batch_size}"
+        yield _problem(message, "Compile with a larger engine.max_batch_size, or leave it out.", refuses=False)
+
+
 def _availability(key: str, serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
     if engine.backend == "torch":
         if key not in EMBEDDED_SETTINGS:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.stop_text import StopText
 from trtforge.core.verified import open_to_run
 from trtforge.engine_process.requests import GenerationRequest, Guide, SamplingParams
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """The generated text; `tokens` are its ids, `seconds` includes loading the engine."""
+    """The generated text; `tokens` are its ids, which may go on after a stop word.
+
+    `seconds`: includes loading the engine.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -40,6 +44,8 @@ def generate_text(
     trace: Path | None = None,
 ) -> GeneratedText:
     """Load the engine, answer one prompt, close. `trace`: a file that every iteration is written to.
+
+    The text ends before the first of `stop`.
 
     Raises ForgeError if the engine cannot be loaded, a file does not match the manifest, or the prompt is refused.
     """
@@ -66,7 +72,10 @@ def generate_text(
     # Decoded with the prompt: a tokenizer may put the space between words into either token.
     before = tokenizer.decode(ids)
     text = tokenizer.decode([*ids, *answer.tokens])[len(before) :]
-    return GeneratedText(text, answer.tokens, answer.finish_reason, time.perf_counter() - start)
+    ending = StopText(stop)  # the engine knows only those that the tokenizer splits in context as alone
+    text = ending.push(text) + ending.flush()
+    reason = "stop_word" if ending.found else answer.finish_reason
+    return GeneratedText(text, answer.tokens, reason, time.perf_counter() - start)
 
 
 def _tokenizer(directory: Path) -> "Tokenizer":

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 from trtforge.core.errors import ForgeError
 from trtforge.formats.text_tensors import MESSAGES
 from trtforge.serve.grpc_client import GrpcClient
-from trtforge.serve.request import Chat, Generated, Piece, Prompt, Sampling
+from trtforge.serve.request import Chat, Generated, Piece, Prompt, Refused, Sampling
 from trtforge.serve.spoken import Protocol
 
 if TYPE_CHECKING:
     from trtforge.serve.http_client import HttpClient
 
+_STREAMING_OFF = "packaged with streaming off"
+"""What the text models say of `serving.streaming: false`."""
 __all__ = ["Generated", "Protocol", "Sampling", "generate", "stream_text"]
 
 
@@ -41,6 +43,7 @@ def generate(
 ) -> Generated:
     """Run one request to completion; `on_text` receives each piece of text. `timeout`: seconds without any data.
 
+    The answer of a repository that streams none comes whole.
     Raises ForgeError if the server cannot be reached or refuses the request.
     """
     client = _client(url, protocol, timeout)
@@ -92,9 +95,14 @@ def _supported(client: "GrpcClient | HttpClient", model: str, prompt: Prompt, sa
 def _pieces(
     client: "GrpcClient | HttpClient", model: str, prompt: Prompt, sampling: Sampling, *, stream: bool
 ) -> Generator[Piece, None, None]:
-    if isinstance(client, GrpcClient):
-        yield from client.pieces(model, prompt, sampling, stream=stream)
-    elif stream:
-        yield from client.stream(model, prompt, sampling)
-    else:
-        yield client.generate(model, prompt, sampling)
+    try:
+        if isinstance(client, GrpcClient):
+            yield from client.pieces(model, prompt, sampling, stream=stream)
+        elif stream:
+            yield from client.stream(model, prompt, sampling)
+        else:
+            yield client.generate(model, prompt, sampling)
+    except Refused as error:
+        if not stream or _STREAMING_OFF not in error.message:
+            raise
+        yield from _pieces(client, model, prompt, sampling, stream=False)

@@ -137,6 +137,10 @@ class Group:
             graceful = _wait(program, patience) and graceful
         return graceful
 
+    def kill_program(self, name: str) -> None:
+        """Send SIGKILL to a program and all processes of its session, without waiting."""
+        kill_session(self._programs[name].pid)
+
     def kill(self) -> None:
         """Send SIGKILL to all processes, without waiting. Safe in a signal handler."""
         for session in self.sessions:

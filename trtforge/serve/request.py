@@ -27,6 +27,7 @@ Value = str | int | float | bool | tuple[str, ...]
 
 FINISH_REASON_INPUT = "return_finish_reason"
 """The input that asks for the finish reason; older repositories do not have it."""
+_INCLUDE_STOP = "include_stop_str_in_output"
 _COUNT_INPUTS = frozenset({"return_num_input_tokens", "return_num_output_tokens"})
 
 
@@ -35,6 +36,8 @@ class Sampling:
     """Options of one request; None: the server's default (greedy).
 
     `finish_reason`: ask why the answer ended, `counts`: for the numbers of tokens; other repositories may have neither.
+    `cuts_stop`: the text ends before the first text of `stop`, however the tokenizer splits it; without, and where the
+    repository cannot, it ends with the tokens of one.
     """
 
     max_tokens: int = 64
@@ -51,6 +54,7 @@ class Sampling:
     guide: Guide | None = None
     finish_reason: bool = False
     counts: bool = True
+    cuts_stop: bool = False
 
     def seeded(self) -> "Sampling":
         """With a random seed if tokens are drawn and none is given."""
@@ -63,6 +67,7 @@ class Sampling:
             self,
             finish_reason=self.finish_reason and FINISH_REASON_INPUT in inputs,
             counts=self.counts and (not inputs or _COUNT_INPUTS.issubset(inputs)),
+            cuts_stop=self.cuts_stop and _INCLUDE_STOP in inputs,
         )
 
     def inputs(self, prompt: Prompt, *, stream: bool) -> Mapping[str, Value]:
@@ -80,6 +85,7 @@ class Sampling:
             "frequency_penalty": self.frequency_penalty,
             "min_tokens": self.min_tokens,
             "stop_words": self.stop or None,
+            _INCLUDE_STOP: False if self.stop and self.cuts_stop else None,
             "bad_words": self.bad or None,
             "guided_decoding_guide_type": self.guide.kind if self.guide else None,
             "guided_decoding_guide": (self.guide.text or None) if self.guide else None,
@@ -121,30 +127,19 @@ class Generated:
         return f"first text after {self.first_token_seconds * 1000:.0f} ms{rate}"
 
 
-_COMPARES_TEXT, _COMPARES_IDS = "tensorrt_llm_bls", "ensemble"
 """How the names of the text models end, by what they compare with stop words."""
 
 
-def request_warnings(sampling: Sampling, model: str = "") -> tuple[str, ...]:
-    """Warnings about options that have no effect, or not the expected one; shown before the request is sent.
-
-    `model`: the text model that is asked; empty for an engine without a server, which compares token ids.
-    """
+def request_warnings(sampling: Sampling) -> tuple[str, ...]:
+    """Warnings about options that have no effect, or not the expected one; shown before the request is sent."""
     found = []
     if sampling.temperature and not sampling.top_k and not sampling.top_p:
         found.append(
             f"temperature {sampling.temperature:g} has no effect without top-k or top-p: generation is greedy, as in "
             "TensorRT-LLM. Add --top-p 1 to sample from all tokens"
         )
-    for word in sampling.stop:
-        if not word:
-            found.append("an empty stop word never matches")
-        elif not word.strip() and not model.endswith(_COMPARES_TEXT):
-            other = f"{model.removesuffix(_COMPARES_IDS)}{_COMPARES_TEXT}"
-            found.append(
-                f"the stop word {word!r} may never match: token ids are compared, and white space is often part of "
-                "the tokens beside it" + (f". Use --model {other}, which compares text" if model else "")
-            )
+    if "" in sampling.stop:
+        found.append("an empty stop word never matches")
     return tuple(found)
 
 

@@ -95,7 +95,7 @@ class Meter:
 
     `tokenizer`: the served tokenizer.json, if it is here (see BenchPrompts). No two prompts begin alike, so that no KV
     blocks are reused. Requests that do not count come first: a few whose tokens the server counts, and one that
-    warms it. Raises ForgeError if the server refuses a request.
+    warms it. Raises ForgeError if the server refuses a request, or does not give answers of this length.
     """
 
     def __init__(
@@ -104,7 +104,9 @@ class Meter:
         self._url, self._model, self._load = url, model, load
         self.done = done or (lambda: None)
         self._prompts = BenchPrompts(load.prompt_tokens, tokenizer, lambda text: self._send(text, 1).input_tokens)
-        self._ask(self._prompts.next())
+        tokens = self._ask(self._prompts.next()).output_tokens
+        if tokens is not None and tokens < load.max_tokens:
+            raise self._wrong_lengths(f"the server ends answers of {load.max_tokens} tokens after {tokens}")
 
     def answers(self, concurrency: int, until: float | None = None) -> Answers | None:
         """The answers to the requests of one level; None if it was not over at `until`, by `time.monotonic`.
@@ -138,8 +140,11 @@ class Meter:
         try:
             return generate(self._url, self._model, prompt, sampling, stream=True, timeout=_ANSWER_SECONDS)
         except Refused as error:
-            asked = f"--prompt-tokens {self._load.prompt_tokens} and --max-tokens {self._load.max_tokens}"
-            raise ForgeError(error.message, hint=f"The requests are of {asked}: choose smaller ones.") from None
+            raise self._wrong_lengths(error.message) from None
+
+    def _wrong_lengths(self, message: str) -> ForgeError:
+        asked = f"--prompt-tokens {self._load.prompt_tokens} and --max-tokens {self._load.max_tokens}"
+        return ForgeError(message, hint=f"The requests are of {asked}: choose smaller ones.")
 
 
 def measure(

@@ -33,7 +33,7 @@ _PAUSED = 2.0  # seconds between two looks that only a stop of this process expl
 _PATIENCE = 4.0  # seconds that a server without unfinished requests has to end
 _DELIVERY = 0.7  # seconds for errors in flight to clients
 _SIGNALLED = 128
-_GATEWAY = "the OpenAI gateway"
+_GATEWAY, _TRITON = "the OpenAI gateway", "the Triton server"
 _LOADING_RACE = "boost::interprocess::lock_exception"
 """Triton's Python backend aborts with it in one of some hundred starts while it loads models (Triton server #8882)."""
 
@@ -81,7 +81,7 @@ class Server:
         if launch.gateway is not None:
             optional = not launch.gateway.required
             self._group.start(_GATEWAY, launch.gateway.argv, server_environment({}), optional=optional)
-        self._group.start("the Triton server", launch.argv, launch.process_environment())
+        self._group.start(_TRITON, launch.argv, launch.process_environment())
         commands = (launch.cleanup,) if launch.cleanup else ()
         self._remains = Remains(self._group.sessions, (str(service.runtime),), commands)
         reaper.tell(self._remains)
@@ -150,7 +150,7 @@ class Server:
         status, _ = self._engine(time.monotonic())
         toll = drain(self._control, drain_timeout, self._why_hurry, last=status)
         if self._stop.again is None and not self._group.terminate(_PATIENCE) and self._stop.again is None:
-            _say(f"the Triton server did not end within {_PATIENCE:.0f} s and was killed")
+            _say(f"{_TRITON} did not end within {_PATIENCE:.0f} s and was killed")
         if self._stop.again is not None:
             return self._stopped_at_once(toll)
         return Ending(1 if toll.cut else 0, toll.describe())
@@ -245,6 +245,9 @@ class Server:
             control = self._control
             within(_DELIVERY, lambda: control.cut(f"the server is ending: {error or verdict.reason}"))
         time.sleep(_DELIVERY)
+        self._group.kill_program(_TRITON)
+        if self._launch.front is not None or self._launch.gateway is not None:
+            time.sleep(_DELIVERY)  # they tell those clients whose requests had not reached the engine
         self._group.kill()
         said = f":\n{error}" if error else ""
         return ServerFailed(f"{verdict.reason}{said}", hint=hint or "Start it again.", was_ready=self._was_ready)

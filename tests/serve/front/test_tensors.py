@@ -25,6 +25,12 @@ def test_json_and_binary_tensors_are_accepted() -> None:
     check({"inputs": [binary, GOOD]}, b"\0" * 8)
 
 
+def test_classes_of_an_output_are_refused() -> None:
+    with pytest.raises(Refusal) as caught:
+        check({"inputs": [GOOD], "outputs": [{"name": "ids"}, {"name": "text", "parameters": {"classification": 2}}]})
+    assert (caught.value.status, str(caught.value)) == (400, "output 'text': classification is not supported")
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

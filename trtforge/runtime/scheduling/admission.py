@@ -22,6 +22,8 @@ from trtforge.engine_process.retention import LONGEST_SALT, wrong_retention
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.scheduler import BatchLimits
 
+_LARGEST_FACTOR = MOST_FACTOR * (1 + 2**-23)
+"""As it may come in float32."""
 _MOST_LOGITS = 256 << 20
 _MOST_SCORES = 20_000  # about 0.5 MB in a frame
 
@@ -332,7 +334,7 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
         (
             "temperature",
             sampling.temperature,
-            not sampling.temperature or 1 / MOST_FACTOR <= sampling.temperature <= MOST_FACTOR,
+            not sampling.temperature or 1 / _LARGEST_FACTOR <= sampling.temperature <= _LARGEST_FACTOR,
             f"0, or {factors}",
         ),
         ("top_k", sampling.top_k, sampling.top_k is None or sampling.top_k >= 0, "0 or more"),
@@ -358,11 +360,11 @@ def _wrong_sampling(sampling: SamplingParams, vocab_size: int) -> RequestError |
         (
             "repetition_penalty",
             sampling.repetition_penalty,
-            1 / MOST_FACTOR <= sampling.repetition_penalty <= MOST_FACTOR,
+            1 / _LARGEST_FACTOR <= sampling.repetition_penalty <= _LARGEST_FACTOR,
             factors,
         ),
-        ("presence_penalty", sampling.presence_penalty, abs(sampling.presence_penalty) <= MOST_FACTOR, sums),
-        ("frequency_penalty", sampling.frequency_penalty, abs(sampling.frequency_penalty) <= MOST_FACTOR, sums),
+        ("presence_penalty", sampling.presence_penalty, abs(sampling.presence_penalty) <= _LARGEST_FACTOR, sums),
+        ("frequency_penalty", sampling.frequency_penalty, abs(sampling.frequency_penalty) <= _LARGEST_FACTOR, sums),
         (
             "the length of embedding_bias",
             len(sampling.embedding_bias),

@@ -18,7 +18,7 @@ from trtforge.serve.front.refusal import Refusal
 _ERROR = b'{"error":'
 _STREAM_ERROR = re.compile(rb"""\s*data: ?(\{"error": ?.*?\})\s*(?:\n|$)""", re.DOTALL)
 _LATER = (TRITON_QUEUE_FULL, TRITON_NOT_LOADED, TRITON_STOPPING)
-_WRONG_BODY = ("attempt to access JSON", "Unable to parse")
+_WRONG_BODY = ("attempt to access JSON", "Unable to parse", "parameter key")
 
 
 def as_refusal(status: int, body: bytes, retry: int) -> Refusal:

@@ -38,6 +38,9 @@ def check_infer(body: bytes, header_length: int | None, limits: FrontLimits, *, 
     given = [_parameters(one, limits) for one in (*inputs, *outputs)]
     if not shared_memory and any(name in parameters for parameters in given for name in _SHARED_MEMORY):
         raise Refusal(HTTPStatus.FORBIDDEN, "shared memory is closed on this server")
+    for output in outputs:
+        if "classification" in _parameters(output, limits):  # of a text it ends Triton before 25.07
+            refuse(f"output {printable(output['name'])}: classification is not supported")
     binary = sum(_check_input(one, limits) for one in inputs)
     if binary != len(body) - header_length:
         refuse(f"binary_data_size adds up to {binary} bytes, {len(body) - header_length} follow the JSON")
