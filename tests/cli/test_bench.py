@@ -105,7 +105,7 @@ def test_a_repository_alone_has_no_report_to_keep_figures_with(run: Any, tmp_pat
     assert not (tmp_path / "bench.json").exists()
 
 
-@pytest.mark.parametrize("levels", ["", "0", "1,x", "1,,2", "-1"])
+@pytest.mark.parametrize("levels", ["", "0", "1,x", "1,,2", "-1", "8,4097"])
 def test_levels_are_numbers(run: Any, levels: str) -> None:
     status, _, err = run("bench", "127.0.0.1:8001", f"--concurrency={levels}")
     assert status == 2

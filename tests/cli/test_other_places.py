@@ -77,6 +77,8 @@ def test_a_build_directory_stands_for_its_artifacts(run: Any, build: Path, tmp_p
     assert run("compile", build, tmp_path / "engine", "--backend", "torch")[0] == 0
     assert run("package", build, tmp_path / "repository")[0] == 0
     assert run("serve", build, "--dry-run")[0] == 0
+    status, _, errors = run("serve", build, "--dry-run", "--kv-cache-dir-bytes", "1GB")
+    assert (status, "--kv-cache-dir-bytes without --kv-cache-dir has no effect" in errors) == (2, True)
     status, out, _ = run("plan", build, "--json")
     assert (status, json.loads(out)["legal"]) == (0, True)
     assert list(json.loads(run("inspect", build, "--json")[1])["artifacts"]) == ["checkpoint", "engine", "repository"]

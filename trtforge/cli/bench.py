@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trtforge.core.progress import Progress
     from trtforge.serve.speed import Load, Speed
 
+_MOST_AT_ONCE = 4096  # each has a thread
 _HOST = re.compile(r"localhost|\d+(\.\d+){3}|\[[0-9a-fA-F:]+\]")
 _ADDRESS = re.compile(r"(?:grpc://)?[^/\s]+:\d+/?")
 
@@ -103,8 +104,9 @@ def _nothing_at(target: str, place: Path) -> ForgeError:
 def levels_of(text: str) -> tuple[int, ...]:
     """The levels of --concurrency. Raises UsageError."""
     levels = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and int(word) > 0 for word in levels):
-        raise UsageError(f"--concurrency {text}: not numbers from 1", hint="For example --concurrency 1,8,32.")
+    if not all(word.isdecimal() and 0 < int(word) <= _MOST_AT_ONCE for word in levels):
+        wrong = f"--concurrency {text:.200}: not numbers from 1 to {_MOST_AT_ONCE}"
+        raise UsageError(wrong, hint="For example --concurrency 1,8,32.")
     return tuple(dict.fromkeys(map(int, levels)))
 
 

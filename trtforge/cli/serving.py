@@ -17,6 +17,7 @@ from trtforge.cli.options import (
     from_options,
 )
 from trtforge.core import defaults
+from trtforge.core.errors import UsageError
 
 _LIFECYCLE = "Lifecycle"
 
@@ -201,6 +202,8 @@ def serve(
         },
         "serve",
     )
+    if kv_cache_dir_bytes is not None and kv_cache_dir is None:
+        raise UsageError("--kv-cache-dir-bytes without --kv-cache-dir has no effect", hint="Give the directory too.")
     repository = artifact_at(repo, "repository")
     chosen = ports_chosen(config)
     config = config.model_copy(update=chosen)
