@@ -342,6 +342,13 @@ def test_only_answers_go_to_standard_output(server: Running) -> None:
     assert (found.returncode, found.stdout) == (0, "".join(f"{text}\n" for text in expected))
 
 
+def test_a_model_that_is_not_served_is_said_before_the_first_message(server: Running) -> None:
+    found = chat(server.grpc, "", "--model", "nosuch")
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "unknown model: 'nosuch'" in found.stderr
+    assert "hint: Give the name of a text model of this server with --model" in found.stderr
+
+
 def test_without_a_server_it_says_so() -> None:
     found = chat("127.0.0.1:9", "one\n")
     assert found.returncode == 1

@@ -219,3 +219,19 @@ def test_health_and_metrics() -> None:
     assert (figures[f"{name}prompt_tokens_total"], figures[f"{name}completion_tokens_total"]) == ("2.0", "3.0")
     assert figures[f"{name}requests_running"] == "0.0"
     assert math.isfinite(float(figures[f'{name}request_seconds_sum{{endpoint="completions"}}']))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "offsets"),
+    [
+        ([b"a", b"\xe2", b"b"], [0, 1, 2]),  # the text is "a\ufffdb"
+        ([b"\xe2\x82", b"\xac", b"b"], [0, 0, 1]),
+        ([b"\xe2", b"\xe2", b"\x82\xac!"], [0, 1, 1]),
+        ([b"\xe2", b"\xff", b"b"], [0, 1, 2]),
+    ],
+)
+def test_offsets_after_bytes_that_become_no_character(pieces: list[bytes], offsets: list[int]) -> None:
+    from trtforge.gateway.answers import CompletionScores
+
+    given = [{"token": "", "bytes": list(piece), "id": 1, "logprob": -1.0} for piece in pieces]
+    assert CompletionScores().take(given, 0)["text_offset"] == offsets  # type: ignore[arg-type]

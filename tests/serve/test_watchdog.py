@@ -179,3 +179,27 @@ def test_unanswered_requests_are_work() -> None:
     clock = IdleClock()
     busy = replace(ENGINE, clients=(client(1),))
     assert not any(clock.due(float(now), busy) for now in range(100))
+
+
+def test_on_a_machine_that_gives_no_cpu_time_silence_may_last_longer() -> None:
+    """This process comes late too; what is silent without using the CPU may wait for it."""
+    watchdog = Watchdog()
+    for second in range(0, 29, 2):  # instead of every tenth of one
+        silent = replace(ENGINE, clients=(client(3, float(second)),))
+        assert watchdog.judge(replace(HEALTHY, time=second, engine=silent, engine_silent=0.0)) is None
+        assert watchdog.judge(replace(HEALTHY, time=second, engine_silent=float(second))) is None
+    verdict = watchdog.judge(replace(HEALTHY, time=31.0, engine_silent=31.0))
+    assert verdict is not None
+    assert verdict.reason == "the engine process (10) has not answered for 31 s"
+
+
+def test_a_machine_that_was_loaded_once_is_watched_as_before_soon() -> None:
+    watchdog = Watchdog()
+    assert watchdog.judge(replace(HEALTHY, time=0.0)) is None
+    for tick in range(40, 400):  # 4 s late, then in time
+        now = tick / 10
+        verdict = watchdog.judge(replace(HEALTHY, time=now, engine_silent=now))
+        if verdict is not None:
+            break
+    assert verdict is not None
+    assert 13.9 <= now <= 14.2

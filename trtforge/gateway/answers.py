@@ -219,8 +219,12 @@ class CompletionScores:
         """The form of the following tokens."""
         offsets = []
         for score in scores:
-            offsets.append(max(0, self._offset))
-            self._offset += len(self._decoder.decode(bytes(score["bytes"])))
+            begun = self._decoder.getstate()[0]
+            text = self._decoder.decode(bytes(score["bytes"]))
+            # Bytes that become no character are one before the token that shows it.
+            broken = len(begun.decode(errors="replace")) if text.startswith("\ufffd") else 0
+            offsets.append(max(0, self._offset + broken))
+            self._offset += len(text)
         return {
             "text_offset": offsets,
             "token_logprobs": [score["logprob"] for score in scores],

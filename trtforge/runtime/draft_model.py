@@ -134,7 +134,7 @@ class DraftModel:
         else:
             distribution = self._sampler.distribution(own, logits)
             self._sampler.forget(own)  # its counts of tokens are those of a draft
-            if not float(distribution.sum()) > 0.0:  # what bias and bad words leave may be the end of the answer
+            if not float(distribution.sum()) > 0.0:  # bias and bad words leave no token
                 mirror.wanted = len(mirror.tokens)
                 return
             token = drawn(distribution, sampling.seed or 0, len(own.tokens))

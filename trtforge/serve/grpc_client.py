@@ -28,7 +28,10 @@ class GrpcClient:
         self._timeout = timeout
 
     def inputs(self, model: str) -> frozenset[str]:
-        """The names of a model's inputs; none if the server does not tell. Raises ForgeError if it is unreachable."""
+        """The names of a model's inputs; none if the server does not tell.
+
+        Raises ForgeError if it is unreachable or has no such model.
+        """
         from tritonclient.grpc import InferenceServerClient
         from tritonclient.utils import InferenceServerException
 
@@ -36,7 +39,7 @@ class GrpcClient:
             try:
                 found = client.get_model_metadata(model, client_timeout=self._timeout)
             except InferenceServerException as error:
-                if "UNAVAILABLE" in str(error.status()):
+                if "UNAVAILABLE" in str(error.status()) or "unknown model" in str(error.message()):
                     raise self._error(error) from None
                 return frozenset()
         return frozenset(tensor.name for tensor in found.inputs)

@@ -3,6 +3,7 @@
 A process that uses the CPU gets more time than an idle one: a loaded machine is slow, a deadlock is idle.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -25,6 +26,8 @@ class WatchdogLimits:
     health: float = 10.0
     computing: float = 0.2
     """Share of one core above which a process counts as computing, not idle."""
+    late: float = 1.0
+    """Between two samples: the machine is then so loaded that a process without CPU time may be waiting for it."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Watchdog:
         self._stopped_since: dict[int, float] = {}
         self._idle_since: dict[int, float] = {}
         self._last: dict[int, tuple[float, float]] = {}
+        self._sampled, self._late_at = math.inf, -math.inf
 
     def judge(self, sample: Sample) -> Verdict | None:
         """The most serious problem; None if there is none. The engine's own error comes before its consequences."""
@@ -88,7 +92,10 @@ class Watchdog:
         )
 
     def _remember(self, sample: Sample) -> None:
-        """Record since when each process is stopped, and since when it is idle."""
+        """Record since when each process is stopped, since when it is idle, and when this process itself came late."""
+        if sample.time - self._sampled > self._limits.late:
+            self._late_at = sample.time
+        self._sampled = sample.time
         for process in sample.processes:
             if process.state == "stopped":
                 self._stopped_since.setdefault(process.pid, sample.time)
@@ -133,9 +140,15 @@ class Watchdog:
                 )
 
     def _too_silent(self, sample: Sample, pid: int, silent: float) -> bool:
-        """A process without samples counts as idle."""
+        """A process without samples counts as idle, but for a machine too loaded to tell."""
+        if self._too_loaded(sample):
+            return silent > self._limits.silent_computing
         idle = sample.time - self._idle_since.get(pid, sample.time) if pid in self._last else silent
         return min(silent, idle) > self._limits.silent or silent > self._limits.silent_computing
+
+    def _too_loaded(self, sample: Sample) -> bool:
+        """Whether this process itself came late a while ago."""
+        return sample.time - self._late_at < self._limits.unanswered
 
     def _wedged(self, sample: Sample) -> Iterator[Verdict]:
         limits, engine = self._limits, sample.engine
@@ -146,7 +159,8 @@ class Watchdog:
                 f"{engine.waiting} wait",
             )
         for client in engine.clients if engine is not None else ():
-            if client.unanswered > 0 and client.silent_seconds > limits.unanswered:
+            most = limits.silent_computing if self._too_loaded(sample) else limits.unanswered
+            if client.unanswered > 0 and client.silent_seconds > most:
                 yield Verdict(
                     "wedged",
                     f"the process of model {client.name} ({client.pid}) has {client.unanswered} requests unanswered "
