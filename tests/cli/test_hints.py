@@ -108,6 +108,8 @@ def test_a_hint_in_a_command_that_chooses_the_rest_itself_names_its_own_options(
         ("Use --dtype float16 --tp 2.", "Use --tp 2."),
         ("Use --dtype float16.", "Use --dtype float16."),
         ("Use --tp 2, or see --target-version.", "Use --tp 2, or see --target-version."),
+        ("Use --dtype float16 and compare, or another --gpu.", "Use --dtype float16 and compare, or another --gpu."),
+        ("Give --kv-cache fp8 --dtype float16 --tp 2 --quant fp8 then.", "Give --tp 2 --quant fp8 then."),
     ):
         assert for_command(given, options) == wanted
 

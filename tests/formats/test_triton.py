@@ -96,3 +96,6 @@ def test_only_the_embedded_engine_may_target_a_release_without_engines() -> None
     assert target_release("0.17.0", embedded=True) == target_release("0.17.0", embedded=False)
     with pytest.raises(ForgeError, match=r"TensorRT-LLM 1\.3\.0 has no TensorRT engines"):
         target_release("1.3.0", embedded=False)
+    for unknown in ("abc", "0.16.5"):
+        with pytest.raises(ForgeError, match=f"TensorRT-LLM {unknown} is not a known release"):
+            target_release(unknown, embedded=True)

@@ -49,12 +49,20 @@ def test_lengths_that_are_asked_for_and_do_not_fit_are_said() -> None:
     model = known(LLAMA_8B)
     request = asked(model, gpu="h100-80gb", recipe={"engine": {"max_seq_len": 512}})
     usual = evaluate(model, request)
-    assert not [text for text in usual.warnings if "do not fit" in text]
-    long = evaluate(model, replace(request, typical=Workload(10_000, 300)))
-    assert [text for text in long.warnings if "do not fit" in text] == [
-        "prompts of 10,000 tokens do not fit max_seq_len 512: 256 are planned.",
-        "answers of 300 tokens do not fit max_seq_len 512: 256 are planned.",
-    ]
+    assert not [text for text in usual.warnings if "are planned" in text]
+    for prompt, output, said in (
+        (100, 400, []),
+        (
+            10_000,
+            300,
+            ["prompts of 10,000 tokens are refused, the longest have 511: prompts of 256 and answers of 256"],
+        ),
+        (300, 300, ["prompts of 300 and answers of 300 tokens are longer than max_seq_len 512: prompts of 256 and"]),
+    ):
+        found = evaluate(model, replace(request, typical=Workload(prompt, output))).warnings
+        found = tuple(text for text in found if "are planned" in text)
+        assert len(found) == len(said)
+        assert all(text.startswith(words) for text, words in zip(found, said, strict=True))
 
 
 def test_a_window_that_serving_asks_for_bounds_what_requests_keep() -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from itertools import islice
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.conftest import DEMO_MODEL
@@ -74,6 +75,23 @@ def test_a_killed_engine_is_said_to_have_had_too_little_memory(fake_repository: 
     assert said[at + 1] == "the engine process was killed, as the system does where memory runs out"
     assert said[at + 2].startswith("hint: Give it more memory (the limit of the container), or serve less")
     assert_nothing_left(server, triton)
+
+
+def test_clients_are_told_of_a_triton_that_hangs(fake_repository: Path, start: Start) -> None:
+    """The front goes on until it has answered those whose requests never reached the engine."""
+    server = start(fake_repository)
+    server.wait_ready()
+    url = f"http://{server.http}/v2/models/ensemble/generate"
+    os.kill(server.triton(), signal.SIGSTOP)
+
+    def ask(_: int) -> tuple[int, str]:
+        answer = httpx.post(url, json={"text_input": "one two", "max_tokens": 5}, timeout=PATIENCE)
+        return answer.status_code, answer.json()["error"]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(ask, range(8))) == {(502, "UNAVAILABLE: the server ended the request without an answer")}
+    assert server.process.wait(timeout=PATIENCE) == 1
+    assert "is stopped" in server.process.communicate()[1]
 
 
 def test_killed_launcher_takes_the_server_along(fake_repository: Path, start: Start) -> None:

@@ -104,7 +104,7 @@ def _nothing_at(target: str, place: Path) -> ForgeError:
 def levels_of(text: str) -> tuple[int, ...]:
     """The levels of --concurrency. Raises UsageError."""
     levels = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() and 0 < int(word) <= _MOST_AT_ONCE for word in levels):
+    if not all(word.isdecimal() and len(word) < 5 and 0 < int(word) <= _MOST_AT_ONCE for word in levels):
         wrong = f"--concurrency {text:.200}: not numbers from 1 to {_MOST_AT_ONCE}"
         raise UsageError(wrong, hint="For example --concurrency 1,8,32.")
     return tuple(dict.fromkeys(map(int, levels)))

@@ -49,13 +49,14 @@ _KEYS = {
 _FLAGS = frozenset({"--awq-clip", "--allow-nonfinite"})
 _COMMAND = re.compile(r"(`trtforge [^`]*`)")
 _OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]*)(?: ([\w.:-]*\w))?")
+_TOGETHER = re.compile(r"(?<![\w-])--[a-z][a-z-]* [\w.:]+(?: --[a-z][a-z-]* [\w.:]*\w)+")
 
 
 def for_command(hint: str, options: Collection[str]) -> str:
     """`hint` for a command with these options: the others that it names become keys of `--set`.
 
     A whole command in backquotes stays as it is. For a command without --set, which decides the rest itself, options
-    that it lacks are left out beside those that it has.
+    that it lacks are left out of those that are to be given together (`--quant fp8 --dtype float16`).
     """
     change = _translated if "--set" in options else _known
     parts = _COMMAND.split(hint)
@@ -118,13 +119,11 @@ def _translated(text: str, options: Collection[str]) -> str:
 
 
 def _known(text: str, options: Collection[str]) -> str:
-    found = list(_OPTION.finditer(text))
-    if not any(option[1] in options for option in found):
-        return text
-    for option in reversed(found):
-        if option[1] in _KEYS and option[1] not in options and option[2] is not None and _is_value(option[2]):
-            text = text[: option.start()].rstrip(" ") + text[option.end() :]
-    return text
+    def own(found: re.Match[str]) -> str:
+        given = [option for option in _OPTION.finditer(found[0]) if option[1] in options]
+        return " ".join(option[0] for option in given) if given else found[0]
+
+    return _TOGETHER.sub(own, text)
 
 
 def _is_value(word: str) -> bool:

@@ -24,6 +24,9 @@ TRITON_NOT_LOADED = "has no available versions"
 TRITON_STOPPING = "Server is stopping, scheduler for model has stopped accepting"
 """What Triton says of a request that comes between its signal and the unloading. No code."""
 
+STREAMING_OFF = "packaged with streaming off"
+"""What the text models of a repository that streams no answers say of a request for a stream."""
+
 SHUTTING_DOWN = "the server is shutting down; retry in 5 s on another server"
 """The refusal of an engine that drains."""
 

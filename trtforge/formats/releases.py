@@ -250,6 +250,11 @@ def release(version: str) -> Release:
     raise ForgeError(f"TensorRT-LLM {version} is not a known release", hint=f"Known releases: {known}.")
 
 
+def follows_engines(version: str) -> bool:
+    """Whether a version is later than the last release with engines."""
+    return _is_later(version, _last_engine_release())
+
+
 @cache
 def engine_releases() -> tuple[Release, ...]:
     """The newest release of every line with the engine backend, the oldest first."""

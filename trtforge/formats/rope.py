@@ -55,7 +55,10 @@ def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = (), abrupt: bool =
         scaling = {**scaling, _ORIGINAL: original}
     elif kind == "llama3" and scaling.get(_ORIGINAL) is None:
         scaling = {**scaling, _ORIGINAL: config.integer("max_position_embeddings", 2048)}
-    missing = [key for key in _REQUIRED.get(kind, ()) if scaling.get(key) is None]
+    required = _REQUIRED.get(kind, ())
+    if kind == "yarn" and scaling.get(_ORIGINAL) is not None:  # the factor follows from it
+        required = ()
+    missing = [key for key in required if scaling.get(key) is None]
     if missing:
         raise _wrong(config, f"rope_type {kind} needs {missing[0]}")
     for key, value in scaling.items():

@@ -16,7 +16,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import Manifest
 from trtforge.core.recipe import ResolvedBackend
 from trtforge.formats.engine_target import EngineTarget
-from trtforge.formats.releases import Confidence, Problem, Release, read_release_data, release
+from trtforge.formats.releases import Confidence, Problem, Release, follows_engines, read_release_data, release
 
 CONFIG_FILE = "config.pbtxt"
 """Name of a model's configuration in a Triton model repository."""
@@ -151,16 +151,11 @@ def newest_release() -> Release:
 
 
 def target_release(version: str, *, embedded: bool) -> Release:
-    """The release of an engine's target.
+    """The release of an engine's target. Of one without engines the embedded engine has the interface of the last.
 
-    Raises ForgeError if it is not known or has no engines, which the embedded one does not need.
+    Raises ForgeError for an unknown release, and without `embedded` for one that has no engines.
     """
-    try:
-        return release(version)
-    except ForgeError:
-        if not embedded:
-            raise
-        return newest_release()
+    return newest_release() if embedded and follows_engines(version) else release(version)
 
 
 def tensors(role: ModelRole, direction: Direction, wanted: Release, dtypes: DtypeChoices) -> tuple[Tensor, ...]:

@@ -45,7 +45,7 @@ class BoundedProtocol(H11Protocol):
         """The application, which counts no connections and measures no headers."""
         error = self._why_refused(scope)
         if error is None:
-            await self._served(scope, receive, send)
+            await self._served(scope, receive, closing(send) if self._beyond else send)
         else:
             await Exchange(scope, receive, send, GatewayLimits()).whole(error.status, error.body(), error.headers)
 
@@ -68,8 +68,12 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """See asyncio.Protocol."""
         super().connection_made(transport)
-        self._beyond = self._most is not None and len(self.connections) > self._most
+        self._beyond = self._most is not None and len(self.connections) > self._most and self._within() > self._most
         self._start()
+
+    def _within(self) -> int:
+        """The connections that are not to be closed at once, this one included."""
+        return sum(not (isinstance(each, BoundedProtocol) and each._beyond) for each in self.connections)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.Protocol."""
@@ -154,6 +158,17 @@ class BoundedProtocol(H11Protocol):
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+
+
+def closing(send: Any) -> Any:
+    """`send` of a response after which the connection is closed."""
+
+    async def send_last(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
+        await send(message)
+
+    return send_last
 
 
 def _refusal_of(error: BaseException | None) -> ApiError:

@@ -1,6 +1,7 @@
 """The gateway as a server: listens, and lets running requests finish when it is told to stop."""
 
 import asyncio
+import errno
 import logging
 import math
 import signal
@@ -98,7 +99,8 @@ def _listening(config: GatewayConfig) -> socket.socket:
         return socket.create_server((config.host, config.port), family=family, backlog=_WAITING_CONNECTIONS)
     except OSError as error:
         hint = "Stop the process that listens there, or choose another port."
+        foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         raise ForgeError(
             f"the gateway cannot listen on {config.host}:{config.port}: {error.strerror or error}",
-            hint="Give --host an address of this machine." if isinstance(error, socket.gaierror) else hint,
+            hint="Give --host an address of this machine." if foreign else hint,
         ) from None

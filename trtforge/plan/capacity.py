@@ -152,13 +152,17 @@ def _typical(workload: Workload, limits: EngineLimits) -> Workload:
 
 
 def _shortened(asked: Workload, planned: Workload, limits: EngineLimits) -> Iterator[str]:
-    """A warning if requests of these sizes are asked for that the engine does not take."""
-    for what, tokens, most, usual in (
-        ("prompts", asked.prompt, planned.prompt, TYPICAL_PROMPT),
-        ("answers", asked.output, planned.output, TYPICAL_OUTPUT),
-    ):
-        if tokens > most and tokens != usual:
-            yield f"{what} of {tokens:,} tokens do not fit max_seq_len {limits.max_seq_len:,}: {most:,} are planned."
+    """A warning if requests are asked for that the engine does not take; the usual ones are not asked for."""
+    if asked == Workload(TYPICAL_PROMPT, TYPICAL_OUTPUT):
+        return
+    instead = f"prompts of {planned.prompt:,} and answers of {planned.output:,} are planned."
+    if asked.prompt > limits.longest_prompt:
+        yield f"prompts of {asked.prompt:,} tokens are refused, the longest have {limits.longest_prompt:,}: {instead}"
+    elif asked.length > limits.max_seq_len:
+        yield (
+            f"prompts of {asked.prompt:,} and answers of {asked.output:,} tokens are longer than max_seq_len "
+            f"{limits.max_seq_len:,}: {instead}"
+        )
 
 
 def _gb(count: float) -> str:

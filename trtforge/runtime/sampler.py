@@ -142,7 +142,7 @@ class Sampler:
     def distribution(self, row: Sequence, logits: Tensor) -> Tensor:
         """Probabilities (vocabulary,) that the next token is drawn from, of logits (vocabulary,), which are changed.
 
-        No numbers if no token is left.
+        NaN if no token is left.
         """
         self._change([row], logits.unsqueeze(0))
         return self._probabilities(row, logits)

@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.server_errors import STREAMING_OFF
 from trtforge.formats.text_tensors import MESSAGES
 from trtforge.serve.grpc_client import GrpcClient
 from trtforge.serve.request import Chat, Generated, Piece, Prompt, Refused, Sampling
@@ -14,8 +15,6 @@ from trtforge.serve.spoken import Protocol
 if TYPE_CHECKING:
     from trtforge.serve.http_client import HttpClient
 
-_STREAMING_OFF = "packaged with streaming off"
-"""What the text models say of `serving.streaming: false`."""
 __all__ = ["Generated", "Protocol", "Sampling", "generate", "stream_text"]
 
 
@@ -40,14 +39,33 @@ def generate(
     stream: bool = False,
     on_text: Callable[[str], None] | None = None,
     timeout: float | None = None,
+    needs_stream: bool = False,
 ) -> Generated:
     """Run one request to completion; `on_text` receives each piece of text. `timeout`: seconds without any data.
 
-    The answer of a repository that streams none comes whole.
+    A repository that does not stream gives the whole answer, unless the request `needs_stream`.
     Raises ForgeError if the server cannot be reached or refuses the request.
     """
     client = _client(url, protocol, timeout)
     sampling = _supported(client, model, prompt, sampling)
+    try:
+        return _answered(client, url, model, prompt, sampling, stream=stream, on_text=on_text)
+    except Refused as error:
+        if not stream or needs_stream or STREAMING_OFF not in error.message:
+            raise
+        return _answered(client, url, model, prompt, sampling, stream=False, on_text=on_text)
+
+
+def _answered(
+    client: "GrpcClient | HttpClient",
+    url: str,
+    model: str,
+    prompt: Prompt,
+    sampling: Sampling,
+    *,
+    stream: bool,
+    on_text: Callable[[str], None] | None,
+) -> Generated:
     start = time.perf_counter()
     first = 0.0
     texts: list[str] = []
@@ -77,10 +95,10 @@ def _client(url: str, protocol: Protocol, timeout: float | None) -> "GrpcClient 
 def _supported(client: "GrpcClient | HttpClient", model: str, prompt: Prompt, sampling: Sampling) -> Sampling:
     """The options without asking for what the model cannot tell.
 
-    Asks the server if the finish reason is wanted or there are chat messages. Raises ForgeError if those have no
-    template.
+    Asks the server if the finish reason or a cut stop word is wanted, or there are chat messages. Raises ForgeError if
+    those have no template.
     """
-    if not sampling.finish_reason and isinstance(prompt, str):
+    if not sampling.finish_reason and not sampling.cuts_stop and isinstance(prompt, str):
         return sampling
     inputs = client.inputs(model)
     if isinstance(prompt, Chat) and inputs and MESSAGES not in inputs:
@@ -95,14 +113,9 @@ def _supported(client: "GrpcClient | HttpClient", model: str, prompt: Prompt, sa
 def _pieces(
     client: "GrpcClient | HttpClient", model: str, prompt: Prompt, sampling: Sampling, *, stream: bool
 ) -> Generator[Piece, None, None]:
-    try:
-        if isinstance(client, GrpcClient):
-            yield from client.pieces(model, prompt, sampling, stream=stream)
-        elif stream:
-            yield from client.stream(model, prompt, sampling)
-        else:
-            yield client.generate(model, prompt, sampling)
-    except Refused as error:
-        if not stream or _STREAMING_OFF not in error.message:
-            raise
-        yield from _pieces(client, model, prompt, sampling, stream=False)
+    if isinstance(client, GrpcClient):
+        yield from client.pieces(model, prompt, sampling, stream=stream)
+    elif stream:
+        yield from client.stream(model, prompt, sampling)
+    else:
+        yield client.generate(model, prompt, sampling)

@@ -58,7 +58,7 @@ class Sampling:
 
     def seeded(self) -> "Sampling":
         """With a random seed if tokens are drawn and none is given."""
-        drawn = bool(self.temperature) or self.top_k is not None or self.top_p is not None
+        drawn = self.top_k is not None or self.top_p is not None
         return replace(self, seed=random_seed()) if drawn and self.seed is None else self
 
     def known_to(self, inputs: frozenset[str]) -> "Sampling":
@@ -125,9 +125,6 @@ class Generated:
         """Time to the first text, and the rate if the tokens were counted."""
         rate = f", {self.output_tokens / self.seconds:.0f} tokens/s" if self.output_tokens else ""
         return f"first text after {self.first_token_seconds * 1000:.0f} ms{rate}"
-
-
-"""How the names of the text models end, by what they compare with stop words."""
 
 
 def request_warnings(sampling: Sampling) -> tuple[str, ...]:

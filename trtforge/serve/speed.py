@@ -11,6 +11,7 @@ from pydantic import Field
 
 from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
+from trtforge.core.server_errors import STREAMING_OFF
 from trtforge.serve.bench_prompts import BenchPrompts
 from trtforge.serve.client import Generated, Sampling, generate
 from trtforge.serve.request import Refused
@@ -138,8 +139,13 @@ class Meter:
     def _send(self, prompt: str, tokens: int) -> Generated:
         sampling = Sampling(tokens, min_tokens=tokens)
         try:
-            return generate(self._url, self._model, prompt, sampling, stream=True, timeout=_ANSWER_SECONDS)
+            return generate(
+                self._url, self._model, prompt, sampling, stream=True, needs_stream=True, timeout=_ANSWER_SECONDS
+            )
         except Refused as error:
+            if STREAMING_OFF in error.message:
+                hint = "Its answers have no first text: package it with serving.streaming true to measure it."
+                raise ForgeError(error.message, hint=hint) from None
             raise self._wrong_lengths(error.message) from None
 
     def _wrong_lengths(self, message: str) -> ForgeError:

@@ -21,6 +21,8 @@ def refusal(status: int, message: str) -> tuple[int, str, dict[str, str]]:
         (500, "NOT_FOUND: no adapter 7", 404),
         (500, "Expected JSON object: attempt to access JSON non-object as object", 400),
         (500, "Failed to process the request(s), message: UNIMPLEMENTED: beams", 501),
+        (500, "parameter key 'a' was not found", 400),
+        (503, "failed to unload 'x', explicit model load / unload is not allowed if polling is enabled", 400),
         (400, "text says UNAVAILABLE: but not at its start", 400),
     ],
 )

@@ -63,7 +63,7 @@ def why_refused(
             or _wrong_lookahead(request, speculation)
             or _wrong_sampling(request.sampling, vocab_size)
             or wrong_logits(request, features, vocab_size, limits)
-            or adapters.why_refused(request)  # last: see there
+            or adapters.why_refused(request)  # last, as it keeps the adapter
         )
     except (TypeError, ValueError, OverflowError) as error:  # of values that are no numbers
         return RequestError(f"the request cannot be read: {error!r:.200}", hint="Give each value in its type.")

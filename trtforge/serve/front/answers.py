@@ -18,7 +18,8 @@ from trtforge.serve.front.refusal import Refusal
 _ERROR = b'{"error":'
 _STREAM_ERROR = re.compile(rb"""\s*data: ?(\{"error": ?.*?\})\s*(?:\n|$)""", re.DOTALL)
 _LATER = (TRITON_QUEUE_FULL, TRITON_NOT_LOADED, TRITON_STOPPING)
-_WRONG_BODY = ("attempt to access JSON", "Unable to parse", "parameter key")
+_WRONG = ("attempt to access JSON", "Unable to parse", "parameter key '", "explicit model load / unload is not allowed")
+"""What Triton calls an internal error, or says with 503, of requests that no retry helps."""
 
 
 def as_refusal(status: int, body: bytes, retry: int) -> Refusal:
@@ -29,7 +30,7 @@ def as_refusal(status: int, body: bytes, retry: int) -> Refusal:
         message, status = f"UNAVAILABLE: {message}", HTTPStatus.SERVICE_UNAVAILABLE
     elif code is not None:
         status = HTTP_STATUS[code]
-    elif any(said in message for said in _WRONG_BODY):
+    elif any(said in message for said in _WRONG):
         status = HTTPStatus.BAD_REQUEST
     headers = {}
     if status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):

@@ -43,6 +43,7 @@ ROUTES = (
     _route(r"/v2/trace/setting", "GET POST", door="trace"),
     _route(r"/v2/logging", "GET POST", door="logging"),
     _route(r"/v2/repository/index", "POST", door="model-repository"),
+    _route(r"/v2/repository/models/[\w.-]+/(?:load|unload)", "POST", door="model-repository"),
     _route(
         r"/v2/(?:system|cuda)sharedmemory(?:/region/[\w.-]+)?/(?:status|register|unregister)",
         "GET POST",

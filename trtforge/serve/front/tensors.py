@@ -38,8 +38,8 @@ def check_infer(body: bytes, header_length: int | None, limits: FrontLimits, *, 
     given = [_parameters(one, limits) for one in (*inputs, *outputs)]
     if not shared_memory and any(name in parameters for parameters in given for name in _SHARED_MEMORY):
         raise Refusal(HTTPStatus.FORBIDDEN, "shared memory is closed on this server")
-    for output in outputs:
-        if "classification" in _parameters(output, limits):  # of a text it ends Triton before 25.07
+    for output, parameters in zip(outputs, given[len(inputs) :], strict=True):
+        if "classification" in parameters:  # of a text it ends Triton before 25.07
             refuse(f"output {printable(output['name'])}: classification is not supported")
     binary = sum(_check_input(one, limits) for one in inputs)
     if binary != len(body) - header_length:
