@@ -46,7 +46,7 @@ class ModelSpec:
     """The values of one config.pbtxt. `code`: the directory of the role's templates that holds its model.py.
 
     `draft`: the engine model of the draft engine. `max_queue_size`: of Triton's dynamic batcher, which only
-    TensorRT-LLM's own backend has. Python models take each request at once and batch what they compute themselves; the
+    TensorRT-LLM's own backend has. Python models take each request at once, and the engine behind them batches; the
     batcher, which passes only requests with the same optional inputs together, would let others wait half a second at
     a time (`default_wait_microseconds`, triton-inference-server/core, src/dynamic_batch_scheduler.cc).
     """
