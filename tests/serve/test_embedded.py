@@ -16,7 +16,7 @@ from trtforge.package.stage import package
 from trtforge.runtime.native import compiler
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_embedded, compile_kernels
-from trtforge.serve.stage import serve
+from trtforge.serve.stage import serve, warn_of_batcher
 
 
 def repository_of(tmp_path: Path, **forge: Any) -> Path:
@@ -55,6 +55,20 @@ def test_kernels_are_compiled_before_the_server_starts(
     repository = repository_of(tmp_path, kernels={"quantized": "int4_dense"})
     compile_kernels(read_facts(open_artifact(repository, "repository")))
     assert len(calls) == compiles
+
+
+def test_a_repository_before_whose_models_triton_batches_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    repository = repository_of(tmp_path)
+    facts = read_facts(open_artifact(repository, "repository"))
+    warn_of_batcher(facts, repository)
+    assert caplog.messages == []
+    config = repository / "ensemble" / "config.pbtxt"
+    config.write_text(config.read_text() + "dynamic_batching { preferred_batch_size: [ 8 ] }\n")
+    warn_of_batcher(facts, repository)
+    (message,) = caplog.messages
+    assert "requests with different options wait for Triton's batcher, half a second at a time; package" in message
 
 
 def test_engine_for_cuda_needs_a_gpu(tmp_path: Path) -> None:

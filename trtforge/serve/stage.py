@@ -1,6 +1,7 @@
 """`trtforge serve`: starts a server for a repository, waits for its first token, supervises it and cleans up."""
 
 import errno
+import logging
 import socket
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from trtforge.core.errors import ForgeError, Repair
 from trtforge.core.verified import open_to_run
+from trtforge.formats.pbtxt import read_message
 from trtforge.formats.triton import RepositoryFacts, read_facts
 from trtforge.machine.processes import raise_open_file_limit
 from trtforge.serve.address import LAST_PORT
@@ -30,6 +32,7 @@ from trtforge.serve.stopping import StopRequest, stop_request
 from trtforge.serve.supervise import Server, Service
 from trtforge.serve.view import make_view
 
+_LOG = logging.getLogger(__name__)
 _POLL = 0.05
 _FEWEST_FILES = 128  # Triton has 68 open without a request, and without more its accept() fails in an endless loop
 
@@ -58,6 +61,7 @@ def _serve(config: ServeConfig, repo: Path, told: Announcements, *, openai_requi
             return 0
     check_doors(config, launch)
     check_embedded(facts, repo)
+    warn_of_batcher(facts, repo)
     require_runnable(launch, facts)
     check_gpus(facts, launch)
     require_free_ports(config)
@@ -73,6 +77,15 @@ def _serve(config: ServeConfig, repo: Path, told: Announcements, *, openai_requi
             say=lambda line: print(line, file=sys.stderr, flush=True),
             clock=time.monotonic,
             restarting=told.restarting,
+        )
+
+
+def warn_of_batcher(facts: RepositoryFacts, repository: Path) -> None:
+    """Warn of a repository of an earlier version, whose Python models Triton's dynamic batcher stands before."""
+    if read_message(repository / facts.model("ensemble") / "config.pbtxt").messages("dynamic_batching"):
+        _LOG.warning(
+            "the repository is of an earlier trtforge: requests with different options wait for Triton's batcher, half "
+            "a second at a time; package its engine again (`trtforge package ENGINE REPOSITORY`)"
         )
 
 
