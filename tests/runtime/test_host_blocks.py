@@ -81,6 +81,24 @@ def test_a_block_that_is_evicted_before_it_came_back_is_copied_from_where_it_is(
     assert sorted(manager.take_copies()) == [(0, 1), (1, 0)]
 
 
+def test_content_that_is_computed_again_is_in_one_memory() -> None:
+    """As for log probabilities of a prompt, which share no blocks."""
+    manager = BlockManager(2, 2, host_blocks=3)
+    first, other = BlockTable(), BlockTable()
+    manager.extend(first, 4)
+    manager.seal(first, [1, 2, 3, 4], 4)
+    manager.release(first)
+    manager.extend(other, 4)
+    manager.take_copies()
+    manager.release(other)
+    assert manager.host.used == 2
+    manager.extend(first, 4)
+    manager.seal(first, [1, 2, 3, 4], 4)
+    assert (manager.host.used, manager.host.onboarded) == (0, 0)
+    assert manager.find_prefix([1, 2, 3, 4, 5]).blocks == tuple(first.blocks)
+    manager.check([first])
+
+
 def test_a_prefix_may_lie_in_both_memories() -> None:
     """With a window the blocks behind it are given back, and so evicted, before the last ones."""
     manager = BlockManager(4, 2, host_blocks=2, window=3)

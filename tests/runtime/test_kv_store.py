@@ -1,5 +1,6 @@
 """KV blocks in files: found by later engines, checked when they are read, bounded in bytes."""
 
+import errno
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from tests.runtime.test_engine import requests_for
 from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.launch.server_arguments import model_environment
+from trtforge.runtime import kv_store
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.hosted import HostJob
@@ -295,8 +298,7 @@ def test_a_damaged_file_is_deleted_and_not_used(opened: Opened, tmp_path: Path, 
         key = KEY[::-1]
         path.rename(path.with_name(key.hex()))
     store = opened()
-    if damage != "gone":
-        assert store.holds(key)
+    assert store.holds(key) == (damage in ("flip", "renamed"))
     assert not store.fetch(key, 1)
     assert store.take_fills() == {}
     assert not store.holds(key)
@@ -359,11 +361,74 @@ def test_a_full_disk_is_said_once_and_holds_what_fits_from_then_on(
     ]
     store.keep(keys[2], 2)
     assert not store._waiting
+    free = [0]
+    monkeypatch.setattr(kv_store.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
     monkeypatch.setattr(store, "_resumes_at", 1.0)  # the pause is over
     store.keep(keys[3], 3)
-    store.close()
+    written(store)
     assert {path.name for path in stored_files(tmp_path)} == {keys[1].hex(), keys[3].hex()}
     assert not store.holds(keys[2])
+    free[0] = 1 << 20  # others left room
+    store.keep(keys[0], 0)
+    store.close()
+    assert {path.name for path in stored_files(tmp_path)} == {keys[0].hex(), keys[1].hex(), keys[3].hex()}
+
+
+def test_on_a_full_disk_files_of_other_engines_stay(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Those that came after the start of this one, too."""
+    store = opened()
+    other = opened()
+    keys = [bytes([number] * 16) for number in range(6)]
+    for number in range(5):
+        other.keep(keys[number], number)
+    other.close()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_write", full)
+        store.keep(keys[5], 5)
+        written(store)
+    monkeypatch.setattr(kv_store.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    monkeypatch.setattr(store, "_resumes_at", 1.0)  # the pause is over
+    store.keep(keys[5], 5)
+    store.close()
+    names = {path.name for path in stored_files(tmp_path)}
+    assert len(names) == 5
+    assert keys[5].hex() in names
+
+
+def test_blocks_behind_a_damaged_file_are_written_again(opened: Opened, tmp_path: Path) -> None:
+    first = opened()
+    keys = [bytes([number] * 16) for number in range(4)]
+    for number, key in enumerate(keys):
+        first.keep(key, number)
+    first.close()
+    for path in stored_files(tmp_path):
+        content = bytearray(path.read_bytes())
+        content[7] ^= 1
+        path.write_bytes(content)
+    second = opened()
+    assert not second.fetch(keys[0], 0)
+    for number, key in enumerate(keys):  # as its request computes them again
+        second.keep(key, number)
+    second.close()
+    third = opened()
+    assert all(third.fetch(key, number) for number, key in enumerate(keys))
+    stamps = [path.stat().st_ino for path in stored_files(tmp_path)]
+    for number, key in enumerate(keys):
+        third.keep(key, number)
+    third.close()
+    assert [path.stat().st_ino for path in stored_files(tmp_path)] == stamps, "whole files are written once"
+
+
+def test_a_directory_for_less_than_a_block_is_refused(opened: Opened) -> None:
+    with pytest.raises(ForgeError, match=r"kv: 100 bytes hold no KV block, whose file has 192") as caught:
+        opened(most_bytes=100)
+    assert caught.value.hint == "Allow more bytes, or store no blocks."
 
 
 def test_a_directory_that_was_deleted_is_made_again(

@@ -12,6 +12,7 @@ import os
 import queue
 import re
 import secrets
+import shutil
 import threading
 import time
 from collections import OrderedDict
@@ -75,8 +76,13 @@ class KvStore:
     """The stored blocks of one engine. Its methods are called by the engine's thread; never raises once it is open."""
 
     def __init__(self, options: KvStoreOptions, identity: str, cache: Cache) -> None:
-        """`identity`: of the weights that computed the blocks. Raises ForgeError if the directory cannot be written."""
-        self._root, self._most_bytes = options.directory, options.most_bytes
+        """`identity`: of the weights that computed the blocks.
+
+        Raises ForgeError if the directory cannot be written, or may hold no block.
+        """
+        self._root, self._asked_bytes = options.directory, options.most_bytes
+        self._most_bytes = options.most_bytes  # fewer on a full disk
+        self._full_by = 0  # error number of the last write for which there was no room
         self._own = text_digest(f"{identity} {cache.block_layout}")[:_DIGEST_BYTES]
         self._cache = cache
         self._block_bytes = cache.block_bytes
@@ -92,6 +98,13 @@ class KvStore:
         self._broken = False
         self._patience = _LONGEST_WAIT
         self._resumes_at = 0.0  # of `monotonic`; 0: the last write succeeded
+        self._trusted: set[str] | None = None
+        """Since a damaged file was found: those that were written or read whole; None before."""
+        if self._file_bytes > self._asked_bytes:
+            raise ForgeError(
+                f"{self._root}: {self._asked_bytes:,} bytes hold no KV block, whose file has {self._file_bytes:,}",
+                hint="Allow more bytes, or store no blocks.",
+            )
         self._number = secrets.randbits(63)  # process ids recur: of engines in one process, and in several containers
         try:
             self._begin()
@@ -116,6 +129,9 @@ class KvStore:
             size = os.stat(f"{self._root}/{name}").st_size
         except OSError:
             return False
+        if size != self._file_bytes:
+            self._delete(name)
+            return False
         self._note(name, size)
         return True
 
@@ -130,11 +146,14 @@ class KvStore:
         whole = len(content) == self._file_bytes
         if not whole or _digest(key, content[:-_DIGEST_BYTES]) != content[-_DIGEST_BYTES:]:
             self._delete(name)
+            with self._lock:
+                self._trusted = set() if self._trusted is None else self._trusted
             return False
         self._fills[block] = torch.from_numpy(np.frombuffer(content, np.uint8, self._block_bytes).copy())
         with self._lock:
             if name in self._sizes:
                 self._sizes.move_to_end(name)
+            self._trust(name)
         with suppress(OSError):
             os.utime(path)
         return True
@@ -146,15 +165,17 @@ class KvStore:
     def keep(self, key: bytes, block: int, *, waits: bool = False) -> None:
         """Store the content of a computed block, unless it is stored already or too much waits to be written.
 
+        Behind a damaged file others may be damaged too, which nobody has read: they are written again.
         `waits`: until enough of that is written.
         """
-        if self._broken or block in self._fills or self._file_bytes > self._most_bytes:
+        if self._broken or block in self._fills:
             return
         if self._resumes_at > time.monotonic():
             return
         name = self._name(key)
         with self._lock:
-            if name in self._sizes or name in self._waiting:
+            whole = name in self._sizes and (self._trusted is None or name in self._trusted)
+            if whole or name in self._waiting:
                 return
             if waits:
                 self._wait()
@@ -208,9 +229,9 @@ class KvStore:
                 continue
             with suppress(OSError):
                 facts = path.stat()
-                if path.suffix != ".new":
+                if path.suffix != ".new" and (facts.st_size == self._file_bytes or path.parent.name != self._own):
                     found.append((facts.st_mtime_ns, name, facts.st_size))
-                elif facts.st_mtime < time.time() - _DRAFT_AGE:
+                elif path.suffix != ".new" or facts.st_mtime < time.time() - _DRAFT_AGE:
                     path.unlink()
         with self._lock:
             self._sizes = OrderedDict((name, size) for _, name, size in sorted(found))
@@ -227,6 +248,7 @@ class KvStore:
                 if not self._broken and self._resumes_at <= time.monotonic():
                     if self._resumes_at:
                         self._begin()
+                        self._most_bytes = self._limit()
                     self._write(work, content)
                     self._resumes_at = 0.0
             except OSError as error:
@@ -236,11 +258,20 @@ class KvStore:
                 self._written.notify()
 
     def _pause(self, error: OSError) -> None:
-        """Store nothing for a while; after that, where the disk is full, no more bytes than fit on it now."""
-        if error.errno in _FULL:
-            self._most_bytes = min(self._most_bytes, max(self._used, self._file_bytes))
+        """Store nothing for a while; after that, where the disk is full, no more bytes than fit on it."""
+        self._full_by = error.errno if error.errno in _FULL else 0
         self._resumes_at = time.monotonic() + _PAUSE
         _LOG.warning("%s: KV blocks are not stored for %d s: %s", self._root, _PAUSE, first_line(error))
+
+    def _limit(self) -> int:
+        """Bytes that may be stored now: on a full disk what is there, and what others have left free since.
+
+        How much a quota leaves, nothing tells.
+        """
+        if not self._full_by:
+            return self._asked_bytes
+        free = 0 if self._full_by == errno.EDQUOT else shutil.disk_usage(self._root).free
+        return min(self._asked_bytes, max(self._used + free, self._file_bytes))
 
     def _write(self, name: str, content: bytes) -> None:
         path = self._root / name
@@ -255,6 +286,12 @@ class KvStore:
                 draft.unlink()
             raise
         self._note(name, len(content))
+        with self._lock:
+            self._trust(name)
+
+    def _trust(self, name: str) -> None:
+        if self._trusted is not None:
+            self._trusted.add(name)
 
     def _note(self, name: str, size: int) -> None:
         """A file has been written, by this engine or another one."""
@@ -263,6 +300,8 @@ class KvStore:
             self._sizes[name] = size
 
     def _make_room(self, wanted: int) -> None:
+        if self._used + wanted > self._most_bytes and self._full_by:
+            self._most_bytes = self._limit()
         while self._used + wanted > self._most_bytes:
             with self._lock:
                 oldest = next(iter(self._sizes))
@@ -271,6 +310,8 @@ class KvStore:
     def _delete(self, name: str) -> None:
         with self._lock:
             self._used -= self._sizes.pop(name, 0)
+            if self._trusted is not None:
+                self._trusted.discard(name)
         with suppress(OSError):
             (self._root / name).unlink()
 

@@ -245,7 +245,7 @@ class BlockManager:
                     assert index < len(table.keys), "a partial block is shared"
                     assert self.pool.key_of(block) in (None, table.keys[index]), "a block has another key"
         self.pool.check(counts)
-        self.host.check()
+        self.host.check(self.pool)
 
     def _register(self, key: bytes, block: int, kept: Retention | None = None) -> None:
         known = self.pool.find(key)
@@ -254,6 +254,7 @@ class BlockManager:
         if known is not None:  # layers with windows lack its content, which `block` has
             kept = self.pool.unregister(known)
         self.pool.register(key, block)
+        kept = self.host.discard(key, self._copies) or kept  # if it was computed again
         if kept is not None:
             self.pool.order.retain(block, kept)
 

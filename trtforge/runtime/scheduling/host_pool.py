@@ -7,6 +7,7 @@ content that has to make room on the device is copied to the host, and back when
 from collections.abc import Callable
 
 from trtforge.engine_process.retention import DEFAULT_RETENTION
+from trtforge.runtime.scheduling.block_pool import BlockPool
 from trtforge.runtime.scheduling.eviction import EvictionOrder
 from trtforge.runtime.scheduling.retention import Retention
 
@@ -55,11 +56,26 @@ class HostPool:
 
         The block is free from now on: the caller reads it before it is written.
         """
+        found = self._removed(key)
+        self.onboarded += found is not None
+        return found
+
+    def discard(self, key: bytes, copies: dict[int, int]) -> Retention | None:
+        """Free the block with the content of `key`, if there is one: the device has it anew. How long that is kept.
+
+        `copies`: those of the next step, source by target; one to the block is dropped.
+        """
+        found = self._removed(key)
+        if found is None:
+            return None
+        copies.pop(found[0], None)
+        return found[1]
+
+    def _removed(self, key: bytes) -> tuple[int, Retention | None] | None:
         block = self._block_of.pop(key, None)
         if block is None:
             return None
         self._empty.append(block)
-        self.onboarded += 1
         self.order.remove(key)
         return block, self.order.forget(key)
 
@@ -85,8 +101,9 @@ class HostPool:
         self.order.add(key)
         return block
 
-    def check(self) -> None:
-        """Assert every invariant."""
+    def check(self, device: BlockPool) -> None:
+        """Assert every invariant. `device`: whose contents are others."""
+        assert all(device.find(key) is None for key in self._block_of), "content is in both memories"
         assert set(self.order) == set(self._block_of), "content is held that cannot be overwritten"
         blocks = [*self._empty, *self._block_of.values()]
         assert len(set(blocks)) == len(blocks) == self.count, "a block of the host leaked, or has two contents"
