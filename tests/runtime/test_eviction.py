@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trtforge.engine_process.retention import DEFAULT_RETENTION, KvCacheRetention, TokenRangeRetention, wrong_retention
+from trtforge.runtime.scheduling.block_pool import BlockPool
 from trtforge.runtime.scheduling.eviction import EvictionOrder
 from trtforge.runtime.scheduling.host_pool import HostPool
 from trtforge.runtime.scheduling.retention import Retention, SequenceRetention
@@ -203,7 +204,7 @@ def test_a_host_keeps_what_has_a_higher_priority_than_what_comes() -> None:
     pool.retain(b"d", Retention(10))
     assert pool.place(b"g", Retention(30)) == 11
     assert [pool.holds(key) for key in (b"d", b"f", b"g")] == [False, True, True]
-    pool.check()
+    pool.check(BlockPool(1))
 
 
 def said(ranges: Sequence[TokenRangeRetention], prompt: int, size: int, first: int) -> int | None:
