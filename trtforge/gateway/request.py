@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
-from trtforge.core.seeds import random_seed
+from trtforge.core.seeds import seed_of
 from trtforge.engine_process.context_phase import RequestType
 from trtforge.engine_process.requests import Guide
 
@@ -54,8 +54,7 @@ class Sampling:
 
     def seeded(self) -> "Sampling":
         """With a random seed if tokens are drawn and none is given."""
-        drawn = self.top_k is not None or self.top_p is not None
-        return replace(self, seed=random_seed()) if drawn and self.seed is None else self
+        return replace(self, seed=seed_of(self.seed, draws=self.top_k is not None or self.top_p is not None))
 
 
 @dataclass(frozen=True)

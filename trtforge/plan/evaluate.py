@@ -67,7 +67,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
             of_api += published_problems(model.config, request.gpu, request.exclude_modules)
         sort_problems(of_api, found, warnings)
     limits = _limits(checkpoint, request, target, found, warnings)
-    if limits is not None and request.engine.backend == "torch":
+    if limits is not None and for_embedded:
         of_limits = limit_problems(request.serving, limits.max_batch_size, limits.tokens_per_block)
         sort_problems(of_limits, found, warnings)
     evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)

@@ -229,9 +229,13 @@ class KvStore:
                 continue
             with suppress(OSError):
                 facts = path.stat()
-                if path.suffix != ".new" and (facts.st_size == self._file_bytes or path.parent.name != self._own):
-                    found.append((facts.st_mtime_ns, name, facts.st_size))
-                elif path.suffix != ".new" or facts.st_mtime < time.time() - _DRAFT_AGE:
+                if path.suffix == ".new":
+                    is_rest = facts.st_mtime < time.time() - _DRAFT_AGE
+                else:
+                    is_rest = path.parent.name == self._own and facts.st_size != self._file_bytes  # a damaged file
+                    if not is_rest:
+                        found.append((facts.st_mtime_ns, name, facts.st_size))
+                if is_rest:
                     path.unlink()
         with self._lock:
             self._sizes = OrderedDict((name, size) for _, name, size in sorted(found))

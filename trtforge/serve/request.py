@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from trtforge.core.errors import ForgeError
-from trtforge.core.seeds import random_seed
+from trtforge.core.seeds import seed_of
 from trtforge.core.server_errors import TRITON_NOT_LOADED, TRITON_STOPPING
 from trtforge.engine_process.requests import Guide
 from trtforge.formats.text_tensors import MESSAGES
@@ -58,8 +58,7 @@ class Sampling:
 
     def seeded(self) -> "Sampling":
         """With a random seed if tokens are drawn and none is given."""
-        drawn = self.top_k is not None or self.top_p is not None
-        return replace(self, seed=random_seed()) if drawn and self.seed is None else self
+        return replace(self, seed=seed_of(self.seed, draws=self.top_k is not None or self.top_p is not None))
 
     def known_to(self, inputs: frozenset[str]) -> "Sampling":
         """These options for a model with these inputs, without asking for what it cannot tell."""

@@ -292,7 +292,7 @@ class Server:
             "OpenAI's API"
         )
 
-    def _failure(self, what: str, hint: str, who: str = "the Triton server") -> ServerFailed:
+    def _failure(self, what: str, hint: str, who: str = _TRITON) -> ServerFailed:
         """The failure with the log's first error, and the hint in the log, else `hint`."""
         log, offset = self._service.log, self._mark.offset
         error, own = without_hint(first_error(log, offset) or last_lines(log, offset))
