@@ -76,5 +76,4 @@ def test_fewer_runs_and_other_methods_may_be_asked_for(tmp_path: Path) -> None:
     assert planned(ngram={"draft_tokens": 7}).beside is None
     with pytest.raises(ForgeError, match=r"eagle\.model: the checkpoint has a network of its own"):
         planned(eagle={"model": str(tmp_path)})
-    with pytest.raises(ForgeError, match=r"eagle\.choices: not supported by the torch backend"):
-        planned(eagle={"choices": [[0]]})
+    assert planned(eagle={"choices": [[0], [0, 0], [1]]}).build_config()["max_draft_len"] == 3

@@ -324,6 +324,14 @@ def test_medusa_heads_are_checked_and_become_part_of_the_engine(tmp_path: Path) 
         features = {"medusa": {"model": str(heads), **medusa}}
         return engine(backend="torch", device="cpu", max_batch_size=4, features=features)
 
+    compile_engine(asked(choices=[[0], [1], [1, 0]]), checkpoint, tmp_path / "trees")
+    found = json.loads((tmp_path / "trees" / "config.json").read_text())
+    assert found["forge"]["features"]["medusa"]["choices"] == [[0], [1], [1, 0]]
+    assert found["build_config"]["max_draft_len"] == 3
+    with Engine.load(tmp_path / "trees") as loaded:
+        (made,) = generate_with(loaded, [GenerationRequest("", (1, 2, 3), 12)])
+        steps = loaded.statistics().iterations
+    assert made.drafted_tokens >= 3 * (steps - 4)  # near the end fewer fit
     compile_engine(asked(heads=3), checkpoint, tmp_path / "engine")
     with Engine.load(tmp_path / "engine") as loaded:
         (made,) = generate_with(loaded, [GenerationRequest("", (1, 2, 3), 12)])
@@ -336,7 +344,9 @@ def test_medusa_heads_are_checked_and_become_part_of_the_engine(tmp_path: Path) 
         ({"model": str(tmp_path)}, f"has no {MEDUSA_FILE}"),
         ({"heads": 5}, r"features\.medusa\.heads is 5, .* has 4"),
         ({"layers": 2}, r"features\.medusa\.layers is 2, .* has 1"),
-        ({"choices": [[0]]}, r"medusa\.choices: not supported by the torch backend"),
+        ({"choices": [[0], [0, 0], [131]]}, r"medusa\.choices has the rank 131, the vocabulary has 131 tokens"),
+        ({"choices": [[0] * length for length in range(1, 6)]}, "choices are 5 tokens deep, and 4 heads are used"),
+        ({"choices": [[rank] for rank in range(64)]}, r"choices has 64 nodes, the torch backend takes at most 63"),
     ):
         with pytest.raises(ForgeError, match=message):
             compile_engine(asked(**medusa), checkpoint, tmp_path / "refused")
@@ -367,8 +377,10 @@ def test_eagle_networks_are_checked_and_become_part_of_the_engine(tmp_path: Path
             engine_plan_for(llama(mapping=parallel(pp=2)), asked(kind), Path("c"), Path("o"), CompileOptions())
     with pytest.raises(ForgeError, match=rf"^{tmp_path} has no config.json"):
         compile_engine(asked("eagle3", model=str(tmp_path)), checkpoint, tmp_path / "refused")
-    with pytest.raises(ForgeError, match=r"eagle\.choices: not supported by the torch backend"):
-        compile_engine(asked("eagle", choices=[[0]]), checkpoint, tmp_path / "refused")
+    compile_engine(asked("eagle", choices=[[0], [1], [1, 0]]), checkpoint, tmp_path / "trees")
+    assert json.loads((tmp_path / "trees" / "config.json").read_text())["build_config"]["max_draft_len"] == 3
+    with pytest.raises(ForgeError, match=r"eagle\.choices has the rank 140, the vocabulary has 131 tokens"):
+        compile_engine(asked("eagle", choices=[[140]]), checkpoint, tmp_path / "refused")
     write_network(tmp_path / "eagle3", d2t=torch.full((50,), 90))
     with pytest.raises(ForgeError, match="d2t makes token 131 of 41, the model has 131"):
         compile_engine(asked("eagle3"), checkpoint, tmp_path / "refused")

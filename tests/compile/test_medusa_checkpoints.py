@@ -65,8 +65,9 @@ def test_fewer_heads_and_other_methods_may_be_asked_for(tmp_path: Path) -> None:
         planned(medusa={"heads": 5})
     with pytest.raises(ForgeError, match=r"medusa\.model: the checkpoint has heads of its own"):
         planned(medusa={"model": str(tmp_path)})
-    with pytest.raises(ForgeError, match=r"medusa\.choices: not supported by the torch backend"):
-        planned(medusa={"choices": [[0]]})
+    assert planned(medusa={"choices": [[0], [0, 0], [1]]}).build_config()["max_draft_len"] == 3
+    with pytest.raises(ForgeError, match="choices are 5 tokens deep, and 4 heads are used"):
+        planned(medusa={"choices": [[0] * length for length in range(1, 6)]})
     checkpoint = drafting("medusa", mapping={"world_size": 2, "tp_size": 1, "pp_size": 2})
     with pytest.raises(ForgeError, match="the heads read what the last layer gives, and pp is 2"):
         planned()

@@ -130,6 +130,25 @@ def test_medusa_heads_are_converted_for_a_tensorrt_engine_and_copied_for_the_emb
     assert not judged("google/gemma-2-9b", heads, backend="tensorrt_llm").legal
 
 
+def test_trees_of_drafts_that_the_embedded_engine_cannot_verify_are_refused_by_the_plan() -> None:
+    tree = {"medusa": {"model": "heads", "choices": [[0], [0, 0], [1]]}}
+    planned = judged(LLAMA_8B, tree, backend="torch")
+    assert planned.legal
+    assert planned.limits is not None
+    assert planned.limits.verified_tokens == 4
+    (problem,) = judged("google/gemma-2-9b", tree, backend="torch").problems
+    assert problem.message == (
+        "engine.features.medusa.choices: not supported by the torch backend for models with sliding windows"
+    )
+    assert problem.fix == "Leave choices out, or use the tensorrt_llm backend."
+    wide = {"eagle": {"model": "network", "choices": [[rank] for rank in range(64)]}}
+    assert [each.message for each in judged(LLAMA_8B, wide, backend="torch").problems] == [
+        "engine.features.eagle.choices has 64 nodes, the torch backend takes at most 63"
+    ]
+    states = judged("Qwen/Qwen3-Next-80B-A3B-Instruct", tree, backend="torch", gpu="h200", tp=4)
+    assert any("with linear attention" in problem.message for problem in states.problems)
+
+
 def test_eagle_networks_are_converted_for_a_tensorrt_engine_and_copied_for_the_embedded_one() -> None:
     network = {"eagle": {"model": "network"}}
     assert judged(LLAMA_8B, network, backend="torch").legal

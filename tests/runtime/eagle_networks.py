@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from tests.runtime.checkpoints import tiny_llama
+from trtforge.core.features import Choices
 from trtforge.formats.hf import CONFIG, SINGLE
 
 HIDDEN, VOCAB, LAYERS = 64, 131, (1, 2, 3)
@@ -170,19 +171,28 @@ class Reference(nn.Module):
     @torch.no_grad()
     def draft(self, tokens: list[int], length: int) -> tuple[int, ...]:
         """The chain after these tokens, of which the model has computed all but the last."""
+        return self.tree(tokens, tuple((0,) * (depth + 1) for depth in range(length)))
+
+    @torch.no_grad()
+    def tree(self, tokens: list[int], choices: Choices) -> tuple[int, ...]:
+        """The tokens of a tree after these, in the order of `choices`, each path from all of its tokens."""
         found = self.model(torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
         if self.kind == "eagle":
             states = found[-1][0]
         else:
             states = torch.cat([found[layer][0] for layer in LAYERS], dim=1) @ self.weights["fc.weight"].T
-        following = list(tokens[1:])
-        for _ in range(length):
+        return tuple(self._end_of(list(tokens[1:]), states, path) for path in choices)
+
+    def _end_of(self, following: list[int], states: Tensor, path: tuple[int, ...]) -> int:
+        """The last token of a path of ranks after these tokens."""
+        for rank in path:
             hidden = self._layer(torch.tensor(following), states)[-1:]
             if self.kind == "eagle":
-                token = int(self.model.lm_head(hidden).argmax())
+                token = int(self.model.lm_head(hidden)[0].topk(rank + 1).indices[rank])
             else:
-                token = int((self._norm("norm", hidden) @ self.weights["lm_head.weight"].T).argmax())
+                logits = (self._norm("norm", hidden) @ self.weights["lm_head.weight"].T)[0]
+                token = int(logits.topk(rank + 1).indices[rank])
                 token += int(self.weights["d2t"][token])
-            following.append(token)
+            following = [*following, token]
             states = torch.cat((states, hidden))
-        return tuple(following[len(tokens) - 1 :])
+        return following[-1]

@@ -7,6 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from tests.runtime.checkpoints import Layout, write_checkpoint, write_engine
@@ -22,6 +23,7 @@ from trtforge.core.llm_api_features import Eagle3Feature
 from trtforge.engine_process.requests import DraftTokens, GenerationRequest, SamplingParams
 from trtforge.formats.eagle import EagleKind
 from trtforge.formats.trtllm import read_checkpoint_config
+from trtforge.runtime.decoder.eagle import Network
 from trtforge.runtime.drafters import with_drafter
 from trtforge.runtime.drafting import Speculation
 from trtforge.runtime.eagle import EagleDrafter
@@ -31,12 +33,15 @@ from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.ranks import single_tokens
 from trtforge.runtime.ranks.source import open_engine
 from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.draft_trees import TreeShape
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
 FEATURES: dict[EagleKind, Speculation] = {
     "eagle": EagleFeature(model="eagle", draft_tokens=4),
     "eagle3": Eagle3Feature(model="eagle", draft_tokens=4),
 }
+
+CHOICES = ((0,), (0, 0), (0, 1), (1,), (1, 0), (2,), (0, 0, 0), (0, 0, 2), (1, 0, 0), (1, 0, 0, 1))
 
 
 class Drafts:
@@ -105,6 +110,61 @@ def test_drafts_are_those_of_the_network(
     assert 0 < found.accepted_tokens < found.drafted_tokens
     compare(drafts, Reference(llama, engine / "eagle", kind), prompts, most=9)
     assert max(len(each) for _, each in drafts.seen) == 4
+
+
+def test_trees_are_those_of_the_network(
+    llama: LlamaForCausalLM, checkpoint: Path, prompts: list[list[int]], expected: list[Tokens], tmp_path: Path
+) -> None:
+    """Several sequences at once, in small blocks, with answers as without them, and again after reused prefixes."""
+    engine = write_engine(checkpoint, tmp_path / "engine", tokens_per_block=4, max_num_tokens=96)
+    write_network(engine / "eagle", "eagle")
+    seen: list[tuple[Tokens, Draft]] = []
+    feature, own = EagleFeature(model="eagle", choices=CHOICES), EagleDrafter.draft
+
+    def noted(self: EagleDrafter, sequences: list[Sequence]) -> None:
+        own(self, sequences)
+        seen.extend((tuple(each.tokens), each.draft) for each in sequences)
+
+    options = EngineOptions(speculation=feature, chunked_context=True)
+    with mock.patch.object(EagleDrafter, "draft", noted), Engine.load(engine, options) as running:
+        made = generate_with(running, requests_for(prompts))
+        again = generate_with(running, requests_for(prompts))
+        found = running.statistics()
+    assert [each.tokens for each in made] == [each.tokens for each in again] == expected
+    assert sum(each.reused_blocks for each in again) > 0
+    assert found.kv_blocks_used == 0
+    reference, shape = Reference(llama, engine / "eagle", "eagle"), TreeShape.of(CHOICES)
+    whole = [(tokens, draft) for tokens, draft in seen if len(draft.tokens) == len(CHOICES)]
+    assert len(whole) > 40
+    for tokens, draft in whole[:40]:
+        assert draft.parents == shape.parents
+        assert draft.tokens == reference.tree(list(tokens), tuple(sorted(CHOICES)))
+
+
+def test_a_tree_finds_what_a_network_finds_less_likely(tmp_path: Path) -> None:
+    """The second candidate is right everywhere: the path is moved to where a chain would be, and drafts go on."""
+    model = right_network(tmp_path / "network", "eagle")
+    checkpoint = write_checkpoint(model, tmp_path / "checkpoint")
+    engine = write_engine(checkpoint, tmp_path / "engine", tokens_per_block=4)
+    answer = greedy(model, [[5, 9, 2]], 24)[0]
+    (tmp_path / "network").rename(engine / "eagle")
+    shape = TreeShape.of(((0,), (1,), (1, 0), (1, 1), (1, 1, 0), (1, 1, 1)))
+    source = with_drafter(open_engine(engine), EagleFeature(model="eagle", choices=CHOICES))
+    ranks = KeptRanks(source, 60)
+    proposed = Network._proposed
+
+    def second(self: Network, hidden: Tensor, count: int) -> Tensor:
+        """The most likely token second."""
+        return proposed(self, hidden, count).flip(1) if count == 2 else proposed(self, hidden, count)
+
+    drafter = EagleDrafter(ranks, shape, 4)
+    with mock.patch.object(Network, "_proposed", second), Engine(source, ranks, EngineOptions(), drafter) as running:  # type: ignore[arg-type]
+        (made,) = generate_with(running, requests_for([[5, 9, 2]]))
+        found = running.statistics()
+    ranks.end()
+    # 24 tokens: the prompt's step gives 1, five steps 4 each; then two nodes fit, which give 2, and none.
+    assert made.tokens == answer
+    assert (found.iterations, made.accepted_tokens) == (8, 16)
 
 
 @pytest.mark.parametrize("kind", FEATURES)
@@ -177,7 +237,8 @@ def test_a_network_that_is_right_saves_steps(tmp_path: Path, kind: EagleKind, tp
     (tmp_path / "network").rename(engine / "eagle")
     source = with_drafter(open_engine(engine), FEATURES[kind])
     ranks = KeptRanks(source, 40)
-    with Engine(source, ranks, EngineOptions(), EagleDrafter(ranks, 4, 16)) as running:  # type: ignore[arg-type]
+    drafter = EagleDrafter(ranks, TreeShape.chain(4), 16)
+    with Engine(source, ranks, EngineOptions(), drafter) as running:  # type: ignore[arg-type]
         (made,) = generate_with(running, requests_for([[5, 9, 2]]))
         found = running.statistics()
     ranks.end()

@@ -18,12 +18,14 @@ from trtforge.engine_process.requests import DraftTokens, GenerationRequest, Sam
 from trtforge.formats.medusa import MEDUSA_FILE, read_medusa
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
+from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.medusa import MedusaDrafter
 from trtforge.runtime.ranks.source import open_engine
 from trtforge.runtime.scheduling.rows import Row
 
 HEADS, HIDDEN, VOCAB = 4, 64, 131
+TREE = ((0,), (0, 0), (1,), (1, 0), (1, 1), (2,), (0, 0, 0), (1, 1, 3))
 CPU = Placement(torch.device("cpu"), torch.float32)
 
 
@@ -52,14 +54,22 @@ def write_heads(
 
 
 @torch.no_grad()
-def right_heads(model: LlamaForCausalLM, prompt: list[int], answer: Tokens, directory: Path) -> Path:
-    """Heads that know one answer by heart: least squares, of fewer positions than the hidden size."""
+def right_heads(
+    model: LlamaForCausalLM, prompt: list[int], answer: Tokens, directory: Path, ranks: tuple[int, ...] = (0,) * HEADS
+) -> Path:
+    """Heads that know one answer by heart: least squares, of fewer positions than the hidden size.
+
+    `ranks`: how many other tokens each finds more likely than the right one.
+    """
     tokens = torch.tensor([*prompt, *answer])
     hidden = model.model(tokens[None]).last_hidden_state[0]
     tensors = {}
     for head in range(HEADS):
         positions = torch.arange(len(prompt) - 1, len(tokens) - 2 - head)
-        wanted = torch.nn.functional.one_hot(tokens[positions + 2 + head], VOCAB).float()
+        right = tokens[positions + 2 + head]
+        wanted = torch.nn.functional.one_hot(right, VOCAB).float()
+        for other in range(ranks[head]):
+            wanted += 2 * torch.nn.functional.one_hot((right + 1 + other) % VOCAB, VOCAB)
         tensors[f"{head}.0.linear.weight"] = torch.zeros(HIDDEN, HIDDEN)
         tensors[f"{head}.0.linear.bias"] = torch.zeros(HIDDEN)
         tensors[f"{head}.1.weight"] = (
@@ -78,7 +88,7 @@ def test_heads_that_are_right_save_steps(
     heads = right_heads(llama, prompts[1], expected[1], tmp_path / "heads")
     source = open_engine(engine)
     ranks = KeptRanks(source, 40)
-    drafter = MedusaDrafter(heads, (HIDDEN, VOCAB), HEADS, CPU, ranks)
+    drafter = MedusaDrafter(heads, (HIDDEN, VOCAB), MedusaFeature(), CPU, ranks)
     with Engine(source, ranks, EngineOptions(), drafter) as running:  # type: ignore[arg-type]
         (made,) = generate_with(running, requests_for(prompts[1:2]))
         found = running.statistics()
@@ -89,13 +99,44 @@ def test_heads_that_are_right_save_steps(
     assert (made.drafted_tokens, made.accepted_tokens) == (18, 18)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", [Layout(), Layout(tp=2)], ids=["one", "tp2"])
+def test_a_tree_finds_what_heads_find_less_likely(
+    llama: LlamaForCausalLM,
+    prompts: list[list[int]],
+    expected: list[Tokens],
+    tmp_path: Path,
+    layout: Layout,
+    dtype: str,
+) -> None:
+    """The second or third candidate of some heads is right: their keys and values lie behind those of others."""
+    engine = write_engine(write_checkpoint(llama, tmp_path / "checkpoint", layout), tmp_path / "engine", dtype=dtype)
+    source = open_engine(engine)
+    plain = generate(engine, requests_for(prompts[1:2]))[0].tokens
+    heads = right_heads(llama, prompts[1], plain, tmp_path / "heads", ranks=(1, 0, 2, 1))
+    first = ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (1,), (2,))
+    right = ((1, 0), (1, 1), (1, 0, 0), (1, 0, 1), (1, 0, 2), (1, 0, 2, 0), (1, 0, 2, 1))
+    feature = MedusaFeature(choices=(*first, *right))
+    ranks = KeptRanks(source, 40)
+    drafter = MedusaDrafter(heads, (HIDDEN, VOCAB), feature, replace(CPU, dtype=DTYPES[dtype]), ranks)
+    with Engine(source, ranks, EngineOptions(), drafter) as running:  # type: ignore[arg-type]
+        (made,) = generate_with(running, requests_for(prompts[1:2]))
+        found = running.statistics()
+    ranks.end()
+    assert made.tokens == plain
+    # The prompt's step gives 1 token and three steps 5 each; then too few nodes fit: 3 tokens, and 1 in five steps.
+    if dtype == "float32":
+        assert plain == expected[1]
+        assert (found.iterations, made.accepted_tokens) == (10, 14)
+
+
 def test_heads_go_on_after_the_drafts_of_a_client(
     llama: LlamaForCausalLM, checkpoint: Path, prompts: list[list[int]], expected: list[Tokens], tmp_path: Path
 ) -> None:
     source = open_engine(write_engine(checkpoint, tmp_path / "engine"))
     ranks = KeptRanks(source, 40)
     heads = right_heads(llama, prompts[1], expected[1], tmp_path / "heads")
-    drafter = MedusaDrafter(heads, (HIDDEN, VOCAB), HEADS, CPU, ranks)
+    drafter = MedusaDrafter(heads, (HIDDEN, VOCAB), MedusaFeature(), CPU, ranks)
     (request,) = requests_for(prompts[1:2])
     drafts = DraftTokens((*expected[1][:8], 1 - min(expected[1][8], 1)))  # the last one is wrong
     with Engine(source, ranks, EngineOptions(), drafter) as running:  # type: ignore[arg-type]
@@ -120,6 +161,14 @@ def test_answers_are_those_without_heads(
     (asked, without) = [*requests_for(prompts), *sampled], generate(engine, sampled)
     for options in (
         EngineOptions(speculation=MedusaFeature(), chunked_context=True),
+        EngineOptions(speculation=MedusaFeature(choices=TREE), chunked_context=True),
+        EngineOptions(
+            speculation=MedusaFeature(choices=TREE, heads=3),
+            chunked_context=True,
+            scheduler="max_utilization",
+            kv_cache_tokens=160,
+            kv_reuse=False,
+        ),
         EngineOptions(
             speculation=MedusaFeature(heads=2),
             chunked_context=True,
@@ -148,12 +197,14 @@ def test_heads_read_the_hidden_state_that_the_last_token_was_sampled_from(tmp_pa
         def last_hidden(self) -> torch.Tensor:
             return self.hidden
 
-    drafter = MedusaDrafter(directory, (HIDDEN, VOCAB), 2, CPU, Ranks())
+    drafter = MedusaDrafter(directory, (HIDDEN, VOCAB), MedusaFeature(heads=2), CPU, Ranks())
     row = sequence([5, 6, 7])
     drafter.draft([row])
     assert row.draft.tokens == ()
-    drafter.observe([Row(row, 2, 1, samples=True, drafts=(8, 9))], torch.zeros(3, VOCAB))
-    row.tokens += [8, 1]  # the first draft was right
+    computed = Row(row, 2, 1, samples=True, drafts=(8, 9))
+    drafter.observe([computed], torch.zeros(3, VOCAB))
+    assert (computed.accept(8), computed.accept(1)) == (True, False)
+    row.tokens += [8, 1]
     drafter.draft([row])
     values = load_file(directory / MEDUSA_FILE)
     x = Ranks.hidden[1]
@@ -191,7 +242,7 @@ def test_heads_that_are_missing_or_broken_are_refused(tmp_path: Path) -> None:
         read_medusa(tmp_path, HIDDEN, VOCAB)
     broken = write_heads(tmp_path / "heads", **{"0.1.weight": torch.full((VOCAB, HIDDEN), torch.nan)})
     with pytest.raises(ForgeError, match=r"0\.1\.weight has numbers that are not finite"):
-        MedusaDrafter(broken, (HIDDEN, VOCAB), HEADS, CPU, object())  # type: ignore[arg-type]
+        MedusaDrafter(broken, (HIDDEN, VOCAB), MedusaFeature(), CPU, object())  # type: ignore[arg-type]
 
 
 def test_copies_of_a_prompt_are_drafted_after_their_own_first_step(

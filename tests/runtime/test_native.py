@@ -26,6 +26,7 @@ from trtforge.runtime.native.bindings import (
     PagedRows,
 )
 from trtforge.runtime.native.tiles import Int8Layer, pack_bfloat16, pack_int8
+from trtforge.runtime.scheduling.draft_trees import seen_slots
 
 TYPES = (torch.float32, torch.bfloat16)
 EXACT = {torch.float32: 2e-6, torch.bfloat16: 2**-8}
@@ -287,6 +288,64 @@ def test_paged_attention(
         mask[..., :first] = float("-inf")
         grouped = queries[row, :count].float().view(1, kv_heads, -1, size)
         expected.append(scores.one_query(grouped, seen[None, :kv_heads], seen[None, kv_heads:], mask).flatten())
+    made, wanted = out.float(), torch.stack(expected)
+    assert float((made - wanted).abs().max() / wanted.abs().max()) < (1e-5 if dtype is torch.float32 else 2**-7)
+
+
+@settings(max_examples=40)
+@given(
+    size=st.sampled_from([16, 64, 80]),
+    dtype=st.sampled_from(TYPES),
+    format=st.sampled_from(["none", "int8", "fp8"]),
+    root=st.sampled_from([0, 1, 14, 62, 63, 64, 130, 700]),
+    parents=st.lists(st.integers(-1, 61), min_size=1, max_size=63),
+    others=st.lists(st.integers(1, 40), max_size=3),
+    block=st.sampled_from([4, 16, 32]),
+    seed=st.integers(0, 9),
+)
+def test_paged_attention_of_trees(
+    size: int,
+    dtype: torch.dtype,
+    format: str,
+    root: int,
+    parents: list[int],
+    others: list[int],
+    block: int,
+    seed: int,
+    level: Native,
+) -> None:
+    """A row for each token of a tree, which sees its ancestors, between rows that see all before them."""
+    torch.manual_seed(seed)
+    parents = [parent % (index + 1) - 1 for index, parent in enumerate(parents)]
+    heads, kv_heads, last = 4, 2, root + 1 + len(parents)
+    lengths = [*others, *range(root + 1, last + 1), *others]
+    tables = torch.randperm(len(others) * -(-40 // block) + -(-last // block)).tolist()
+    columns = -(-last // block)
+    rows = torch.zeros(len(lengths), max(columns, -(-40 // block)), dtype=torch.int64)
+    rows[len(others) : len(lengths) - len(others), :columns] = torch.tensor(tables[:columns])
+    for index in range(len(others)):
+        own = torch.tensor(tables[columns + index * -(-40 // block) :][: -(-40 // block)])
+        rows[index, : len(own)] = rows[len(lengths) - len(others) + index, : len(own)] = own
+    scale = None if format == "none" else 0.05
+    storage = torch.zeros(len(tables), block, 2 * kv_heads, size, dtype=storage_dtype(format, dtype))  # type: ignore[arg-type]
+    cache = LayerCache(storage, scale, dtype, Scratch())
+    slots = len(tables) * block
+    cache.write(torch.arange(slots), torch.randn(slots, 2 * kv_heads, size).to(dtype))
+    queries = torch.randn(len(lengths), heads + 2 * kv_heads, size).to(dtype)
+    seen = torch.tensor([-1] * (len(others) + 1) + seen_slots(parents) + [-1] * len(others))
+    out = torch.empty(len(lengths), heads * size, dtype=dtype)
+    how = PagedHeads(heads, kv_heads, size, 2 * kv_heads, size**-0.5)
+    cache.attend(queries, PagedRows(rows, torch.tensor(lengths), block, seen=seen), how, out)
+    scores, expected = SoftmaxScores(size**-0.5, None, None, None), []
+    for row, length in enumerate(lengths):
+        mask, node = torch.zeros(1, 1, 1, length), row - len(others) - 1
+        if 0 <= node < len(parents):
+            mask[..., root + 1 :] = float("-inf")
+            while node >= 0:
+                mask[..., root + 1 + node], node = 0, parents[node]
+        values = cache.read(rows[row])[:length].float().transpose(0, 1)
+        grouped = queries[row, :heads].float().view(1, kv_heads, -1, size)
+        expected.append(scores.one_query(grouped, values[None, :kv_heads], values[None, kv_heads:], mask).flatten())
     made, wanted = out.float(), torch.stack(expected)
     assert float((made - wanted).abs().max() / wanted.abs().max()) < (1e-5 if dtype is torch.float32 else 2**-7)
 

@@ -14,6 +14,7 @@ from trtforge.runtime.ranks.rank_model import RankModel, placement_of
 from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.integers import Ints
 from trtforge.runtime.scheduling.step_codec import decode, encode
 
 
@@ -61,6 +62,12 @@ class ThreadRanks:
 
         first, *_ = self._pool.map(run, self.models)
         return first
+
+    @torch.inference_mode()
+    def move(self, slots: Ints) -> None:
+        """As of a RankGroup."""
+        for model in self.models:
+            model.move(slots)
 
     @torch.inference_mode()
     def last_hidden(self) -> Tensor:

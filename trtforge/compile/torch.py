@@ -19,6 +19,7 @@ from trtforge.machine.host import Host
 from trtforge.machine.processor import Processor, compute_dtype
 from trtforge.models.kernels import PACKED_GROUPS
 from trtforge.plan.asked_features import beams_with_states
+from trtforge.plan.draft_tree_rules import tree_problems
 from trtforge.plan.limits import EngineLimits
 
 if TYPE_CHECKING:
@@ -143,6 +144,8 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
     spec, lora = DecoderSpec.of(model, 0), config.features.lora
     if spec.linear is not None and limits.max_beam_width > 1:
         problem = beams_with_states(limits.max_beam_width)
+        raise ForgeError(problem.message, hint=problem.fix)
+    for problem in tree_problems(config.features, model, states=spec.linear is not None):
         raise ForgeError(problem.message, hint=problem.fix)
     device = usable_device(config.device)
     dtype = compute_dtype(config.compute_dtype, model.dtype, device, Processor.of(Host()))

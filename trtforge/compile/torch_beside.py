@@ -56,11 +56,6 @@ def files_beside(features: FeaturesConfig, model: CheckpointConfig, longest: int
 
 def _medusa_heads(medusa: MedusaFeature, model: CheckpointConfig) -> Beside:
     """The file of the heads; none if the checkpoint has its own. Raises ForgeError as `files_beside` does."""
-    if medusa.choices is not None:
-        raise ForgeError(
-            "engine.features.medusa.choices: not supported by the torch backend, which verifies the most likely tokens",
-            hint="Leave choices out, or use the tensorrt_llm backend.",
-        )
     if model.parallel.pp > 1:
         raise ForgeError(
             f"engine.features.medusa: the heads read what the last layer gives, and pp is {model.parallel.pp}",
@@ -79,11 +74,6 @@ def _eagle_files(
     feature: EagleFeature | Eagle3Feature, kind: EagleKind, model: CheckpointConfig, longest: int
 ) -> tuple[Path, ...]:
     """The files of the network; none if it is the checkpoint's. Raises ForgeError as `files_beside` does."""
-    if isinstance(feature, EagleFeature) and feature.choices is not None:
-        raise ForgeError(
-            "engine.features.eagle.choices: not supported by the torch backend, which verifies the most likely tokens",
-            hint="Leave choices out, or use the tensorrt_llm backend.",
-        )
     if model.parallel.pp > 1:
         raise ForgeError(
             f"engine.features.{kind}: the network reads hidden states of all layers, and pp is {model.parallel.pp}",

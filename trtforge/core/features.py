@@ -107,10 +107,15 @@ class MedusaFeature(_Tree):
     layers: int | None = Field(None, ge=1, description="Residual layers per head; default: the checkpoint's.")
 
     @property
-    def longest_chain(self) -> int:
-        """Tokens that the embedded engine drafts at most, one of each head; TensorRT-LLM's converter has 4 heads."""
+    def used_heads(self) -> int:
+        """Heads that the embedded engine uses; TensorRT-LLM's converter has 4."""
         heads = self.heads or 4
-        return min(heads, self.draft_tokens or heads)
+        return self.tree_depth or min(heads, self.draft_tokens or heads)
+
+    @property
+    def most_drafted(self) -> int:
+        """Tokens that the embedded engine drafts at most: without a tree one of each head."""
+        return len(self.choices or ()) or self.used_heads
 
 
 class EagleFeature(_Tree):
@@ -126,9 +131,14 @@ class EagleFeature(_Tree):
     )
 
     @property
-    def chain(self) -> int:
-        """Tokens that the embedded engine drafts, one of each run; TensorRT-LLM's converter has 4 runs."""
-        return self.draft_tokens or self.depth or 4
+    def most_drafted(self) -> int:
+        """Tokens that the embedded engine drafts: without a tree one of each run; TensorRT-LLM's converter has 4."""
+        return len(self.choices or ()) or self.draft_tokens or self.depth or 4
+
+    @property
+    def most_written(self) -> int:
+        """Draft tokens that the network computes keys and values of, to draft what follows them."""
+        return len({path[:-1] for path in self.choices} - {()}) if self.choices else self.most_drafted - 1
 
 
 Drafting = MedusaFeature | EagleFeature

@@ -25,9 +25,14 @@ class Eagle3Feature(Config):
     max_requests: int | None = Field(None, ge=1, description=_MOST_REQUESTS)
 
     @property
-    def chain(self) -> int:
+    def most_drafted(self) -> int:
         """Tokens that the embedded engine drafts."""
         return self.draft_tokens
+
+    @property
+    def most_written(self) -> int:
+        """See EagleFeature."""
+        return self.draft_tokens - 1
 
 
 class MtpFeature(Config):

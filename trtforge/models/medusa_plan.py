@@ -32,6 +32,12 @@ def require_heads(medusa: MedusaFeature, heads: int, layers: int, where: str) ->
                 f"engine.features.medusa.{name} is {asked}, {where} has {has}",
                 hint=f"Leave {name} out, or give {has}.",
             )
+    most = medusa.heads or heads
+    if (medusa.tree_depth or 0) > most:
+        raise ForgeError(
+            f"engine.features.medusa.choices are {medusa.tree_depth} tokens deep, and {most} heads are used",
+            hint=f"Use choices of at most {most} tokens.",
+        )
 
 
 def converted_heads(medusa: MedusaFeature, found: MedusaHeads) -> int:

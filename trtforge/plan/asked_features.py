@@ -6,6 +6,7 @@ from trtforge.core.features import OF_THE_LLM_API, SPECULATION
 from trtforge.formats.checkpoint_keys import integer
 from trtforge.formats.releases import Release
 from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.plan.draft_tree_rules import tree_problems
 from trtforge.plan.feature_rules import feature_problems
 from trtforge.plan.legality import Problem
 from trtforge.plan.llm_api_arguments import LlmApiModel, llm_api_problems
@@ -19,7 +20,7 @@ def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig,
     if request.engine.backend == "llmapi":
         yield from _of_llm_api(model, request, checkpoint)
     elif request.for_tensorrt is False:
-        yield from _of_embedded(model, request)
+        yield from _of_embedded(model, request, checkpoint)
     elif request.engine.features.beyond_paging:
         yield from _of_tensorrt(model, request, checkpoint, release)
 
@@ -39,12 +40,13 @@ def _of_llm_api(model: Model, request: Request, checkpoint: CheckpointConfig) ->
         yield from _draft_problems(model, request.draft, request)
 
 
-def _of_embedded(model: Model, request: Request) -> Iterator[Problem]:
+def _of_embedded(model: Model, request: Request, checkpoint: CheckpointConfig) -> Iterator[Problem]:
     features = request.engine.features
     for name in features.unsupported_by_torch:
         message = f"engine.features.{name}: the {request.engine.backend} backend does not have it"
         having = "llmapi" if name in OF_THE_LLM_API else "tensorrt_llm"
         yield Problem("backend", message, f"Leave it out, or use engine.backend: {having}.")
+    yield from tree_problems(features, checkpoint, states=bool(model.facts.sizes.linear_layers))
     if model.facts.sizes.linear_layers and request.engine.max_beam_width > 1:
         yield beams_with_states(request.engine.max_beam_width)
     if model.facts.sizes.linear_layers and request.serving.kv_cache_host_memory_bytes is not None:

@@ -98,13 +98,13 @@ def _draft_ranks(asked: DraftFeature, draft: Model | None, target: Target, size_
 
 
 def _heads(asked: MedusaFeature, target: Target) -> int:
-    """Bytes of the Medusa heads that are loaded: one for each token of a chain."""
+    """Bytes of the Medusa heads that are loaded: those that are used."""
     if asked.model is None:
         return 0
     sizes, directory = target.facts.sizes, Path(asked.model)
     if (directory / MEDUSA_FILE).is_file():
-        return read_medusa(directory, sizes.hidden, sizes.vocab).numbers(asked.longest_chain) * target.itemsize
-    expected = asked.model_copy(update={"heads": asked.longest_chain})
+        return read_medusa(directory, sizes.hidden, sizes.vocab).numbers(asked.used_heads) * target.itemsize
+    expected = asked.model_copy(update={"heads": asked.used_heads})
     return medusa_bytes(sizes, Parallel(), expected, target.itemsize)
 
 
@@ -124,5 +124,5 @@ def _network(asked: Eagle3Feature | EagleFeature, target: Target) -> Drafter:
         weights = eagle3_bytes(whole) if isinstance(asked, Eagle3Feature) else eagle_bytes(whole)
         one = bytes_per_token(target.facts.sizes, target.itemsize) // cached_layers(target.facts.sizes, Parallel())
     block = limits.tokens_per_block
-    spare = limits.max_batch_size * -(-(asked.chain - 1) // block) * block
+    spare = limits.max_batch_size * -(-asked.most_written // block) * block
     return Drafter(weights=weights + spare * one, kv_per_token=one)

@@ -82,14 +82,14 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None
         case "medusa":
             assert features.medusa is not None
             if _beside(features.medusa, checkpoint):
-                return Speculation(method, features.medusa.longest_chain)
+                return Speculation(method, features.medusa.most_drafted)
             tokens = stored(checkpoint, "max_draft_len") or features.medusa.draft_tokens or TREE_TOKENS
             return Speculation(method, tokens)
         case "eagle":
             assert features.eagle is not None
             asked = features.eagle
             if _beside(asked, checkpoint):
-                return Speculation(method, asked.chain)
+                return Speculation(method, asked.most_drafted)
             tokens = stored(checkpoint, "max_draft_len") or asked.draft_tokens or EAGLE_TREE_TOKENS
             depth = stored(checkpoint, "num_eagle_layers") or asked.depth or asked.tree_depth or EAGLE_DEPTH
             return Speculation(method, tokens, depth)

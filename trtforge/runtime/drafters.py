@@ -19,6 +19,7 @@ from trtforge.runtime.medusa import MedusaDrafter
 from trtforge.runtime.ranks.rank_group import RankGroup
 from trtforge.runtime.ranks.rank_model import placement_of
 from trtforge.runtime.ranks.source import DrafterBytes, EagleDrafts, Source, open_engine
+from trtforge.runtime.scheduling.draft_trees import TreeShape
 
 
 def with_drafter(source: Source, feature: Speculation | None) -> Source:
@@ -28,7 +29,7 @@ def with_drafter(source: Source, feature: Speculation | None) -> Source:
     """
     if isinstance(feature, MedusaFeature):
         sizes = source.config.hidden_size, source.config.vocab_size
-        numbers = read_medusa(source.directory / MEDUSA_DIRECTORY, *sizes).numbers(feature.longest_chain)
+        numbers = read_medusa(source.directory / MEDUSA_DIRECTORY, *sizes).numbers(feature.used_heads)
         return replace(source, beside=(DrafterBytes(numbers * DTYPES[source.forge.compute_dtype].itemsize),))
     if isinstance(feature, DraftFeature):
         own = open_engine(source.directory / DRAFT_ENGINE)
@@ -38,7 +39,9 @@ def with_drafter(source: Source, feature: Speculation | None) -> Source:
         return source
     first = isinstance(feature, EagleFeature)
     network = read_eagle(source.directory / EAGLE_DIRECTORY, "eagle" if first else "eagle3", source.config)
-    return replace(source, eagle=EagleDrafts(network, feature.chain))
+    choices = feature.choices if isinstance(feature, EagleFeature) else None
+    shape = TreeShape.chain(feature.most_drafted) if choices is None else TreeShape.of(choices)
+    return replace(source, eagle=EagleDrafts(network, shape))
 
 
 def _draft_rank(own: Source, index: int, source: Source) -> DrafterBytes:
@@ -61,11 +64,11 @@ def open_drafter(feature: Speculation | None, source: Source, ranks: RankGroup) 
     if isinstance(feature, MedusaFeature):
         sizes = source.config.hidden_size, source.config.vocab_size
         place = placement_of(source, 0)
-        return MedusaDrafter(source.directory / MEDUSA_DIRECTORY, sizes, feature.longest_chain, place, ranks)
+        return MedusaDrafter(source.directory / MEDUSA_DIRECTORY, sizes, feature, place, ranks)
     if isinstance(feature, Eagle3Feature | EagleFeature):
         assert source.eagle is not None, "see with_drafter"
         most = feature.max_requests if isinstance(feature, Eagle3Feature) else None
-        return EagleDrafter(ranks, source.eagle.tokens, source.tokens_per_block, most)
+        return EagleDrafter(ranks, source.eagle.shape, source.tokens_per_block, most)
     own = open_engine(source.directory / DRAFT_ENGINE)
     if own.config.vocab_size != source.config.vocab_size:
         raise ForgeError(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trtforge.runtime.decoder.eagle import Network
+from trtforge.runtime.scheduling.draft_trees import TreeShape
 from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 from trtforge.runtime.scheduling.virtual_tokens import VIRTUAL
@@ -56,21 +57,31 @@ class _Positions:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """Hidden states (positions, hidden) from position `first` on, as the network reads them."""
+    """Hidden states (positions, hidden) from position `first` on, as the network reads them.
+
+    `row`: whose last token and drafts they are of, until it is known which of these are accepted.
+    """
 
     first: int
     states: Tensor
+    row: Row | None = None
+
+    def chosen(self) -> "_Waiting":
+        """Those of the last token and of accepted drafts, if others lie between."""
+        if self.row is None or not self.row.parents:
+            return self
+        return _Waiting(self.first, self.states[[0, *(1 + node for node in self.row.path)]])
 
 
 class EagleDrafter:
-    """Proposes a chain of the network's most likely tokens."""
+    """Proposes a chain of the network's most likely tokens, or a tree of likely ones."""
 
     worker_pids: tuple[int, ...] = ()
 
-    def __init__(self, ranks: EagleRanks, tokens: int, tokens_per_block: int, most: int | None = None) -> None:
-        """`tokens`: of a chain; `most`: sequences above which nothing is drafted."""
+    def __init__(self, ranks: EagleRanks, shape: TreeShape, tokens_per_block: int, most: int | None = None) -> None:
+        """`shape`: of what is drafted; `most`: sequences above which nothing is drafted."""
         self._ranks, self._network = ranks, ranks.network
-        self._tokens, self._size, self._most = tokens, tokens_per_block, most
+        self._shape, self._size, self._most = shape, tokens_per_block, most
         self._waiting: dict[Sequence, _Waiting] = {}
 
     def draft(self, sequences: list[Sequence]) -> None:
@@ -82,6 +93,7 @@ class EagleDrafter:
         for sequence in sequences:
             sequence.draft = Draft()
             waiting, last = self._waiting.get(sequence), len(sequence.tokens) - 2
+            waiting = None if waiting is None else waiting.chosen()
             if waiting is None or not 0 <= last - waiting.first < len(waiting.states):
                 continue
             index = last - waiting.first
@@ -95,7 +107,7 @@ class EagleDrafter:
         states = torch.cat(found)
         self._write(late, states)
         if not too_many:
-            self._chain([each for each in ready if self._wanted(each[0]) > 0], states)
+            self._tree([each for each in ready if self._wanted(each[0]) > 0], states)
 
     def observe(self, rows: list[Row], logits: Tensor | None) -> None:
         """See Drafter."""
@@ -108,7 +120,7 @@ class EagleDrafter:
             known.add(sequence, row.start, count, begin, self._size)
             if row.samples and sequence.group is None:
                 last = begin + row.count - 1
-                self._waiting[sequence] = _Waiting(row.start + row.count - 1, states[last:end].clone())
+                self._waiting[sequence] = _Waiting(row.start + row.count - 1, states[last:end].clone(), row)
         self._write(known, states)
 
     def forget(self, sequence: Sequence) -> None:
@@ -119,7 +131,7 @@ class EagleDrafter:
         """See Drafter."""
 
     def _wanted(self, sequence: Sequence) -> int:
-        return min(self._tokens, sequence.limit - len(sequence.tokens) - 1)
+        return min(len(self._shape.parents), sequence.limit - len(sequence.tokens) - 1)
 
     def _write(self, found: _Positions, states: Tensor) -> None:
         if not found.positions:
@@ -130,14 +142,14 @@ class EagleDrafter:
         tokens, positions, slots = map(np.array, (found.tokens, found.positions, found.slots))
         self._network.write(tokens, chosen, positions, slots)
 
-    def _chain(self, ready: list[tuple[Sequence, int]], states: Tensor) -> None:
+    def _tree(self, ready: list[tuple[Sequence, int]], states: Tensor) -> None:
         if not ready:
             return
         ready.sort(key=lambda each: len(each[0].tokens))
         sequences = [sequence for sequence, _ in ready]
-        length = max(self._wanted(sequence) for sequence in sequences)
+        shape = self._shape.first(max(self._wanted(sequence) for sequence in sequences))
         positions = np.array([len(sequence.tokens) - 2 for sequence in sequences])
-        columns = (positions + length - 1) // self._size + 1
+        columns = (positions + len(shape.followed)) // self._size + 1
         tables = np.zeros((len(sequences), int(columns.max())), dtype=np.int64)
         spare = self._ranks.num_blocks
         for row, sequence in enumerate(sequences):
@@ -147,6 +159,7 @@ class EagleDrafter:
             spare += more
         indices = torch.tensor([index for _, index in ready], device=states.device)
         tokens = np.array([sequence.tokens[-1] for sequence in sequences])
-        chosen = self._network.chain(tokens, states.index_select(0, indices), positions, tables, length).tolist()
+        chosen = self._network.tree(tokens, states.index_select(0, indices), positions, tables, shape).tolist()
         for sequence, drafts in zip(sequences, chosen, strict=True):
-            sequence.draft = Draft(tuple(drafts[: self._wanted(sequence)]))
+            draft = Draft(tuple(drafts), parents=() if shape.is_chain else shape.parents)
+            sequence.draft = draft.first(self._wanted(sequence))

@@ -38,7 +38,7 @@ from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.sampler import Sampler
 from trtforge.runtime.scheduling.admission import why_refused
 from trtforge.runtime.scheduling.batch import Step
-from trtforge.runtime.scheduling.rows import Row, context_tokens, sampling_rows
+from trtforge.runtime.scheduling.rows import Row, context_tokens, moves_of, sampling_rows
 from trtforge.runtime.scheduling.sequence import Sequence
 
 __all__ = ["Engine", "EngineOptions", "EngineStatistics"]
@@ -334,14 +334,16 @@ class Engine:
                 times[3:] = [perf_counter()]
             accepted = []
             for (row, index), token, log_prob, top in zip(pending, sampled.tokens, log_probs, tops, strict=True):
-                hits = depth < len(row.drafts) and token == row.drafts[depth]
+                before, hits = row.at, row.accept(token)
                 row.sequence.accepted += hits
                 self._counts.accepted_tokens += hits
                 if row.sequence.finish_reason is None:
                     self._hand_out(row.sequence, token, log_prob, top)
                 if hits and row.sequence.finish_reason is None:
-                    self._scheduler.accept(row.sequence)
-                    accepted.append((row, index + 1))
+                    accepted.append((row, index + row.at - before))
+            self._ranks.move(moves_of((row for row, _ in accepted), depth, self._scheduler.blocks.tokens_per_block))
+            for row, _ in accepted:
+                self._scheduler.accept(row.sequence)
             pending, depth = accepted, depth + 1
         self._drafts.finish(verified, self._end)
 

@@ -1,7 +1,8 @@
 """Medusa heads (Cai et al. 2024, arXiv 2401.10774) as a drafter beside the network.
 
 Head i gives the token that is i + 2 after the one whose final hidden state it reads: its most likely tokens are a
-chain. TensorRT-LLM verifies a tree of them (tensorrt_llm/models/medusa/model.py), this engine the chain.
+chain. With `choices` they are a tree, of the likely tokens of each head, as in TensorRT-LLM
+(tensorrt_llm/models/medusa/model.py, tensorrt_llm/runtime/medusa_utils.py).
 """
 
 from pathlib import Path
@@ -11,11 +12,13 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.features import MedusaFeature
 from trtforge.formats.medusa import MEDUSA_FILE, read_medusa
 from trtforge.formats.shards import RowReader
 from trtforge.models.torch_tensors import all_finite, read_tensor
-from trtforge.runtime.decoder.logits import most_likely
+from trtforge.runtime.decoder.logits import most_likely_few
 from trtforge.runtime.linears.linear import Placement
+from trtforge.runtime.scheduling.draft_trees import TreeShape
 from trtforge.runtime.scheduling.rows import Row
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
@@ -28,15 +31,16 @@ class HiddenStates(Protocol):
 
 
 class MedusaDrafter:
-    """Proposes the most likely token of each head."""
+    """Proposes the most likely token of each head, or a tree of likely ones."""
 
     worker_pids: tuple[int, ...] = ()
 
     def __init__(
-        self, directory: Path, sizes: tuple[int, int], most: int, place: Placement, ranks: HiddenStates
+        self, directory: Path, sizes: tuple[int, int], feature: MedusaFeature, place: Placement, ranks: HiddenStates
     ) -> None:
-        """`directory`: of the heads; `sizes`: hidden size and vocabulary; `most`: draft tokens. Raises ForgeError."""
+        """`directory`: of the heads; `sizes`: hidden size and vocabulary. Raises ForgeError."""
         self._ranks = ranks
+        self._tree = None if feature.choices is None else TreeShape.of(feature.choices)
         found = read_medusa(directory, *sizes)
         with RowReader() as reader:
 
@@ -56,10 +60,11 @@ class MedusaDrafter:
                     ],
                     read(f"{head}.{found.layers}.weight"),
                 )
-                for head in range(min(found.heads, most))
+                for head in range(min(found.heads, feature.used_heads))
             ]
-        self._states: dict[Sequence, tuple[int, Tensor]] = {}
-        """Of each sequence, the position of the first of its last hidden states."""
+        self._states: dict[Sequence, tuple[Row, Tensor]] = {}
+        """Of each sequence its last row that sampled, and the hidden states of what it sampled from: the row's last
+        token and its drafts."""
 
     def draft(self, sequences: list[Sequence]) -> None:
         """See Drafter. A sequence whose last token was sampled from no known hidden state gets no draft."""
@@ -67,15 +72,15 @@ class MedusaDrafter:
         states: list[Tensor] = []
         for sequence in sequences:
             sequence.draft = Draft()
-            first, hidden = self._states.get(sequence, (0, None))
-            index = len(sequence.tokens) - 2 - first
-            if hidden is not None and 0 <= index < len(hidden):
+            row, hidden = self._states.get(sequence, (None, None))
+            if row is not None and hidden is not None and row.next_length == len(sequence.tokens):
                 known.append(sequence)
-                states.append(hidden[index])
+                states.append(hidden[row.at + 1])
         if known:
+            parents = () if self._tree is None else self._tree.parents
             tokens = self._proposed(torch.stack(states))
             for sequence, drafts in zip(known, tokens, strict=True):
-                sequence.draft = Draft(tuple(drafts))
+                sequence.draft = Draft(tuple(drafts), parents=parents)
 
     def observe(self, rows: list[Row], logits: Tensor | None) -> None:
         """See Drafter."""
@@ -87,7 +92,7 @@ class MedusaDrafter:
             end += row.wanted
             if row.samples:
                 start = end - 1 - len(row.drafts)
-                self._states[row.sequence] = row.start + row.count - 1, hidden[start:end].clone()
+                self._states[row.sequence] = row, hidden[start:end].clone()
 
     def forget(self, sequence: Sequence) -> None:
         """See Drafter."""
@@ -100,9 +105,13 @@ class MedusaDrafter:
     def _proposed(self, hidden: Tensor) -> list[list[int]]:
         """The tokens of each of the hidden states (rows, hidden)."""
         chosen = []
-        for layers, lm_head in self._heads:
+        for depth, (layers, lm_head) in enumerate(self._heads):
             x = hidden
             for weight, bias in layers:
                 x = x + torch.nn.functional.silu(torch.nn.functional.linear(x, weight, bias))
-            chosen.append(most_likely((x @ lm_head.t()).float()))
-        return torch.stack(chosen, dim=1).tolist()
+            count = 1 if self._tree is None else self._tree.most(depth)
+            chosen.append(most_likely_few((x @ lm_head.t()).float(), count))
+        if self._tree is None:
+            return torch.cat(chosen, dim=1).tolist()
+        nodes = zip(self._tree.depths, self._tree.ranks, strict=True)
+        return torch.stack([chosen[depth][:, rank] for depth, rank in nodes], dim=1).tolist()

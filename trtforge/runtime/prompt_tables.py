@@ -8,7 +8,8 @@ from trtforge.engine_process.requests import UINT64_MAX, GenerationRequest, Prom
 from trtforge.models.torch_tensors import all_finite
 from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.ranks.source import Source
-from trtforge.runtime.scheduling.virtual_tokens import Ints, VirtualTokens
+from trtforge.runtime.scheduling.integers import Ints
+from trtforge.runtime.scheduling.virtual_tokens import VirtualTokens
 
 _TABLE, _EXTRA_IDS = "prompt_embedding_table", "prompt_table_extra_ids"
 _WORD = 8  # bytes of the integers that a step's rows are sent as

@@ -3,13 +3,11 @@
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from trtforge.runtime.cuda.pinned import sent
-
-Ints = npt.NDArray[np.int64]
+from trtforge.runtime.scheduling.integers import Ints
 
 
 class PagedChunks:

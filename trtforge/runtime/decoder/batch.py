@@ -16,7 +16,9 @@ from trtforge.runtime.decoder.latest import put_latest
 from trtforge.runtime.decoder.padding import buckets, padded_rows
 from trtforge.runtime.decoder.sequence_states import Spans
 from trtforge.runtime.native.bindings import PagedRows
-from trtforge.runtime.scheduling.batch import Ints, Step
+from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.draft_trees import TOLD, places_of
+from trtforge.runtime.scheduling.integers import Ints
 from trtforge.runtime.scheduling.virtual_tokens import VIRTUAL
 
 
@@ -150,8 +152,10 @@ class Batch:
     ) -> "Batch":
         """The inputs that all layers share. `reaches`: those of the layers.
 
-        `in_place`: the layers read the cache in place. `latest`: see `put_latest`.
+        `in_place`: the layers read the cache in place; the kernels of a GPU do so only without trees of drafts.
+        `latest`: see `put_latest`.
         """
+        in_place = in_place and (device.type != "cuda" or not len(step.seen))
         virtual = VirtualRows.of(step, dtype, device)
         if virtual is not None:
             step = replace(step, tokens=np.where(step.tokens >= VIRTUAL, 0, step.tokens))
@@ -159,7 +163,8 @@ class Batch:
         rows, ends = step.generation_rows, step.counts.cumsum()
         row_of, positions = step.positions()
         logit_rows = step.logit_rows()
-        padded = (_padded(each) if pads else each for each in (step.tokens, positions, logit_rows))
+        places = places_of(positions, row_of, step.seen)
+        padded = (_padded(each) if pads else each for each in (step.tokens, places, logit_rows))
         slots = step.slots(row_of, positions, tokens_per_block)
         tokens, placed, wanted, own_slots = sent_together([*padded, slots], device)
         put_latest(tokens, step.tokens, latest)
@@ -220,7 +225,8 @@ def _generation(
         blocks = sent(step.tables[first:end, :columns].reshape(-1), device)
         last = sent(step.starts[first:end], device).unsqueeze(1)
         keys = torch.arange(columns * tokens_per_block, device=device)
-        masks = {reach: mask_of(last, keys, dtype, reach).view(end - first, 1, 1, -1) for reach in reaches}
+        hidden = sent(step.seen[first:end], device).unsqueeze(1) if len(step.seen) else None
+        masks = {reach: mask_of(last, keys, dtype, reach, hidden).view(end - first, 1, 1, -1) for reach in reaches}
         found.append(GenerationRows(first, end, blocks, masks))
     return found
 
@@ -235,9 +241,9 @@ def apart(step: Step) -> bool:
 
 
 def _paged(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedRows:
-    numbers = [np.ascontiguousarray(step.tables[:rows]), step.starts[:rows] + 1]
-    tables, lengths = sent_together(numbers, device)
-    return PagedRows(tables, lengths, tokens_per_block, apart(step))
+    numbers = [np.ascontiguousarray(step.tables[:rows]), step.starts[:rows] + 1, step.seen[:rows]]
+    tables, lengths, seen = sent_together(numbers, device)
+    return PagedRows(tables, lengths, tokens_per_block, apart(step), seen if len(seen) else None)
 
 
 def _chunks(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedChunks:
@@ -252,9 +258,15 @@ def _padded(values: Ints) -> Ints:
     return np.concatenate([values, np.zeros(padded_rows(len(values)) - len(values), dtype=np.int64)])
 
 
-def mask_of(queries: Tensor, keys: Tensor, dtype: torch.dtype, reach: Reach) -> Tensor:
-    """Additive (queries, keys) mask from positions: 0 where a query sees a key, else minus infinity."""
+def mask_of(queries: Tensor, keys: Tensor, dtype: torch.dtype, reach: Reach, seen: Tensor | None = None) -> Tensor:
+    """Additive (queries, keys) mask from positions: 0 where a query sees a key, else minus infinity.
+
+    seen (queries, 1): see `seen_slots`.
+    """
     hidden = keys > queries
+    if seen is not None:
+        before = queries - keys
+        hidden |= (before < TOLD) & (seen >> (TOLD - 1 - before).clamp(0, TOLD - 1) & 1 == 0)
     if reach.window is not None:
         hidden |= keys <= queries - reach.window
     if reach.chunk is not None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from trtforge.runtime.cuda.pinned import pin, sent
 from trtforge.runtime.decoder.kv_cache import zeros
-from trtforge.runtime.scheduling.batch import Ints
+from trtforge.runtime.scheduling.integers import Ints
 
 
 class BlockCopies:

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trtforge.runtime.scheduling.batch import Ints
+from trtforge.runtime.scheduling.integers import Ints
 
 
 class Collective(Protocol):

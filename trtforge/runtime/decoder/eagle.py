@@ -25,22 +25,24 @@ from trtforge.runtime.architecture.rotary import Rotary, RotarySpec, inverse_fre
 from trtforge.runtime.decoder.attention import Attention
 from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, in_place_for, zeros
-from trtforge.runtime.decoder.logits import most_likely
+from trtforge.runtime.decoder.logits import most_likely_few
 from trtforge.runtime.decoder.mlp import gated_halves
 from trtforge.runtime.decoder.norms import RmsNorm
 from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.decoder.scores import FusedScores
 from trtforge.runtime.linears.linear import Linear, Placement, matrix
 from trtforge.runtime.native.bindings import native_for
-from trtforge.runtime.scheduling.batch import Ints, Step
+from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.draft_trees import SEES_ALL, TreeShape, seen_slots
+from trtforge.runtime.scheduling.integers import Ints
 
 Embed = Callable[[Tensor], Tensor]
 """Token ids to embeddings."""
 
 
-def spare_blocks(requests: int, tokens: int, tokens_per_block: int) -> int:
-    """Blocks beyond those of the KV cache for what chains of so many tokens write, of so many requests at once."""
-    return requests * -(-(tokens - 1) // tokens_per_block)
+def spare_blocks(requests: int, written: int, tokens_per_block: int) -> int:
+    """Blocks beyond those of the KV cache for so many draft tokens that are written, of so many requests at once."""
+    return requests * -(-written // tokens_per_block)
 
 
 class Network:
@@ -120,28 +122,46 @@ class Network:
         self._cache.write(torch.from_numpy(slots).to(device), heads)
 
     @torch.inference_mode()
-    def chain(self, tokens: Ints, states: Tensor, positions: Ints, tables: Ints, length: int) -> Tensor:
-        """(rows, length) proposed tokens of sequences, given the first of their positions that is not cached.
+    def tree(self, tokens: Ints, states: Tensor, positions: Ints, tables: Ints, shape: TreeShape) -> Tensor:
+        """(rows, nodes) proposed tokens of sequences, given the first of their positions that is not cached.
 
         `tokens`, `states`: next token and hidden state of that position; `tables`: blocks, with places for all that
-        the chain writes.
+        the tree writes, which is a slot for each node with others below it.
         """
-        next_tokens = torch.from_numpy(tokens).to(self._place.device)
-        ones, chosen = np.ones_like(positions), []
-        for depth in range(length):
-            step = Step(positions + depth, ones, ones, tables, tokens)
-            batch = Batch.of(
-                step,
-                self._block_size,
-                self._place.device,
-                self._place.dtype,
-                reaches=(self._reach,),
-                in_place=self._in_place,
-            )
-            states = self._step(replace(batch, tokens=next_tokens), states)
-            next_tokens = self._proposed(states)
-            chosen.append(next_tokens)
-        return torch.stack(chosen, dim=1)
+        followed = shape.followed
+        slots = {-1: 0} | {node: 1 + index for index, node in enumerate(followed)}
+        seen = [SEES_ALL, *seen_slots([slots[shape.parents[node]] - 1 for node in followed])]
+        proposed: dict[int, Tensor] = {-1: torch.from_numpy(tokens).to(self._place.device)}
+        hidden, level = {-1: states}, [-1]
+        while level:
+            own = [slots[node] for node in level]
+            batch = self._batch(positions, tables, own, [seen[slot] for slot in own])
+            inputs = torch.stack([proposed[node] for node in level], dim=1).flatten()
+            above = [-1 if node < 0 else shape.parents[node] for node in level]
+            before = torch.stack([hidden[node] for node in above], dim=1).flatten(0, 1)
+            outputs = self._step(replace(batch, tokens=inputs), before)
+            places = {node: place for place, node in enumerate(level)}
+            below = [(node, places[parent]) for node, parent in enumerate(shape.parents) if parent in places]
+            most = 1 + max(shape.ranks[node] for node, _ in below)
+            candidates = self._proposed(outputs, most).view(len(tokens), len(level), most)
+            hidden |= dict(zip(level, outputs.view(len(tokens), len(level), -1).unbind(1), strict=True))
+            proposed |= {node: candidates[:, place, shape.ranks[node]] for node, place in below}
+            level = [node for node, _ in below if node in slots]
+        return torch.stack([proposed[node] for node in range(len(shape.parents))], dim=1)
+
+    def _batch(self, positions: Ints, tables: Ints, slots: list[int], seen: list[int]) -> Batch:
+        """Rows at these slots from the position of each sequence on, one sequence after another."""
+        starts, count = (positions[:, None] + np.array(slots)).reshape(-1), len(slots)
+        ones, bits = np.ones_like(starts), np.array(seen * len(positions), dtype=np.int64)
+        step = Step(starts, ones, ones, np.repeat(tables, count, axis=0), starts)
+        return Batch.of(
+            step if (bits == SEES_ALL).all() else replace(step, seen=bits),
+            self._block_size,
+            self._place.device,
+            self._place.dtype,
+            reaches=(self._reach,),
+            in_place=self._in_place,
+        )
 
     def _inputs(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
         """What the attention reads, and the residual that its output is added to."""
@@ -165,10 +185,10 @@ class Network:
         hidden = residual + self._output(self._attention(heads, batch, self._cache))
         return hidden + self._down(self._gated(self._inner_norm(hidden)))
 
-    def _proposed(self, hidden: Tensor) -> Tensor:
-        """The most likely token of each row."""
+    def _proposed(self, hidden: Tensor, count: int) -> Tensor:
+        """The `count` most likely tokens of each row."""
         normed = hidden if self._final_norm is None else self._final_norm(hidden)
-        chosen = most_likely(self._head(normed).float())
+        chosen = most_likely_few(self._head(normed).float(), count)
         return chosen if self._tokens is None else self._tokens[chosen]
 
     def _linear(self, *names: str) -> Linear:

@@ -14,7 +14,8 @@ from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.decoder.recorded import MOST_ROWS
 from trtforge.runtime.decoder.step_graphs import Shape
 from trtforge.runtime.native.bindings import PagedRows
-from trtforge.runtime.scheduling.batch import Ints, Step
+from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.integers import Ints
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import numpy as np
 from torch import Tensor
 
 from trtforge.runtime.cuda.pinned import sent
-from trtforge.runtime.scheduling.batch import Ints
+from trtforge.runtime.scheduling.integers import Ints
 
 
 def put_latest(target: Tensor, tokens: Ints, latest: Tensor | None) -> None:

@@ -87,6 +87,11 @@ def most_likely(logits: Tensor) -> Tensor:
     return torch.as_tensor(_argmax_where_fast(logits))
 
 
+def most_likely_few(logits: Tensor, count: int) -> Tensor:
+    """int64 (rows, count): the tokens of the `count` largest logits of each row, the largest first."""
+    return most_likely(logits).unsqueeze(1) if count == 1 else logits.topk(count).indices
+
+
 def most_likely_tokens(logits: Tensor) -> list[int]:
     """`most_likely` as a list; on the CPU without torch, whose code is no longer in the processor's caches when a step
     ends."""

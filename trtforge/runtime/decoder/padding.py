@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trtforge.runtime.scheduling.batch import Ints
+from trtforge.runtime.scheduling.integers import Ints
 
 _SPLIT_FROM = 48  # saved padding blocks that are worth another attention call in every layer
 

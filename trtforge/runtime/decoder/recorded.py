@@ -7,6 +7,7 @@ other threads meanwhile.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -62,8 +63,9 @@ class _Inputs:
     def as_step(self, batch: Batch, rotations: Sequence[Rotation]) -> tuple[Tensor, Batch, tuple[Rotation, ...]]:
         """The step that the layers compute from these tensors."""
         hidden, lengths, *parts = self.shared
+        seen = parts.pop(0) if batch.paged is not None and batch.paged.seen is not None else None
         views = [
-            replace(view, slots=slots, paged=PagedRows(tables, lengths, paged.block_size))
+            replace(view, slots=slots, paged=PagedRows(tables, lengths, paged.block_size, seen=seen))
             for (tables, slots), (view, paged) in zip(self.places, _views(batch), strict=True)
         ]
         turned = zip(rotations, parts[::2], parts[1::2], strict=True)
@@ -78,9 +80,18 @@ def _views(batch: Batch) -> list[tuple[Batch, PagedRows]]:
 
 
 def _shared(hidden: Tensor, batch: Batch, rotations: Sequence[Rotation]) -> list[Tensor]:
-    """Hidden states, lengths, then cosines and sines of each rotation."""
+    """Hidden states, lengths, what rows of trees see, then cosines and sines of each rotation."""
     assert batch.paged is not None
-    return [hidden, batch.paged.lengths, *(part for each in rotations for part in (each.cos, each.sin))]
+    seen = [] if batch.paged.seen is None else [batch.paged.seen]
+    return [hidden, batch.paged.lengths, *seen, *(part for each in rotations for part in (each.cos, each.sin))]
+
+
+class _Key(NamedTuple):
+    """Of the steps that a recording computes: at most so many rows; with adapters, with trees of drafts, or without."""
+
+    rows: int
+    adapted: bool
+    trees: bool
 
 
 @dataclass(frozen=True)
@@ -113,10 +124,10 @@ class Layers:
         self._longest = longest
         self._arena = Arena()
         self._capture = None if kernels is None else CallCapture(kernels)
-        self._inputs: _Inputs | None = None
+        self._inputs: dict[bool, _Inputs] = {}  # of steps without and with trees of drafts
         self._adapters = adapters
         self._moves = 0  # of the adapters' memory, when the recordings with adapters were made
-        self._recordings: Recent[tuple[int, bool], _Recording] = Recent(MOST_RECORDINGS)
+        self._recordings: Recent[_Key, _Recording] = Recent(MOST_RECORDINGS)
 
     @property
     def can_record(self) -> bool:
@@ -126,7 +137,7 @@ class Layers:
     @property
     def recorded_rows(self) -> tuple[int, ...]:
         """The largest numbers of rows of the recordings."""
-        return tuple(sorted({rows for rows, _ in self._recordings}))
+        return tuple(sorted({key.rows for key in self._recordings}))
 
     def __call__(
         self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: Sequence[LayerCache]
@@ -142,7 +153,7 @@ class Layers:
         columns = -(-self._longest // batch.paged.block_size)
         if batch.paged.tables.shape[1] > columns:  # drafts beyond the longest sequence
             return self._computed(hidden, batch, rotations, cache)
-        key = power_from(len(hidden)), self._adapted()
+        key = _Key(power_from(len(hidden)), self._adapted(), batch.paged.seen is not None)
         found = self._recordings.get(key) or self._recorded(key, columns, hidden, batch, rotations, cache)
         if found is None:
             return self._computed(hidden, batch, rotations, cache)
@@ -159,9 +170,9 @@ class Layers:
             return False
         if adapters.moves != self._moves:
             self._moves = adapters.moves
-            for rows, adapted in self._recordings:
-                if adapted:
-                    self._recordings.drop((rows, adapted))
+            for key in self._recordings:
+                if key.adapted:
+                    self._recordings.drop(key)
         return True
 
     def _computed(
@@ -181,7 +192,7 @@ class Layers:
 
     def _recorded(
         self,
-        key: tuple[int, bool],
+        key: _Key,
         columns: int,
         hidden: Tensor,
         batch: Batch,
@@ -190,10 +201,10 @@ class Layers:
     ) -> _Recording | None:
         """Keep a step's kernel calls; None if torch computes a part of it: never record again. Nothing is computed."""
         assert self._capture is not None, "kernels compute"
-        rows, _ = key
-        if self._inputs is None or len(self._inputs) < rows:
-            self._inputs = _Inputs.of(2 * rows, columns, hidden, batch, rotations)
-        inputs = self._inputs.first(rows)
+        rows, memory = key.rows, self._inputs.get(key.trees)
+        if memory is None or len(memory) < rows:
+            memory = self._inputs[key.trees] = _Inputs.of(2 * rows, columns, hidden, batch, rotations)
+        inputs = memory.first(rows)
         captured = self._capture(lambda: self(*inputs.as_step(batch, rotations), cache), rows, rows)
         if captured is None:
             self._kernels = None

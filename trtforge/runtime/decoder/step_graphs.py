@@ -119,7 +119,7 @@ class StepGraphs:
 
         `latest`: see `put_latest`.
         """
-        if self._capture is None or step.length or len(step.adapters) or len(step.embeddings):
+        if self._capture is None or step.length or len(step.adapters) or len(step.embeddings) or len(step.seen):
             return None
         shape = self._memory.shape(step)
         if shape is None:

@@ -44,13 +44,15 @@ _LOG = logging.getLogger(__name__)
 class PagedRows:
     """Single-token rows: int64 block numbers (rows, columns) and lengths (rows,), the token itself included.
 
-    `apart`: see `decoder.batch.apart`; False where nobody asks.
+    `apart`: see `decoder.batch.apart`; False where nobody asks. `seen`: int64 (rows,), see `draft_trees.seen_slots`;
+    None if all rows see all tokens before theirs.
     """
 
     tables: Tensor
     lengths: Tensor
     block_size: int
     apart: bool = False
+    seen: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,7 @@ class Native(RmsNorms):
             out=out.data_ptr(),
             tables=rows.tables.data_ptr(),
             lengths=rows.lengths.data_ptr(),
+            seen=None if rows.seen is None else rows.seen.data_ptr(),
             rows=len(rows.lengths),
             columns=rows.tables.shape[1],
             block=rows.block_size,

@@ -71,7 +71,7 @@ class Paged(ctypes.Structure):
     """`Paged` of source/attention.h."""
 
     _fields_ = (
-        *((name, _pointer) for name in ("queries", "cache", "out", "tables", "lengths", "slopes", "sinks")),
+        *((name, _pointer) for name in ("queries", "cache", "out", "tables", "lengths", "slopes", "sinks", "seen")),
         *((name, _integer) for name in ("rows", "columns", "block", "vectors", "stride")),
         *((name, _integer) for name in ("heads", "kv_heads", "size", "window", "chunk")),
         *((name, _float) for name in ("scale", "cap", "cache_scale")),

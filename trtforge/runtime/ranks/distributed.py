@@ -18,7 +18,7 @@ from trtforge.core.defaults import LOOPBACK
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.native.recorder import interrupt_recording
 from trtforge.runtime.ranks.shared_sums import SharedSums
-from trtforge.runtime.scheduling.batch import Ints
+from trtforge.runtime.scheduling.integers import Ints
 
 _STEP_BUFFER = 8192  # integers in one broadcast; longer steps need a second one
 _FOREVER = timedelta(days=3650)  # workers wait for the next step as long as their parent lives

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from trtforge.runtime.scheduling.batch import Ints, Step
+from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.integers import Ints
 
 _PER_STAGE = 2  # parts
 _LEAST_ROW = 2  # tokens; what is left of a cut row must not be taken for a row of the generation phase

@@ -20,7 +20,8 @@ from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.ranks.source import Source
 from trtforge.runtime.ranks.worker_process import WorkerJob, WorkerProcess
 from trtforge.runtime.scheduling.batch import Step
-from trtforge.runtime.scheduling.step_codec import encode, encode_question
+from trtforge.runtime.scheduling.integers import Ints
+from trtforge.runtime.scheduling.step_codec import encode, encode_moves, encode_question
 
 _END_TIMEOUT = 3.0  # seconds that a worker has to end by itself
 _PARAMETERS_PER_THREAD = 1_000_000  # of a layer; with fewer, another thread was measured to cost more than it saves
@@ -136,6 +137,16 @@ class RankGroup:
             if failure is None:
                 raise
             raise failure from error
+
+    @torch.inference_mode()
+    def move(self, slots: Ints) -> None:
+        """Copy what slots of the KV cache hold, int64 (2 x moves,): from, to, from, to. All are read before any is
+        written."""
+        if not len(slots):
+            return
+        if self._workers:
+            self._collective.broadcast_step(encode_moves(slots))
+        self._model.move(slots)
 
     @property
     def block_bytes(self) -> int:

@@ -11,6 +11,7 @@ from trtforge.formats.attention_windows import partial_window, widest_window, wi
 from trtforge.runtime.adapters.rank_adapters import RankAdapters
 from trtforge.runtime.architecture.positions import Reach
 from trtforge.runtime.cuda.graph_capture import graph_capture_for
+from trtforge.runtime.cuda.pinned import sent
 from trtforge.runtime.decoder.batch import Batch
 from trtforge.runtime.decoder.block_copies import BlockCopies
 from trtforge.runtime.decoder.collective import Collective
@@ -32,6 +33,7 @@ from trtforge.runtime.ranks.micro_batches import micro_batches
 from trtforge.runtime.ranks.single_tokens import logits_first, single_tokens
 from trtforge.runtime.ranks.source import EagleDrafts, Source
 from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.integers import Ints
 
 _LEAST_TOKENS = {"cpu": 16, "cuda": 256}
 """Of a part of a step: products of fewer take about as long as reading the weights."""
@@ -173,6 +175,13 @@ class RankModel:
         """What a block holds of all layers, one after another: uint8 (bytes,) in host memory."""
         return torch.cat([layer[block].reshape(-1).view(torch.uint8).cpu() for layer in self.cache])
 
+    def move(self, slots: Ints) -> None:
+        """See `RankGroup.move`."""
+        sources, targets = (sent(each, self._place.device) for each in slots.reshape(-1, 2).T)
+        for layer in self.cache:
+            held = layer.flatten(0, 1)
+            held.index_copy_(0, targets, held.index_select(0, sources))
+
     def last_hidden(self) -> Tensor:
         """See `Decoder.last_hidden`."""
         return self._decoder.last_hidden()
@@ -197,7 +206,7 @@ class RankModel:
         drafts, source = self._source.eagle, self._source
         if drafts is None:
             return 0
-        return spare_blocks(source.limits.max_batch_size, drafts.tokens, source.tokens_per_block)
+        return spare_blocks(source.limits.max_batch_size, len(drafts.shape.followed), source.tokens_per_block)
 
     def _load_network(self, drafts: EagleDrafts) -> Network:
         config, decoder = self._source.config, self._decoder

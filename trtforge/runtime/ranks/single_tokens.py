@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from trtforge.runtime.scheduling.batch import Ints, Step
+from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.integers import Ints
 
 MOST_CHUNKED = 64
 """Tokens of prompts: as many as the CPU kernels take of one sequence at once."""
@@ -28,6 +29,7 @@ def single_tokens(step: Step) -> Step:
         tables=step.tables[rows],
         tokens=step.tokens[order],
         adapters=step.adapters[rows] if len(step.adapters) else step.adapters,
+        seen=step.seen[rows] if len(step.seen) else step.seen,
         window_tables=step.window_tables[rows] if len(step.window_tables) else step.window_tables,
     )
 

@@ -16,6 +16,7 @@ from trtforge.formats.eagle import EagleNetwork
 from trtforge.formats.trtllm import CheckpointConfig, is_engine, read_checkpoint_config, read_engine_config
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.linears.kernels import Kernels, reference_kernels
+from trtforge.runtime.scheduling.draft_trees import TreeShape
 from trtforge.runtime.scheduling.scheduler import BatchLimits
 
 DEFAULT_TOKENS_PER_BLOCK = 32
@@ -33,10 +34,10 @@ class ForgeSection(Config):
 
 @dataclass(frozen=True)
 class EagleDrafts:
-    """A network that rank 0 runs beside the model, and the draft tokens of a chain."""
+    """A network that rank 0 runs beside the model, and the shape of what it drafts."""
 
     network: EagleNetwork
-    tokens: int
+    shape: TreeShape
 
 
 @dataclass(frozen=True)

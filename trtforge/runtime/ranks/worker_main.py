@@ -19,7 +19,7 @@ from trtforge.runtime.ranks.rank_model import RankModel, placement_of
 from trtforge.runtime.ranks.shared_sums import SharedSums
 from trtforge.runtime.ranks.source import open_model
 from trtforge.runtime.ranks.worker_process import WorkerJob
-from trtforge.runtime.scheduling.step_codec import asked_block, decode
+from trtforge.runtime.scheduling.step_codec import asked_block, asked_moves, decode
 
 
 def main() -> int:
@@ -56,6 +56,10 @@ def _run(job: WorkerJob) -> None:
             block = asked_block(values)
             if block is not None:
                 ranks.gather_bytes(model.block_content(block), contents.sizes)
+                continue
+            moves = asked_moves(values)
+            if moves is not None:
+                model.move(moves)
                 continue
             step = decode(values)
             model.execute(step, contents.fills(step, job.index))

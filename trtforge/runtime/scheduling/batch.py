@@ -8,13 +8,11 @@ from collections.abc import Sequence as Rows
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from trtforge.runtime.scheduling.rows import Row, screening_of
+from trtforge.runtime.scheduling.integers import Ints
+from trtforge.runtime.scheduling.rows import Row, drafted_rows, screening_of, seen_by
 from trtforge.runtime.scheduling.virtual_tokens import VIRTUAL, embedded
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -31,6 +29,7 @@ class Step:
     how far below the most likely token's another logit may be, 0 for any; or nothing at all.
     `embeddings`: rows of prompt tables in the compute type, as int64 (rows, words); token VIRTUAL + i is row i.
     `filled`: blocks to overwrite after the copies, with `contents`: of all ranks' layers, as int64 (blocks, words).
+    `seen`: for each row what `seen_slots` gives; empty if all see all slots before theirs. `starts` say slots then.
     """
 
     starts: Ints
@@ -48,6 +47,7 @@ class Step:
     embeddings: Ints = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
     filled: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     contents: Ints = field(default_factory=lambda: np.zeros((0, 0), dtype=np.int64))
+    seen: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
     def of_rows(
@@ -57,8 +57,8 @@ class Step:
         starts = np.array([row.start for row in rows], dtype=np.int64)
         counts = np.array([row.count for row in rows], dtype=np.int64)
         wanted = np.array([row.count if row.scores else row.samples for row in rows], dtype=np.int64)
-        adapted = any(row.sequence.adapter for row in rows)
-        adapters = np.array([row.sequence.adapter for row in rows if adapted], dtype=np.int64)
+        adapters = np.array([row.sequence.adapter for row in rows], dtype=np.int64)
+        adapters = adapters if adapters.any() else adapters[:0]
         tables = np.zeros((len(rows), max(len(row.sequence.table.blocks) for row in rows)), dtype=np.int64)
         tokens: list[int] = []
         for index, row in enumerate(rows):
@@ -70,16 +70,14 @@ class Step:
                 tokens.extend(row.sequence.tokens[row.start : row.start + row.count])
             tokens.extend(row.drafts)
         if any(row.drafts for row in rows):
-            drafts, chunks = np.array([len(row.drafts) for row in rows], dtype=np.int64), counts > 1
-            counts, wanted = counts + drafts * chunks, wanted + drafts * chunks
-            each = 1 + drafts * ~chunks
-            starts = np.arange(each.sum()) - np.repeat(each.cumsum() - each - starts, each)
+            each, starts, behind = drafted_rows(rows, starts, counts)
+            counts, wanted = counts + behind, wanted + behind
             counts, wanted, tables = (np.repeat(values, each, axis=0) for values in (counts, wanted, tables))
-            adapters = np.repeat(adapters, each) if adapted else adapters
+            adapters = np.repeat(adapters, each) if len(adapters) else adapters
         found = starts, counts, wanted, tables, np.array(tokens, dtype=np.int64)
         pairs = np.array(copies, dtype=np.int64).reshape(-1)
         candidates, draws = screening_of(rows)
-        step = cls(*found, candidates=candidates, draws=draws, copies=pairs, adapters=adapters)
+        step = cls(*found, candidates=candidates, draws=draws, copies=pairs, adapters=adapters, seen=seen_by(rows))
         if found[-1].max() >= VIRTUAL:
             numbered, embeddings = embedded(step.tokens, (row.sequence.virtual for row in rows))
             step = replace(step, tokens=numbered, embeddings=embeddings)

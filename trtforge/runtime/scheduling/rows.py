@@ -1,14 +1,16 @@
 """The part of one sequence that a step computes."""
 
 import math
+from collections.abc import Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 
 from trtforge.models.kernels import MOST_DRAWN
+from trtforge.runtime.scheduling.draft_trees import SEES_ALL, path_to, seen_slots
+from trtforge.runtime.scheduling.integers import Ints
 from trtforge.runtime.scheduling.random_numbers import random_bits
 from trtforge.runtime.scheduling.sequence import Sequence
 
@@ -18,7 +20,8 @@ class Row:
     """Tokens [start, start + count) of a sequence; `samples`: the next token is sampled after the last one.
 
     `scores`: the logits of all its tokens are wanted, for the log probabilities of the prompt.
-    `drafts`: proposed tokens to compute after the last one, each with its logits, if the row samples.
+    `drafts`: proposed tokens to compute after the last one, each with its logits, if the row samples; `parents`: theirs
+    if they are a tree, see `draft_trees`; `at`: the last one that was accepted, -1 before.
     """
 
     sequence: Sequence
@@ -27,11 +30,35 @@ class Row:
     samples: bool
     scores: bool = False
     drafts: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    at: int = -1
 
     @property
     def wanted(self) -> int:
         """Number of the row's last tokens, drafts included, whose logits are needed."""
         return self.count if self.scores else int(self.samples) + len(self.drafts)
+
+    @property
+    def path(self) -> list[int]:
+        """The draft tokens that were accepted, as indices."""
+        return path_to(self.parents, self.at)
+
+    @property
+    def next_length(self) -> int:
+        """Tokens of the sequence once one is sampled after the accepted ones."""
+        return self.start + self.count + len(self.path) + 1
+
+    def accept(self, token: int) -> bool:
+        """Accept the draft token that follows the last accepted one, if one of them is `token`; False if none is."""
+        if not self.parents:
+            followers: Iterable[int] = range(self.at + 1, min(self.at + 2, len(self.drafts)))
+        else:
+            followers = (index for index, parent in enumerate(self.parents) if parent == self.at)
+        found = next((index for index in followers if self.drafts[index] == token), None)
+        if found is None:
+            return False
+        self.at = found
+        return True
 
 
 def packing_order(row: Row) -> tuple[bool, bool, int]:
@@ -39,12 +66,44 @@ def packing_order(row: Row) -> tuple[bool, bool, int]:
     return row.count > 1, not (row.samples or row.scores or row.drafts), row.start
 
 
+def drafted_rows(rows: Rows[Row], starts: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
+    """Of each row that computes `counts` tokens from `starts` on: how many rows of a step it becomes with its drafts,
+    their starts, and how many drafts it has behind a chunk, whose row they then belong to."""
+    drafts, chunks = np.array([len(row.drafts) for row in rows], dtype=np.int64), counts > 1
+    each = 1 + drafts * ~chunks
+    starts = np.arange(each.sum()) - np.repeat(each.cumsum() - each - starts, each)
+    return each, starts, drafts * chunks
+
+
+def seen_by(rows: Rows[Row]) -> Ints:
+    """`seen` of the step that computes the rows."""
+    found: list[int] = []
+    if any(row.parents for row in rows):
+        for row in rows:
+            alone = row.count > 1 or not row.drafts
+            found.append(SEES_ALL)
+            found += [] if alone else seen_slots(row.parents) if row.parents else [SEES_ALL] * len(row.drafts)
+    return np.array(found, dtype=np.int64)
+
+
+def moves_of(accepted: Iterable[Row], depth: int, size: int) -> Ints:
+    """The slots of the draft tokens that rows accepted last, after `depth` others: pairs of where they are and where
+    their sequences have them, int64 (2 x moves,). `size`: tokens of a block."""
+    pairs: list[int] = []
+    for row in accepted:
+        if row.at != depth:
+            blocks, first = row.sequence.table.blocks, row.start + row.count
+            for position in (first + row.at, first + depth):
+                pairs.append(blocks[position // size] * size + position % size)
+    return np.array(pairs, dtype=np.int64)
+
+
 def context_tokens(rows: Rows[Row]) -> int:
     """Tokens of the rows that compute several: chunks of contexts."""
     return sum(row.count for row in rows if row.count > 1)
 
 
-def screening_of(rows: Rows[Row]) -> tuple[int, npt.NDArray[np.int64]]:
+def screening_of(rows: Rows[Row]) -> tuple[int, Ints]:
     """`candidates` and `draws` of the step that computes the rows."""
     wanted = [row for row in rows if row.wanted]
     each = [0 if row.scores else row.sequence.candidates for row in wanted]

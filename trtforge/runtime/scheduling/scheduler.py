@@ -287,14 +287,14 @@ class Scheduler:
             if not sequence.draft.tokens:
                 continue
             room, end = 0, row.start + row.count
-            if row.samples and not row.scores:
+            if row.samples and not row.scores and (row.count == 1 or not sequence.draft.parents):
                 held = (len(sequence.table.blocks) + self.blocks.free_blocks) * self.blocks.tokens_per_block
                 room = max(0, min(budget, min(sequence.most_cached, held) - end))
             sequence.draft = sequence.draft.first(room)
             drafts = sequence.draft.tokens
             sequence.allocated_blocks += self.blocks.missing(sequence.table, end + len(drafts))
             self.blocks.extend(sequence.table, end + len(drafts))
-            rows[sequence] = replace(row, drafts=drafts)
+            rows[sequence] = replace(row, drafts=drafts, parents=sequence.draft.parents)
             budget -= len(drafts)
 
     def _may_chunk(self, sequence: Sequence) -> bool:

@@ -20,24 +20,25 @@ class Draft:
     """Proposed next tokens of a sequence, which a step verifies.
 
     `distributions`: those that they were drawn from, float32 (tokens, vocabulary); None if each was certain.
-    `threshold`: see `DraftTokens`; 0 for random numbers.
+    `threshold`: see `DraftTokens`; 0 for random numbers. `parents`: of a tree, see `draft_trees`; () for a chain.
     """
 
     tokens: tuple[int, ...] = ()
     distributions: "Tensor | None" = None
     threshold: float = 0.0
+    parents: tuple[int, ...] = ()
 
     def first(self, count: int) -> "Draft":
         """The first `count` tokens."""
         return self if count >= len(self.tokens) else self._part(slice(count))
 
     def after(self, count: int) -> "Draft":
-        """Without the first `count` tokens."""
+        """A chain without its first `count` tokens."""
         return self if not count else self._part(slice(count, None))
 
     def _part(self, part: slice) -> "Draft":
         own = None if self.distributions is None else self.distributions[part]
-        return Draft(self.tokens[part], own, self.threshold)
+        return Draft(self.tokens[part], own, self.threshold, self.parents[part])
 
 
 @dataclass(eq=False, slots=True)

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
-Ints = npt.NDArray[np.int64]
+from trtforge.runtime.scheduling.integers import Ints
+
 VIRTUAL = 1 << 62
 """Names of rows are this and more: larger than any id of a vocabulary."""
 

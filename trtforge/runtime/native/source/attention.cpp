@@ -55,6 +55,8 @@ class Row {
 
     Row(const Rows& p, int64_t row, Memory& memory, Found& found) : p_(p), memory_(memory), found_(found) {
         queries_ = Way::queries(p, row, memory);
+        seen_ = p.sees_all(row) ? nullptr : p.seen + row;
+        length_ = p.lengths[row];
         scores_ = at_least(memory.scores, p.heads * PITCH);
         scale_ = p.scale * p.cache_scale * (p.cap > 0.0f ? 1.0f : LOG2_E);
     }
@@ -100,12 +102,19 @@ class Row {
         if (p_.cap > 0.0f) cap_scores(scores, count, p_.cap);
         if (p_.slopes)
             for (int64_t i = 0; i < count; ++i) scores[i] += LOG2_E * p_.slopes[head] * float(first + i);
+        if (seen_) hide(scores, first, count);
         std::fill(scores + count, scores + PITCH, std::numeric_limits<float>::lowest());
         const float factor = found_.softmax[size_t(head)].add(scores, (count + WIDTH - 1) / WIDTH * WIDTH);
         std::fill(scores + count, scores + PITCH, 0.0f);
         if (factor == 1.0f) return;
         float* values = found_.values.data() + head * p_.size;
         for (int64_t i = 0; i < p_.size; i += WIDTH) put(values + i, load(values + i) * factor);
+    }
+
+    // Of scores of `count` tokens from `first` on, those that the row does not see.
+    void hide(float* scores, int64_t first, int64_t count) const {
+        for (int64_t i = std::max<int64_t>(0, length_ - 64 - first); i < count; ++i)
+            if (!(*seen_ >> (63 - (length_ - 1 - first - i)) & 1)) scores[i] = std::numeric_limits<float>::lowest();
     }
 
     // Adds the values of G query heads of each key and value head.
@@ -125,6 +134,8 @@ class Row {
     Found& found_;
     const typename Way::Query* queries_;
     float *scores_, scale_;
+    const uint64_t* seen_;
+    int64_t length_;
 };
 
 // Writes a head's output in a row from what was found in `count` ranges of its tokens, the first of which becomes
@@ -251,16 +262,18 @@ static Rows part_of(const Rows& p, int64_t first, int64_t rows) {
     part.out = (char*)p.out + first * p.heads * p.size * p.width();
     part.tables += first * p.columns;
     part.lengths += first;
+    if (part.seen) part.seen += first;
     part.rows = rows;
     return part;
 }
 
 // Rows from `row` on that are successive tokens of one sequence, as those of a prompt or of drafts are.
-static int64_t of_one_sequence(const Paged& p, int64_t row) {
+static int64_t of_one_sequence(const Rows& p, int64_t row) {
     const int64_t* table = p.tables + row * p.columns;
     int64_t end = row + 1;
+    if (!p.sees_all(row)) return 1;
     for (; end < std::min(p.rows, row + context::QUERIES) && p.lengths[end] == p.lengths[end - 1] + 1; ++end)
-        if (!std::equal(table, table + (p.lengths[end] + p.block - 1) / p.block, p.tables + end * p.columns)) break;
+        if (!p.sees_all(end) || !std::equal(table, table + (p.lengths[end] + p.block - 1) / p.block, p.tables + end * p.columns)) break;
     return end - row;
 }
 

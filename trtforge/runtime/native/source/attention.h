@@ -14,6 +14,7 @@ namespace attention {
 // `window`: tokens that a query sees, 0 for all; with `chunk`, those of its own chunk of so many. `cap`: scores become
 // cap * tanh(score / cap), 0 for none. `slopes`: ALiBi's, one a query head, or null. `sinks`: logits that the softmax
 // counts beside the scores, one a query head, or null. Keys and values are the stored numbers times `cache_scale`.
+// `seen`: for each row the bits of the 64 slots until its own, the highest, that it sees; null if it sees all.
 struct Paged {
     const void* queries;
     const void* cache;
@@ -22,6 +23,7 @@ struct Paged {
     const int64_t* lengths;
     const float* slopes;
     const float* sinks;
+    const uint64_t* seen;
     int64_t rows, columns, block, vectors, stride, heads, kv_heads, size, window, chunk;
     float scale, cap, cache_scale;
 };
@@ -30,6 +32,7 @@ struct Paged {
 struct Rows : Paged {
     int64_t type;
 
+    bool sees_all(int64_t row) const { return !seen || seen[row] == ~uint64_t(0); }
     int64_t width() const { return type == FLOAT32 ? int64_t(sizeof(float)) : int64_t(sizeof(bfloat16)); }
 };
 

@@ -1,0 +1,47 @@
+"""What trees of draft tokens (`choices` of Medusa heads and EAGLE networks) the embedded engine takes."""
+
+from collections.abc import Iterator
+
+from trtforge.core.features import FeaturesConfig
+from trtforge.formats.attention_windows import attention_windows
+from trtforge.formats.checkpoint_keys import integer
+from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.plan.legality import Problem
+
+MOST_NODES = 63
+"""Tokens of a tree: 64 bits say which of them another one follows. TensorRT-LLM's default tree has as many."""
+_BACKEND = "or use the tensorrt_llm backend."
+
+
+def tree_problems(features: FeaturesConfig, model: CheckpointConfig, *, states: bool) -> Iterator[Problem]:
+    """Trees that are too large, or not for this model. `states`: it has linear attention.
+
+    Tokens of a tree lie behind each other in the KV cache whatever they follow. Windows, chunks and ALiBi count what
+    lies between two tokens, and states of linear attention take in every token.
+    """
+    for name, feature in (("medusa", features.medusa), ("eagle", features.eagle)):
+        if feature is None or feature.choices is None:
+            continue
+        where = f"engine.features.{name}.choices"
+        if len(feature.choices) > MOST_NODES:
+            message = f"{where} has {len(feature.choices)} nodes, the torch backend takes at most {MOST_NODES}"
+            yield Problem("speculation", message, f"Remove the least likely nodes, {_BACKEND}")
+        if (rank := max(map(max, feature.choices))) >= model.vocab_size:
+            message = f"{where} has the rank {rank}, the vocabulary has {model.vocab_size} tokens"
+            yield Problem(
+                "speculation", message, "Ranks are 0 for the most likely token, 1 for the next one, and so on."
+            )
+        if (attention := _other_attention(model, states=states)) is not None:
+            message = f"{where}: not supported by the torch backend for models with {attention}"
+            yield Problem("speculation", message, f"Leave choices out, {_BACKEND}")
+
+
+def _other_attention(model: CheckpointConfig, *, states: bool) -> str | None:
+    """What the model has beside plain attention to all earlier tokens."""
+    if states:
+        return "linear attention"
+    if any(attention_windows(model)):
+        return "sliding windows"
+    if integer(model, "attention_chunk_size"):
+        return "attention in chunks"
+    return "ALiBi" if "alibi" in model.position_embedding_type else None
