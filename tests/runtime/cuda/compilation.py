@@ -149,7 +149,9 @@ def _rounding() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
 def _attention(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
     found: list[tuple[Any, dict[str, str], dict[str, Any]]] = []
     every = {"WINDOW": 100, "CHUNK": 64, "CAPPED": True, "BIASED": True, "SINKS": True, "SPLITS": 8, "DIM": 96}
+    every |= {"TREES": True}
     none = {"WINDOW": 0, "CHUNK": 0, "CAPPED": False, "BIASED": False, "SINKS": False, "SPLITS": 1, "DIM": 0}
+    none |= {"TREES": False}
     shapes = {
         "VALUES": 8,
         "BLOCK": 32,
@@ -162,6 +164,7 @@ def _attention(*, e4m3: bool) -> list[tuple[Any, dict[str, str], dict[str, Any]]
         partial = "*fp32" if scores is every else f"*{kind}"
         types = {"queries": f"*{kind}", "cache": f"*{cache}", "tables": "*i64", "lengths": "*i64", "out": f"*{kind}"}
         types |= dict.fromkeys(("slopes", "sinks"), "*fp32" if scores is every else f"*{kind}")
+        types |= {"seen_slots": "*i64" if scores is every else f"*{kind}"}
         types |= {"code_scale": f"*{kind}", "arrived": "*i32", "cosines": f"*{kind}", "sines": f"*{kind}"}
         types |= dict.fromkeys(("sums", "largest", "totals"), partial)
         types |= dict.fromkeys(("scale", "cache_scale", "cap"), "fp32") | dict.fromkeys(_STRIDES, "i32")

@@ -19,6 +19,7 @@ from trtforge.runtime.decoder.kv_cache import LayerCache, Scratch, storage_dtype
 from trtforge.runtime.decoder.scores import Scores
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.draft_trees import SEES_ALL, seen_slots
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-5, torch.float16: 2**-8}
 """Eight times the type's precision: probabilities, values from the cache and outputs are rounded on both sides."""
@@ -41,6 +42,8 @@ class Case:
     sinks: bool = False
     latent: bool = False
     processors: int = 16
+    parents: tuple[int, ...] = ()
+    """Of a tree of drafts after the last row, if there are any: see `draft_trees`."""
     codes: bool = False
     """Whether E4M3 of the output is compared too, with what is rounded afterwards."""
 
@@ -59,12 +62,26 @@ def step_of(lengths: tuple[int, ...], block: int) -> Step:
     return Step(starts, ones, ones, tables, np.zeros(len(lengths), dtype=np.int64))
 
 
+def with_tree(step: Step, parents: tuple[int, ...], block: int) -> Step:
+    """The step with rows for a tree of drafts after its last row, whose sequence gets new blocks for them."""
+    nodes, root = len(parents), int(step.starts[-1])
+    held, needed = root // block + 1, (root + nodes) // block + 1
+    table = np.append(step.tables[-1, :held], step.tables.max() + 1 + np.arange(needed - held))
+    tables = np.zeros((len(step.starts) + nodes, max(needed, step.tables.shape[1])), dtype=np.int64)
+    tables[: len(step.starts), : step.tables.shape[1]] = step.tables
+    tables[len(step.starts) - 1 :, :needed] = table
+    ones, starts = np.ones(len(tables), dtype=np.int64), np.append(step.starts, root + 1 + np.arange(nodes))
+    seen = np.array([SEES_ALL] * len(step.starts) + seen_slots(parents), dtype=np.int64)
+    return Step(starts, ones, ones, tables, np.zeros(len(tables), dtype=np.int64), seen=seen)
+
+
 def difference(case: Case) -> float:
     """The largest between kernels and gathered blocks, relative to the largest output."""
     torch.manual_seed(len(case.lengths) + sum(case.lengths))
     heads, vectors = case.kv_heads * case.group, 1 if case.latent else 2 * case.kv_heads
-    scores, rows = case.scores, len(case.lengths)
-    step = step_of(case.lengths, case.block)
+    scores, step = case.scores, step_of(case.lengths, case.block)
+    step = with_tree(step, case.parents, case.block) if case.parents else step
+    rows = len(step.starts)
     shape = (int(step.tables.max()) + 1, case.block, vectors, case.size)
     storage = torch.zeros(shape, dtype=storage_dtype(case.kv, case.dtype), device=DEVICE)
     cache = LayerCache(storage, None if case.kv == "none" else 0.02, case.dtype, Scratch())
@@ -207,6 +224,24 @@ def test_scores_are_changed_before_the_softmax(change: dict[str, object], proces
 @pytest.mark.parametrize("processors", [1, 16])
 def test_one_latent_vector_is_key_and_value(processors: int) -> None:
     assert difference(Case((600, 9), kv_heads=1, group=16, size=40, latent=True, processors=processors)) < 1e-5
+
+
+@settings(max_examples=30 if EVERY else 12, deadline=None)
+@given(
+    root=st.sampled_from([1, 15, 63, 64, 200, 700]),
+    nodes=st.lists(st.integers(0, 62), min_size=1, max_size=63),
+    block=st.sampled_from([4, 16, 32]),
+    size=st.sampled_from([16, 64]),
+    processors=st.sampled_from([1, 16]),
+    kv=st.sampled_from(["none", "fp8", "int8"]),
+)
+def test_rows_of_a_tree_see_their_ancestors(
+    root: int, nodes: list[int], block: int, size: int, processors: int, kv: KvCacheFormat
+) -> None:
+    """One split and several, some of which see nothing."""
+    parents = tuple(node % (index + 1) - 1 for index, node in enumerate(nodes))
+    case = Case((9, root), size=size, block=block, kv=kv, processors=processors, parents=parents)
+    assert difference(case) < TOLERANCES[torch.float32]
 
 
 def test_tables_may_lie_by_columns() -> None:

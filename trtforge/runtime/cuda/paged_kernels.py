@@ -36,6 +36,7 @@ def attend_paged(
     lengths,
     slopes,
     sinks,
+    seen_slots,
     out,
     sums,
     largest,
@@ -68,6 +69,7 @@ def attend_paged(
     CAPPED: tl.constexpr,
     BIASED: tl.constexpr,
     SINKS: tl.constexpr,
+    TREES: tl.constexpr,
     E4M3: tl.constexpr,
     DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -79,7 +81,8 @@ def attend_paged(
     heads, SPLITS), and the one that arrives last makes the output of them; it leaves `arrived` (rows x KV heads) zero.
     VALUES: from a key's vector to that of its value. WINDOW, CHUNK: or 0. See `as_stored`. DIM: 0, or elements that are
     rotated first, see `rotate`, of queries and keys; the last key and value, which follow the queries, are then cached.
-    No kernel writes tables and lengths, a step's inputs: they are read before the previous kernel has ended.
+    TREES: `seen_slots` (rows,) says what rows see, as in `draft_trees`. No kernel writes that, tables and lengths, a
+    step's inputs: they are read before the previous kernel has ended.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -95,6 +98,7 @@ def attend_paged(
         return
     positions, table = begin + tl.arange(0, TOKENS), tables + row * table_row
     blocks = tl.load(table + (positions // BLOCK).to(tl.int64) * table_column, mask=positions < end, other=0)
+    bits = tl.load(seen_slots + row) if TREES else 0
     if EARLY:
         gdc_wait()
     if DIM > 0:
@@ -121,8 +125,11 @@ def attend_paged(
         values = tl.load(cache + keys_at[:, None] + VALUES * cache_vector + dims[None, :], mask=stored, other=0)
         blocks = tl.load(table + (following // BLOCK).to(tl.int64) * table_column, mask=following < end, other=0)
         scores = exact_product(query, tl.trans(cached_numbers(codes, E4M3, kind))) * (scale * cache_scale)
+        if TREES:
+            before = length - 1 - positions
+            seen &= (before >= 64) | ((bits >> (63 - tl.minimum(before, 63))) & 1 == 1)
         scores = changed(scores, heads, own, positions, seen[None, :], slopes, cap, CAPPED, BIASED)
-        most, total, found = with_scores(scores, cached_numbers(values, E4M3, kind), most, total, found)
+        most, total, found = with_scores(scores, cached_numbers(values, E4M3, kind), most, total, found, TREES)
     at, counter = (row * kv_heads * GROUP + heads) * SPLITS, arrived + row * kv_heads + kv_head
     last, most, total, found = of_all_parts(
         sums, largest, totals, counter, at, split, parts, own, known, dims, most, total, found, SIZE, SPLITS

@@ -152,10 +152,8 @@ class Batch:
     ) -> "Batch":
         """The inputs that all layers share. `reaches`: those of the layers.
 
-        `in_place`: the layers read the cache in place; the kernels of a GPU do so only without trees of drafts.
-        `latest`: see `put_latest`.
+        `in_place`: the layers read the cache in place. `latest`: see `put_latest`.
         """
-        in_place = in_place and (device.type != "cuda" or not len(step.seen))
         virtual = VirtualRows.of(step, dtype, device)
         if virtual is not None:
             step = replace(step, tokens=np.where(step.tokens >= VIRTUAL, 0, step.tokens))
