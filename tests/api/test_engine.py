@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import xgrammar
@@ -187,6 +188,13 @@ def test_what_is_no_prompt_is_refused(engine: Engine, prompt: Any, message: str)
     [
         ({"threads": 0}, "threads"),
         ({"threads": 10**6}, "threads"),
+        ({"threads": "2"}, "threads: Input should be a valid integer"),
+        ({"max_batch_size": 4.0}, "max_batch_size: Input should be a valid integer"),
+        ({"max_batch_size": True}, "max_batch_size: Input should be a valid integer"),
+        ({"kv_reuse": "no"}, "kv_reuse: Input should be a valid boolean"),
+        ({"chunked_context": 1}, "chunked_context: Input should be a valid boolean"),
+        ({"kv_cache_fraction": "0.5"}, "kv_cache_fraction: Input should be a valid number"),
+        ({"kv_cache_dir": ""}, "kv_cache_dir: Input should not be empty"),
         ({"max_batch_size": 0}, "max_batch_size"),
         ({"max_num_tokens": 0}, "max_num_tokens"),
         ({"scheduler": "foo"}, "scheduler"),
@@ -207,6 +215,14 @@ def test_what_is_no_prompt_is_refused(engine: Engine, prompt: Any, message: str)
 def test_wrong_options_of_load_are_named(build: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ForgeError, match=rf"Engine\.load: {message}"):
         Engine.load(**{"directory": build, **options})
+
+
+def test_larger_limits_than_the_engines_have_no_effect(build: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Engine.load(build, kv_cache_tokens=512, max_batch_size=np.int64(1000), max_num_tokens=10**6) as engine:
+        own = engine.statistics().max_requests
+    assert own < 1000
+    assert caplog.messages[0] == f"max_batch_size 1000 has no effect: the engine's is {own}"
+    assert caplog.messages[1].startswith("max_num_tokens 1000000 has no effect: the engine's is ")
 
 
 def test_limits_of_load_are_lower_than_the_engines(build: Path) -> None:

@@ -169,6 +169,9 @@ def test_images_that_nobody_publishes_are_built_first(
     volume = planned(run, "helm", four_ranks, out, "--repository-image", "registry.example/models:1")
     assert f"docker build --tag registry.example/models:1 --file {out}/repository.Dockerfile" in volume["next"]
     assert " && helm upgrade --install " in volume["next"]
+    digest = f"registry.example:5000/a/models@sha256:{'0a' * 32}"  # what exists is neither built nor pushed
+    there = planned(run, "helm", four_ranks, out, "--repository-image", digest)
+    assert there["next"].startswith("helm upgrade --install ")
 
 
 @pytest.mark.parametrize(
@@ -184,6 +187,10 @@ def test_images_that_nobody_publishes_are_built_first(
         (("helm", *CLUSTER, "--replicas", "3", "--max-replicas", "2"), 2, "--max-replicas 2 is less than --replicas 3"),
         (("helm", *CLUSTER, "--max-replicas", "2", "--monitoring", "none"), 2, "--max-replicas needs --monitoring"),
         (("helm", *CLUSTER, "--client-namespace", "a", "--client-namespace", "B"), 2, "--client-namespace"),
+        (("helm", *CLUSTER, "--image", "Foo/Bar:latest"), 2, "'Foo/Bar:latest' is not an image"),
+        (("helm", *CLUSTER, "--image", "x@sha256:abc"), 2, "'x@sha256:abc' is not an image"),
+        (("helm", "--pvc", "models."), 2, "'models.' is not NAME or NAME/DIRECTORY"),
+        (("helm", *CLUSTER, "--pull-secret", "a..b"), 2, "'a..b' is not a name"),
         (("helm", "--pvc", "models/../other"), 2, "'models/../other' is not NAME or NAME/DIRECTORY"),
         (("helm", *CLUSTER, "--api-key-secret", "keys"), 1, "which checks none"),
         (("compose", "--openai-port", "8003"), 1, "OpenAI's API is a part of trtforge"),

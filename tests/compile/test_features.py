@@ -260,6 +260,14 @@ def test_the_embedded_engine_refuses_what_it_lacks(features: dict[str, Any]) -> 
         assert "the tensorrt_llm backend" in caught.value.hint
 
 
+def test_features_of_the_llm_api_are_refused_with_the_backend_that_has_them() -> None:
+    for features in ({"mtp": True}, {"moe": {"backend": "CUTLASS"}}, {"cuda_graphs": False}, {"attention_dp": True}):
+        config = engine(backend="torch", device="cpu", features=features)
+        with pytest.raises(ForgeError, match="not supported by the torch backend") as caught:
+            engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())
+        assert caught.value.hint == "Leave it out, or use the llmapi backend."
+
+
 def test_the_embedded_engine_looks_up_n_grams() -> None:
     config = engine(backend="torch", device="cpu", features={"ngram": {"draft_tokens": 4}})
     found = engine_plan_for(llama(), config, Path("c"), Path("o"), CompileOptions())

@@ -122,6 +122,8 @@ def test_scaling_follows_the_engines_requests_and_cache(found: dict[str, Object]
     assert 'request_type="waiting"' in waiting["query"]
     assert waiting["threshold"] == "16", "a quarter of max_batch_size"
     assert 'kv_cache_block_type="fraction"' in cache["query"]
+    for ratio in (full, cache):  # of a replica with two engines the fuller one counts
+        assert ratio["query"].startswith("sum(max without (model, version) (")
     assert full["serverAddress"] == "http://prometheus-operated.monitoring.svc:9090"
     assert not any("queue" in each["metadata"]["query"] for each in spec["triggers"])
 

@@ -1,5 +1,6 @@
 """The exact commands, and what is said where they cannot run."""
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -68,6 +69,26 @@ def test_docker_runs_the_container_of_the_engines_release(tmp_path: Path) -> Non
         "--http-port=9000",
     ]
     assert "--disable-auto-complete-config" in argv
+
+
+def test_what_a_dry_run_prints_is_read_by_a_shell_as_it_is_run(tmp_path: Path) -> None:
+    place = tmp_path / "a $b 'c'"
+    place.mkdir()
+    launch = plan(tensorrt_repository(place), launcher="docker")
+    assert shlex.split(launch.describe().replace("\\\n", "")) == [
+        word.replace(launch.secret, "REPLACE_WITH_A_RANDOM_VALUE") for word in launch.argv
+    ]
+    launch = Launch("local", ("run", "--file=a b"), {"TRTFORGE_TRACE": "/x/my trace.json"})
+    assert launch.describe() == "TRTFORGE_TRACE='/x/my trace.json'\nrun \\\n  '--file=a b'"
+
+
+@pytest.mark.parametrize(("launcher", "mark"), [("docker", ":"), ("slurm", ":"), ("slurm", ",")])
+def test_paths_that_containers_cannot_mount_are_refused(tmp_path: Path, launcher: str, mark: str) -> None:
+    place = tmp_path / f"a{mark}b"
+    place.mkdir()
+    with pytest.raises(ForgeError, match=f"^{place}/repository: containers cannot mount a path with a ") as caught:
+        plan(tensorrt_repository(place), launcher=launcher)
+    assert caught.value.hint.startswith("Use a path without a colon")
 
 
 def test_docker_mounts_where_the_engine_is_looked_for(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ class Engine:
         )
         place = artifact_at(options.directory, "engine")
         source = open_engine(place)
+        options.warn_of_limits(source.limits)
         features = source.forge.features
         open_to_run(place, "engine")
         adapters = () if features.lora is None else features.lora.adapters

@@ -1,12 +1,14 @@
 """The options of `Engine.load`, checked."""
 
+import logging
 import math
+import operator
 import os
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, SupportsIndex
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from trtforge.core.config_model import Config
 from trtforge.core.errors import ForgeError
@@ -15,6 +17,9 @@ from trtforge.core.serving import SchedulerPolicy
 from trtforge.core.sizes import Bytes
 from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.options import EngineOptions
+from trtforge.runtime.scheduling.scheduler import BatchLimits
+
+_LOG = logging.getLogger(__name__)
 
 
 def _nameable(path: Path) -> Path:
@@ -24,9 +29,23 @@ def _nameable(path: Path) -> Path:
     return path
 
 
+def _given(path: object) -> object:
+    """Raises ValueError for an empty name, which would be the current directory."""
+    if path == "":
+        raise ValueError("Input should not be empty")
+    return path
+
+
+def _as_int(value: object) -> object:
+    """Integers of other types, such as numpy's, as Python's."""
+    return operator.index(value) if isinstance(value, SupportsIndex) and not isinstance(value, bool) else value
+
+
 _MOST_KEPT = 100_000_000
 """Events and iterations that wait to be read, which all take memory."""
-_Nameable = Annotated[Path, AfterValidator(_nameable)]
+_Nameable = Annotated[Path, BeforeValidator(_given), AfterValidator(_nameable)]
+_Count = Annotated[int, BeforeValidator(_as_int), Field(ge=1, strict=True)]
+_Kept = Annotated[int, BeforeValidator(_as_int), Field(ge=0, le=_MOST_KEPT, strict=True)]
 
 
 def seconds_of(timeout: object) -> float | None:
@@ -45,19 +64,26 @@ class LoadOptions(Config):
 
     directory: _Nameable
     scheduler: SchedulerPolicy
-    kv_cache_fraction: float = Field(gt=0, le=1)
-    kv_cache_tokens: int | None = Field(ge=1)
+    kv_cache_fraction: float = Field(gt=0, le=1, strict=True)
+    kv_cache_tokens: _Count | None
     kv_cache_host_memory_bytes: Bytes | None
-    kv_reuse: bool | None
-    chunked_context: bool | None
-    threads: int | None = Field(ge=1, le=1024)
-    max_batch_size: int | None = Field(ge=1)
-    max_num_tokens: int | None = Field(ge=1)
+    kv_reuse: bool | None = Field(strict=True)
+    chunked_context: bool | None = Field(strict=True)
+    threads: Annotated[_Count, Field(le=1024)] | None
+    max_batch_size: _Count | None
+    max_num_tokens: _Count | None
     trace: _Nameable | None
     kv_cache_dir: _Nameable | None
     kv_cache_dir_bytes: Bytes
-    kv_event_buffer_max_size: int = Field(ge=0, le=_MOST_KEPT)
-    iter_stats_max_iterations: int = Field(ge=0, le=_MOST_KEPT)
+    kv_event_buffer_max_size: _Kept
+    iter_stats_max_iterations: _Kept
+
+    def warn_of_limits(self, engine: BatchLimits) -> None:
+        """Say which limits are larger than those of the engine, which hold then."""
+        for name in ("max_batch_size", "max_num_tokens"):
+            asked, own = getattr(self, name), getattr(engine, name)
+            if asked is not None and asked > own:
+                _LOG.warning("%s %d has no effect: the engine's is %d", name, asked, own)
 
     def for_engine(self, compiled: FeaturesConfig) -> EngineOptions:
         """The options of an engine with these features."""

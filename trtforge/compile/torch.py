@@ -10,7 +10,7 @@ from trtforge.compile.torch_beside import Beside, files_beside
 from trtforge.core.device import UsableDevice, usable_device
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import DraftFeature, FeaturesConfig
+from trtforge.core.features import OF_THE_LLM_API, DraftFeature, FeaturesConfig
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.adapter import adapter_files, adapter_names, resolved_lora
 from trtforge.formats.eagle import EAGLE_DIRECTORY
@@ -133,9 +133,10 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
     if lacking:
         own = lacking[0] in ("medusa", "eagle")
         files = f"Give the directory with engine.features.{lacking[0]}.model" if own else ""
+        having = "llmapi" if lacking[0] in OF_THE_LLM_API else "tensorrt_llm"
         raise ForgeError(
             f"engine.features.{lacking[0]}: not supported by the torch backend{' without model' if files else ''}",
-            hint=f"{files or 'Leave it out'}, or use the tensorrt_llm backend.",
+            hint=f"{files or 'Leave it out'}, or use the {having} backend.",
         )
     from trtforge.runtime.adapters.required import require_adapters
     from trtforge.runtime.architecture.spec import DecoderSpec

@@ -38,14 +38,26 @@ Name = Annotated[
 Namespace = Annotated[
     str, _form(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", "a namespace: lower-case letters, digits and hyphens")
 ]
+_LABEL = "[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 ObjectName = Annotated[
-    str, _form(r"[a-z0-9](?:[-a-z0-9.]{0,251}[a-z0-9])?", "a name of lower-case letters, digits, hyphens and dots")
+    str,
+    _form(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*", "a name of lower-case letters, digits, hyphens and dots"),
 ]
-Image = Annotated[str, _form(r"[^\s-]\S*", "an image")]
+_PART = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+Image = Annotated[
+    str,
+    _form(
+        rf"(?:(?=localhost[:/]|[^/]*[.:])[a-zA-Z0-9][-a-zA-Z0-9.]*(?::[0-9]+)?/)?{_PART}(?:/{_PART})*(?::\w[\w.-]{{0,127}})?"
+        "(?:@sha256:[0-9a-f]{64})?",
+        "an image: [HOST[:PORT]/]NAME[:TAG][@sha256:DIGEST], NAME in lower case",
+    ),
+]
+"""As distribution/reference has it (https://github.com/distribution/reference, regexp.go)."""
 Claim = Annotated[
     str,
     _form(
-        r"[a-z0-9][-a-z0-9.]*(?:/(?!\.{1,2}(?:/|$))[^/\s]+)*", "NAME or NAME/DIRECTORY, a directory inside of the claim"
+        r"[a-z0-9](?:[-a-z0-9.]*[a-z0-9])?(?:/(?!\.{1,2}(?:/|$))[^/\s]+)*",
+        "NAME or NAME/DIRECTORY, a directory inside of the claim",
     ),
 ]
 

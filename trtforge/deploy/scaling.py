@@ -9,6 +9,8 @@ from trtforge.deploy.values import Node, When
 
 FULLEST, FULLEST_CACHE = "0.8", "0.85"
 """Parts of the requests at once and of the KV cache that a replica should use, on average."""
+_FULLEST_MODEL = "max without (model, version) "
+"""Of a replica, which has two engines if one of them drafts."""
 _CALM_SECONDS = 600  # before a replica is removed: its successor would load its engine again
 
 
@@ -19,9 +21,9 @@ def scaled_object(settings: ClusterSettings, owner: Node, most_requests: int) ->
     once. Without a fallback the replicas stay while Prometheus does not answer.
     """
     sums = (
-        (f"sum({metrics.FULL})", FULLEST),
+        (f"sum({_FULLEST_MODEL}({metrics.FULL}))", FULLEST),
         (f"sum({metrics.WAITING})", str(max(1, most_requests // 4))),
-        (f"sum({metrics.KV_FRACTION})", FULLEST_CACHE),
+        (f"sum({_FULLEST_MODEL}({metrics.KV_FRACTION}))", FULLEST_CACHE),
     )
     triggers = [
         {

@@ -84,6 +84,8 @@ def _image_commands(
     if isinstance(config, ClusterConfig) and config.repository_image is not None:
         images.append((config.repository_image, ["--file", str(out / REPOSITORY_DOCKERFILE), str(repository)]))
     for image, words in images:
+        if "@" in image:  # a digest names an image that exists, and no other can get it
+            continue
         yield ["docker", "build", "--tag", image, *words]
         if target != "compose" and image != EMBEDDED_IMAGE:
             yield ["docker", "push", image]

@@ -1,5 +1,7 @@
 """The container that serves a repository: NVIDIA's image of the engine's release, and what the server needs of it."""
 
+from pathlib import Path
+
 from trtforge.core.errors import ForgeError
 from trtforge.formats.releases import Container, containers_of, containers_with, release
 from trtforge.formats.triton import RepositoryFacts
@@ -25,3 +27,15 @@ def no_container(facts: RepositoryFacts, hint: str) -> ForgeError:
 def is_one_server(facts: RepositoryFacts) -> bool:
     """Whether one server, without MPI, runs all ranks: the LLM API starts its own processes."""
     return facts.backend == "llmapi" or (facts.world_size == 1 and not facts.orchestrated)
+
+
+def mountable(path: Path, separators: str = ":") -> Path:
+    """The absolute path of what a container is to mount. Raises ForgeError if it holds one of `separators`, between
+    which the option for it has its parts: docker's --volume, and with commas pyxis' --container-mounts."""
+    found = path.resolve()
+    if any(mark in str(found) for mark in separators):
+        marks = " or a ".join({":": "colon", ",": "comma"}[mark] for mark in separators)
+        raise ForgeError(
+            f"{found}: containers cannot mount a path with a {marks}", hint=f"Use a path without a {marks}."
+        )
+    return found

@@ -2,7 +2,9 @@
 
 import ctypes
 import os
+import shlex
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,7 +13,14 @@ from trtforge.core.packages import installed_version, same_minor
 from trtforge.engine_process.rendezvous import RUNTIME_VARIABLE
 from trtforge.formats.releases import Container
 from trtforge.formats.triton import RepositoryFacts
-from trtforge.launch.containers import SHARED_MEMORY_GIB, STACK_BYTES, containers_for, is_one_server, no_container
+from trtforge.launch.containers import (
+    SHARED_MEMORY_GIB,
+    STACK_BYTES,
+    containers_for,
+    is_one_server,
+    mountable,
+    no_container,
+)
 from trtforge.launch.rank_commands import hostfile, mpi_command, packaged_root, rank_environment
 from trtforge.launch.server_arguments import model_environment, server_arguments, without_front
 from trtforge.machine.nvml import VISIBLE_DEVICES
@@ -59,11 +68,16 @@ class Launch:
         """Commands and environment, one argument per line, or the batch script, without the secret."""
         lines = [f"# hostfile: {line}" for line in self.hostfile]
         preparation = self.installation.preparation if self.installation is not None else ()
-        lines += [" \\\n  ".join(command) for command in preparation]
-        lines += [f"{name}={value}" for name, value in sorted(self.environment.items())]
+        lines += map(_command, preparation)
+        lines += [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
         commands = [self.argv, *(beside.argv for beside in (self.front, self.gateway) if beside is not None)]
-        text = self.script or "\n".join([*lines, *(" \\\n  ".join(command) for command in commands)])
+        text = self.script or "\n".join([*lines, *map(_command, commands)])
         return text.replace(self.secret, _HIDDEN) if self.secret else text
+
+
+def _command(words: Iterable[str]) -> str:
+    """For a shell, a word a line."""
+    return " \\\n  ".join(map(shlex.quote, words))
 
 
 def plan_launch(
@@ -228,7 +242,7 @@ def _docker(config: ServeConfig, repository: Path, facts: RepositoryFacts, runti
         *(word for name, value in variables.items() for word in ("--env", f"{name}={value}")),
         *("--gpus", "all", "--network", "host"),
         *("--shm-size", f"{SHARED_MEMORY_GIB}g", "--ulimit", "memlock=-1", "--ulimit", f"stack={STACK_BYTES}"),
-        *("--volume", f"{repository.resolve()}:{root}:ro"),
+        *("--volume", f"{mountable(repository)}:{root}:ro"),
         containers[0].image,
         *server,
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from trtforge.core.errors import ForgeError
 from trtforge.formats.releases import Container
 from trtforge.formats.triton import RepositoryFacts
+from trtforge.launch.containers import mountable
 from trtforge.launch.rank_commands import nodes_of, packaged_root
 from trtforge.launch.scripts import NEW_DOOR, joined, with_door
 from trtforge.launch.server_arguments import (
@@ -87,4 +88,5 @@ def _container_options(container: Container | None, repository: Path, root: Path
         return
     registry, _, image = container.image.partition("/")
     yield f"--container-image={shlex.quote(f'{registry}#{image}')}"
-    yield f"--container-mounts={shlex.quote(f'{repository.resolve()}:{root}:ro')}"
+    mount = f"{mountable(repository, ':,')}:{root}:ro"
+    yield f"--container-mounts={shlex.quote(mount)}"

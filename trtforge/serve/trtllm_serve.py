@@ -12,7 +12,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.llmapi import SERVE_FILE
 from trtforge.formats.releases import release_image
 from trtforge.formats.triton import RepositoryFacts
-from trtforge.launch.containers import STACK_BYTES
+from trtforge.launch.containers import STACK_BYTES, mountable
 from trtforge.launch.rank_commands import nodes_of, packaged_root
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.slurm import batch_header
@@ -38,7 +38,7 @@ def docker_command(config: ServeConfig, repository: Path, facts: RepositoryFacts
         *("docker", "run", "--rm", "--name", name),
         *("--gpus", "all", "--network", "host", "--ipc", "host"),
         *("--ulimit", "memlock=-1", "--ulimit", f"stack={STACK_BYTES}"),
-        *("--volume", f"{repository.resolve()}:{packaged_root(facts)}:ro"),
+        *("--volume", f"{mountable(repository)}:{packaged_root(facts)}:ro"),
         release_image(facts.tensorrt_llm),
         *serve_command(config, facts),
     )
@@ -60,7 +60,7 @@ def batch_script(config: ServeConfig, repository: Path, facts: RepositoryFacts) 
     srun = ("srun", "--mpi=pmix", "--kill-on-bad-exit=1")
     container = (
         f"--container-image={registry}#{image}",
-        f"--container-mounts={repository.resolve()}:{packaged_root(facts)}:ro",
+        f"--container-mounts={mountable(repository, ':,')}:{packaged_root(facts)}:ro",
     )
     words = (*srun, *map(shlex.quote, container), f"trtllm-llmapi-launch {shlex.join(serve_command(config, facts))}")
     return "\n".join([*batch_header(facts.world_size, nodes_of(config)), "", " \\\n  ".join(words), ""])

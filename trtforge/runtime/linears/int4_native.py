@@ -17,6 +17,7 @@ from trtforge.runtime.linears.int8 import round_by_group
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, float_bias, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import Native, native_for
+from trtforge.runtime.native.compiler import kernels_wanted
 from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded
 from trtforge.runtime.native.tiles import TILE
 
@@ -98,8 +99,9 @@ def _linear(
 def _dequantised_linear(
     words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None, place: Placement, *, rounds: bool
 ) -> Linear:
-    """Without a compiler."""
-    _warn_of_dequantising()
+    """Without a compiler, or without kernels because they are not wanted."""
+    if kernels_wanted():
+        _warn_of_dequantising()
     multiply = matrix(_dequantised(words, scales).to(place.dtype), bias)
     if rounds:
         group = words.shape[1] * 4 // scales.shape[1]
