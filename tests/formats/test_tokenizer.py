@@ -81,6 +81,30 @@ def test_end_ids_beyond_the_vocabulary(tmp_path: Path, files: dict[str, Any], sa
     )
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"added_tokens": {"<|im_start|>": 2048}},
+        {"tokenizer_config": {"added_tokens_decoder": {"2048": {"content": "<|im_start|>"}}}},
+        {"tokenizer_config": {"additional_special_tokens": ["<|im_start|>"], "add_bos_token": True}},
+        {"tokenizer_config": {"pad_token": {"content": "<|im_start|>"}}},
+        {"special_tokens_map": {"pad_token": "<|im_start|>", "bos_token": None}},
+    ],
+)
+def test_tokens_that_only_transformers_would_add_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, files: dict[str, Any]
+) -> None:
+    known = tmp_path / "tokenizer.json"
+    shutil.copyfile(DEMO_MODEL / "tokenizer.json", known)
+    require_tokenizer(tmp_path, VOCABULARY)
+    assert caplog.text == ""
+    for name, values in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(values))
+    require_tokenizer(tmp_path, VOCABULARY)
+    (message,) = caplog.messages
+    assert message.startswith(f"{known} lacks <|im_start|>, which other files of the tokenizer name")
+
+
 def test_without_a_tokenizer_end_ids_are_nobodys(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": 50256}')
     require_tokenizer(tmp_path, VOCABULARY)

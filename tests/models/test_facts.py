@@ -82,7 +82,11 @@ _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": 
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
             "rope_type linear cannot be converted",
         ),
-        ("qwen2", {"is_causal": False}, "is_causal False cannot be converted"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention True cannot be converted"),
+        *(
+            (family, {"is_causal": False}, "is_causal False cannot be converted")
+            for family in ("qwen2", "gpt2", "gptj", "opt", "bloom", "falcon_rw", "deepseek_v2", "deepseek_v3")
+        ),
         ("gptj", {"activation_function": "relu"}, "activation_function relu cannot be converted"),
         ("phi3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling is not longrope"),
         ("phi3", {"rope_parameters": _LONGROPE | {"factor": 8.0}}, "attention_factor scales attention by 1\\.2247"),

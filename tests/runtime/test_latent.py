@@ -4,10 +4,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from tests.families import TINY
+from tests.runtime.checkpoints import write_engine
 from tests.runtime.converted import LONG, TOKENS, Families, computed, error
 from tests.runtime.thread_ranks import ThreadRanks
+from trtforge.calibrate.stage import CalibrateConfig, calibrate
+from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError
 from trtforge.formats.trtllm import read_checkpoint_config
 from trtforge.runtime.architecture.positions import ALL
@@ -60,6 +64,33 @@ def test_a_dense_layer_among_those_with_experts_is_known_by_its_tensors(families
     assert "transformer.layers.0.mlp.gate.weight" in tensors
     assert "transformer.layers.1.mlp.router.weight" in tensors
     assert computed(checkpoint, TOKENS)[0].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("quant", "tolerance"), [("fp8", 0.3), ("int4_awq", 0.6), ("nvfp4", 0.9), ("int8_wo", 0.05), ("int4_wo", 0.7)]
+)
+def test_what_makes_latent_vectors_is_quantised_in_no_format(tmp_path: Path, quant: str, tolerance: float) -> None:
+    """Also in an engine, whose kernels pack every linear layer that is."""
+    wide = {"hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 128, "v_head_dim": 32}
+    model = TINY["deepseek_v3"](**wide, num_experts_per_tok=8, topk_group=4)  # all experts, however scores are rounded
+    model.save_pretrained(tmp_path / "hf")
+    ids = torch.randint(3, 131, (8, 32), generator=torch.Generator().manual_seed(1))
+    save_file({"input_ids": ids}, tmp_path / "ids.safetensors")
+    data = {"data": str(tmp_path / "ids.safetensors"), "samples": 8, "sequence_length": 32}
+    calibration = None
+    if not quant.endswith("_wo"):
+        grouped = {"format": quant, "data": data, **({"group_size": 64} if quant == "int4_awq" else {})}
+        settings = CalibrateConfig.parse(grouped, "test")
+        calibration = calibrate(settings, tmp_path / "hf", tmp_path / "calibration").path
+    wanted = ConvertConfig.parse({"quant": quant, "dtype": "float32"}, "test")
+    checkpoint = convert(wanted, tmp_path / "hf", tmp_path / "checkpoint", calibration=calibration).path
+    with torch.no_grad():
+        exact = model(torch.tensor([TOKENS])).logits[0]
+    kept = rank(checkpoint)["transformer.layers.0.attention.fused_a.weight"]
+    assert torch.equal(kept[:20], model.model.layers[0].self_attn.q_a_proj.weight)
+    for made in (checkpoint, write_engine(checkpoint, tmp_path / "engine")):
+        found = computed(made, TOKENS)[0]
+        assert 0 < float((found - exact).norm() / exact.norm()) < tolerance
 
 
 @pytest.mark.parametrize("expands", [False, True])

@@ -1,15 +1,18 @@
 """Check that a directory's tokenizer loads and fits the model, before any long-running work."""
 
+import logging
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError, first_line
-from trtforge.formats.special_tokens import require_end_ids
+from trtforge.core.figures import listed
+from trtforge.formats.special_tokens import named_tokens, require_end_ids
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_LOG = logging.getLogger(__name__)
 TOKENIZER_FILE = "tokenizer.json"
 SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
 """Files of a slow tokenizer, which has no tokenizer.json."""
@@ -23,7 +26,14 @@ def require_tokenizer(directory: Path, vocab_size: int | None) -> None:
     """
     names = [name for name in (TOKENIZER_FILE, *SLOW_FILES) if (directory / name).is_file()]
     if TOKENIZER_FILE in names:
-        load_tokenizer(directory / TOKENIZER_FILE)
+        known = load_tokenizer(directory / TOKENIZER_FILE)
+        lacking = [token for token in named_tokens(directory) if known.token_to_id(token) is None]
+        if lacking:
+            _LOG.warning(
+                f"{directory / TOKENIZER_FILE} lacks {listed(lacking)}, which other files of the tokenizer name and "
+                "transformers adds: here texts with them become other tokens. Save it with "
+                "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
+            )
     if names and vocab_size is not None:
         require_end_ids(directory, vocab_size)
 

@@ -1,7 +1,7 @@
 """Bloom: ALiBi, a LayerNorm after the embedding, per-head [q k v] (examples/bloom/convert_checkpoint.py, 0.17)."""
 
 from trtforge.formats.hf import HfConfig
-from trtforge.models.families.common import dense, embeddings, fused_qkv, plain_mlp, qkv, require
+from trtforge.models.families.common import dense, embeddings, fused_qkv, plain_mlp, qkv, require, require_causal
 from trtforge.models.family import Facts, Family, PipelineStage, Sizes, holding, layer_norm
 
 EMBED, HEAD = embeddings("transformer.word_embeddings.weight", "lm_head.weight")
@@ -9,6 +9,7 @@ EMBED, HEAD = embeddings("transformer.word_embeddings.weight", "lm_head.weight")
 
 def facts(config: HfConfig) -> Facts:
     """The facts of a Bloom config.json. TensorRT-LLM's gelu is the tanh approximation, as is Bloom's."""
+    require_causal(config)
     why = "TensorRT-LLM's Bloom adds the residual before the norm"
     require(config, "apply_residual_connection_post_layernorm", False, (False,), why)
     hidden = config.integer("hidden_size", config.values.get("n_embed"))

@@ -148,10 +148,15 @@ ROTARY_TABLES = ("rotary_emb.inv_freq",)
 """Frequencies, of each layer in older checkpoints or of the model; config.json determines them."""
 
 
-def decoder_sizes(config: HfConfig) -> Sizes:
-    """Sizes from the config.json keys that most families use. Raises ForgeError for a model of embeddings, whose tokens
-    attend to later ones (Alibaba-NLP/gte-Qwen2-7B-instruct)."""
+def require_causal(config: HfConfig) -> None:
+    """Raises ForgeError for a model of embeddings, whose tokens attend to later ones
+    (Alibaba-NLP/gte-Qwen2-7B-instruct)."""
     require(config, "is_causal", True, (True,), "TensorRT-LLM's decoders attend to earlier tokens only")
+
+
+def decoder_sizes(config: HfConfig) -> Sizes:
+    """Sizes from the config.json keys that most families use. Raises ForgeError as `require_causal` does."""
+    require_causal(config)
     heads, hidden = config.integer("num_attention_heads"), config.integer("hidden_size")
     return Sizes(
         num_layers=config.integer("num_hidden_layers"),
@@ -166,7 +171,8 @@ def decoder_sizes(config: HfConfig) -> Sizes:
 
 
 def gpt2_sizes(config: HfConfig, kv_heads: int | None = None) -> Sizes:
-    """Sizes from GPT-2's config.json keys."""
+    """Sizes from GPT-2's config.json keys. Raises ForgeError as `require_causal` does."""
+    require_causal(config)
     heads, hidden = config.integer("n_head"), config.integer("n_embd")
     return Sizes(
         num_layers=config.integer("n_layer"),

@@ -19,6 +19,7 @@ from trtforge.models.families.common import (
     gated_mlp,
     moe_fields,
     require,
+    require_causal,
     router,
     shared_expert,
     with_defaults,
@@ -125,6 +126,7 @@ def facts(config: HfConfig) -> Facts:
 
 def _sizes(config: HfConfig) -> Sizes:
     """The KV cache holds one compressed key-value head: kv_lora_rank + qk_rope_head_dim."""
+    require_causal(config)
     heads, inner = config.integer("num_attention_heads"), config.integer("moe_intermediate_size")
     lora, rope = config.integer("kv_lora_rank"), config.integer("qk_rope_head_dim")
     nope, value = config.integer("qk_nope_head_dim"), config.integer("v_head_dim")
@@ -188,6 +190,7 @@ def _rotary_scaling(config: HfConfig) -> dict[str, Any] | None:
     scaling = rope_scaling(config)
     if scaling is None:
         return None
+    scaling = {"beta_fast": 32, "beta_slow": 1} | scaling  # transformers' defaults (modeling_rope_utils.py)
     keys = ("beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", "original_max_position_embeddings")
     missing = [key for key in keys if key not in scaling]
     if missing or scaling.get("rope_type", scaling.get("type")) != "yarn":

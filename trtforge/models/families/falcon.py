@@ -4,7 +4,16 @@ Source: tensorrt_llm/models/falcon/convert.py and config.py (0.17).
 """
 
 from trtforge.formats.hf import HfConfig
-from trtforge.models.families.common import dense, embeddings, fused_qkv, plain_mlp, qkv, require, rotary
+from trtforge.models.families.common import (
+    dense,
+    embeddings,
+    fused_qkv,
+    plain_mlp,
+    qkv,
+    require,
+    require_causal,
+    rotary,
+)
 from trtforge.models.family import Facts, Family, PipelineStage, Sizes, holding, layer_norm
 
 EMBED, HEAD = embeddings("transformer.word_embeddings.weight", "lm_head.weight")
@@ -44,6 +53,7 @@ def facts(config: HfConfig) -> Facts:
 
 
 def _sizes(config: HfConfig, new: bool) -> Sizes:
+    require_causal(config)
     hidden = config.integer("hidden_size")
     heads = config.integer("num_attention_heads", config.values.get("n_head"))
     kv_heads = heads

@@ -30,6 +30,7 @@ GELU, ONE_ACTIVATION = "gelu_pytorch_tanh", "TensorRT-LLM's Gemma has one activa
 
 def gemma_fields(config: HfConfig, sizes: Sizes) -> dict[str, Any]:
     """The config fields of TensorRT-LLM's GemmaConfig."""
+    require(config, "use_bidirectional_attention", False, (False,), "TensorRT-LLM's Gemma is causal")
     for key in ("hidden_activation", "hidden_act"):  # releases of transformers differ in which one they read
         require(config, key, GELU, (GELU, "gelu"), ONE_ACTIVATION)
     return {

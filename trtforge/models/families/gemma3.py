@@ -42,7 +42,6 @@ _DEFAULTS = {
 def facts(config: HfConfig) -> Facts:
     """The facts of a Gemma 3 config.json. Raises ForgeError for what TensorRT-LLM's network does not compute."""
     require(config, "hidden_activation", gemma.GELU, (gemma.GELU,), gemma.ONE_ACTIVATION)
-    require(config, "use_bidirectional_attention", False, (False,), "TensorRT-LLM's Gemma is causal")
     config, local_base = _rotations(with_defaults(config, _DEFAULTS))
     base = gemma.facts(config)
     pattern = config.count("_sliding_window_pattern") or config.count("sliding_window_pattern") or 6

@@ -1,7 +1,7 @@
 """OPT: learned positions whose table starts with two unused rows, ReLU (examples/opt/convert_checkpoint.py, 0.17)."""
 
 from trtforge.formats.hf import HfConfig
-from trtforge.models.families.common import SELF_ATTENTION, dense, embeddings, plain_mlp, qkv, require
+from trtforge.models.families.common import SELF_ATTENTION, dense, embeddings, plain_mlp, qkv, require, require_causal
 from trtforge.models.family import Embedding, Facts, Family, PipelineStage, Sizes, Split, holding, layer_norm
 
 EMBED, HEAD = embeddings("model.decoder.embed_tokens.weight", "lm_head.weight")
@@ -9,6 +9,7 @@ EMBED, HEAD = embeddings("model.decoder.embed_tokens.weight", "lm_head.weight")
 
 def facts(config: HfConfig) -> Facts:
     """The facts of an OPT config.json."""
+    require_causal(config)
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     require(config, "activation_function", "relu", ("relu",), "TensorRT-LLM's OPT has one activation")
     require(config, "word_embed_proj_dim", hidden, (hidden,), "TensorRT-LLM's OPT has no embedding projection")

@@ -21,6 +21,8 @@ EmbeddingSplit = Literal["replicated", "vocab", "hidden"]
 
 _WEIGHT_ONLY_LAYERS = ("qkv", "dense", "fc", "gate", "proj")
 """Layers quantised in a weight-only checkpoint (TensorRT-LLM models/convert_utils.py `weight_only_quantize_dict`)."""
+_LATENT = ".attention.fused_a"
+"""What makes latent vectors: conversion leaves it as it is in every format."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,8 @@ class DecoderSpec:
         if self.layer_formats is not None:
             return module in self.layer_formats
         if self.algorithm == "none":
+            return False
+        if module.endswith(_LATENT):
             return False
         if self.algorithm in ("int8_wo", "int4_wo") and module.rpartition(".")[2] not in _WEIGHT_ONLY_LAYERS:
             return False
