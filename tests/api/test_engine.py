@@ -512,6 +512,19 @@ def test_an_engine_that_is_dropped_ends_and_frees_its_memory(build: Path) -> Non
         gc.enable()
 
 
+def test_an_engine_that_is_closed_frees_its_memory_while_it_is_still_known(build: Path) -> None:
+    gc.disable()
+    try:
+        with Engine.load(build, kv_cache_tokens=1024) as engine:
+            answer = engine.generate(PROMPT, SamplingParams(max_tokens=2))
+            model = weakref.ref(engine._runtime._ranks._model)
+            assert model() is not None
+        assert model() is None
+        assert engine.statistics().generated_tokens == len(answer.tokens)
+    finally:
+        gc.enable()
+
+
 def test_an_engine_is_not_pickled(engine: Engine) -> None:
     with pytest.raises(ForgeError, match="an engine cannot be pickled") as caught:
         pickle.dumps(engine)

@@ -32,7 +32,7 @@ class Probe:
         self._program = directory / "limits"
         compiler = find_compiler(Host())
         assert compiler is not None, "the benchmark needs a C++ compiler"
-        subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(self._program)], check=True)
+        subprocess.run([*compiler, *_FLAGS, str(_SOURCE), "-o", str(self._program)], check=True)
 
     def measure(self, threads: int) -> Limits:
         """The limits of so many threads."""

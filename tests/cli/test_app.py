@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import DEMO_MODEL, MakeHf
 from tests.patience import PATIENCE
 from trtforge.cli.gate import parse_gate
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import read_manifest
 
 
@@ -162,6 +162,17 @@ def test_unknown_format_is_named(make_hf: MakeHf, run: Any, tmp_path: Path) -> N
     [
         (("calibrate", "a", "b", "--quant", "int3"), "error: calibrate: --quant: Input should be 'none', 'fp8',"),
         (("calibrate", "a", "b", "--quant", "int8_wo"), "error: --quant int8_wo needs no calibration\nhint: Run `trtf"),
+        (
+            ("calibrate", "a", "b", "--quant", "int8_wo", "--kv-cache", "fp8"),
+            "error: --quant int8_wo needs no calibration\n"
+            "hint: Run `trtforge convert a CHECKPOINT --quant int8_wo --kv-cache fp8`.",
+        ),
+        (
+            ("calibrate", "a", "b", "--quant", "int8_wo", "--kv-cache", "int8"),
+            "error: --quant int8_wo needs no calibration, and --kv-cache int8 one of its own\n"
+            "hint: Run `trtforge calibrate a CALIBRATION --quant none --kv-cache int8`, then `trtforge convert a "
+            "CHECKPOINT --quant int8_wo --kv-cache int8 --calibration CALIBRATION`.",
+        ),
         (("calibrate", "a", "b", "--quant", "none"), "error: --quant none without --kv-cache: nothing needs a cali"),
         (("calibrate", "a", "b", "--quant", "fp8", "--awq-clip"), "error: --awq-clip applies only to AWQ formats"),
         (
@@ -218,6 +229,10 @@ def test_a_recipes_gate_finds_its_data_wherever_one_is(make_hf: MakeHf, tmp_path
     assert parse_gate(str(tmp_path / "recipe" / "mine.yaml"), {"data": "other.txt"}).data == "other.txt"
     with pytest.raises(ForgeError, match=r"--gate 'none\.yaml': No such file"):
         parse_gate("none.yaml", {})
+    held_out = parse_gate("kl_mean=0.1,data=a, b/h #1.txt,samples=3", {})
+    assert (held_out.kl_mean, held_out.data, held_out.samples) == (0.1, "a, b/h #1.txt", 3)
+    with pytest.raises(UsageError, match="Input should be a finite number"):
+        parse_gate("kl_mean=.inf", {})
 
 
 def test_inspect_says_what_a_directory_is(make_hf: MakeHf, run: Any, tmp_path: Path) -> None:

@@ -94,6 +94,21 @@ def test_build_without_the_option_warns(project: Path) -> None:
     assert f"warning: {project / 'forge.lock'}: engine.backend: locked tensorrt_llm, found torch" in result.stderr
 
 
+def test_builds_of_several_formats_follow_the_lock(project: Path) -> None:
+    """Each difference is said once."""
+    build(project, "--update-lock", "--lock", str(project / "other.lock"))
+    text = (project / "other.lock").read_text()
+    (project / "other.lock").write_text(text.replace("backend: torch", "backend: tensorrt_llm"))
+    arguments = ["build", str(project / "mine.yaml"), "--out", str(project / "out"), "--to", "convert"]
+    lock = ["--lock", str(project / "other.lock")]
+    result = CliRunner().invoke(app, [*arguments, "--quant", "int8_wo,none", *lock])
+    assert result.exit_code == 0
+    said = f"warning: {project / 'other.lock'}: engine.backend: locked tensorrt_llm, found torch"
+    assert result.stderr.replace("\n", " ").count(said) == 1
+    following = json.loads(CliRunner().invoke(app, [*arguments, *lock, "--json"]).stdout)["next"]
+    assert following.endswith(f"--lock {project / 'other.lock'} --out {project / 'out'} --from verify")
+
+
 def test_lock_may_lie_elsewhere_and_the_model_too(project: Path) -> None:
     build(project, "--update-lock", "--lock", str(project / "locks.yaml"))
     assert not (project / "forge.lock").exists()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE
+from trtforge.machine.compiler import find_compiler
 from trtforge.machine.host import Host, Installed, RunError, run_program, space_of
 from trtforge.machine.nvml import Nvml, load_nvml
 
@@ -61,3 +62,24 @@ def test_this_machine_can_be_described(tmp_path: Path) -> None:
     assert host.text("proc/meminfo")
     assert host.text("no/such/file") is None
     assert Host(environment={"PATH": str(tmp_path)}).program("docker") is None
+
+
+@pytest.mark.parametrize(
+    ("chosen", "found"),
+    [
+        ("g++", ["g++"]),
+        ("ccache g++ -O1", ["ccache", "g++", "-O1"]),
+        ("'my compiler'", None),
+        ("'g++", None),
+        ("", ["c++"]),
+    ],
+)
+def test_a_compiler_may_have_words_before_and_behind_it(tmp_path: Path, chosen: str, found: list[str] | None) -> None:
+    for name in ("c++", "g++", "ccache"):
+        (tmp_path / name).touch(mode=0o755)
+    host = Host(environment={"CXX": chosen, "PATH": str(tmp_path)})
+    words = find_compiler(host)
+    if found is None:
+        assert words is None
+    else:
+        assert words == (str(tmp_path / found[0]), *found[1:])

@@ -162,7 +162,7 @@ def test_a_repository_adds_its_servers_settings(tmp_path: Path) -> None:
         "exclude_input_in_output": "true",
         "new_parameter": "x",
     }
-    queue = "dynamic_batching { default_queue_policy { max_queue_size: 7 } }\ninstance_group [ { count: 2 } ]\n"
+    queue = "dynamic_batching { default_queue_policy { max_queue_size: 7 } }\ninstance_group [ { count: 2 }, { } ]\n"
     found = migrated(repository(tmp_path / "repository", parameters, queue))
     args = found.args.to_json()
     assert args["scheduler_config"] == {"capacity_scheduler_policy": "MAX_UTILIZATION"}
@@ -184,6 +184,7 @@ def test_a_repository_adds_its_servers_settings(tmp_path: Path) -> None:
     assert "max_beam_width" not in args
     assert reason(found.attention, "new_parameter") == "unknown setting"
     assert "one LLM serves all" in reason(found.attention, "instance_group.count")
+    assert [left.value for left in found.attention if left.key == "instance_group.count"] == [3]
     assert reason(found.dropped, "gpt_model_path") == "there is no engine to load"
 
 
@@ -338,6 +339,9 @@ def test_bad_sources_are_explained(tmp_path: Path) -> None:
         read_settings(tmp_path / "old")
     source = repository(tmp_path / "r", {"kv_cache_free_gpu_mem_fraction": "much"})
     with pytest.raises(ForgeError, match="kv_cache_free_gpu_mem_fraction is 'much', which is not valid for it"):
+        migrated(source)
+    source = repository(tmp_path / "beyond", {"kv_cache_free_gpu_mem_fraction": "1.5"})
+    with pytest.raises(ForgeError, match="migration: kv_cache_free_gpu_mem_fraction: Input should be less than"):
         migrated(source)
     (source / "tensorrt_llm" / "config.pbtxt").write_text("max_batch_size: ${triton_max_batch_size}")
     with pytest.raises(ForgeError, match=r"config\.pbtxt, line 1: expected protobuf text format, found \$"):

@@ -126,3 +126,5 @@ def test_what_is_not_built_has_no_peak_of_building() -> None:
     found = plan(model, asked(model, recipe={"engine": {"backend": "torch"}}, max_seq_len=4096), "throughput")
     assert (found.peaks.build_gpu, found.peaks.build_host_per_worker) == (None, None)
     assert found.as_json()["embedded"] == {"device": "cpu", "compute_dtype": "float32", "kernel": "dense"}
+    of_llm_api = plan(model, asked(model, recipe={"engine": {"backend": "llmapi"}}, max_seq_len=4096), "throughput")
+    assert of_llm_api.peaks.build_gpu is None

@@ -19,8 +19,10 @@ from tests.runtime.runner import open_runner
 from tests.runtime.test_engine import requests_for
 from trtforge.core.errors import ForgeError
 from trtforge.engine_process.requests import GenerationRequest, Output
+from trtforge.runtime import engine as engine_module
 from trtforge.runtime.engine import Engine
 from trtforge.runtime.generate import generate
+from trtforge.runtime.ranks import rank_group
 
 Tokens = tuple[int, ...]
 
@@ -91,6 +93,37 @@ def test_a_dead_rank_ends_every_request_with_its_name(two_ranks: Path) -> None:
         assert str(ended["b"].error) == "rank 1 ended: it was killed, as the system does where memory runs out"
         engine.submit((GenerationRequest("c", (1, 2, 3), 4), outputs.put))
         assert "rank 1 ended" in str(outputs.get(timeout=PATIENCE).error)
+
+
+def test_an_engine_whose_rank_hangs_is_closed_with_its_own_words(
+    two_ranks: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_module, "_CLOSE_TIMEOUT", 0.2)
+    monkeypatch.setattr(rank_group, "_END_TIMEOUT", 0.2)
+    outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+    with Engine.load(two_ranks) as engine:
+        engine.submit((GenerationRequest("a", (1, 2, 3), 180), outputs.put))
+        outputs.get(timeout=PATIENCE)
+        os.kill(engine.worker_pids[0], signal.SIGSTOP)
+    output = outputs.get(timeout=PATIENCE)
+    while output.finish_reason is None:
+        output = outputs.get(timeout=PATIENCE)
+    if output.finish_reason == "error":  # not where the step before had ended
+        assert str(output.error) == "the engine was closed while a rank did not answer"
+    else:
+        assert output.finish_reason == "cancelled"
+    assert caplog.messages == []
+
+
+def test_a_signal_that_ends_a_rank_is_named(two_ranks: Path) -> None:
+    outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
+    with Engine.load(two_ranks) as engine:
+        os.kill(engine.worker_pids[0], signal.SIGTERM)
+        engine.submit((GenerationRequest("a", (1, 2, 3), 180), outputs.put))
+        output = outputs.get(timeout=PATIENCE)
+        while output.finish_reason is None:
+            output = outputs.get(timeout=PATIENCE)
+    assert str(output.error) == "rank 1 ended: signal 15 (SIGTERM)"
 
 
 def test_a_rank_that_cannot_load_says_why(two_ranks: Path) -> None:

@@ -84,6 +84,9 @@ class ThreadRanks:
         """As of a RankGroup."""
         return self.models[0].network
 
+    def free(self) -> None:
+        """As of a RankGroup, but nothing is freed: another engine may use them."""
+
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown()

@@ -1,7 +1,7 @@
 """`trtforge build RECIPE_OR_MODEL`: run every stage in order and print a report."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -152,6 +152,19 @@ class How:
     quiet: bool = False
     json: bool = False
 
+    def lock_of(self, asked: Chosen) -> Path:
+        """The lock file."""
+        from trtforge.pipeline.lock import FILE_NAME
+
+        return self.lock or asked.lock_directory / FILE_NAME
+
+    @property
+    def of_the_lock(self) -> tuple[str, ...]:
+        """The options that choose the lock and the container, which the next command needs too."""
+        lock = () if self.lock is None else ("--lock", str(self.lock))
+        container = () if self.container is None else ("--container", self.container)
+        return (*lock, *(("--locked",) if self.locked else ()), *container)
+
 
 def build_formats(asked: Mapping[str, Chosen], how: How) -> None:
     """Build recipes by format and compare the builds. Raises UsageError for options that apply to one build."""
@@ -164,9 +177,15 @@ def build_formats(asked: Mapping[str, Chosen], how: How) -> None:
     out = next(iter(asked.values())).out.parent
     for each in asked.values():
         require_build_directory(each.out)
+    locked: dict[str, Chosen] = {}
+    image = how.container
+    for name, each in asked.items():
+        say = (lambda text: None) if locked else show.warning  # the formats have one lock
+        recipe, image = as_locked(each.recipe, how.lock_of(each), how.container, say=say)
+        locked[name] = replace(each, recipe=recipe, options=how.of_the_lock)
     build_each(
-        asked, out, first=how.first, last=how.last,
-        options=CompileOptions(workers=how.workers, container=how.container), force=how.force, quiet=how.quiet,
+        locked, out, first=how.first, last=how.last,
+        options=CompileOptions(workers=how.workers, container=image), force=how.force, quiet=how.quiet,
         json=how.json,
     )  # fmt: skip
 
@@ -192,13 +211,13 @@ def _build(asked: Chosen, how: How, stages: "tuple[StageName, ...]", view: "Buil
     from trtforge.compile.stage import CompileOptions
     from trtforge.core.output_place import require_writable
     from trtforge.pipeline.build import Build, GateError
-    from trtforge.pipeline.lock import FILE_NAME, pinned, write_locked
+    from trtforge.pipeline.lock import pinned, write_locked
     from trtforge.pipeline.lock_facts import what_is_used, with_image
     from trtforge.pipeline.paths import Paths
 
     chosen, paths = asked.recipe, Paths(asked.out)
 
-    lock_file = how.lock or asked.lock_directory / FILE_NAME
+    asked, lock_file = replace(asked, options=how.of_the_lock), how.lock_of(asked)
     if how.update_lock:
         require_writable(lock_file.resolve().parent)
     used = what_is_used(chosen, lock_file, container=how.container) if how.update_lock else None
@@ -229,10 +248,17 @@ def _build(asked: Chosen, how: How, stages: "tuple[StageName, ...]", view: "Buil
     show.as_json(report.as_json()) if how.json else show_report(report.record())
 
 
-def as_locked(recipe: "Recipe", lock_file: Path, container: str | None, *, strict: bool) -> "tuple[Recipe, str | None]":
+def as_locked(
+    recipe: "Recipe",
+    lock_file: Path,
+    container: str | None,
+    *,
+    strict: bool = False,
+    say: Callable[[str], None] = show.warning,
+) -> "tuple[Recipe, str | None]":
     """The recipe at the locked commit, and the container image at its locked digest if the lock has one.
 
-    Other differences from the lock are warnings, or raise ForgeError if `strict`.
+    Other differences from the lock are warnings, which `say` gets, or raise ForgeError if `strict`.
     """
     from trtforge.pipeline.lock import differences, pinned, pinned_image, read_locked, require_locked
     from trtforge.pipeline.lock_facts import what_is_used
@@ -246,7 +272,7 @@ def as_locked(recipe: "Recipe", lock_file: Path, container: str | None, *, stric
     if locked is None:
         return recipe, container
     for difference in differences(locked, found):
-        show.warning(f"{lock_file}: {difference}")
+        say(f"{lock_file}: {difference}")
     return pinned(recipe, locked), pinned_image(locked, found) or container
 
 

@@ -155,7 +155,7 @@ def calibrate(
     from trtforge.formats.calibration import open_calibration
     from trtforge.formats.hf import resolve_source
 
-    _require_calibrated(quant, hf_dir)
+    _require_calibrated(quant, kv_cache, hf_dir)
     sampling = {"data": data, "samples": samples, "sequence_length": seq_len, "batch_size": batch_size, "seed": seed}
     config = from_options(
         CalibrateConfig,
@@ -219,15 +219,21 @@ def _keep(found: "Sensitivity", out: Path) -> None:
         show.warning(f"{sensitivity_file(out)}: {error.strerror}; reports of builds will not show the ranking")
 
 
-def _require_calibrated(quant: str, hf_dir: str) -> None:
-    """Raise UsageError for a format that is converted to without a calibration."""
+def _require_calibrated(quant: str, kv_cache: str, hf_dir: str) -> None:
+    """Raise UsageError for a format that is converted to without a calibration, which a KV cache may need alone."""
     from trtforge.models.formats import FORMATS
+    from trtforge.plan.formats import CACHES
 
     if quant in FORMATS and quant != "none" and not FORMATS[quant].calibrated and len(FORMATS[quant].methods) == 1:
-        raise UsageError(
-            f"--quant {quant} needs no calibration",
-            hint=f"Run `trtforge convert {quote(hf_dir)} CHECKPOINT --quant {quant}`.",
-        )
+        converted = f"trtforge convert {quote(hf_dir)} CHECKPOINT --quant {quant}"
+        if kv_cache in CACHES and CACHES[kv_cache].calibrated:
+            own = f"trtforge calibrate {quote(hf_dir)} CALIBRATION --quant none --kv-cache {kv_cache}"
+            raise UsageError(
+                f"--quant {quant} needs no calibration, and --kv-cache {kv_cache} one of its own",
+                hint=f"Run `{own}`, then `{converted} --kv-cache {kv_cache} --calibration CALIBRATION`.",
+            )
+        cached = "" if kv_cache == "none" else f" --kv-cache {kv_cache}"
+        raise UsageError(f"--quant {quant} needs no calibration", hint=f"Run `{converted}{cached}`.")
 
 
 def _require_consistent(config: "CalibrateConfig", gate: str | None, *, sensitivity: bool, measure: bool) -> None:

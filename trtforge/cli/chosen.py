@@ -75,7 +75,8 @@ class Choice:
 class Chosen:
     """A recipe to build. `words`: what chooses it again on a command line; `out`: its build directory.
 
-    `lock_directory`: where its lock file is. `text`: the YAML of a derived recipe, which belongs into `out`.
+    `lock_directory`: where its lock file is. `text`: the YAML of a derived recipe, which belongs into `out`. `options`:
+    what else its build was given that a later command needs.
     """
 
     recipe: "Recipe"
@@ -83,11 +84,12 @@ class Chosen:
     out: Path
     lock_directory: Path
     text: str | None = None
+    options: tuple[str, ...] = ()
 
     @property
     def named(self) -> str:
-        """`words` as a shell takes them."""
-        return join(self.words)
+        """`words` and `options` as a shell takes them."""
+        return join((*self.words, *self.options))
 
     @property
     def command(self) -> str:

@@ -1,5 +1,6 @@
 """Parse `--gate`, and print a verification."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from trtforge.core.recipe import GateConfig, gate_from
 from trtforge.core.yaml_text import read_yaml
 from trtforge.verify.result import Interval, Verification
 
+_NEXT_KEY, _DATA = re.compile(r",(?=\w+=)"), "data"
+"""Commas between keys: paths may have others."""
 _INLINE = "perplexity_increase=0.02,top1_agreement=0.95"
 
 
@@ -22,8 +25,8 @@ def parse_gate(text: str | None, data: dict[str, Any]) -> GateConfig:
     if text is None:
         return GateConfig.parse(data, "--gate")
     if "=" in text:
-        pairs = [item.partition("=") for item in text.split(",")]
-        keys = {key: parse_value(value, f"--gate {key}") for key, _, value in pairs}
+        pairs = [item.partition("=") for item in _NEXT_KEY.split(text)]
+        keys = {key: value if key == _DATA else parse_value(value, f"--gate {key}") for key, _, value in pairs}
         return _with_limit(from_options(GateConfig, data | keys, "--gate", str), text)
     path = Path(text)
     hint = f"Give a YAML file, or {_INLINE}."
@@ -37,7 +40,7 @@ def parse_gate(text: str | None, data: dict[str, Any]) -> GateConfig:
     if not isinstance(stated, dict):
         raise ForgeError(f"--gate {text}: not a mapping", hint="Give the keys of a recipe's gate.")
     gate = GateConfig.parse(data | stated, text)
-    return _with_limit(gate_from(gate, path.parent) if "data" in stated else gate, text)
+    return _with_limit(gate_from(gate, path.parent) if _DATA in stated else gate, text)
 
 
 def _with_limit(gate: GateConfig, text: str) -> GateConfig:

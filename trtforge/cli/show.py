@@ -32,7 +32,7 @@ def as_json(value: Mapping[str, Any]) -> None:
     import json
 
     _JSON_PRINTED.set(True)
-    print(json.dumps(value, indent=2, sort_keys=False))
+    print(json.dumps(value, indent=2, sort_keys=False, allow_nan=False))
 
 
 @contextmanager
@@ -91,7 +91,7 @@ def _earlier(old: "Manifest", new: "Manifest") -> str:
     if not keys:
         made = "of other input" if old.identity.inputs != new.identity.inputs else "made by other versions"
         return f"an earlier {stage} with the same settings, {made}"
-    shown = [f"{key.rpartition('.')[2]} {_value(before.get(key))} instead of {_value(after.get(key))}" for key in keys]
+    shown = [f"{key.rpartition('.')[2]} {_value(before, key)} instead of {_value(after, key)}" for key in keys]
     return f"an earlier {stage} with {listed(shown)}"
 
 
@@ -103,9 +103,11 @@ def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, o
             yield f"{above}{key}", value
 
 
-def _value(value: object) -> str:
+def _value(values: Mapping[str, object], key: str) -> str:
+    """A setting in a message. Manifests leave some out that have their defaults."""
     import json
 
+    value = values.get(key, "the default")
     return value if isinstance(value, str) and value else json.dumps(value)
 
 

@@ -103,6 +103,15 @@ def killed(program: str, status: int) -> ForgeError | None:
     )
 
 
+def ending(status: int) -> str:
+    """How a program ended, of its exit status as `subprocess` gives it: "exit status 3", "signal 15 (SIGTERM)"."""
+    if status >= 0:
+        return f"exit status {status}"
+    with suppress(ValueError):
+        return f"signal {-status} ({signal.Signals(-status).name})"
+    return f"signal {-status}"
+
+
 def _rebuild(
     cls: type[ForgeError], message: str, hint: str, where: tuple[Where, ...], repair: Repair | None
 ) -> ForgeError:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -148,6 +148,7 @@ class EngineConfig(Config):
         return value
 
 
+_Limit = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
 LIMITS = ("perplexity_increase", "top1_agreement", "kl_mean", "kl_p99")
 """The keys of a gate that are limits; the others choose the samples."""
 
@@ -155,14 +156,12 @@ LIMITS = ("perplexity_increase", "top1_agreement", "kl_mean", "kl_p99")
 class GateConfig(Config):
     """The quality that a build must reach; unset limits are not checked."""
 
-    perplexity_increase: float | None = Field(None, ge=0, description="Maximum relative increase (0.02 is 2 %).")
+    perplexity_increase: _Limit = Field(None, description="Maximum relative increase (0.02 is 2 %).")
     top1_agreement: float | None = Field(
         None, ge=0, le=1, description="Minimum share of positions with the same most probable token."
     )
-    kl_mean: float | None = Field(None, ge=0, description="Maximum mean KL divergence from the reference, in nats.")
-    kl_p99: float | None = Field(
-        None, ge=0, description="Maximum 99th percentile of the KL divergence over the tokens, in nats."
-    )
+    kl_mean: _Limit = Field(None, description="Maximum mean KL divergence from the reference, in nats.")
+    kl_p99: _Limit = Field(None, description="Maximum 99th percentile of the KL divergence over the tokens, in nats.")
     data: str = Field(defaults.CALIBRATION_DATA, description="See quantization.calibration.data.")
     samples: int = Field(defaults.GATE_SAMPLES, ge=1, description="Number of samples.")
     sequence_length: int = Field(defaults.GATE_TOKENS, ge=2, description="Tokens per sample.")

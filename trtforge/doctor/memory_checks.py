@@ -111,7 +111,7 @@ def _compiler(host: Host) -> Finding:
     if compiler is None:
         found = "none: the embedded engine uses torch's kernels, which are slower"
         return Finding("C++ compiler", "warning", found, "Install g++ (Debian: `apt-get install g++`).")
-    return Finding("C++ compiler", "ok", f"{compiler} compiles the CPU kernels")
+    return Finding("C++ compiler", "ok", f"{' '.join(compiler)} compiles the CPU kernels")
 
 
 def _space(host: Host, directory: Path) -> Space | None:

@@ -4,7 +4,7 @@ The keys are those of tensorrt_llm/llmapi/llm_args.py, whose models forbid unkno
 looked up in `release_data/llmapi.json`.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -179,8 +179,9 @@ class LlmArgs(Config):
                 speculation[key] = f"{directory}/{speculation[key]}"
         return yaml.safe_dump(values, sort_keys=False)
 
-    def with_values(self, values: Mapping[str, Any], where: str) -> "LlmArgs":
-        """A copy with these dotted keys set. Raises ForgeError naming `where` for an invalid value."""
+    def with_values(self, values: Mapping[str, Any], where: str, name: Callable[[str], str] = str) -> "LlmArgs":
+        """A copy with these dotted keys set. Raises ForgeError naming `where` for an invalid value, and its key as
+        `name` has it."""
         merged: dict[str, Any] = self.model_dump()
         for key, value in values.items():
             *parents, last = key.split(".")
@@ -188,7 +189,7 @@ class LlmArgs(Config):
             for parent in parents:
                 inner = inner[parent]
             inner[last] = value
-        return LlmArgs.parse(merged, where)
+        return LlmArgs.parse(merged, where, name)
 
 
 def read_llm_args(directory: Path) -> LlmArgs:

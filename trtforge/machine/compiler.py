@@ -1,11 +1,21 @@
 """The C++ compiler of a machine, which builds the embedded engine's CPU kernels."""
 
+import shlex
+
 from trtforge.machine.host import Host
 
 _NAMES = ("c++", "g++")
 
 
-def find_compiler(host: Host) -> str | None:
-    """$CXX, or the first of c++ and g++ on PATH; None without one."""
-    chosen = host.environment.get("CXX")
-    return next((path for name in ((chosen,) if chosen else _NAMES) if (path := host.program(name))), None)
+def find_compiler(host: Host) -> tuple[str, ...] | None:
+    """The words that run it: those of $CXX, which may be `ccache g++`, or the first of c++ and g++ on PATH; None
+    without one."""
+    try:
+        chosen = shlex.split(host.environment.get("CXX", ""))
+    except ValueError:  # a quotation that does not end
+        return None
+    for name, *arguments in [chosen] if chosen else [[name] for name in _NAMES]:
+        path = host.program(name)
+        if path is not None:
+            return path, *arguments
+    return None

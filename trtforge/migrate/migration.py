@@ -74,7 +74,8 @@ def migrate(settings: Settings) -> Migration:
             )
         )
     found.values = {"triton_config": TritonArgs().model_dump(), **values}
-    found.args = LlmArgs().with_values(found.values, "migration")
+    names = {entry.to: entry.key for entry in found.carried}
+    found.args = LlmArgs().with_values(found.values, "migration", lambda key: names.get(key, key))
     return found
 
 

@@ -112,7 +112,7 @@ def _serving_model(source: Path, models: Mapping[str, Path], name: str | None) -
         decoupled=any(policy.flag("decoupled") for policy in transactions),
         max_batch_size=message.integer("max_batch_size"),
         max_queue_size=policies[-1].integer("max_queue_size") if policies else 0,
-        instances=groups[-1].integer("count", 1) if groups else 1,
+        instances=sum(group.integer("count", 1) for group in groups) if groups else 1,
     )
     return model, _version(models[serving[0]].parent, message)
 

@@ -38,5 +38,7 @@ def diagnosis_command(recipe: Recipe, paths: Paths) -> str:
         words += ["--group-size", str(quant.group_size), *(["--awq-clip"] if quant.awq_clip else [])]
     if quant.rounding != "auto":
         words += ["--rounding", quant.rounding]
+    if quant.kv_scales != "auto":
+        words += ["--kv-scales", quant.kv_scales]
     limits += [f"data={gate.data}", f"samples={gate.samples}", f"sequence_length={gate.sequence_length}"]
     return join(["trtforge", *words, "--gate", ",".join(limits)])

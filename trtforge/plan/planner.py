@@ -144,7 +144,8 @@ class Plan:
         request = evaluation.request
         published = served_as_published(model.config, request.engine.backend, request.quant)
         quantised = model.stored is not None or model.checkpoint is not None or published
-        built = None if evaluation.embedded else evaluation.memory  # the embedded engine needs no trtllm-build
+        builds = evaluation.embedded is None and request.engine.backend != "llmapi"  # others need no trtllm-build
+        built = evaluation.memory if builds else None
         return peaks(
             model.family,
             model.facts,

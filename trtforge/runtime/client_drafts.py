@@ -77,6 +77,11 @@ class Drafts:
         if self.own is not None:
             self.own.close()
 
+    def end(self) -> None:
+        """As `close`, when nothing is drafted any more: the drafter's memory is freed too."""
+        self.close()
+        self.own = None
+
     def _offer(self, sequence: Sequence) -> None:
         """Propose the tokens of a request that come next, or drop them if the output has gone on otherwise."""
         made = sequence.generated

@@ -174,6 +174,9 @@ class Engine:
         except Exception as error:
             _LOG.exception("the engine failed")
             self._fail(ForgeError(f"the engine failed: {error!r}", hint="Load it again; the traceback is in its log."))
+        finally:
+            self._ranks.free()
+            self._drafts.end()
 
     def _collect(self) -> bool:
         """Process submissions and cancellations; blocks while idle. Returns False when the engine is to close."""

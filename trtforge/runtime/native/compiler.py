@@ -115,7 +115,7 @@ def _private(directory: Path) -> Path:
     return directory
 
 
-def _digest(compiler: str, flags: Sequence[str]) -> str:
+def _digest(compiler: Sequence[str], flags: Sequence[str]) -> str:
     """The compiler is known by its path, because wrappers of one compiler print the same version.
 
     Its macros name the instructions that it uses: what `native` means here, which a cache that several machines share
@@ -124,14 +124,14 @@ def _digest(compiler: str, flags: Sequence[str]) -> str:
     sha = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         sha.update(source.name.encode() + b"\0" + source.read_bytes())
-    version = _run((compiler, "--version"), SOURCES)
-    macros = _run((compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull), SOURCES)
-    for text in (str(Path(compiler).resolve()), *flags, *LINK_FLAGS, version, macros):
+    version = _run((*compiler, "--version"), SOURCES)
+    macros = _run((*compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull), SOURCES)
+    for text in (str(Path(compiler[0]).resolve()), *compiler[1:], *flags, *LINK_FLAGS, version, macros):
         sha.update(text.encode() + b"\0")
     return sha.hexdigest()[:32]
 
 
-def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
+def _build(compiler: Sequence[str], flags: Sequence[str], library: Path) -> None:
     """Compile the sources, link them and move the result to `library`, whole. Raises CompileError and OSError.
 
     As many compilers run at once as there are processors: each takes up to 300 MB. Meanwhile the files are beside the
@@ -148,12 +148,13 @@ def _build(compiler: str, flags: Sequence[str], library: Path) -> None:
         sources = sorted(SOURCES.glob("*.cpp"), key=lambda source: (-source.stat().st_size, source.name))
         objects = [f"{source.stem}.o" for source in sources]
         commands = [
-            (compiler, *flags, "-c", str(source), "-o", target) for source, target in zip(sources, objects, strict=True)
+            (*compiler, *flags, "-c", str(source), "-o", target)
+            for source, target in zip(sources, objects, strict=True)
         ]
         with ThreadPoolExecutor(processors()) as pool:
             list(pool.map(partial(_run, directory=directory), commands))
         linked = directory / "kernels.so"
-        _run((compiler, *LINK_FLAGS, "-o", str(linked), *objects), directory)
+        _run((*compiler, *LINK_FLAGS, "-o", str(linked), *objects), directory)
         _seal(linked)
         linked.replace(library)
     finally:

@@ -46,13 +46,15 @@ class RankGroup:
         cores = processors() // world
         self.threads = max(1, threads // world if threads else min(cores, useful))
         self._workers: list[WorkerProcess] = []
+        self._closed = False
+        self._loaded: RankModel | None = None
         place = placement_of(source, 0)
         self.computes_ahead = place.device.type == "cuda" and world == 1  # other ranks know no sampled tokens
         """Whether a step may begin before the host knows the tokens of the one before."""
         try:
             if world == 1:
                 self._collective: Collective = Alone()
-                self._model = RankModel(source, 0, place, self._collective)
+                self._loaded = RankModel(source, 0, place, self._collective)
             else:
                 sums = SharedSums.of(place, source.config.parallel.tp, source.config.parallel.pp)
                 self._collective = distributed = Distributed(source.spec(0), 0, place.device, sums)
@@ -75,7 +77,7 @@ class RankGroup:
                     )
                     for index in range(1, world)
                 ]
-                self._model = RankModel(source, 0, place, distributed)
+                self._loaded = RankModel(source, 0, place, distributed)
                 for worker in self._workers:
                     while not store.check([loaded_key(worker.index)]):
                         worker.check()
@@ -92,6 +94,12 @@ class RankGroup:
             if failure is None:
                 raise
             raise failure from error
+
+    @property
+    def _model(self) -> RankModel:
+        """Rank 0."""
+        assert self._loaded is not None, "it was freed"
+        return self._loaded
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
@@ -171,8 +179,15 @@ class RankGroup:
         assert parts is not None, "rank 0 has what all ranks sent"
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+    def free(self) -> None:
+        """Free the memory of rank 0, and end its connections, when no step is computed any more."""
+        self._loaded, self._collective = None, Alone()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
     def close(self) -> None:
-        """End the workers. May be called again."""
+        """End the workers, which ends a step that waits for them. May be called again."""
+        self._closed = True
         for worker in self._workers:
             worker.release()
         deadline = time.monotonic() + _END_TIMEOUT
@@ -182,6 +197,8 @@ class RankGroup:
 
     def _failure(self) -> ForgeError | None:
         """Error of the worker that ended first; None if all run. Waits, as a lost connection precedes the end."""
+        if self._closed:
+            return ForgeError("the engine was closed while a rank did not answer", hint="Load it again.")
         deadline = time.monotonic() + _END_TIMEOUT
         while self._workers and time.monotonic() < deadline:
             if any(worker.ended_at is not None for worker in self._workers):
@@ -189,4 +206,4 @@ class RankGroup:
                 ended = [worker for worker in self._workers if worker.ended_at is not None]
                 return min(ended, key=lambda worker: worker.ended_at or 0.0).failure()
             time.sleep(0.01)
-        return None
+        return self._failure() if self._closed else None

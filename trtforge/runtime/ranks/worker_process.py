@@ -10,7 +10,7 @@ from contextlib import suppress
 from trtforge.core.config_model import Config
 from trtforge.core.device import UsableDevice
 from trtforge.core.dtypes import ModelDtype
-from trtforge.core.errors import ForgeError, killed
+from trtforge.core.errors import ForgeError, ending, killed
 from trtforge.core.interpreter import python_environment, python_interpreter
 from trtforge.runtime.decoder.kv_capacity import KvMemory
 from trtforge.runtime.ranks.source import DrafterBytes
@@ -76,9 +76,7 @@ class WorkerProcess:
             return failure
         errors = [line.removeprefix("error: ") for line in self._lines if line.startswith("error: ")]
         hints = [line.removeprefix("hint: ") for line in self._lines if line.startswith("hint: ")]
-        reason = (
-            errors[0] if errors else (self._lines[-1] if self._lines else f"exit status {self._process.returncode}")
-        )
+        reason = next(iter([*errors, *list(self._lines)[-1:]]), ending(self._process.returncode))
         return ForgeError(f"rank {self.index} ended: {reason}", hint=hints[0] if hints else "Start the engine again.")
 
     def release(self) -> None:

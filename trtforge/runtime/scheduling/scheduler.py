@@ -298,17 +298,13 @@ class Scheduler:
             budget -= len(drafts)
 
     def _may_chunk(self, sequence: Sequence) -> bool:
-        """Whether the context may be chunked.
-
-        Always after a pause, as it may have outgrown max_num_tokens, and where the logits of the prompt take memory.
-        """
+        """Whether the context may be chunked: always after a pause, as it may have outgrown max_num_tokens, and where
+        the logits of the prompt take memory."""
         return self._chunked or sequence.generated > 0 or sequence.scores_prompt
 
     def _allocate(self, sequence: Sequence, tokens: int, rows: dict[Sequence, Row]) -> bool:
-        """Allocate blocks for the sequence's first `tokens` tokens, pausing the last running ones if none are free.
-
-        The last one has the lowest priority and is the newest of it. Returns False if the sequence itself is paused.
-        """
+        """Allocate blocks for the sequence's first `tokens` tokens, pausing the last running ones if none are free: the
+        last one has the lowest priority and is the newest of it. Returns False if the sequence itself is paused."""
         if sequence not in self.running:
             return False
         missing = self.blocks.missing(sequence.table, tokens)
