@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import subprocess
 import sys
 import threading
@@ -9,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from tests.patience import PATIENCE
+from tests.runtime.checkpoints import Layout, tiny_llama, write_checkpoint, write_engine
 from tests.runtime.test_engine import Tokens, requests_for
 from trtforge.core.errors import RequestError
-from trtforge.engine_process.requests import GenerationRequest, Output
+from trtforge.engine_process.requests import BeamParams, GenerationRequest, Output, SamplingParams
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.scheduling.scheduler import Scheduler
@@ -128,3 +132,36 @@ def test_a_process_that_ends_while_its_engine_computes_ends_as_it_means_to(engin
     command = [sys.executable, "-c", program, str(engine_directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (3, "")
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "drawn": {"sampling": SamplingParams(top_p=0.9, temperature=0.7, seed=1)},
+    "of a few": {"sampling": SamplingParams(top_k=5, seed=1)},
+    "likely": {"sampling": SamplingParams(temperature=1.0, min_p=0.1, seed=1)},
+    "scored": {"sampling": SamplingParams(return_log_probs=True)},
+    "penalised": {"sampling": SamplingParams(repetition_penalty=1.5)},
+    "restricted": {"bad_words": ((5,),)},
+    "beams": {"beams": BeamParams(2, 2)},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("vocabulary", [131, 40_000])
+def test_logits_that_are_no_numbers_end_a_request_with_the_reason(tmp_path: Path, vocabulary: int, dtype: str) -> None:
+    """Also where the LM head is screened."""
+    model = tiny_llama(vocab_size=vocabulary)
+    with torch.no_grad():
+        model.model.norm.weight[3] = torch.nan
+    checkpoint = write_checkpoint(model, tmp_path / "checkpoint", Layout())
+    engine = write_engine(checkpoint, tmp_path / "engine", dtype=dtype, max_beam_width=2)
+    ended: queue.SimpleQueue[Output] = queue.SimpleQueue()
+    with Engine.load(engine) as running:
+        for name, options in OPTIONS.items():
+            running.submit((GenerationRequest(name, (1, 2, 3), 4, **options), ended.put))
+        outputs = [ended.get(timeout=PATIENCE) for _ in OPTIONS]
+        assert running.statistics().kv_blocks_used == 0
+    assert {output.request_id for output in outputs} == OPTIONS.keys()
+    for output in outputs:
+        assert (output.finish_reason, output.tokens) == ("error", ())
+        assert str(output.error).startswith("the model's logits are not numbers"), output.request_id

@@ -5,6 +5,7 @@ penalties over prompt and output, minimum length, bad words, repeated n-grams; t
 tokens. Log probabilities are normalised over the whole vocabulary, or what the guide left of it, before min_p.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trtforge.core.errors import RequestError
 from trtforge.engine_process.requests import TopLogProbs
 from trtforge.runtime.candidates import chosen_places, drawn_of_all, most_likely_kept, nucleus
 from trtforge.runtime.cuda.pinned import sent, sent_column
@@ -66,10 +68,10 @@ class Sampler:
             self._guides.mask(rows, guided, logits)
         if all(row.plain for row in rows):
             plain = most_likely_tokens(logits)
-            return Sampled(plain, stuck=_stuck(guided, logits, plain))
+            return Sampled(plain, stuck=_stuck(rows, guided, logits, plain))
         tokens = self.choose(rows, logits, depth)
         chosen: list[int] = tokens.tolist()
-        stuck = _stuck([index for index, row in enumerate(rows) if _restricted(row)], logits, chosen)
+        stuck = _stuck(rows, [index for index, row in enumerate(rows) if _restricted(row)], logits, chosen)
         if not any(row.request.sampling.return_log_probs for row in rows):
             return Sampled(chosen, stuck=stuck)
         picked, sums = logits.gather(1, tokens.unsqueeze(1)).squeeze(1), log_sums_of(logits)
@@ -137,6 +139,8 @@ class Sampler:
         process_beams(rows, logits)
         self._change(rows, logits)
         sums = log_sums_of(logits)
+        if bool(sums.isnan().any()):
+            rows[0].failure = rows[0].failure or no_numbers()
         return logits.sub_(sums.masked_fill_(sums == _MINUS_INFINITY, 0.0).unsqueeze(1))
 
     def distribution(self, row: Sequence, logits: Tensor) -> Tensor:
@@ -268,13 +272,30 @@ def _restricted(row: Sequence) -> bool:
     )
 
 
-def _stuck(rows: list[int], logits: Tensor, tokens: list[int]) -> frozenset[int]:
-    """Those of `rows` that have no token: even the chosen one has a logit of minus infinity."""
-    if not rows:
+def _stuck(rows: list[Sequence], restricted: list[int], logits: Tensor, tokens: list[int]) -> frozenset[int]:
+    """The rows that have no token: of `restricted` ones those whose chosen token has a logit of minus infinity, and on
+    a CPU those whose logits are no numbers. A GPU, which the host would wait for, is asked for restricted rows only."""
+    on_cpu = logits.device.type == "cpu"
+    asked = range(len(rows)) if on_cpu else restricted
+    if not asked:
         return frozenset()
-    places = rows, [tokens[index] for index in rows]
-    chosen = (logits.numpy() if logits.device.type == "cpu" else logits)[places].tolist()
-    return frozenset(index for index, logit in zip(rows, chosen, strict=True) if logit == _MINUS_INFINITY)
+    places = list(asked), [tokens[index] for index in asked]
+    chosen = (logits.numpy() if on_cpu else logits)[places].tolist()
+    if math.isfinite(sum(chosen)):
+        return frozenset()
+    found = dict(zip(asked, chosen, strict=True))
+    wrong = [index for index, logit in found.items() if math.isnan(logit)]
+    for index in wrong:
+        rows[index].failure = rows[index].failure or no_numbers()
+    return frozenset([*wrong, *(index for index in restricted if found[index] == _MINUS_INFINITY)])
+
+
+def no_numbers() -> RequestError:
+    """The error of a request whose logits are not numbers."""
+    return RequestError(
+        "the model's logits are not numbers: its computations overflow, or it has weights that are not finite",
+        hint="`trtforge verify` compares the checkpoint with the model; bfloat16 has a larger range than float16.",
+    )
 
 
 def _top_p(row: Sequence) -> float:
