@@ -138,9 +138,9 @@ class Sampler:
         """
         process_beams(rows, logits)
         self._change(rows, logits)
-        sums = log_sums_of(logits)
-        if bool(sums.isnan().any()):
+        if bool(logits.isnan().any()):
             rows[0].failure = rows[0].failure or no_numbers()
+        sums = log_sums_of(logits)
         return logits.sub_(sums.masked_fill_(sums == _MINUS_INFINITY, 0.0).unsqueeze(1))
 
     def distribution(self, row: Sequence, logits: Tensor) -> Tensor:
