@@ -217,6 +217,21 @@ def test_wrong_options_of_load_are_named(build: Path, options: dict[str, Any], m
         Engine.load(**{"directory": build, **options})
 
 
+def test_tokens_that_end_an_answer_are_no_part_of_it(engine: Engine) -> None:
+    whole = engine.generate(PROMPT, SamplingParams(max_tokens=12, ignore_end=True))
+    at = next(index for index in range(3, 12) if whole.tokens[index] not in whole.tokens[:index])
+    for ignored in (False, True):
+        ended = engine.generate(
+            PROMPT, SamplingParams(max_tokens=12, ignore_end=ignored, stop_token_ids=[whole.tokens[at]])
+        )
+        assert (ended.tokens, ended.finish_reason) == (whole.tokens[:at], "stop")
+    beyond = SamplingParams(stop_token_ids=[engine.vocab_size])
+    with pytest.raises(RequestError, match=f"stop_token_ids has {engine.vocab_size}, the vocabulary has"):
+        engine.generate(PROMPT, beyond)
+    with pytest.raises(RequestError, match="a bad word is empty"):
+        engine.generate(PROMPT, SamplingParams(bad=["a", ""]))
+
+
 def test_larger_limits_than_the_engines_have_no_effect(build: Path, caplog: pytest.LogCaptureFixture) -> None:
     with Engine.load(build, kv_cache_tokens=512, max_batch_size=np.int64(1000), max_num_tokens=10**6) as engine:
         own = engine.statistics().max_requests

@@ -296,6 +296,19 @@ def test_an_end_token_is_neither_text_nor_counted(served: Served) -> None:
     assert (answer.choices[0].text, answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("", "stop", 0)
 
 
+def test_an_answer_that_ignores_end_tokens_has_all_its_tokens(served: Served) -> None:
+    answer = served.client().completions.create(
+        model="ensemble",
+        prompt="Return",
+        max_tokens=9,
+        temperature=0,
+        logit_bias={"3": 100},
+        extra_body={"ignore_eos": True},
+    )
+    assert answer.usage is not None
+    assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 9)
+
+
 def test_a_prompt_that_is_too_long_is_said(served: Served) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         served.client().completions.create(model="ensemble", prompt=[5] * 100_000, max_tokens=1)

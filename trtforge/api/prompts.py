@@ -98,7 +98,7 @@ class Prompts:
             prompt_table=table,
             max_tokens=params.max_tokens,
             sampling=params.sampling(self.vocab_size),
-            end_ids=frozenset() if params.ignore_end else self._end_ids,
+            end_ids=params.end_ids(self._end_ids, self.vocab_size),
             bad_words=self._spellings(params.bad),
             guide=guide,
             lora_task_id=None if params.adapter is None else self._task_id(params.adapter),

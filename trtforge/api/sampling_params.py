@@ -35,6 +35,7 @@ class SamplingParams:
     """Options of a request: greedy unless `top_k` or `top_p` is given, as in TensorRT-LLM.
 
     `seed` None counts as 0, so that equal requests get equal tokens. `stop`: the text ends before the first of these;
+    `stop_token_ids`: tokens that end the answer as the model's own end tokens do, which `ignore_end` does not touch;
     `bad`: words that are not generated, with or without a space before them, unless in other tokens than the tokenizer
     gives them. `log_probs`: score each token, with `top_log_probs` alternatives. `json_schema` (a schema, such as a
     pydantic class's `model_json_schema()`, or its JSON text), `regex` or `grammar` (EBNF, with a rule root): what the
@@ -116,6 +117,7 @@ class SamplingParams:
     reasoning_parser: ReasoningParser | None = None
     context_only: bool = False
     context_phase: Annotated[bytes, Field(strict=True)] | None = None
+    stop_token_ids: Sequence[Annotated[int, Field(ge=0, le=MOST_ID)]] = ()
 
     def __repr__(self) -> str:
         """What differs from the defaults."""
@@ -170,6 +172,15 @@ class SamplingParams:
     def phase(self) -> ContextPhase | None:
         """What another engine handed on. Raises RequestError."""
         return None if self.context_phase is None else ContextPhase.decode(self.context_phase)
+
+    def end_ids(self, own: frozenset[int], vocabulary: int) -> frozenset[int]:
+        """The tokens that end the answer; `own`: the model's. Raises RequestError for one beyond the vocabulary."""
+        beyond = next((token for token in self.stop_token_ids if token >= vocabulary), None)
+        if beyond is not None:
+            raise RequestError(
+                f"stop_token_ids has {beyond}, the vocabulary has {vocabulary} tokens", hint="Leave it out."
+            )
+        return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_end else own)
 
     def drafts(self, vocabulary: int) -> DraftTokens | None:
         """The draft tokens that are given. Raises RequestError for logits that are not theirs."""
@@ -264,8 +275,9 @@ def checked(params: object) -> SamplingParams:
         raise RequestError(
             f"{name} is {getattr(params, name, None)!r:.60}", hint=f"{wrong['msg']}: see trtforge.SamplingParams."
         ) from None
-    if not all(found.stop):
-        raise RequestError("a stop text is empty", hint="Leave it out.")
+    for name, words in (("stop text", found.stop), ("bad word", found.bad)):
+        if not all(words):
+            raise RequestError(f"a {name} is empty", hint="Leave it out.")
     if found.n > 1 and (found.context_only or found.context_phase is not None):
         hint = "Ask for one, or for several without context_only and context_phase."
         raise RequestError(f"n is {found.n} beside a phase of one sequence", hint=hint)

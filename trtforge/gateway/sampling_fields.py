@@ -34,6 +34,7 @@ SHARED = frozenset(
         "top_k",
         "repetition_penalty",
         "min_tokens",
+        "ignore_eos",
         "priority",
         "cache_salt",
         "min_p",
@@ -74,6 +75,7 @@ def read_sampling(fields: Fields, limits: GatewayLimits) -> Sampling:
     top_k = fields.integer("top_k", -1, 1 << 20)
     repetition_penalty = fields.number("repetition_penalty", 0.01, 10)
     greedy = temperature == 0 or top_p == 0 or top_k == 1
+    least = fields.integer("min_tokens", 0, MOST_TOKENS) or None
     return Sampling(
         temperature=None if greedy else 1.0 if temperature is None else temperature,
         top_p=None if greedy else 1.0 if top_p is None else top_p,
@@ -82,7 +84,7 @@ def read_sampling(fields: Fields, limits: GatewayLimits) -> Sampling:
         presence_penalty=fields.number("presence_penalty", -2, 2) or None,
         frequency_penalty=fields.number("frequency_penalty", -2, 2) or None,
         repetition_penalty=repetition_penalty,
-        min_tokens=fields.integer("min_tokens", 0, MOST_TOKENS) or None,
+        min_tokens=MOST_TOKENS if fields.flag("ignore_eos") else least,
         logit_bias=_logit_bias(fields, limits),
         priority=fields.number("priority", 0, 1),
         cache_salt=_cache_salt(fields),
