@@ -79,8 +79,23 @@ def test_choices_become_nodes_whose_most_likely_path_comes_first() -> None:
     assert [shape.most(depth) for depth in range(3)] == [2, 2, 3]
     assert shape.followed == (0, 1, 3, 5)
     assert not shape.is_chain
-    assert shape.first(2) == TreeShape.chain(2) == TreeShape.of(((0,), (0, 0)))
+    assert TreeShape.of(((0,), (0, 0))) == TreeShape.chain(2)
+    assert shape.within(1) == TreeShape.of(((0,), (1,)))
+    assert shape.within(2) == TreeShape.of(((0,), (1,), (0, 0), (0, 1), (1, 0)))
+    assert shape.within(3) == shape
     assert TreeShape.chain(3).is_chain
+
+
+@settings(deadline=None)
+@given(parents=trees(20), depth=st.integers(-1, 8))
+def test_drafts_that_cannot_be_accepted_are_left_out(parents: Parents, depth: int) -> None:
+    whole = Draft(tuple(range(len(parents))), parents=parents)
+    found = whole.within(depth)
+    assert found.tokens == tuple(node for node in range(len(parents)) if len(path_to(parents, node)) <= depth)
+    for place, parent in enumerate(found.parents):
+        above = parents[found.tokens[place]]
+        assert (found.tokens[parent] if parent >= 0 else -1) == above
+    assert Draft((5, 6, 7)).within(depth).tokens == (5, 6, 7)[: max(0, depth)]
 
 
 @settings(deadline=None)

@@ -124,10 +124,9 @@ def test_a_tree_finds_what_heads_find_less_likely(
         found = running.statistics()
     ranks.end()
     assert made.tokens == plain
-    # The prompt's step gives 1 token and three steps 5 each; then too few nodes fit: 3 tokens, and 1 in five steps.
-    if dtype == "float32":
+    if dtype == "float32":  # the prompt's step gives 1 token, four steps 5 each, the last one the 3 that are left
         assert plain == expected[1]
-        assert (found.iterations, made.accepted_tokens) == (10, 14)
+        assert (found.iterations, made.accepted_tokens) == (6, 18)
 
 
 def test_heads_go_on_after_the_drafts_of_a_client(

@@ -107,7 +107,7 @@ class EagleDrafter:
         states = torch.cat(found)
         self._write(late, states)
         if not too_many:
-            self._tree([each for each in ready if self._wanted(each[0]) > 0], states)
+            self._tree([each for each in ready if each[0].room > 0], states)
 
     def observe(self, rows: list[Row], logits: Tensor | None) -> None:
         """See Drafter."""
@@ -130,9 +130,6 @@ class EagleDrafter:
     def close(self) -> None:
         """See Drafter."""
 
-    def _wanted(self, sequence: Sequence) -> int:
-        return min(len(self._shape.parents), sequence.limit - len(sequence.tokens) - 1)
-
     def _write(self, found: _Positions, states: Tensor) -> None:
         if not found.positions:
             return
@@ -147,7 +144,7 @@ class EagleDrafter:
             return
         ready.sort(key=lambda each: len(each[0].tokens))
         sequences = [sequence for sequence, _ in ready]
-        shape = self._shape.first(max(self._wanted(sequence) for sequence in sequences))
+        shape = self._shape.within(max(sequence.room for sequence in sequences))
         positions = np.array([len(sequence.tokens) - 2 for sequence in sequences])
         columns = (positions + len(shape.followed)) // self._size + 1
         tables = np.zeros((len(sequences), int(columns.max())), dtype=np.int64)
@@ -162,4 +159,4 @@ class EagleDrafter:
         chosen = self._network.tree(tokens, states.index_select(0, indices), positions, tables, shape).tolist()
         for sequence, drafts in zip(sequences, chosen, strict=True):
             draft = Draft(tuple(drafts), parents=() if shape.is_chain else shape.parents)
-            sequence.draft = draft.first(self._wanted(sequence))
+            sequence.draft = draft.within(sequence.room)

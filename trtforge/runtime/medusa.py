@@ -80,7 +80,7 @@ class MedusaDrafter:
             parents = () if self._tree is None else self._tree.parents
             tokens = self._proposed(torch.stack(states))
             for sequence, drafts in zip(known, tokens, strict=True):
-                sequence.draft = Draft(tuple(drafts), parents=parents)
+                sequence.draft = Draft(tuple(drafts), parents=parents).within(sequence.room)
 
     def observe(self, rows: list[Row], logits: Tensor | None) -> None:
         """See Drafter."""

@@ -40,9 +40,11 @@ class TreeShape:
         """That of the most likely tokens, each after the one before."""
         return cls(tuple(range(-1, length - 1)), (0,) * length, tuple(range(length)))
 
-    def first(self, count: int) -> "TreeShape":
-        """That of the first `count` nodes."""
-        return TreeShape(self.parents[:count], self.ranks[:count], self.depths[:count])
+    def within(self, depth: int) -> "TreeShape":
+        """That of the nodes on paths of at most `depth` tokens."""
+        kept, parents = within(self.parents, depth)
+        ranks, depths = (tuple(values[node] for node in kept) for values in (self.ranks, self.depths))
+        return TreeShape(parents, ranks, depths)
 
     @property
     def is_chain(self) -> bool:
@@ -68,6 +70,13 @@ def path_to(parents: Sequence[int], index: int) -> list[int]:
         found.append(index)
         index = parents[index]
     return found[::-1]
+
+
+def within(parents: tuple[int, ...], depth: int) -> tuple[list[int], tuple[int, ...]]:
+    """The nodes of a tree on paths of at most `depth` tokens, and their parents among each other."""
+    kept = [node for node in range(len(parents)) if len(path_to(parents, node)) <= depth]
+    places = {-1: -1} | {node: place for place, node in enumerate(kept)}
+    return kept, tuple(places[parents[node]] for node in kept)
 
 
 def seen_slots(parents: Sequence[int]) -> list[int]:

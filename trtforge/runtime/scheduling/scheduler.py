@@ -288,8 +288,9 @@ class Scheduler:
                 continue
             room, end = 0, row.start + row.count
             if row.samples and not row.scores and (row.count == 1 or not sequence.draft.parents):
-                held = (len(sequence.table.blocks) + self.blocks.free_blocks) * self.blocks.tokens_per_block
-                room = max(0, min(budget, min(sequence.most_cached, held) - end))
+                size = self.blocks.tokens_per_block
+                held = (len(sequence.table.blocks) + self.blocks.free_blocks) * size
+                room = max(0, min(budget, min(sequence.slots(size), held) - end))
             sequence.draft = sequence.draft.first(room)
             drafts = sequence.draft.tokens
             sequence.allocated_blocks += self.blocks.missing(sequence.table, end + len(drafts))

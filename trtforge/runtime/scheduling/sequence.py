@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.engine_process.requests import FinishReason, GenerationRequest, Output, PromptLogProbs, TopLogProbs
 from trtforge.runtime.scheduling.block_table import BlockTable, salt_of
+from trtforge.runtime.scheduling.draft_trees import within
 from trtforge.runtime.scheduling.retention import SequenceRetention
 from trtforge.runtime.scheduling.virtual_tokens import VirtualTokens
 
@@ -31,6 +32,13 @@ class Draft:
     def first(self, count: int) -> "Draft":
         """The first `count` tokens."""
         return self if count >= len(self.tokens) else self._part(slice(count))
+
+    def within(self, depth: int) -> "Draft":
+        """A draft of certain tokens without those that are further than `depth` tokens from the sequence's last."""
+        if not self.parents:
+            return self.first(max(0, depth))
+        kept, parents = within(self.parents, depth)
+        return self if len(kept) == len(self.tokens) else Draft(tuple(self.tokens[i] for i in kept), parents=parents)
 
     def after(self, count: int) -> "Draft":
         """A chain without its first `count` tokens."""
@@ -178,9 +186,19 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
+    def room(self) -> int:
+        """Tokens that may still be drafted: the last one of the answer is not fed back."""
+        return self.most_cached - len(self.tokens)
+
+    @property
     def most_cached(self) -> int:
         """Maximum number of cached tokens: the last generated token is never fed back."""
         return self.limit - 1
+
+    def slots(self, size: int) -> int:
+        """Number of slots that its tokens and drafts may take, in blocks of `size` tokens. The nodes of a tree are more
+        than its paths have tokens: they may take all of the last block."""
+        return -(-self.most_cached // size) * size if self.draft.parents else self.most_cached
 
     def finish_with(self, token: int) -> FinishReason | None:
         """Append a generated token (not an end id); returns the finish reason if the sequence ends with it."""
