@@ -11,6 +11,7 @@ from trtforge.cli.options import Force, HfDirectory, Json, Out, Quiet, Verbose, 
 from trtforge.cli.sensitivity import DEFAULT_GATE, show_sensitivity
 from trtforge.core import defaults
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.operands import operand
 
 if TYPE_CHECKING:
     from trtforge.calibrate.stage import CalibrateConfig
@@ -180,7 +181,7 @@ def calibrate(
         result = run(config, source, out, force=force, progress=progress)
     for warning in open_calibration(out).warnings:
         show.warning(warning)
-    following = ["trtforge", "convert", hf_dir, "CHECKPOINT", "--quant", quant, "--kv-cache", kv_cache]
+    following = ["trtforge", "convert", operand(hf_dir), "CHECKPOINT", "--quant", quant, "--kv-cache", kv_cache]
     following += ["--calibration", str(out)]
     if not sensitivity:
         show.produced(result, json_output=json, next_command=join(following))

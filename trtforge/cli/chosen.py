@@ -12,6 +12,7 @@ import typer
 from trtforge.core.assets import asset_directory
 from trtforge.core.builds import RECIPE_FILE
 from trtforge.core.errors import ForgeError, UsageError
+from trtforge.core.operands import operand
 from trtforge.core.replace import replace_text
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def choose(target: str, choice: Choice, overrides: tuple[str, ...] = (), out: Pa
     path = kept if kept.is_file() else find(target, models=True)
     settings = (*choice.settings, *overrides)
     recipe = load_recipe(path, settings, choice.named_settings)
-    words = (target, *(word for value in settings for word in ("--set", value)))
+    words = (operand(target), *(word for value in settings for word in ("--set", value)))
     built = directory if kept.is_file() else Path("build") / recipe.name
     if settings and out is None and kept.is_file() and recipe != load_recipe(kept):
         asked = (*choice.named_settings.values(), *(f"--set {value}" for value in overrides))
@@ -241,8 +242,8 @@ def _derived(target: str, choice: Choice, overrides: tuple[str, ...], out: Path 
     found = derived(target, choice).with_overrides(overrides)
     recipe = found.recipe()
     directory = out or Path("build") / recipe.name
-    words = (target, *choice.words, *(word for value in overrides for word in ("--set", value)))
-    text = found.text(f"trtforge build {join((str(directory / RECIPE_FILE), '--out', str(directory)))}", directory)
+    words = (operand(target), *choice.words, *(word for value in overrides for word in ("--set", value)))
+    text = found.text(f"trtforge build {join((operand(directory / RECIPE_FILE), '--out', str(directory)))}", directory)
     return Chosen(recipe, words, directory, directory, text)
 
 

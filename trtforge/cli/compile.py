@@ -19,6 +19,7 @@ from trtforge.cli.options import (
     require_heeded,
 )
 from trtforge.core import defaults
+from trtforge.core.operands import operand
 
 _BACKEND = "Backend and target"
 _LIMITS = "Engine limits"
@@ -177,5 +178,5 @@ def compile_(
     with progress.waiting("compile"):
         result = compile_engine(config, checkpoint, out, options, force=force, progress=progress, warn=show.warning)
     note = foreign_note(checkpoint)
-    next_command = join(["trtforge", "package", str(out), "REPOSITORY"])
+    next_command = join(["trtforge", "package", operand(out), "REPOSITORY"])
     show.produced(result, json_output=json, next_command=next_command, more={"notes": [note]} if note else None)

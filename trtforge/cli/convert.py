@@ -9,6 +9,7 @@ import typer
 from trtforge.cli import completion, show
 from trtforge.cli.options import FORMAT_GROUP, QUANT_HELP, Force, HfDirectory, Json, Out, Quiet, Verbose, from_options
 from trtforge.core.errors import UsageError
+from trtforge.core.operands import operand
 
 if TYPE_CHECKING:
     from trtforge.convert.stage import ConvertConfig
@@ -203,8 +204,8 @@ def convert(
         config = _budgeted(config, budget, source, calibration, progress)
     with progress.waiting("convert"):
         result = run(config, source, out, calibration=calibration, drafting=drafting, force=force, progress=progress)
-    verify = ["verify", str(out), "--against", hf_dir]
-    compile_ = ["compile", str(out), "ENGINE", "--backend", "tensorrt_llm"]
+    verify = ["verify", operand(out), "--against", hf_dir]
+    compile_ = ["compile", operand(out), "ENGINE", "--backend", "tensorrt_llm"]
     show.produced(result, json_output=json, next_command=join(["trtforge", *(verify if cp == 1 else compile_)]))
 
 

@@ -11,6 +11,7 @@ from trtforge.cli.options import Ep, GoalName, GpuName, Json, Pp, Quant, Tp, Ver
 from trtforge.core.errors import mistyped
 from trtforge.core.nearest import nearest_directory
 from trtforge.core.new_file import write_new
+from trtforge.core.operands import operand
 from trtforge.core.recipe_text import recipe_name
 
 
@@ -49,7 +50,7 @@ def init(
     found = derived(model, Choice(quant, tp, pp, ep, gpu, goal), name)
     recipe = found.recipe()
     path = file or Path(f"{recipe.name}.yaml")
-    command = join(("trtforge", "build", str(path)))
+    command = join(("trtforge", "build", operand(path)))
     write_new(path, found.text(command, path.parent))
     if json:
         show.as_json({"recipe": str(path), "reasons": dict(found.reasons), "next": command})

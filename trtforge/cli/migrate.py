@@ -9,6 +9,7 @@ import typer
 from trtforge.cli import show
 from trtforge.cli.options import Force, Json, Out, Quiet, Verbose
 from trtforge.core import defaults
+from trtforge.core.operands import operand
 
 if TYPE_CHECKING:
     from trtforge.migrate.migration import Migration
@@ -75,8 +76,8 @@ def migrate(
     options = MigrateOptions(source, target_version, checkpoint, engine, model)
     found, made = run_migration(options, out, force=force, progress=for_this_terminal(quiet=quiet or json))
     whole = made.manifest.identity.stage == "engine"
-    again = ["migrate", str(source), "ENGINE", "--checkpoint", "DIR", *_given(options)]
-    following = join(["trtforge", *(["package", str(out), "REPOSITORY"] if whole else again)])
+    again = ["migrate", operand(source), "ENGINE", "--checkpoint", "DIR", *_given(options)]
+    following = join(["trtforge", *(["package", operand(out), "REPOSITORY"] if whole else again)])
     if json:
         result = {"artifact": str(out), "stage": made.manifest.identity.stage, "cached": made.cached}
         show.as_json(result | found.as_json() | {"next": following})

@@ -8,6 +8,7 @@ import typer
 
 from trtforge.cli import completion, show
 from trtforge.cli.options import Force, Json, Out, Quiet, Set, Verbose, from_options
+from trtforge.core.operands import operand
 
 _REPOSITORY = "Model repository"
 _TARGET = "Target"
@@ -84,4 +85,4 @@ def package(
     config = from_options(PackageConfig, values, "package")
     require_output(out, "repository")
     result = run(config, artifact_at(engine, "engine"), tokenizer, out, force=force)
-    show.produced(result, json_output=json, next_command=join(["trtforge", "serve", str(out)]))
+    show.produced(result, json_output=json, next_command=join(["trtforge", "serve", operand(out)]))

@@ -15,6 +15,7 @@ from trtforge.core.assets import asset_directory
 from trtforge.core.builds import RECIPE_FILE, REPORT_FILE, require_one_build
 from trtforge.core.errors import ForgeError, Repair, mistyped
 from trtforge.core.new_file import write_new
+from trtforge.core.operands import operand
 from trtforge.core.recipe_text import commented, recipe_name, yaml_scalar
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _refuse_file_of_model(path: Path, *, models: bool) -> None:
     if models:
         hint, repair = "Give the model's directory.", Repair(str(path), str(directory))
     else:
-        hint, repair = f"`{join(['trtforge', 'init', str(directory)])}` writes a recipe for the model.", None
+        hint, repair = f"`{join(['trtforge', 'init', operand(directory)])}` writes a recipe for the model.", None
     raise ForgeError(f"{path} is a file of a model, not a recipe", hint=hint).repaired_by(repair)
 
 
@@ -216,7 +217,7 @@ def copy_recipe(
     old = load_recipe(path).name
     new = recipe_name(file.stem) or old
     text = re.sub(rf"(?m)^name: {re.escape(old)}\b", f"name: {new}", text)
-    place = f"./{file}" if str(file).startswith("-") else str(file)  # else it would be an option
+    place = operand(file)
     command = commented(f"trtforge build {quote(place)}")
     text = re.sub(rf"(?m)^# trtforge build {re.escape(old)}\b", lambda _: command, text)
     write_new(file, text)

@@ -12,6 +12,7 @@ from trtforge.cli.bench import levels_of
 from trtforge.cli.options import MOST_INT32, MOST_SECONDS, Json, Quiet, Verbose, from_options
 from trtforge.core.errors import ForgeError
 from trtforge.core.figures import counted, duration
+from trtforge.core.operands import operand
 
 if TYPE_CHECKING:
     from trtforge.serve.speed import Load
@@ -308,10 +309,17 @@ def _following(tuning: "Tuning", packaged: "Packaged") -> str:
 
     place = packaged.repository
     if not tuning.recommended.changes:
-        return join(["trtforge", "serve", show.path(place)])
+        return join(["trtforge", "serve", operand(show.path(place))])
     engine, out = place.parent / "engine", place
     if not packaged.is_of(engine):
         engine, out = packaged.engine, place.with_name(f"{place.name}-tuned")
     tokenizer = [] if engine != packaged.engine else ["--tokenizer", show.path(packaged.tokenizer)]
-    words = ["trtforge", "package", show.path(engine), show.path(out), *tokenizer, *package_options(packaged.config)]
+    words = [
+        "trtforge",
+        "package",
+        operand(show.path(engine)),
+        operand(show.path(out)),
+        *tokenizer,
+        *package_options(packaged.config),
+    ]
     return join([*words, *set_options(tuning.settings)])

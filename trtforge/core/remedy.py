@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trtforge.core.digest import file_digest
 from trtforge.core.features import FeaturesConfig
+from trtforge.core.operands import operand
 from trtforge.core.serving import ServingConfig
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ def remedy(directory: Path, manifest: "Manifest", fault: str) -> str:
     if manifest.identity.stage != "repository":
         return "Delete the directory and build it again."
     engine = _engine_for(directory, manifest, fault)
-    command = join(["trtforge", "package", engine, str(directory), *_options(directory, manifest, engine, fault)])
+    command = join(
+        ["trtforge", "package", operand(engine), operand(directory), *_options(directory, manifest, engine, fault)]
+    )
     again = f"`{command}` writes it again; --set serving.KEY=VALUE changes a setting."
     return f"Compile the engine again, whose file this is; then {again}" if _is_of(engine, directory, fault) else again
 

@@ -23,6 +23,7 @@ from trtforge.core.artifact import Produced
 from trtforge.core.errors import ForgeError
 from trtforge.core.locks import locked_by
 from trtforge.core.manifest import Stage
+from trtforge.core.operands import operand
 from trtforge.core.output_place import not_lockable, require_output
 from trtforge.core.parallel import Parallel
 from trtforge.core.progress import Progress
@@ -364,6 +365,6 @@ def planned_engine(recipe: Recipe, model: Model, paths: Paths, options: CompileO
 def next_command(named: str, paths: Paths, stages: tuple[StageName, ...]) -> str:
     """The command that follows these stages. `named`: the recipe as given on the command line, quoted for a shell."""
     if stages[-1] == STAGES[-1]:
-        return join(["trtforge", "serve", str(paths.repository)])
+        return join(["trtforge", "serve", operand(paths.repository)])
     following = STAGES[STAGES.index(stages[-1]) + 1]
     return f"trtforge build {named} {join(['--out', str(paths.out), '--from', following])}"

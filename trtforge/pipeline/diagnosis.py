@@ -2,6 +2,7 @@
 
 from shlex import join
 
+from trtforge.core.operands import operand
 from trtforge.core.recipe import Recipe
 from trtforge.formats.hf import cached_source
 from trtforge.models.formats import FORMATS
@@ -26,11 +27,11 @@ def diagnosis_command(recipe: Recipe, paths: Paths) -> str:
     source = str(cached_source(model.source, model.revision) or model.source)
     limits = [f"{name}={limit:g}" for name, limit in gate.limits.items()]
     if not FORMATS[quant.format].calibrated or quant.memory is not None or not limits:
-        words = ["verify", str(paths.checkpoint), "--against", source, "--layers", "--data", gate.data]
+        words = ["verify", operand(paths.checkpoint), "--against", source, "--layers", "--data", gate.data]
         words += ["--samples", str(gate.samples), "--seq-len", str(gate.sequence_length)]
         return join(["trtforge", *words, *(["--gate", ",".join(limits)] if limits else [])])
     data = quant.calibration
-    words = ["calibrate", source, str(paths.calibration), "--sensitivity", "--quant", quant.format]
+    words = ["calibrate", operand(source), operand(paths.calibration), "--sensitivity", "--quant", quant.format]
     words += ["--kv-cache", quant.kv_cache, "--data", data.data, "--samples", str(data.samples)]
     words += ["--seq-len", str(data.sequence_length), "--batch-size", str(data.batch_size), "--seed", str(data.seed)]
     words += ["--device", recipe.engine.device]
