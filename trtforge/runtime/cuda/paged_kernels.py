@@ -29,6 +29,12 @@ def _cache_last(key, value_at, cell, to_value, dims, inside, scale, E4M3: tl.con
 
 
 @triton.jit
+def _shown(bits, before, seen):
+    """Which of the `seen` slots, so far before its own, a row of a tree sees, by its number of `seen_slots`."""
+    return seen & ((before >= 64) | ((tl.load(bits) >> (63 - tl.minimum(before, 63))) & 1 == 1))
+
+
+@triton.jit
 def attend_paged(
     queries,
     cache,
@@ -81,8 +87,7 @@ def attend_paged(
     heads, SPLITS), and the one that arrives last makes the output of them; it leaves `arrived` (rows x KV heads) zero.
     VALUES: from a key's vector to that of its value. WINDOW, CHUNK: or 0. See `as_stored`. DIM: 0, or elements that are
     rotated first, see `rotate`, of queries and keys; the last key and value, which follow the queries, are then cached.
-    TREES: `seen_slots` (rows,) says what rows see, as in `draft_trees`. No kernel writes that, tables and lengths, a
-    step's inputs: they are read before the previous kernel has ended.
+    TREES: rows see what `seen_slots` (rows,) says. Tables and lengths, which no kernel writes, are read before waiting.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -90,15 +95,13 @@ def attend_paged(
     kind: tl.constexpr = queries.dtype.element_ty
     groups, dims = tl.arange(0, GROUP_PADDED), tl.arange(0, SIZE_PADDED)
     heads, own, inside = kv_head * GROUP + groups, groups < GROUP, dims < SIZE
-    known = own[:, None] & inside[None, :]
-    vectors, kv_heads = queries + row * query_row, tl.num_programs(1)
+    known, vectors, kv_heads = own[:, None] & inside[None, :], queries + row * query_row, tl.num_programs(1)
     query_at, length = vectors + heads[:, None] * query_head, tl.load(lengths + row).to(tl.int32)
     begin, end, parts = part_of(length - 1, length - 1, split, TOKENS, SPLITS, WINDOW, CHUNK)
     if begin >= end:  # never in the first split, which waits: there is a token
         return
     positions, table = begin + tl.arange(0, TOKENS), tables + row * table_row
     blocks = tl.load(table + (positions // BLOCK).to(tl.int64) * table_column, mask=positions < end, other=0)
-    bits = tl.load(seen_slots + row) if TREES else 0
     if EARLY:
         gdc_wait()
     if DIM > 0:
@@ -119,15 +122,13 @@ def attend_paged(
     for start in range(begin, end, TOKENS):
         positions = start + tl.arange(0, TOKENS)
         seen, following = positions < end, positions + TOKENS
+        seen = _shown(seen_slots + row, length - 1 - positions, seen) if TREES else seen
         keys_at = blocks * cache_block + (positions % BLOCK) * cache_slot + kv_head * cache_vector
         stored = seen[:, None] & inside[None, :]
         codes = tl.load(cache + keys_at[:, None] + dims[None, :], mask=stored, other=0)
         values = tl.load(cache + keys_at[:, None] + VALUES * cache_vector + dims[None, :], mask=stored, other=0)
         blocks = tl.load(table + (following // BLOCK).to(tl.int64) * table_column, mask=following < end, other=0)
         scores = exact_product(query, tl.trans(cached_numbers(codes, E4M3, kind))) * (scale * cache_scale)
-        if TREES:
-            before = length - 1 - positions
-            seen &= (before >= 64) | ((bits >> (63 - tl.minimum(before, 63))) & 1 == 1)
         scores = changed(scores, heads, own, positions, seen[None, :], slopes, cap, CAPPED, BIASED)
         most, total, found = with_scores(scores, cached_numbers(values, E4M3, kind), most, total, found, TREES)
     at, counter = (row * kv_heads * GROUP + heads) * SPLITS, arrived + row * kv_heads + kv_head
