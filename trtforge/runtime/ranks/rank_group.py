@@ -180,8 +180,8 @@ class RankGroup:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def free(self) -> None:
-        """Free the memory of rank 0, and end its connections, when no step is computed any more."""
-        self._loaded, self._collective = None, Alone()
+        """Free the memory of rank 0, when no step is computed any more."""
+        self._loaded = None
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
@@ -193,7 +193,7 @@ class RankGroup:
         deadline = time.monotonic() + _END_TIMEOUT
         for worker in self._workers:
             worker.end(deadline)
-        self._workers = []
+        self._workers, self._collective = [], Alone()
 
     def _failure(self) -> ForgeError | None:
         """Error of the worker that ended first; None if all run. Waits, as a lost connection precedes the end."""

@@ -76,7 +76,7 @@ class WorkerProcess:
             return failure
         errors = [line.removeprefix("error: ") for line in self._lines if line.startswith("error: ")]
         hints = [line.removeprefix("hint: ") for line in self._lines if line.startswith("hint: ")]
-        reason = next(iter([*errors, *list(self._lines)[-1:]]), ending(self._process.returncode))
+        (reason, *_) = errors or list(self._lines)[-1:] or [ending(self._process.returncode)]
         return ForgeError(f"rank {self.index} ended: {reason}", hint=hints[0] if hints else "Start the engine again.")
 
     def release(self) -> None:
