@@ -233,7 +233,9 @@ def test_tokens_that_end_an_answer_are_no_part_of_it(engine: Engine) -> None:
 
 
 def test_larger_limits_than_the_engines_have_no_effect(build: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Engine.load(build, kv_cache_tokens=512, max_batch_size=np.int64(1000), max_num_tokens=10**6) as engine:
+    with Engine.load(
+        build, kv_cache_tokens=512, max_batch_size=np.int64(1000), max_num_tokens=10**6, kv_reuse=np.bool_(True)
+    ) as engine:
         own = engine.statistics().max_requests
     assert own < 1000
     assert caplog.messages[0] == f"max_batch_size 1000 has no effect: the engine's is {own}"

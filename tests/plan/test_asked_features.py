@@ -145,6 +145,13 @@ def test_trees_of_drafts_that_the_embedded_engine_cannot_verify_are_refused_by_t
     assert [each.message for each in judged(LLAMA_8B, wide, backend="torch").problems] == [
         "engine.features.eagle.choices has 64 nodes, the torch backend takes at most 63"
     ]
+    for feature, said in (
+        ({"medusa": {"model": "heads", "heads": 2, "choices": [[0], [0, 0], [0, 0, 0]]}}, "3 tokens deep, and 2 heads"),
+        ({"eagle": {"model": "network", "depth": 1, "choices": [[0], [0, 0]]}}, "2 tokens deep, and depth is 1"),
+        ({"eagle": {"model": "network", "draft_tokens": 1, "choices": [[0], [1]]}}, "2 nodes, more than the 1 draft"),
+    ):
+        (problem,) = judged(LLAMA_8B, feature, backend="torch").problems
+        assert said in problem.message
     states = judged("Qwen/Qwen3-Next-80B-A3B-Instruct", tree, backend="torch", gpu="h200", tp=4)
     assert any("with linear attention" in problem.message for problem in states.problems)
 

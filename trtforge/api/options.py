@@ -2,12 +2,12 @@
 
 import logging
 import math
-import operator
 import os
 import threading
 from pathlib import Path
-from typing import Annotated, SupportsIndex
+from typing import Annotated
 
+import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from trtforge.core.config_model import Config
@@ -36,16 +36,17 @@ def _given(path: object) -> object:
     return path
 
 
-def _as_int(value: object) -> object:
-    """Integers of other types, such as numpy's, as Python's."""
-    return operator.index(value) if isinstance(value, SupportsIndex) and not isinstance(value, bool) else value
+def _plain(value: object) -> object:
+    """A number or a truth value of numpy as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 _MOST_KEPT = 100_000_000
 """Events and iterations that wait to be read, which all take memory."""
 _Nameable = Annotated[Path, BeforeValidator(_given), AfterValidator(_nameable)]
-_Count = Annotated[int, BeforeValidator(_as_int), Field(ge=1, strict=True)]
-_Kept = Annotated[int, BeforeValidator(_as_int), Field(ge=0, le=_MOST_KEPT, strict=True)]
+_Switch = Annotated[bool, BeforeValidator(_plain), Field(strict=True)]
+_Count = Annotated[int, BeforeValidator(_plain), Field(ge=1, strict=True)]
+_Kept = Annotated[int, BeforeValidator(_plain), Field(ge=0, le=_MOST_KEPT, strict=True)]
 
 
 def seconds_of(timeout: object) -> float | None:
@@ -67,8 +68,8 @@ class LoadOptions(Config):
     kv_cache_fraction: float = Field(gt=0, le=1, strict=True)
     kv_cache_tokens: _Count | None
     kv_cache_host_memory_bytes: Bytes | None
-    kv_reuse: bool | None = Field(strict=True)
-    chunked_context: bool | None = Field(strict=True)
+    kv_reuse: _Switch | None
+    chunked_context: _Switch | None
     threads: Annotated[_Count, Field(le=1024)] | None
     max_batch_size: _Count | None
     max_num_tokens: _Count | None

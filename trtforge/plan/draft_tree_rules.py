@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from trtforge.core.features import FeaturesConfig
+from trtforge.core.features import FeaturesConfig, MedusaFeature
 from trtforge.formats.attention_windows import attention_windows
 from trtforge.formats.checkpoint_keys import integer
 from trtforge.formats.trtllm import CheckpointConfig
@@ -26,6 +26,14 @@ def tree_problems(features: FeaturesConfig, model: CheckpointConfig, *, states: 
         if len(feature.choices) > MOST_NODES:
             message = f"{where} has {len(feature.choices)} nodes, the torch backend takes at most {MOST_NODES}"
             yield Problem("speculation", message, f"Remove the least likely nodes, {_BACKEND}")
+        if feature.draft_tokens is not None and len(feature.choices) > feature.draft_tokens:
+            message = f"{where} has {len(feature.choices)} nodes, more than the {feature.draft_tokens} draft tokens"
+            yield Problem("speculation", message, "Leave draft_tokens out, or remove the least likely nodes.")
+        most = feature.heads if isinstance(feature, MedusaFeature) else feature.depth
+        if most is not None and (deep := max(map(len, feature.choices))) > most:
+            said = f"{most} heads are used" if isinstance(feature, MedusaFeature) else f"depth is {most}"
+            message = f"{where} are {deep} tokens deep, and {said}"
+            yield Problem("speculation", message, f"Use choices of at most {most} tokens.")
         if (rank := max(map(max, feature.choices))) >= model.vocab_size:
             message = f"{where} has the rank {rank}, the vocabulary has {model.vocab_size} tokens"
             yield Problem(

@@ -20,6 +20,7 @@ from trtforge.formats.medusa import MEDUSA_FILE, read_medusa
 from trtforge.formats.shards import read_header
 from trtforge.formats.trtllm import CONFIG_FILE, rank_file, read_engine_config
 from trtforge.models.checkpoint_plan import Layout
+from trtforge.models.medusa_plan import require_heads
 from trtforge.plan.checkpoint_model import cached_sizes
 from trtforge.plan.drafting import Drafter, Target, eagle3_bytes, eagle_bytes, medusa_bytes
 from trtforge.plan.kv import bytes_per_token, cached_layers
@@ -103,7 +104,9 @@ def _heads(asked: MedusaFeature, target: Target) -> int:
         return 0
     sizes, directory = target.facts.sizes, Path(asked.model)
     if (directory / MEDUSA_FILE).is_file():
-        return read_medusa(directory, sizes.hidden, sizes.vocab).numbers(asked.used_heads) * target.itemsize
+        found = read_medusa(directory, sizes.hidden, sizes.vocab)
+        require_heads(asked, found.heads, found.layers, str(directory / MEDUSA_FILE))
+        return found.numbers(asked.used_heads) * target.itemsize
     expected = asked.model_copy(update={"heads": asked.used_heads})
     return medusa_bytes(sizes, Parallel(), expected, target.itemsize)
 
