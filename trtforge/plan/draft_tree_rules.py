@@ -36,9 +36,7 @@ def tree_problems(features: FeaturesConfig, model: CheckpointConfig, *, states: 
             yield Problem("speculation", message, f"Use choices of at most {most} tokens.")
         if (rank := max(map(max, feature.choices))) >= model.vocab_size:
             message = f"{where} has the rank {rank}, the vocabulary has {model.vocab_size} tokens"
-            yield Problem(
-                "speculation", message, "Ranks are 0 for the most likely token, 1 for the next one, and so on."
-            )
+            yield Problem("speculation", message, f"Use ranks below {model.vocab_size}.")
         if (attention := _other_attention(model, states=states)) is not None:
             message = f"{where}: not supported by the torch backend for models with {attention}"
             yield Problem("speculation", message, f"Leave choices out, {_BACKEND}")

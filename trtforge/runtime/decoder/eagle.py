@@ -136,9 +136,8 @@ class Network:
         while level:
             own = [slots[node] for node in level]
             batch = self._batch(positions, tables, own, [seen[slot] for slot in own])
-            inputs = torch.stack([proposed[node] for node in level], dim=1).flatten()
-            above = [-1 if node < 0 else shape.parents[node] for node in level]
-            before = torch.stack([hidden[node] for node in above], dim=1).flatten(0, 1)
+            inputs = _by_sequence([proposed[node] for node in level])
+            before = _by_sequence([hidden[-1 if node < 0 else shape.parents[node]] for node in level])
             outputs = self._step(replace(batch, tokens=inputs), before)
             places = {node: place for place, node in enumerate(level)}
             below = [(node, places[parent]) for node, parent in enumerate(shape.parents) if parent in places]
@@ -204,6 +203,11 @@ class Network:
 
     def _norm(self, name: str) -> RmsNorm:
         return RmsNorm(self._weights[f"{name}.weight"], self._source.epsilon)
+
+
+def _by_sequence(nodes: list[Tensor]) -> Tensor:
+    """What several nodes have of each sequence, (sequences, ...) each, one sequence after another."""
+    return nodes[0] if len(nodes) == 1 else torch.stack(nodes, dim=1).flatten(0, 1)
 
 
 def require_network(source: EagleNetwork, vocab: int, longest: int) -> None:
