@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import DEMO_MODEL, MakeHf
 from tests.patience import PATIENCE
+from trtforge import __version__
 from trtforge.cli.gate import parse_gate
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.manifest import read_manifest
@@ -24,7 +25,7 @@ def trtforge(*words: str | Path) -> subprocess.CompletedProcess[str]:
 def test_version_is_json() -> None:
     done = trtforge("version", "--json")
     assert done.returncode == 0
-    assert json.loads(done.stdout)["trtforge"] == "0.1.0"
+    assert json.loads(done.stdout)["trtforge"] == __version__ == "0.2.0"
 
 
 @pytest.mark.parametrize(

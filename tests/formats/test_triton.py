@@ -89,6 +89,11 @@ def test_facts_survive_the_manifest() -> None:
 def test_manifest_without_facts_is_refused() -> None:
     with pytest.raises(ForgeError, match="does not describe the repository"):
         read_facts(Manifest(identity=Identity(stage="repository"), files={}))
+    config = {"repository": {"backend": "torch", "instances": 1}}
+    old = Identity(stage="repository", config=config, versions={"trtforge": "0.0.9"})
+    with pytest.raises(ForgeError, match=r"unknown key instances.*: trtforge 0\.0\.9 packaged it$") as caught:
+        read_facts(Manifest(identity=old, files={}))
+    assert caught.value.hint == "Run `trtforge package` again."
 
 
 def test_only_the_embedded_engine_may_target_a_release_without_engines() -> None:

@@ -494,6 +494,19 @@ def test_a_restarted_engine_finds_its_blocks_and_gives_the_same_tokens(
     assert context[1] < context[0] / 2
 
 
+def test_blocks_that_other_code_computed_are_not_found(
+    engine_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"))
+    reused = []
+    for arithmetic in ("of this version", "of this version", "of the next one"):
+        monkeypatch.setattr(kv_store, "_arithmetic", lambda arithmetic=arithmetic: arithmetic)
+        with Engine.load(engine_directory, options) as engine:
+            (answer,) = generate_with(engine, requests_for([list(range(5, 69))]))
+        reused.append(answer.reused_blocks)
+    assert reused[0] == reused[2] == 0 < reused[1]
+
+
 @pytest.mark.parametrize(
     ("name", "layout", "options"),
     [

@@ -8,6 +8,7 @@ import pytest
 from tests.conftest import DEMO_MODEL
 from tests.machine.hosts import FakeGpu, FakeNvml
 from tests.package.engines import FORGE, engine_config, write_engine
+from trtforge import __version__
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import open_artifact
 from trtforge.formats.triton import read_facts
@@ -16,7 +17,7 @@ from trtforge.package.stage import package
 from trtforge.runtime.native import compiler
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.embedded import check_embedded, compile_kernels
-from trtforge.serve.stage import serve, warn_of_batcher
+from trtforge.serve.stage import serve, warn_of_batcher, warn_of_version
 
 
 def repository_of(tmp_path: Path, **forge: Any) -> Path:
@@ -69,6 +70,18 @@ def test_a_repository_before_whose_models_triton_batches_is_said(
     warn_of_batcher(facts, repository)
     (message,) = caplog.messages
     assert "requests with different options wait for Triton's batcher, half a second at a time; package" in message
+
+
+def test_a_repository_of_another_version_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    manifest = open_artifact(repository_of(tmp_path), "repository")
+    warn_of_version(manifest)
+    assert caplog.messages == []
+    identity = manifest.identity.model_copy(update={"versions": {"trtforge": "0.1.0"}})
+    warn_of_version(manifest.model_copy(update={"identity": identity}))
+    (message,) = caplog.messages
+    assert message.startswith(
+        f"trtforge 0.1.0 packaged the repository, this is {__version__}: package its engine again"
+    )
 
 
 def test_engine_for_cuda_needs_a_gpu(tmp_path: Path) -> None:

@@ -142,7 +142,13 @@ def read_facts(manifest: Manifest) -> RepositoryFacts:
     values = manifest.identity.config.get("repository")
     if not isinstance(values, dict):
         raise ForgeError("forge.json does not describe the repository", hint="Run `trtforge package` again.")
-    return RepositoryFacts.parse(values, "forge.json: repository")
+    try:
+        return RepositoryFacts.parse(values, "forge.json: repository")
+    except ForgeError as error:
+        packaged = manifest.identity.versions.get("trtforge")
+        raise ForgeError(
+            f"{error.message}: trtforge {packaged} packaged it", hint="Run `trtforge package` again."
+        ) from None
 
 
 def newest_release() -> Release:

@@ -28,7 +28,7 @@ class StageRecord(_Part):
     seconds: float
     peak_memory: int
     cached: bool
-    origin: str
+    origin: str = ""
 
 
 class PerplexityRecord(_Part):

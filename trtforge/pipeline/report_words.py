@@ -87,7 +87,7 @@ def outcome(stage: StageRecord, quality: QualityRecord | None) -> str:
     """What a stage did: written, already right, from the cache; of verification whether the gate holds."""
     if stage.stage == "verify" and not stage.cached:
         return verdict(quality)
-    return stage.origin
+    return stage.origin or ("already right" if stage.cached else "written")
 
 
 def formats(deployment: DeploymentRecord) -> str:

@@ -7,6 +7,7 @@ deleted when there are too many bytes.
 """
 
 import errno
+import functools
 import logging
 import os
 import queue
@@ -42,6 +43,8 @@ _LONGEST_WAIT = 5.0  # seconds of each step in which all requests wait for room
 _PAUSE = 60.0  # seconds in which nothing is stored after a write that failed
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DRAFT_AGE = 3600.0  # seconds after which an unfinished file belongs to nobody
+_RUNTIME = Path(__file__).parent
+_COMPUTING = ("architecture", "cuda", "decoder", "linears", "native")
 _DIGEST_BYTES = 32
 _STORED = re.compile(r"[0-9a-f]{32}/([0-9a-f]{32}|\.[0-9a-f]{32}\.\d+\.new)")
 """Names below the directory; files with other names are not touched."""
@@ -325,7 +328,7 @@ def open_store(options: KvStoreOptions | None, source: Source, cache: Cache, *, 
     if options is None:
         return None
     source.require_shared("a directory for KV blocks", reuse)
-    return KvStore(options, _weights(source), cache)
+    return KvStore(options, f"{_weights(source)} {_arithmetic()}", cache)
 
 
 def _weights(source: Source) -> str:
@@ -339,6 +342,14 @@ def _weights(source: Source) -> str:
     if digests.pop(CONFIG_FILE, None) is not None:
         digests[CONFIG_FILE] = text_digest(f"{source.config.model_dump_json()} {sorted(forge.items())}")
     return str(sorted(item for item in digests.items() if not item[0].startswith(_TOKENIZER)))
+
+
+@functools.cache
+def _arithmetic() -> str:
+    """What tells the code that computes blocks from that of other versions, which may have computed them otherwise."""
+    files = sorted(path for part in _COMPUTING for path in (_RUNTIME / part).rglob("*"))
+    sources = [path for path in files if path.suffix in (".py", ".cpp", ".h")]
+    return text_digest("".join(f"{path.relative_to(_RUNTIME)} {file_digest(path)}\n" for path in sources))
 
 
 def _digest(key: bytes, content: bytes) -> bytes:

@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from trtforge import __version__
 from trtforge.core.errors import ForgeError, Repair
+from trtforge.core.manifest import Manifest
 from trtforge.core.verified import open_to_run
 from trtforge.formats.pbtxt import read_message
 from trtforge.formats.triton import RepositoryFacts, read_facts
@@ -50,7 +52,8 @@ def serve(config: ServeConfig, repo: Path, told: Announcements | None = None) ->
 
 
 def _serve(config: ServeConfig, repo: Path, told: Announcements, *, openai_required: bool) -> int:
-    facts = read_facts(open_to_run(repo, "repository"))
+    manifest = open_to_run(repo, "repository")
+    facts = read_facts(manifest)
     check_trace(facts, config.trace)
     check_kv_cache_dir(facts, config.kv_cache_dir)
     with runtime_directory() as runtime:
@@ -61,6 +64,7 @@ def _serve(config: ServeConfig, repo: Path, told: Announcements, *, openai_requi
             return 0
     check_doors(config, launch)
     check_embedded(facts, repo)
+    warn_of_version(manifest)
     warn_of_batcher(facts, repo)
     require_runnable(launch, facts)
     check_gpus(facts, launch)
@@ -77,6 +81,16 @@ def _serve(config: ServeConfig, repo: Path, told: Announcements, *, openai_requi
             say=lambda line: print(line, file=sys.stderr, flush=True),
             clock=time.monotonic,
             restarting=told.restarting,
+        )
+
+
+def warn_of_version(manifest: Manifest) -> None:
+    """Warn of a repository of another version, whose models may not fit the interfaces of this one."""
+    packaged = manifest.identity.versions.get("trtforge")
+    if packaged != __version__:
+        _LOG.warning(
+            f"trtforge {packaged} packaged the repository, this is {__version__}: package its engine again if it fails "
+            "(`trtforge package ENGINE REPOSITORY`)"
         )
 
 
