@@ -35,6 +35,27 @@ def test_an_error_of_the_file_system_has_a_remedy(
     assert (status, errors) == (1, f"error: /x: {os.strerror(number)}\nhint: {hint}\n")
 
 
+@pytest.mark.parametrize("words", [("--version",), ("recipes", "list"), ("plan", "demo-int4awq", "--json")])
+def test_output_that_cannot_be_written_is_said_where_python_buffers_it(words: tuple[str, ...]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-m", "trtforge", *words]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment, timeout=PATIENCE
+        )
+    assert done.returncode == 1
+    assert done.stderr == f"error: {os.strerror(errno.ENOSPC)}\nhint: Free space, then run again.\n"
+
+
+def test_a_limit_of_threads_is_said(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("trtforge.cli.recipes.shipped", fail)
+    status, _, errors = run("recipes", "list")
+    assert (status, errors.splitlines()[0]) == (1, "error: no more threads can be started")
+
+
 def test_a_link_to_itself_is_said(run: Any, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     status, _, errors = run("convert", DEMO_MODEL, tmp_path / "loop")

@@ -6,6 +6,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from io import TextIOWrapper
 from shlex import join, split
 from typing import Annotated, Any
@@ -141,6 +142,7 @@ def _run() -> None:
         _require_directory()
         with ended_by_signals():
             code = app(prog_name="trtforge", standalone_mode=False)
+        sys.stdout.flush()
     except _WrongUsage as error:
         show_usage(error)
         sys.exit(WRONG_USAGE)
@@ -168,9 +170,20 @@ def _run() -> None:
         traceback.clear_frames(error.__traceback__)  # where memory ran out, what they hold is in the way
         show_error(failure)
         sys.exit(FAILED)
+    finally:
+        _discard_unwritten()
     if code == INTERRUPTED:
         show_interruption("SIGINT")
     sys.exit(code if isinstance(code, int) else DONE)
+
+
+def _discard_unwritten() -> None:
+    """Discard what cannot be written to stdout: the interpreter, which tries again at its end, would speak of it."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        with suppress(OSError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _require_directory() -> None:

@@ -14,6 +14,7 @@ from trtforge.cli.exit_status import DONE, FAILED
 from trtforge.cli.options import Json, Quiet, Verbose
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.figures import counted, moment
+from trtforge.core.interpreter import module_arguments
 
 if TYPE_CHECKING:
     from trtforge.serve.config import ServeConfig
@@ -44,7 +45,7 @@ def serve_detached(config: "ServeConfig", repository: Path, ports: Sequence[str]
         return background.run(lambda: serve(config, repository, background))
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)  # of the options
-    command = [sys.executable, "-m", "trtforge", *words[:end], *ports, *words[end:]]
+    command = [sys.executable, *module_arguments("trtforge"), *words[:end], *ports, *words[end:]]
     try:
         server = start(config, repository, command, Printed(), _show)
     except NotReadyError as error:

@@ -25,6 +25,10 @@ def system_failure(error: Exception) -> ForgeError | None:
     if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
         said = error.object[max(error.start - _AROUND, 0) : error.end + _AROUND]
         return ForgeError(f"{said!r} is not UTF-8 text", hint="Give UTF-8 text.")
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return ForgeError(
+            "no more threads can be started", hint="Raise the limit of processes (`ulimit -u`, the container's pids)."
+        )
     cause = error.__context__
     if isinstance(error, RuntimeError) and isinstance(cause, OSError) and cause.errno == errno.ELOOP:
         return _of_files(cause)  # Path.resolve() before Python 3.13
@@ -46,6 +50,8 @@ def _remedy_of(error: OSError) -> str:
         return SHORTER_NAME
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Free space, then run again."
+    if error.errno == errno.EPIPE:
+        return "Let what reads the output read all of it."
     if disk_fails(error):
         return CHECK_DISK
     return "Add --verbose for the traceback."

@@ -23,6 +23,17 @@ def python_interpreter() -> str:
     return found
 
 
+def module_arguments(module: str) -> tuple[str, ...]:
+    """What an interpreter is given to run a module. Modules in the current directory, which may be anybody's, are not
+    found, unless this package itself is there."""
+    if Path(__file__).parents[2] == Path.cwd():
+        return "-m", module
+    if sys.version_info >= (3, 11):
+        return "-P", "-m", module
+    start = f"import runpy, sys; sys.path.remove(''); runpy.run_module({module!r}, None, '__main__', True)"
+    return "-c", start
+
+
 def python_environment() -> dict[str, str]:
     """This process's environment, with its module search path, for a child interpreter."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

@@ -5,6 +5,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from trtforge.core.interpreter import module_arguments
 from trtforge.launch.config import ServerConfig
 from trtforge.launch.doors import new_secret
 from trtforge.launch.server_arguments import Listening
@@ -27,7 +28,7 @@ class FrontCommand:
     def argv(self) -> tuple[str, ...]:
         """The command line."""
         return (
-            *(sys.executable, "-m", "trtforge.serve.front"),
+            *(sys.executable, *module_arguments("trtforge.serve.front")),
             *(f"--host={self.host}", f"--port={self.port}", f"--upstream={self.upstream}"),
             *(f"--open={door}" for door in self.opened),
             *((f"--api-key-file={self.api_key_file}",) if self.api_key_file is not None else ()),

@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from trtforge.core.errors import UsageError
+from trtforge.core.interpreter import module_arguments
 from trtforge.core.packages import lacks_openai, require_openai
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.serve.config import ServeConfig
@@ -41,7 +42,7 @@ class GatewayCommand:
     def argv(self) -> tuple[str, ...]:
         """The command line."""
         return (
-            *(sys.executable, "-m", "trtforge.gateway", "--wait"),
+            *(sys.executable, *module_arguments("trtforge.gateway"), "--wait"),
             *(f"--host={self.host}", f"--port={self.port}", f"--backend={self.backend}", f"--model={self.model}"),
             *(f"--adapter={name}:{task}" for name, task in self.adapters),
             f"--drain-timeout={_DRAIN}",

@@ -61,8 +61,16 @@ class Group:
         self._optional: dict[str, Path | None] = {}
         self._lost: set[str] = set()
 
-    def start(self, name: str, argv: Sequence[str], environment: Mapping[str, str], *, optional: bool = False) -> None:
-        """Start a program with this environment; only its user can access files that it creates."""
+    def start(
+        self,
+        name: str,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        optional: bool = False,
+        directory: Path | None = None,
+    ) -> None:
+        """Start a program with this environment, in a directory; only its user can access files that it creates."""
         log = self._log
         if optional:
             log = log.with_suffix(f".{len(self._programs)}.log") if log is not None else None
@@ -71,6 +79,7 @@ class Group:
             self._programs[name] = subprocess.Popen(
                 argv,
                 env=environment,
+                cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -13,6 +13,7 @@ from typing import IO
 
 from trtforge.core.defaults import LOOPBACK
 from trtforge.core.errors import ForgeError, killed
+from trtforge.core.interpreter import module_arguments
 from trtforge.machine.processes import end_with_parent
 from trtforge.serve.free_ports import free_ports
 from trtforge.serve.request import Unavailable, Unreachable
@@ -49,7 +50,7 @@ def local_server(repository: Path, *, ready_timeout: float) -> Iterator[LocalSer
     ports = free_ports(LOOPBACK, 3)
     names = ("--http-port", "--grpc-port", "--metrics-port")
     options = [word for name, port in zip(names, ports, strict=True) for word in (name, str(port))]
-    command = [sys.executable, "-m", "trtforge", "serve", str(repository), *options, "--no-openai"]
+    command = [sys.executable, *module_arguments("trtforge"), "serve", str(repository), *options, "--no-openai"]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         child = subprocess.Popen(
             [*command, "--ready-timeout", f"{ready_timeout:g}"],

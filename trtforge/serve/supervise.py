@@ -81,7 +81,9 @@ class Server:
         if launch.gateway is not None:
             optional = not launch.gateway.required
             self._group.start(_GATEWAY, launch.gateway.argv, server_environment({}), optional=optional)
-        self._group.start(_TRITON, launch.argv, launch.process_environment())
+        # Its Python backend would find modules in the current directory, which may be anybody's.
+        own = launch.view.parent if launch.launcher == "local" and launch.view is not None else None
+        self._group.start(_TRITON, launch.argv, launch.process_environment(), directory=own)
         commands = (launch.cleanup,) if launch.cleanup else ()
         self._remains = Remains(self._group.sessions, (str(service.runtime),), commands)
         reaper.tell(self._remains)

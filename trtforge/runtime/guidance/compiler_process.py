@@ -8,10 +8,11 @@ from contextlib import suppress
 from typing import IO
 
 from trtforge.core.errors import RequestError
-from trtforge.core.interpreter import python_environment, python_interpreter
+from trtforge.core.interpreter import module_arguments, python_environment, python_interpreter
 
 MOST_SECONDS = 20
 """CPU time that one grammar may take. Large permitted ones take five on slow processors."""
+_PROGRAM = "trtforge.runtime.guidance.compiler_main"
 COMPILED, REFUSED = "compiled", "refused"
 _SIZE = struct.Struct("<I")
 _ENCODING = "surrogatepass"  # a guide may hold a half of a surrogate pair, which xgrammar refuses
@@ -69,7 +70,7 @@ class CompilerProcess:
             if self._process is not None:
                 return self._process
             process = subprocess.Popen(
-                [python_interpreter(), "-m", "trtforge.runtime.guidance.compiler_main", str(MOST_SECONDS)],
+                [python_interpreter(), *module_arguments(_PROGRAM), str(MOST_SECONDS)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

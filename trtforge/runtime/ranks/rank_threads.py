@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Thread
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -12,7 +13,8 @@ T = TypeVar("T")
 _FAILURE_TIMEOUT = 30.0  # seconds that the other threads have to end after one failed
 
 
-class Task(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class Task(Generic[T]):
     """Work of one thread. `leave` releases the threads that wait for it; called if `work` failed or never began."""
 
     work: Callable[[], T]

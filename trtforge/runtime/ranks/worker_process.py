@@ -11,7 +11,7 @@ from trtforge.core.config_model import Config
 from trtforge.core.device import UsableDevice
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError, ending, killed
-from trtforge.core.interpreter import python_environment, python_interpreter
+from trtforge.core.interpreter import module_arguments, python_environment, python_interpreter
 from trtforge.runtime.decoder.kv_capacity import KvMemory
 from trtforge.runtime.ranks.source import DrafterBytes
 
@@ -47,7 +47,7 @@ class WorkerProcess:
         self.ended_at: float | None = None
         self._lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._process = subprocess.Popen(
-            [python_interpreter(), "-m", "trtforge.runtime.ranks.worker_main", job.model_dump_json()],
+            [python_interpreter(), *module_arguments("trtforge.runtime.ranks.worker_main"), job.model_dump_json()],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
