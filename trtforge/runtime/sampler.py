@@ -279,8 +279,11 @@ def _stuck(rows: list[Sequence], restricted: list[int], logits: Tensor, tokens: 
     asked = range(len(rows)) if on_cpu else restricted
     if not asked:
         return frozenset()
-    places = list(asked), [tokens[index] for index in asked]
-    chosen = (logits.numpy() if on_cpu else logits)[places].tolist()
+    if on_cpu:
+        item = logits.numpy().item  # sooner than an index of several
+        chosen = [item(index, tokens[index]) for index in asked]
+    else:
+        chosen = logits[list(asked), [tokens[index] for index in asked]].tolist()
     if math.isfinite(sum(chosen)):
         return frozenset()
     found = dict(zip(asked, chosen, strict=True))

@@ -1,8 +1,7 @@
 """All ranks of a model: rank 0 in this process, the others in worker processes that share its cores."""
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -136,11 +135,16 @@ class RankGroup:
         `fills`: blocks to overwrite first, with what `read_block` gave. See `RankModel.execute`. Raises ForgeError with
         the message of the rank that ended first.
         """
-        with self._named_failures():
+        try:
             if self._workers:
                 self._collective.broadcast_step(encode(self._contents.with_fills(step, fills or {})))
             own = {block: self._contents.part(content, 0) for block, content in (fills or {}).items()}
             return self._model.execute(step, own, latest)
+        except RuntimeError as error:
+            failure = self._failure()
+            if failure is None:
+                raise
+            raise failure from error
 
     @torch.inference_mode()
     def move(self, slots: Ints) -> None:
@@ -148,10 +152,15 @@ class RankGroup:
         written. Raises ForgeError as `execute` does."""
         if not len(slots):
             return
-        with self._named_failures():
+        try:
             if self._workers:
                 self._collective.broadcast_step(encode_moves(slots))
             self._model.move(slots)
+        except RuntimeError as error:
+            failure = self._failure()
+            if failure is None:
+                raise
+            raise failure from error
 
     @property
     def block_bytes(self) -> int:
@@ -191,17 +200,6 @@ class RankGroup:
         for worker in self._workers:
             worker.end(deadline)
         self._workers, self._collective = [], Alone()
-
-    @contextmanager
-    def _named_failures(self) -> Iterator[None]:
-        """Raises the ForgeError of the rank that ended in the place of what its end causes here."""
-        try:
-            yield
-        except RuntimeError as error:
-            failure = self._failure()
-            if failure is None:
-                raise
-            raise failure from error
 
     def _failure(self) -> ForgeError | None:
         """Error of the worker that ended first; None if all run. Waits, as a lost connection precedes the end."""

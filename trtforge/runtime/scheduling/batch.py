@@ -57,8 +57,8 @@ class Step:
         starts = np.array([row.start for row in rows], dtype=np.int64)
         counts = np.array([row.count for row in rows], dtype=np.int64)
         wanted = np.array([row.count if row.scores else row.samples for row in rows], dtype=np.int64)
-        adapters = np.array([row.sequence.adapter for row in rows], dtype=np.int64)
-        adapters = adapters if adapters.any() else adapters[:0]
+        adapted = any(row.sequence.adapter for row in rows)
+        adapters = np.array([row.sequence.adapter for row in rows if adapted], dtype=np.int64)
         tables = np.zeros((len(rows), max(len(row.sequence.table.blocks) for row in rows)), dtype=np.int64)
         tokens: list[int] = []
         for index, row in enumerate(rows):
@@ -73,7 +73,7 @@ class Step:
             each, starts, behind = drafted_rows(rows, starts, counts)
             counts, wanted = counts + behind, wanted + behind
             counts, wanted, tables = (np.repeat(values, each, axis=0) for values in (counts, wanted, tables))
-            adapters = np.repeat(adapters, each) if len(adapters) else adapters
+            adapters = np.repeat(adapters, each) if adapted else adapters
         found = starts, counts, wanted, tables, np.array(tokens, dtype=np.int64)
         pairs = np.array(copies, dtype=np.int64).reshape(-1)
         candidates, draws = screening_of(rows)

@@ -14,6 +14,8 @@ from trtforge.runtime.scheduling.integers import Ints
 from trtforge.runtime.scheduling.random_numbers import random_bits
 from trtforge.runtime.scheduling.sequence import Sequence
 
+_NONE: Ints = np.zeros(0, dtype=np.int64)
+
 
 @dataclass(slots=True)  # made for every token, as `Output` is
 class Row:
@@ -50,6 +52,8 @@ class Row:
 
     def accept(self, token: int) -> bool:
         """Accept the draft token that follows the last accepted one, if one of them is `token`; False if none is."""
+        if not self.drafts:
+            return False
         if not self.parents:
             followers: Iterable[int] = range(self.at + 1, min(self.at + 2, len(self.drafts)))
         else:
@@ -77,12 +81,13 @@ def drafted_rows(rows: Rows[Row], starts: Ints, counts: Ints) -> tuple[Ints, Int
 
 def seen_by(rows: Rows[Row]) -> Ints:
     """`seen` of the step that computes the rows."""
+    if not any(row.parents for row in rows):
+        return _NONE
     found: list[int] = []
-    if any(row.parents for row in rows):
-        for row in rows:
-            alone = row.count > 1 or not row.drafts
-            found.append(SEES_ALL)
-            found += [] if alone else seen_slots(row.parents) if row.parents else [SEES_ALL] * len(row.drafts)
+    for row in rows:
+        alone = row.count > 1 or not row.drafts
+        found.append(SEES_ALL)
+        found += [] if alone else seen_slots(row.parents) if row.parents else [SEES_ALL] * len(row.drafts)
     return np.array(found, dtype=np.int64)
 
 
@@ -95,7 +100,7 @@ def moves_of(accepted: Iterable[Row], depth: int, size: int) -> Ints:
             blocks, first = row.sequence.table.blocks, row.start + row.count
             for position in (first + row.at, first + depth):
                 pairs.append(blocks[position // size] * size + position % size)
-    return np.array(pairs, dtype=np.int64)
+    return np.array(pairs, dtype=np.int64) if pairs else _NONE
 
 
 def context_tokens(rows: Rows[Row]) -> int:
