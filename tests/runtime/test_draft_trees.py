@@ -10,9 +10,9 @@ from transformers import LlamaForCausalLM
 from tests.runtime.checkpoints import Layout, write_checkpoint, write_engine
 from tests.runtime.test_engine import Tokens, requests_for
 from tests.runtime.test_speculation import KeptRanks, sequence
+from trtforge.core.features import MOST_NODES
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import SamplingParams
-from trtforge.plan.draft_tree_rules import MOST_NODES
 from trtforge.runtime.architecture.positions import ALL
 from trtforge.runtime.decoder.batch import mask_of
 from trtforge.runtime.engine import Engine, EngineOptions

@@ -37,6 +37,9 @@ EMBEDDED = frozenset(
 
 Choices = tuple[tuple[int, ...], ...]
 """A tree of draft tokens: for each node, the candidate ranks on the path to it."""
+MOST_NODES = 63
+"""Of a tree that the embedded engine verifies: 64 bits say which of them, and of the token before, another one follows.
+TensorRT-LLM's default tree has as many."""
 
 
 class LoraFeature(Config):

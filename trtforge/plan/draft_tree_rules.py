@@ -2,14 +2,12 @@
 
 from collections.abc import Iterator
 
-from trtforge.core.features import FeaturesConfig, MedusaFeature
+from trtforge.core.features import MOST_NODES, FeaturesConfig, MedusaFeature
 from trtforge.formats.attention_windows import attention_windows
 from trtforge.formats.checkpoint_keys import integer
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.legality import Problem
 
-MOST_NODES = 63
-"""Tokens of a tree: 64 bits say which of them another one follows. TensorRT-LLM's default tree has as many."""
 _BACKEND = "or use the tensorrt_llm backend."
 
 
@@ -27,8 +25,7 @@ def tree_problems(features: FeaturesConfig, model: CheckpointConfig, *, states: 
             message = f"{where} has {len(feature.choices)} nodes, the torch backend takes at most {MOST_NODES}"
             yield Problem("speculation", message, f"Remove the least likely nodes, {_BACKEND}")
         if feature.draft_tokens is not None and len(feature.choices) > feature.draft_tokens:
-            message = f"{where} has {len(feature.choices)} nodes, more than the {feature.draft_tokens} draft tokens"
-            yield Problem("speculation", message, "Leave draft_tokens out, or remove the least likely nodes.")
+            yield too_many_nodes("speculation", where, len(feature.choices), feature.draft_tokens)
         most = feature.heads if isinstance(feature, MedusaFeature) else feature.depth
         if most is not None and (deep := max(map(len, feature.choices))) > most:
             said = f"{most} heads are used" if isinstance(feature, MedusaFeature) else f"depth is {most}"
@@ -40,6 +37,13 @@ def tree_problems(features: FeaturesConfig, model: CheckpointConfig, *, states: 
         if (attention := _other_attention(model, states=states)) is not None:
             message = f"{where}: not supported by the torch backend for models with {attention}"
             yield Problem("speculation", message, f"Leave choices out, {_BACKEND}")
+
+
+def too_many_nodes(rule: str, where: str, nodes: int, most: int) -> Problem:
+    """A tree of more nodes than draft tokens. `where`: the key of its choices."""
+    return Problem(
+        rule, f"{where} has {nodes} nodes, more than the {most} draft tokens", "Remove the least likely nodes."
+    )
 
 
 def _other_attention(model: CheckpointConfig, *, states: bool) -> str | None:

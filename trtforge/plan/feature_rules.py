@@ -13,6 +13,7 @@ from trtforge.formats.releases import Problem as ReleaseProblem
 from trtforge.formats.releases import Release, Section
 from trtforge.formats.triton import parameter_problem
 from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.plan.draft_tree_rules import too_many_nodes
 from trtforge.plan.gpus import gpu_named
 from trtforge.plan.legality import Problem
 from trtforge.plan.paged_context import has_paged_context
@@ -116,8 +117,7 @@ def _stored_problems(
             yield Problem(name, message, f"Leave {field} out, or convert the checkpoint again.")
     most, nodes = stored(checkpoint, "max_draft_len") or asked_for.draft_tokens, len(asked_for.choices or ())
     if most is not None and nodes > most:
-        message = f"{where}.choices has {nodes} nodes, more than the {most} draft tokens"
-        yield Problem(name, message, "Remove the least likely nodes.")
+        yield too_many_nodes(name, f"{where}.choices", nodes, most)
     layers, deep = stored(checkpoint, "num_eagle_layers"), asked_for.tree_depth
     if layers is not None and deep is not None and deep != layers:
         message = f"{where}.choices are {deep} tokens deep, but the checkpoint has {layers} EAGLE layers"

@@ -7,13 +7,14 @@ see only their own ancestors among them. A chain needs none of this: every token
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from trtforge.core.features import Choices
+from trtforge.core.features import MOST_NODES, Choices
 from trtforge.runtime.scheduling.integers import Ints
 
-TOLD = 64
+TOLD = MOST_NODES + 1
 """Slots, the own one included, of which a token is told whether it sees them: by the bits of an integer."""
 SEES_ALL = -1
 
@@ -42,6 +43,8 @@ class TreeShape:
 
     def within(self, depth: int) -> "TreeShape":
         """That of the nodes on paths of at most `depth` tokens."""
+        if len(self.parents) <= depth:
+            return self
         kept, parents = within(self.parents, depth)
         ranks, depths = (tuple(values[node] for node in kept) for values in (self.ranks, self.depths))
         return TreeShape(parents, ranks, depths)
@@ -74,7 +77,10 @@ def path_to(parents: Sequence[int], index: int) -> list[int]:
 
 def within(parents: tuple[int, ...], depth: int) -> tuple[list[int], tuple[int, ...]]:
     """The nodes of a tree on paths of at most `depth` tokens, and their parents among each other."""
-    kept = [node for node in range(len(parents)) if len(path_to(parents, node)) <= depth]
+    lengths: list[int] = []  # of the path to each node
+    for parent in parents:
+        lengths.append(1 + (lengths[parent] if parent >= 0 else 0))
+    kept = [node for node, length in enumerate(lengths) if length <= depth]
     places = {-1: -1} | {node: place for place, node in enumerate(kept)}
     return kept, tuple(places[parents[node]] for node in kept)
 
@@ -84,6 +90,11 @@ def seen_slots(parents: Sequence[int]) -> list[int]:
 
     SEES_ALL: it sees all slots, those beyond the 64 included, which all tokens see.
     """
+    return list(_seen_slots(tuple(parents)))
+
+
+@lru_cache(maxsize=1024)
+def _seen_slots(parents: tuple[int, ...]) -> tuple[int, ...]:
     above: list[int] = []  # of each token, bit i for the i-th slot from that of the sequence's last token on
     found = []
     for index, parent in enumerate(parents):
@@ -91,7 +102,7 @@ def seen_slots(parents: Sequence[int]) -> list[int]:
         shift = TOLD - 1 - (index + 1)
         bits = above[-1] << shift | (1 << shift) - 1
         found.append(bits - (bits >> TOLD - 1 << TOLD))
-    return found
+    return tuple(found)
 
 
 def places_of(slots: Ints, rows: Ints, seen: Ints) -> Ints:

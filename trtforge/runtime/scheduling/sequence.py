@@ -37,8 +37,10 @@ class Draft:
         """A draft of certain tokens without those that are further than `depth` tokens from the sequence's last."""
         if not self.parents:
             return self.first(max(0, depth))
+        if len(self.parents) <= depth:
+            return self
         kept, parents = within(self.parents, depth)
-        return self if len(kept) == len(self.tokens) else Draft(tuple(self.tokens[i] for i in kept), parents=parents)
+        return Draft(tuple(self.tokens[node] for node in kept), parents=parents)
 
     def after(self, count: int) -> "Draft":
         """A chain without its first `count` tokens."""

@@ -273,7 +273,9 @@ static int64_t of_one_sequence(const Rows& p, int64_t row) {
     int64_t end = row + 1;
     if (!p.sees_all(row)) return 1;
     for (; end < std::min(p.rows, row + context::QUERIES) && p.lengths[end] == p.lengths[end - 1] + 1; ++end)
-        if (!p.sees_all(end) || !std::equal(table, table + (p.lengths[end] + p.block - 1) / p.block, p.tables + end * p.columns)) break;
+        if (!p.sees_all(end) ||
+            !std::equal(table, table + (p.lengths[end] + p.block - 1) / p.block, p.tables + end * p.columns))
+            break;
     return end - row;
 }
 
