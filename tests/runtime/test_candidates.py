@@ -1,5 +1,7 @@
 """What top_p leaves of a distribution, and draws by cumulated weights, against sums in float64."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -91,6 +93,24 @@ def test_top_p_counts_within_the_top_k_tokens() -> None:
     candidates, weights = most_likely_kept(logits, torch.tensor([[2], [3]]), torch.tensor([[0.5], [1.0]]), 3)
     assert candidates.tolist() == [[0, 1, 2], [1, 2, 3]]
     torch.testing.assert_close(weights, torch.tensor([[4 / 7, 0, 0], [2 / 9, 3 / 9, 4 / 9]]))
+
+
+@given(
+    rows=st.lists(
+        st.lists(st.sampled_from([-math.inf, -3.5, -1.0, -0.0, 0.0, 2.0]), min_size=9, max_size=9), max_size=4
+    ),
+    top_k=st.integers(1, 9),
+    most=st.integers(1, 9),
+)
+def test_of_equal_tokens_the_first_are_kept_whatever_others_ask_for(
+    rows: list[list[float]], top_k: int, most: int
+) -> None:
+    most, logits = max(top_k, most), torch.tensor([*rows, [1.0] * 9])
+    count = len(logits)
+    candidates, weights = most_likely_kept(logits, torch.full((count, 1), top_k), torch.ones(count, 1), most)
+    for row, found, kept in zip(logits.tolist(), candidates, weights, strict=True):
+        likely = sorted(range(9), key=lambda token: (-row[token], token))[:top_k]
+        assert set(found[kept > 0].tolist()) == {token for token in likely if row[token] > -math.inf}
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.9), (40, 0.9), (40, 1.0), (2000, 0.9)])

@@ -3,6 +3,7 @@
 import json
 import math
 import queue
+import random
 import re
 import threading
 from collections.abc import Iterator
@@ -234,6 +235,32 @@ def test_end_ids_that_are_no_tokens_end_nothing(engine: Engine, tokenizer: Token
         assert refused.error is not None
         assert refused.error.message.startswith("guided decoding needs an end id")
         assert answer.finish_reason == "end_id"
+
+
+@pytest.mark.parametrize(
+    ("expression", "end_text"),
+    [
+        ("[a-z]{6}", "[a-z]+"),
+        ("[a-z]{2,9}( [0-9]{1,3})*", "[a-z]+| ?[0-9]"),
+        ("[a-z ]{9}!", "[a-z]+"),
+        ("[0-9]{4}", "[0-4]"),
+    ],
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_end_ids_with_text_end_an_answer_where_its_guide_ends(
+    engine: Engine, tokenizer: Tokenizer, expression: str, end_text: str, seed: int
+) -> None:
+    texts = {token: tokenizer.decode([token]) for token in range(2048)}
+    fitting = sorted(token for token, text in texts.items() if re.fullmatch(end_text, text))
+    ends = frozenset(random.Random(seed).sample(fitting, min(50, len(fitting) // 2)))
+    sampling = SamplingParams(top_p=0.99, temperature=3.0, seed=seed)
+    asked = [
+        request(tokenizer, Guide("regex", expression), number, end_ids=ends, sampling=sampling) for number in range(6)
+    ]
+    for answer in generate_with(engine, asked):
+        assert answer.error is None
+        assert answer.finish_reason == "end_id"
+        assert re.fullmatch(expression, tokenizer.decode(answer.tokens))
 
 
 @pytest.mark.parametrize("changes", [{"bad_words": "yes"}, {"sampling": SamplingParams(min_tokens=50)}])

@@ -18,10 +18,15 @@ _BELOW_1 = 1.0 - 2.0**-24  # in float32
 def most_likely_kept(logits: Tensor, top_k: Tensor, top_p: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """Of logits (rows, vocabulary) the most likely tokens (rows, most) and their weights.
 
-    top_k, top_p: (rows, 1). top_p counts within the top_k tokens. `most`: the largest top_k.
+    top_k, top_p: (rows, 1). top_p counts within the top_k tokens. `most`: the largest top_k. Of equally likely tokens
+    the first of the vocabulary are kept, whatever `most` is.
     """
     whole = most == logits.shape[1]
-    values, candidates = logits.sort(dim=1, descending=True) if whole else logits.topk(most, dim=1)
+    if whole:
+        values, candidates = logits.sort(dim=1, descending=True, stable=True)
+    else:
+        candidates = _in_order(logits).topk(most, dim=1).indices
+        values = logits.gather(1, candidates)
     ranks = torch.arange(values.shape[1], device=logits.device)
     probabilities = values.masked_fill(ranks >= top_k, float("-inf")).softmax(dim=1)
     before = probabilities.cumsum(dim=1) - probabilities
@@ -30,6 +35,14 @@ def most_likely_kept(logits: Tensor, top_k: Tensor, top_p: Tensor, most: int) ->
         return ranks.expand_as(candidates), torch.zeros_like(weights).scatter_(1, candidates, weights)
     candidates, order = candidates.sort(dim=1)
     return candidates, weights.gather(1, order)
+
+
+def _in_order(logits: Tensor) -> Tensor:
+    """int64 numbers (rows, vocabulary) in the order of float32 logits; of equal logits the first has the largest."""
+    bits = (logits + 0.0).view(torch.int32)  # -0.0 becomes 0.0
+    bits ^= (bits >> 31) & 0x7FFFFFFF  # numbers in the order of the logits: those below 0 descend without it
+    vocabulary = logits.shape[1]
+    return (bits.long() << 32) | torch.arange(vocabulary - 1, -1, -1, device=logits.device)
 
 
 def nucleus(logits: Tensor, top_p: float) -> tuple[Tensor, Tensor]:

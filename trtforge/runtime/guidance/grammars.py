@@ -63,6 +63,7 @@ class Grammars:
         """`directory`: with tokenizer.json."""
         self._directory = directory
         self._vocab_size = vocab_size
+        self._texts: list[str] = []
         self._apart: CompilerProcess | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -92,6 +93,10 @@ class Grammars:
             raise _refused(guide, _SOURCE.sub("", first_line(error))[:300].rstrip(" .")) from None
         self._keep(guide, grammar)
         return grammar
+
+    def with_text(self, tokens: list[int]) -> list[int]:
+        """Those of the tokens that a grammar may allow as a part of its text. Some grammar has to be compiled."""
+        return [token for token in tokens if self._texts[token]]
 
     def close(self) -> None:
         """End what is being compiled in a process of its own. No such guide is compiled any more."""
@@ -139,8 +144,9 @@ class Grammars:
         whole = xgrammar.TokenizerInfo.from_huggingface(
             PreTrainedTokenizerFast(tokenizer_object=tokenizer), vocab_size=self._vocab_size, stop_token_ids=[0]
         )
+        self._texts = token_texts(tokenizer, self._vocab_size)
         return xgrammar.TokenizerInfo(
-            token_texts(tokenizer, self._vocab_size),
+            self._texts,
             whole.vocab_type,
             vocab_size=self._vocab_size,
             stop_token_ids=[],

@@ -25,10 +25,11 @@ _CLOSE_TIMEOUT = 10.0  # seconds that a grammar's compilation may take before it
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """Where a sequence is in its grammar: after `accepted` of its generated tokens. `lost`: one did not fit. `slow`: a
-    step took too long."""
+    """Where a sequence is in its grammar: after `accepted` of its generated tokens. `text_ends`: end ids that are text
+    as well. `lost`: a token did not fit. `slow`: a step took too long."""
 
     matcher: Any
+    text_ends: list[int]
     accepted: int = 0
     lost: bool = False
     slow: bool = False
@@ -85,6 +86,8 @@ class Guides:
         for index, place in zip(guided, places, strict=True):
             if place.lost or place.slow:
                 masks[index] = 0
+            elif place.text_ends:
+                _allow_ends(masks[index], place)
         _refuse(logits, masks, self._vocab_size, guided)
 
     def stuck(self, sequence: Sequence) -> RequestError:
@@ -135,7 +138,7 @@ class Guides:
 
         ends = sorted(token for token in sequence.request.end_ids if 0 <= token < self._vocab_size)
         matcher = xgrammar.GrammarMatcher(grammar, override_stop_tokens=ends)
-        self._places[sequence] = _Place(matcher)
+        self._places[sequence] = _Place(matcher, self._grammars.with_text(ends))
 
     def _follow(self, rows: list[Sequence], places: list[_Place]) -> None:
         """Let the matchers accept what was generated since they were asked last: usually one token a row."""
@@ -175,6 +178,14 @@ def no_token_left() -> RequestError:
     """The error for an unguided sequence whose next token would have no probability."""
     hint = "Leave out bad words, min_tokens, no_repeat_ngram_size, the bias or the logits processor."
     return RequestError("no token is left that the options allow", hint=hint)
+
+
+def _allow_ends(mask: Tensor, place: _Place) -> None:
+    """Allow end ids where the grammar is complete, and only there: xgrammar may allow those that are text as text."""
+    octets, complete = mask.numpy().view(np.uint8), place.matcher.is_completed()
+    for token in place.text_ends:
+        bit = np.uint8(1 << token % 8)
+        octets[token // 8] = octets[token // 8] | bit if complete else octets[token // 8] & ~bit
 
 
 def _refuse(logits: Tensor, masks: Tensor, vocab_size: int, rows: list[int]) -> None:
