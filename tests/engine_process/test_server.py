@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE, eventually
-from trtforge.core.errors import ForgeError, RequestError
+from trtforge.core.errors import BusyError, ForgeError, RequestError
 from trtforge.engine_process.admission import QueueLimits
 from trtforge.engine_process.client import EngineClient
 from trtforge.engine_process.context_phase import ContextPhase, prompt_digest
@@ -32,7 +32,8 @@ class ManualEngine:
         self.cancelled: list[tuple[str, bool]] = []
         self.submitted: list[int] = []
         self.failure: ForgeError | None = None
-        self.steps = 0
+        self.steps = self.preparing = 0
+        self.computing = 0  # of the first requests, which do not wait
         self._after: list[Callable[[], None]] = []
 
     def submit(self, *requests: tuple[GenerationRequest, OnOutput]) -> None:
@@ -41,6 +42,8 @@ class ManualEngine:
 
     def cancel(self, request_id: str, *, only_waiting: bool = False) -> None:
         self.cancelled.append((request_id, only_waiting))
+        if only_waiting and request_id in list(self.requests)[: self.computing]:
+            return
         found = self.requests.pop(request_id, None)
         if found is not None:
             found[1](Output(request_id, (), "cancelled"))
@@ -52,7 +55,7 @@ class ManualEngine:
         self._after.append(on_step)
 
     def figures(self) -> dict[str, float]:
-        return {"running": min(len(self.requests), 2), "iterations": self.steps}
+        return {"running": min(len(self.requests), 2), "iterations": self.steps, "preparing": self.preparing}
 
     def check(self) -> None:
         if self.failure is not None:
@@ -287,6 +290,52 @@ def test_a_request_that_waits_too_long_is_refused(place: Place, client: EngineCl
     assert eventually(lambda: len(kept.ends) == 1)
     assert kept.ends[0].message.startswith("the request waited 0.05 s in the queue; retry in ")  # type: ignore[attr-defined]
     assert [only_waiting for _, only_waiting in place.engine.cancelled] == [True]
+
+
+@pytest.mark.parametrize("limits", [QueueLimits(seconds=0.05)])
+def test_requests_that_only_compute_their_prompts_are_not_late(place: Place, client: EngineClient) -> None:
+    seen: list[Mapping[str, float]] = [{}]
+    watching = EngineClient(place.path, "tensorrt_llm", 1, figures_period=0.01, on_figures=seen.append)
+    place.engine.computing = 1
+    computes, waits = ask(client), ask(client)
+    assert eventually(lambda: len(waits.ends) == 1 and len(place.engine.cancelled) == 2)
+    assert len(place.engine.requests) == 1
+    place.engine.step({0: [7]}, finish="length")
+    assert eventually(lambda: computes.ends == {0: "length"})
+    assert eventually(lambda: seen[-1].get("late_requests") == 1)
+    count = len(seen)
+    assert eventually(lambda: len(seen) > count + 2)
+    assert seen[-1]["late_requests"] == 1
+    watching.close()
+
+
+def test_requests_of_different_lengths_leave_no_bytes_behind(place: Place, client: EngineClient) -> None:
+    kept = Kept()
+    client.submit((GenerationRequest("", (1, 2, 3, 4), 9), GenerationRequest("", (1,), 9)), kept)
+    assert eventually(lambda: len(place.engine.requests) == 2)
+    assert place.server._admission.bytes == 20
+    place.engine.step({0: [1], 1: [1]}, finish="length")
+    assert eventually(lambda: len(kept.ends) == 2)
+    assert (place.server._admission.sequences, place.server._admission.bytes) == (0, 0)
+
+
+def test_a_request_that_can_be_served_later_is_told_when(place: Place, client: EngineClient) -> None:
+    kept = ask(client)
+    assert eventually(lambda: len(place.engine.requests) == 1)
+    place.engine.step({0: []}, error=BusyError("all adapters are in use", hint="Send it again later."))
+    assert eventually(lambda: len(kept.ends) == 1)
+    assert kept.ends[0].code is ErrorCode.UNAVAILABLE  # type: ignore[attr-defined]
+    assert kept.ends[0].message == "all adapters are in use; retry in 1 s"  # type: ignore[attr-defined]
+
+
+def test_what_is_prepared_elsewhere_is_no_stall(place: Place, client: EngineClient) -> None:
+    control = EngineControl(place.path)
+    ask(client, count=2)
+    assert eventually(lambda: control.status().stalled_seconds > 0.3)
+    place.engine.preparing = 1
+    assert control.status().stalled_seconds > 0.3, "the other request does not run"
+    place.engine.preparing = 2
+    assert eventually(lambda: control.status().stalled_seconds == 0.0)
 
 
 def test_a_first_token_that_a_request_brings_does_not_end_its_wait(place: Place, client: EngineClient) -> None:

@@ -19,7 +19,6 @@ from tests.patience import PATIENCE, eventually
 from trtforge.core.api_keys import ApiKeys
 from trtforge.core.host_check import HostCheck
 from trtforge.gateway.backend import GONE, BackendError
-from trtforge.gateway.exchange import Exchange
 from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.protocol import BoundedProtocol
 
@@ -186,19 +185,25 @@ def test_numbers_are_finite(gateway: Gateway, number: str) -> None:
     assert "temperature must be a number from 0 to 2" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("headers", "size"),
-    [
-        ([(b"content-length", b"70")], 70),
-        ([(b"content-length", b"0" * 18 + b"70")], 70),
-        ([], 1000),
-    ],
-)
-def test_a_body_counts_as_large_as_it_can_get(headers: list[tuple[bytes, bytes]], size: int) -> None:
-    async def unused(*_: object) -> None: ...
+@pytest.mark.parametrize("length", ["1000", "0001000", None])
+def test_bodies_together_are_bounded(length: str | None) -> None:
+    """By the bytes that have come: those that are declared take no memory."""
+    limits = GatewayLimits(held_bytes=1000)
+    with running([FakeBackend()], limits=limits) as gateway, connected(gateway) as first:
+        declared = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+        first.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{declared}\r\n\r\n".encode())
+        body = b"{" + b" " * 899
 
-    exchange = Exchange({"headers": headers}, unused, unused, GatewayLimits(body_bytes=1000))  # type: ignore[arg-type]
-    assert exchange.declared_bytes() == size
+        def answer() -> httpx.Response:
+            return httpx.post(f"{gateway.url}/completions", content=b" " * 200, timeout=PATIENCE)
+
+        assert answer().status_code == 400
+        first.sendall(body if length is not None else b"384\r\n" + body + b"\r\n")
+        assert eventually(lambda: answer().status_code == 429)
+        assert "bodies of 1000 bytes are in flight" in answer().json()["error"]["message"]
+        assert ask(gateway), "what is small enough is answered"
+        first.close()
+        assert eventually(lambda: answer().status_code == 400)
 
 
 def test_a_body_without_declared_length_is_bounded_too() -> None:

@@ -338,8 +338,10 @@ def test_a_grammar_is_compiled_once_and_the_engine_goes_on_meanwhile(
             engine.submit((replace(request(tokenizer, NAME, number), request_id=f"guided {number}"), outputs.put))
         engine.submit((replace(request(tokenizer, None, max_tokens=3), request_id="free"), outputs.put))
         assert [outputs.get(timeout=PATIENCE).request_id for _ in range(3)] == ["free"] * 3
+        assert engine.figures()["preparing"] == 4
         engine.cancel("guided 3")
         cancelled = outputs.get(timeout=PATIENCE)
+        assert engine.figures()["preparing"] == 3
         assert (cancelled.request_id, cancelled.finish_reason) == ("guided 3", "cancelled")
         held.set()
         ended: set[str] = set()
@@ -350,6 +352,7 @@ def test_a_grammar_is_compiled_once_and_the_engine_goes_on_meanwhile(
                 ended.add(output.request_id)
         assert ended == {"guided 0", "guided 1", "guided 2"}
         assert engine.statistics().active_requests == 0
+        assert engine.figures()["preparing"] == 0
         assert engine._guides._places == {}
     assert compiled == [NAME]
 

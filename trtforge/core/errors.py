@@ -74,6 +74,10 @@ class RequestError(ForgeError):
     """A generation request that this engine cannot serve; other requests are not affected."""
 
 
+class BusyError(RequestError):
+    """As RequestError, of a request that this engine can serve later."""
+
+
 class LoggedError(ForgeError):
     """Another program failed; `log` has its output. Finished work is kept for the next run."""
 

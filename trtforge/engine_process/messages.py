@@ -48,12 +48,8 @@ class Submission:
 
     @property
     def size(self) -> int:
-        """Bytes that the sequences' tokens, biases, draft tokens, guides and prompt tables take in the channel."""
-        guides = sum(len(request.guide.text) for request in self.requests if request.guide is not None)
-        drafts = sum(4 * len(r.drafts.tokens) + len(r.drafts.logits) for r in self.requests if r.drafts is not None)
-        tables = sum(len(request.prompt_table.data) for request in self.requests if request.prompt_table is not None)
-        prompts = 4 * sum(len(r.prompt) + len(r.sampling.embedding_bias) for r in self.requests)
-        return prompts + guides + drafts + tables
+        """Bytes of all its sequences in the channel."""
+        return sum(map(size_of, self.requests))
 
     def encode(self) -> Frame:
         """The frame that asks for these sequences."""
@@ -181,6 +177,18 @@ def _adapter(data: bytes, start: int, shape: Mapping[str, Any]) -> tuple[SentAda
         raise ValueError("the payload is too short")
     config = tuple(tuple(map(int, row)) for row in shape["config"])
     return SentAdapter(config, shape["dtype"], int(shape["width"]), data[start:end]), end
+
+
+def size_of(request: GenerationRequest) -> int:
+    """Bytes that its tokens, biases, draft tokens, guide and prompt table take in the channel."""
+    size = 4 * (len(request.prompt) + len(request.sampling.embedding_bias))
+    if request.guide is not None:
+        size += len(request.guide.text)
+    if request.drafts is not None:
+        size += 4 * len(request.drafts.tokens) + len(request.drafts.logits)
+    if request.prompt_table is not None:
+        size += len(request.prompt_table.data)
+    return size
 
 
 def _sizes_of(drafts: DraftTokens) -> dict[str, Any]:

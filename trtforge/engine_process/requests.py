@@ -383,7 +383,8 @@ class RequestEngine(Protocol):
         """Call `on_step` from the engine's thread after the outputs of each step."""
 
     def figures(self) -> dict[str, float]:
-        """Current counters and gauges by name; those of EngineStatistics that the engine has."""
+        """Current counters and gauges by name: those of EngineStatistics that the engine has, `running`, and
+        `preparing`: sequences that wait for what takes long and is bounded elsewhere."""
 
     def check(self) -> None:
         """Raises ForgeError if a process that computes for the engine has ended."""

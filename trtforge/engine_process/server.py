@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from trtforge.core.errors import ForgeError, RequestError
+from trtforge.core.errors import BusyError, ForgeError, RequestError
 from trtforge.core.server_errors import SHUTTING_DOWN
 from trtforge.engine_process.admission import Admission, QueueLimits
 from trtforge.engine_process.connection import Connection
 from trtforge.engine_process.control import ClientStatus, EngineStatus, State
 from trtforge.engine_process.frames import BadFrame, Frame
-from trtforge.engine_process.messages import Submission, Update
+from trtforge.engine_process.messages import Submission, Update, size_of
 from trtforge.engine_process.progress import Progress, cpu_seconds
 from trtforge.engine_process.requests import (
     ErrorCode,
@@ -204,11 +204,10 @@ class EngineServer:
         with self._lock:
             failure = failure or self._admission.refuse(submission, now)
             if failure is None:
-                size = submission.size // max(1, len(submission.requests))
                 for request in submission.requests:
                     key = _key(client, request.request_id)
                     brought = request.context_phase is not None
-                    sequence = _Sequence(client, int(request.request_id), key, size, brought=brought)
+                    sequence = _Sequence(client, int(request.request_id), key, size_of(request), brought=brought)
                     self._sequences[key] = sequence
                     sequences.append((sequence, request))
                     if submission.timeout is not None:
@@ -248,9 +247,10 @@ class EngineServer:
             self._tokens += len(output.tokens)
             failure = None
             if output.error is not None:
-                failure = _refusal(output.error) if isinstance(output.error, RequestError) else _failed(output.error)
+                failure = self._failure_of(output.error)
             elif output.finish_reason == "cancelled":
                 failure = sequence.failure
+                self._late += failure is not None
             if output.finish_reason is not None:
                 self._finish(sequence)
         update = Update()
@@ -259,6 +259,13 @@ class EngineServer:
         sequence.client.add(sequence.name, update, urgent=urgent)
         if output.error is not None and not isinstance(output.error, RequestError):
             self._fail(output.error)
+
+    def _failure_of(self, error: ForgeError) -> RequestFailure:
+        """What a client is told of its request's error, or the engine's."""
+        if isinstance(error, BusyError):
+            retry = self._admission.retry_seconds(time.monotonic())
+            return RequestFailure(ErrorCode.UNAVAILABLE, f"{error.message}; retry in {retry} s")
+        return _refusal(error) if isinstance(error, RequestError) else _failed(error)
 
     def _finish(self, sequence: _Sequence) -> None:
         """Forget a sequence. The caller holds the lock."""
@@ -309,9 +316,10 @@ class EngineServer:
         for sequence, only_waiting in due:
             if not only_waiting:
                 failure = RequestFailure(ErrorCode.DEADLINE_EXCEEDED, "the request's timeout has passed")
-                self._late += self._end(sequence, failure)
-            elif not sequence.started:
-                self._late += 1
+                ended = self._end(sequence, failure)
+                with self._lock:
+                    self._late += ended
+            elif not sequence.started:  # ends only if it waits
                 waited = f"the request waited {self._limits.seconds:g} s in the queue; retry in "
                 sequence.failure = RequestFailure(
                     ErrorCode.UNAVAILABLE, f"{waited}{self._admission.retry_seconds(now)} s"
@@ -328,7 +336,7 @@ class EngineServer:
         self._progress.sample(
             now,
             steps=figures.get("iterations", 0) + self._tokens,
-            unfinished=unfinished,
+            unfinished=max(0, unfinished - int(figures.get("preparing", 0))),  # compilations have limits of their own
             cpu_seconds=cpu_seconds(processes),
         )
         self._send_figures(now, {**figures, "refused_requests": self._refused, "late_requests": self._late})

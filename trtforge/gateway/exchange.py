@@ -30,21 +30,23 @@ class Exchange:
         self.status = 0
         self.failure: Callable[[ApiError], bytes] | None = None
 
-    def declared_bytes(self) -> int:
-        """The size of the body as declared, else the largest one. Raises ApiError."""
+    def require_bounded(self) -> None:
+        """Raises ApiError for a body that is compressed, or larger by its declaration than is accepted."""
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not accepted")
         declared = self.headers.get(b"content-length")
         if declared is None:
-            return self._limits.body_bytes
-        if not declared.isdigit() or (size := int(declared.lstrip(b"0")[:15] or b"0")) > self._limits.body_bytes:
+            return
+        if not declared.isdigit() or int(declared.lstrip(b"0")[:15] or b"0") > self._limits.body_bytes:
             raise self._too_large()
-        return size
 
-    async def body(self) -> bytes:
-        """The whole body. Raises ApiError (408, 413) and ClientGone."""
+    async def body(self, hold: Callable[[int], None]) -> bytes:
+        """The whole body. `hold` is told how many bytes arrive, and may raise an ApiError itself.
+
+        Raises ApiError (408, 413) and ClientGone.
+        """
         try:
-            return await asyncio.wait_for(self._body(), self._limits.body_seconds)
+            return await asyncio.wait_for(self._body(hold), self._limits.body_seconds)
         except (asyncio.TimeoutError, TimeoutError):
             message = f"the body was not complete after {self._limits.body_seconds:g} s"
             raise ApiError(HTTPStatus.REQUEST_TIMEOUT, message, headers={"connection": "close"}) from None
@@ -93,7 +95,7 @@ class Exchange:
         finally:
             timer.cancel()
 
-    async def _body(self) -> bytes:
+    async def _body(self, hold: Callable[[int], None]) -> bytes:
         pieces, size = [], 0
         while True:
             message = await self._receive()
@@ -103,6 +105,7 @@ class Exchange:
             size += len(piece)
             if size > self._limits.body_bytes:
                 raise self._too_large()
+            hold(len(piece))
             pieces.append(piece)
             if not message.get("more_body", False):
                 break

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.api_keys import ApiKeys
+from trtforge.core.held_bytes import HeldBytes
 from trtforge.core.host_check import HostCheck
 from trtforge.core.reasoning import ReasoningParser
 from trtforge.gateway.answers import Answer, ChatAnswer, CompletionAnswer
@@ -54,7 +55,8 @@ class Service:
         self._hosts = hosts
         self._reasoning = reasoning
         self._running = 0
-        self._held = 0
+        held, retry = self.limits.held_bytes, self.limits.retry_seconds
+        self._held = HeldBytes(held, lambda: too_busy(f"bodies of {held} bytes are in flight", retry))
         self._created = int(time.time())
 
     async def chat(self, exchange: Exchange) -> None:
@@ -101,14 +103,17 @@ class Service:
     ) -> None:
         """Run an endpoint within the limits, turn failures into errors of OpenAI's form, and count."""
         start = time.perf_counter()
-        held, status = 0, int(HTTPStatus.INTERNAL_SERVER_ERROR)
+        status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
         self.metrics.running.inc()
         self._running += 1
         try:
             self.authorise(exchange.headers)
-            held = self._admitted(exchange.declared_bytes())
-            values = read_body(await exchange.body(), self.limits)
-            await exchange.unless_gone(act(exchange, values, start))
+            exchange.require_bounded()
+            if self._running > self.limits.requests:
+                raise too_busy(f"{self.limits.requests} requests are running", self.limits.retry_seconds)
+            with self._held.request() as hold:
+                values = read_body(await exchange.body(hold), self.limits)
+                await exchange.unless_gone(act(exchange, values, start))
             status = exchange.status
         except ClientGone:
             status = _CLIENT_LEFT
@@ -119,19 +124,10 @@ class Service:
         except Exception as error:
             status = await _send_error(exchange, _of_bug(error))
         finally:
-            self._held -= held
             self._running -= 1
             self.metrics.running.dec()
             self.metrics.requests.labels(endpoint, str(status)).inc()
             self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - start)
-
-    def _admitted(self, size: int) -> int:
-        if self._running > self.limits.requests:
-            raise too_busy(f"{self.limits.requests} requests are running", self.limits.retry_seconds)
-        if self._held + size > self.limits.held_bytes:
-            raise too_busy(f"bodies of {self.limits.held_bytes} bytes are in flight", self.limits.retry_seconds)
-        self._held += size
-        return size
 
     async def _chat(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
         call = read_chat(values, self.limits)

@@ -5,7 +5,6 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
@@ -124,8 +123,9 @@ class Engine:
         self._ranks.check()
 
     def figures(self) -> dict[str, float]:
-        """`statistics` by name, and `running`: the number of running sequences."""
-        return {**asdict(self.statistics()), "running": len(self._scheduler.running)}
+        """`statistics` by name, and how many sequences are `running`, and `preparing`: waiting for their guides."""
+        counts = {"running": len(self._scheduler.running), "preparing": self._guides.preparing}
+        return {**vars(self.statistics()), **counts}
 
     def statistics(self) -> EngineStatistics:
         """The current gauges and counters."""

@@ -137,14 +137,18 @@ class Group:
             if Path(words[0]).name == STUB
         }
 
-    def terminate(self, patience: float) -> bool:
-        """Send SIGTERM to each program, last started first, and wait `patience` seconds for each; True if all ended."""
-        graceful = True
-        for program in reversed(self._programs.values()):
+    def terminate(self, patience: float) -> list[str]:
+        """Send SIGTERM to each program, last started first, and wait `patience` seconds for each.
+
+        Returns the names of those that did not end.
+        """
+        left = []
+        for name, program in reversed(self._programs.items()):
             if program.poll() is None:
                 program.send_signal(signal.SIGTERM)
-            graceful = _wait(program, patience) and graceful
-        return graceful
+            if not _wait(program, patience):
+                left.append(name)
+        return left
 
     def kill_program(self, name: str) -> None:
         """Send SIGKILL to a program and all processes of its session, without waiting."""

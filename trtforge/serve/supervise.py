@@ -151,8 +151,9 @@ class Server:
             return self._shut_down_triton(drain_timeout)
         status, _ = self._engine(time.monotonic())
         toll = drain(self._control, drain_timeout, self._why_hurry, last=status)
-        if self._stop.again is None and not self._group.terminate(_PATIENCE) and self._stop.again is None:
-            _say(f"{_TRITON} did not end within {_PATIENCE:.0f} s and was killed")
+        left = [] if self._stop.again is not None else self._group.terminate(_PATIENCE)
+        if left and self._stop.again is None:
+            _say(f"{' and '.join(left)} did not end within {_PATIENCE:.0f} s, and will be killed")
         if self._stop.again is not None:
             return self._stopped_at_once(toll)
         return Ending(1 if toll.cut else 0, toll.describe())
@@ -222,10 +223,10 @@ class Server:
 
     def _shut_down_triton(self, drain_timeout: float) -> Ending:
         """Let Triton itself drain, because only Triton can count its requests."""
-        graceful = self._group.terminate(max(_PATIENCE, drain_timeout))
+        left = self._group.terminate(max(_PATIENCE, drain_timeout))
         if self._stop.again is not None:
             return self._stopped_at_once(None)
-        if graceful:
+        if not left:
             return Ending(0, "stopped")
         return Ending(1, f"stopped: requests that still ran after {drain_timeout:g} s were cut")
 

@@ -286,9 +286,12 @@ def test_three_times_as_many_clients_as_connections_are_all_answered() -> None:
 def test_bodies_together_are_bounded() -> None:
     async def test(front: Running) -> None:
         _, first = await asyncio.open_connection("127.0.0.1", front.port)
-        first.write(request_bytes("POST", GENERATE, "Content-Length: 900") + b"{")
-        while (await front.post(GENERATE, b" " * 200)).status != 503:  # until the first has arrived
+        for piece in (request_bytes("POST", GENERATE, "Content-Length: 1000"), b"{" + b" " * 449, b" " * 450):
+            assert (await front.post(GENERATE, b" " * 200)).status == 400, "bytes that have not come are not held"
+            first.write(piece)
+        while (refused := await front.post(GENERATE, b" " * 200)).status != 503:  # until the first's have arrived
             await asyncio.sleep(0.01)
+        assert "bodies of 1000 bytes are in flight" in refused.body.decode()
         assert (await front.post(GENERATE, GOOD)).status == 200
         first.close()
 
@@ -328,6 +331,10 @@ def test_a_stopped_front_finishes_what_runs() -> None:
 
     async def test(front: Running) -> None:
         _, idle = await asyncio.open_connection("127.0.0.1", front.port)
+        _, unread = await asyncio.open_connection("127.0.0.1", front.port)
+        unread.write(request_bytes("POST", GENERATE, "Content-Length: 100") + b"{")
+        half_reader, half = await asyncio.open_connection("127.0.0.1", front.port)
+        half.write(post_bytes(GENERATE, GOOD)[:-1])
         reader, writer = await asyncio.open_connection("127.0.0.1", front.port)
         writer.write(post_bytes(GENERATE, GOOD))
         while not front.triton.bodies:
@@ -336,10 +343,16 @@ def test_a_stopped_front_finishes_what_runs() -> None:
         await asyncio.sleep(0.05)
         while await accepts(front.port):
             await asyncio.sleep(0.01)
+        half.write(GOOD[-1:])
+        while len(front.triton.bodies) < 2:
+            await asyncio.sleep(0.01)
         go_on.set()
-        assert json.loads((await read_answer(reader)).body) == {"ok": True}
+        for each in (reader, half_reader):
+            assert json.loads((await read_answer(each)).body) == {"ok": True}
+        began = asyncio.get_running_loop().time()
         await asyncio.wait_for(asyncio.shield(front.serving), PATIENCE)
-        for one in (idle, writer):
+        assert asyncio.get_running_loop().time() - began < FrontLimits().body_seconds / 2, "the rest is not waited for"
+        for one in (idle, writer, unread, half):
             one.close()
 
     with_front(test, triton=FakeTriton(act=act))

@@ -46,6 +46,7 @@ class Guides:
         self._grammars = Grammars(directory, vocab_size)
         self._vocab_size = vocab_size
         self._places: dict[Sequence, _Place] = {}
+        self._preparing: set[Sequence] = set()
         self._masks = torch.empty(0)
         self._batch: Any = None
         self._watches = False
@@ -65,8 +66,14 @@ class Guides:
         if self._thread is None:
             self._thread = threading.Thread(target=self._compile, name="trtforge-guides", daemon=True)
             self._thread.start()
+        self._preparing.add(sequence)
         self._work.put((sequence, on_prepared))
         return False
+
+    @property
+    def preparing(self) -> int:
+        """The number of sequences that wait for their guide's compilation. For any thread."""
+        return sum(sequence.finish_reason is None for sequence in list(self._preparing))
 
     def rows(self, rows: list[Sequence]) -> list[int]:
         """Indices of the rows that have a guide."""
@@ -118,20 +125,23 @@ class Guides:
     def _compile(self) -> None:
         while (work := self._work.get()) is not None:
             sequence, on_prepared = work
-            error: ForgeError | None = None
-            if sequence.finish_reason is not None:  # cancelled while it waited for other compilations
-                on_prepared(sequence, None)
-                continue
-            try:
-                require_xgrammar()
-                assert sequence.request.guide is not None
-                self._begin(sequence, self._grammars.compiled(sequence.request.guide))
-            except ForgeError as failure:
-                error = RequestError(failure.message, hint=failure.hint)
-            except Exception as failure:
-                _LOG.exception("the guide of request %s failed", sequence.request.request_id)
-                error = RequestError(f"the guide cannot be compiled: {failure!r}"[:300], hint="See the server's log.")
+            # Without a guide if it was cancelled while it waited for other compilations.
+            error = None if sequence.finish_reason is not None else self._compile_for(sequence)
+            self._preparing.discard(sequence)
             on_prepared(sequence, error)
+
+    def _compile_for(self, sequence: Sequence) -> RequestError | None:
+        """Compile a sequence's guide; the error if that fails."""
+        try:
+            require_xgrammar()
+            assert sequence.request.guide is not None
+            self._begin(sequence, self._grammars.compiled(sequence.request.guide))
+        except ForgeError as failure:
+            return RequestError(failure.message, hint=failure.hint)
+        except Exception as failure:
+            _LOG.exception("the guide of request %s failed", sequence.request.request_id)
+            return RequestError(f"the guide cannot be compiled: {failure!r}"[:300], hint="See the server's log.")
+        return None
 
     def _begin(self, sequence: Sequence, grammar: Any) -> None:
         import xgrammar

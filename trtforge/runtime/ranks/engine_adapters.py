@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from trtforge.core.errors import ForgeError, RequestError
+from trtforge.core.errors import BusyError, ForgeError, RequestError
 from trtforge.engine_process.requests import GenerationRequest, SentAdapter
 from trtforge.formats.adapter import ADAPTER_FILES, ADAPTERS_DIRECTORY
 from trtforge.machine.owned_files import owned, remove_owned, remove_ownerless
@@ -209,7 +209,7 @@ class EngineAdapters:
             if not idle:
                 oldest = next((task for task, name in self._sent.items() if name not in used), None)
                 if oldest is None:
-                    raise RequestError(
+                    raise BusyError(
                         f"lora_weights: {len(self._kept)} adapters are in use, and no more fit",
                         hint="Send it again later, or compile with more lora.host_memory.",
                     )

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import h11
 
+from trtforge.core.held_bytes import HeldBytes
 from trtforge.core.host_check import HostCheck
 from trtforge.serve.address import Address
 from trtforge.serve.front.answers import as_refusal, stream_error, whole_error
@@ -46,7 +47,9 @@ class Handler:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._running = 0
-        self._held = 0
+        limits = policy.limits
+        refusal = unavailable(f"bodies of {limits.held_bytes} bytes are in flight", limits.retry_seconds)
+        self._held = HeldBytes(limits.held_bytes, lambda: refusal)
 
     async def answer(self, client: Incoming, request: h11.Request) -> None:
         """Answer one request. Raises Refusal if it fails before any of the answer was sent."""
@@ -62,18 +65,15 @@ class Handler:
         counted = route.kind != "health"
         if counted and self._running >= limits.requests:
             raise unavailable(f"{limits.requests} requests are running", limits.retry_seconds)
-        held = _body_bound(route, headers, limits)
-        if held and self._held + held > limits.held_bytes:
-            raise unavailable(f"bodies of {limits.held_bytes} bytes are in flight", limits.retry_seconds)
-        self._held += held
+        bound = _body_bound(route, headers, limits)
         self._running += counted
         try:
-            body = await client.body(held)
-            await self._check(body, route, path, headers)
-            seconds = None if route.kind in ("generate", "infer") else limits.answer_seconds
-            await self._exchange(client, request.method, path, headers, body, seconds)
+            with self._held.request() as hold:
+                body = await client.body(bound, hold)
+                await self._check(body, route, path, headers)
+                seconds = None if route.kind in ("generate", "infer") else limits.answer_seconds
+                await self._exchange(client, request.method, path, headers, body, seconds)
         finally:
-            self._held -= held
             self._running -= counted
 
     def _require_allowed(self, headers: Mapping[bytes, bytes]) -> None:

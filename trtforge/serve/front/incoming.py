@@ -40,6 +40,12 @@ class Incoming:
             self._connection.trailing_data
         )
 
+    @property
+    def unread(self) -> bool:
+        """Whether no request has arrived whole, and none is answered."""
+        states = self._connection.states
+        return states[h11.CLIENT] in (h11.IDLE, h11.SEND_BODY) and states[h11.SERVER] in (h11.IDLE, h11.SEND_RESPONSE)
+
     async def request(self, first: bool) -> h11.Request | None:
         """The head of the next request; None if the client closes or stays idle. Raises Refusal (400, 408, 431)."""
         seconds = self._limits.head_seconds if first else self._limits.idle_seconds
@@ -64,10 +70,13 @@ class Incoming:
         self._check_head(event)
         return event
 
-    async def body(self, limit: int) -> bytes:
-        """The body of the request in one piece. Raises Refusal (400, 408, 413)."""
+    async def body(self, limit: int, hold: Callable[[int], None]) -> bytes:
+        """The body of the request in one piece. `hold` is told how many bytes arrive, and may raise a Refusal itself.
+
+        Raises Refusal (400, 408, 413).
+        """
         try:
-            return await asyncio.wait_for(self._body(limit), self._limits.body_seconds)
+            return await asyncio.wait_for(self._body(limit, hold), self._limits.body_seconds)
         except asyncio.TimeoutError:
             raise Refusal(
                 HTTPStatus.REQUEST_TIMEOUT, f"the body was not complete after {self._limits.body_seconds:g} s"
@@ -125,7 +134,7 @@ class Incoming:
         except asyncio.TimeoutError:
             raise ClientGone from None
 
-    async def _body(self, limit: int) -> bytes:
+    async def _body(self, limit: int, hold: Callable[[int], None]) -> bytes:
         if self._connection.they_are_waiting_for_100_continue:
             await self._send(h11.InformationalResponse(status_code=HTTPStatus.CONTINUE, headers=[]))
         body, pieces = bytearray(), 0
@@ -136,6 +145,7 @@ class Incoming:
                 pieces += event.chunk_end
                 if len(body) > limit:
                     raise too_large(limit)
+                hold(len(event.data))
                 if pieces > self._limits.chunks:
                     raise Refusal(
                         HTTPStatus.BAD_REQUEST, f"the body has more than {self._limits.chunks} chunks; send larger ones"

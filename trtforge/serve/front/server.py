@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sys
+from collections.abc import Callable
 from http import HTTPStatus
 
 from trtforge.machine.processes import raise_open_file_limit
@@ -11,6 +12,7 @@ from trtforge.serve.front.incoming import ClientGone, Incoming, linger
 from trtforge.serve.front.refusal import Refusal, error_body, unavailable
 
 _BACKLOG = 4096
+_UNREAD_SECONDS = 1.0  # for the rest of requests that arrive when the front is told to stop
 _SPARE_FILES = 32
 _FILES_PER_CONNECTION = 3
 """The client's, Triton's, and one for a client that is turned away."""
@@ -38,9 +40,10 @@ class Front:
         async with server:
             await self._stopping.wait()
             server.close()
-            for task, client in list(self._connections.items()):
-                if client.idle:
-                    task.cancel()
+            self._cancel(lambda client: client.idle)
+            if self._connections:
+                await asyncio.wait(set(self._connections), timeout=_UNREAD_SECONDS)
+            self._cancel(lambda client: client.unread)
             while self._connections:
                 await asyncio.wait(set(self._connections))
 
@@ -50,6 +53,11 @@ class Front:
             for task in self._connections:
                 task.cancel()
         self._stopping.set()
+
+    def _cancel(self, which: Callable[[Incoming], bool]) -> None:
+        for task, client in list(self._connections.items()):
+            if which(client):
+                task.cancel()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
