@@ -1,6 +1,7 @@
 """The reader of JSON: limits, and errors that name the file."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -119,3 +120,12 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path: Path, monke
     with pytest.raises(ForgeError, match=r"x\.json: Permission denied") as caught:
         read_json(tmp_path / "x.json", hint="Delete it.")
     assert caught.value.hint == "Run as a user who may read it."
+
+
+@pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999", "-1e400"])
+def test_numbers_that_json_cannot_hold_are_refused_where_they_would_be_written_again(text: str) -> None:
+    assert not math.isfinite(parse_json(f"[{text}]", "x", hint="")[0])
+    with pytest.raises(ForgeError) as caught:
+        parse_json(f'{{"a": [{text}]}}', "the body", hint="", finite=True)
+    assert caught.value.message == f"the body: {text} is not a finite number"
+    assert parse_json("[1e300, -2.5, 3]", "x", hint="", finite=True) == [1e300, -2.5, 3]

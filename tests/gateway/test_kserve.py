@@ -11,7 +11,7 @@ from tests.gateway.fake import FakeBackend
 from tests.gateway.kserve_server import Servicer, serving
 from tests.patience import PATIENCE, eventually
 from tests.ports import free_ports
-from trtforge.core.server_errors import SHUTTING_DOWN
+from trtforge.core.server_errors import SHUTTING_DOWN, without_paths
 from trtforge.engine_process.context_phase import RequestType
 from trtforge.gateway.backend import GONE, BackendError, ServedModel
 from trtforge.gateway.errors import ApiError, AskedBy, of_backend
@@ -265,6 +265,20 @@ def test_errors_of_the_server_get_their_status(text: str, status: int, code: str
     assert (error.status, error.code, error.headers.get("retry-after")) == (status, code, retry)
     assert "/opt" not in error.message
     assert not error.message.startswith(("INVALID", "UNAVAILABLE"))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("see /opt/models/x.py: line 3", "see x.py: line 3"),
+        ("(/tmp/a/b)", "(b)"),
+        ("no GET /v2/models/x", "no GET /v2/models/x"),
+        ("#/properties/a/properties/b: Unsupported type", "#/properties/a/properties/b: Unsupported type"),
+        ("Cannot find field definitions in #/definitions/x", "Cannot find field definitions in #/definitions/x"),
+    ],
+)
+def test_paths_of_the_machine_are_not_shown_and_places_in_schemas_are(text: str, shown: str) -> None:
+    assert without_paths(text) == shown
 
 
 @pytest.mark.parametrize(

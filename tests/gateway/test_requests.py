@@ -19,6 +19,8 @@ from trtforge.gateway.sampling_fields import MOST_TOKENS
 
 LIMITS = GatewayLimits()
 USER = {"role": "user", "content": "Hello"}
+SAID = {"role": "assistant", "content": "Hi"}
+STRICTLY = {"type": "function", "function": {"name": "f", "strict": "x"}}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 SAMPLED = Sampling(temperature=1.0, top_p=1.0)
 
@@ -268,6 +270,12 @@ def test_fields_without_effect_are_ignored(given: Mapping[str, Any]) -> None:
         ({"tools": [TOOL], "tool_choice": allowed("auto", "sun")}, "tool_choice", "must name functions that are in"),
         ({"tools": [TOOL], "tool_choice": allowed("none", "weather")}, "tool_choice", "must be none, auto, required"),
         ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "a string or an array"),
+        ({"messages": [{"role": "assistant", "content": None, "refusal": 5}]}, "messages[0].refusal", "not 5"),
+        ({"messages": [{**SAID, "tool_calls": {}}]}, "messages[0].tool_calls", "an array of at most"),
+        ({"messages": [{**SAID, "tool_calls": 0}]}, "messages[0].tool_calls", "calls, not 0"),
+        ({"messages": [{**SAID, "reasoning_content": False}]}, "messages[0].reasoning_content", "a string, not false"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls", "true or false, not 0"),
+        ({"tools": [STRICTLY]}, "tools[0].function.strict", "true or false, not a string"),
         ({"functions": [{"name": "f"}]}, "functions", "functions is not supported; send tools"),
         ({"audio": {"voice": "x"}}, "audio", "not supported"),
         ({"reasoning_effort": "lots"}, "reasoning_effort", "must be one of none, minimal, low, medium, high, xhigh"),
@@ -298,6 +306,8 @@ def test_refused_chats_name_the_field(given: Mapping[str, Any], param: str, said
         ({"prompt": ["a"] * 1025}, "prompt", "1025 items, at most 1024"),
         ({"prompt": ["a"] * 100, "n": 20}, "n", "prompts times n is 2000"),
         ({"suffix": "x"}, "suffix", "not supported"),
+        ({"suffix": 0}, "suffix", "not supported"),
+        ({"stop": {}}, "stop", "a string or an array of strings, not an object"),
         ({"best_of": 3}, "best_of", "not supported"),
         ({"max_tokens": 0}, "max_tokens", "only allowed with echo"),
         ({"logprobs": True}, "logprobs", "from 0 to 20, not true"),

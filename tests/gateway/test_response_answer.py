@@ -22,7 +22,7 @@ LLAMA = '{"name": "weather", "parameters": {"city": "Rome"}}'
 ARRAY = '[{"name": "weather", "arguments": {"city": "Köln"}}, {"name": "time", "arguments": {}}]'
 USES = (None, AUTO, ToolUse("required", AUTO.names), ToolUse("named", ("weather",), several=False))
 USAGE = Usage(3, 4)
-_IDS = re.compile(r"(resp|msg|fc|call)_[0-9a-f]{48}")
+_IDS = re.compile(r"(resp|msg|fc|rs|call)_[0-9a-f]{48}")
 
 
 def answer(use: ToolUse | None) -> ResponseAnswer:
@@ -78,6 +78,31 @@ def test_a_stream_has_what_the_whole_answer_has(
         assert alike(streamed) == alike(whole)
     assert events[-1]["type"] == f"response.{whole['status']}"
     check_items(events, events[-1]["response"]["output"])
+
+
+@given(
+    parts=st.lists(st.tuples(st.text("a \t", max_size=4), st.text("a \t", max_size=4)), max_size=3),
+    sizes=st.lists(st.sampled_from([1, 2, 200]), min_size=1, max_size=9),
+)
+@example(parts=[("x", ""), ("", "   Hi")], sizes=[1] * 9)
+def test_white_space_between_reasoning_and_text_is_left_out_however_it_comes(
+    parts: list[tuple[str, str]], sizes: list[int]
+) -> None:
+    whole = json.loads(answer(None).whole([Choice(parts, "stop", [])], USAGE))
+    streaming = answer(None)
+    sent = b""
+    for reasoning, text in parts:
+        for kind, said in (("reasoning", reasoning), ("text", text)):
+            ends = [0, *(end for end in accumulate(sizes) if end < len(said)), len(said)]
+            for start, end in pairwise(ends):
+                sent += streaming.events(Delta(0, **{kind: said[start:end]}))  # type: ignore[arg-type]
+    sent += streaming.events(Delta(0, "", "stop"))
+    events = events_of(sent + streaming.end(USAGE))
+    assert alike(events[-1]["response"]) == alike(whole)
+    for kind in ("output_text", "reasoning_text"):
+        deltas = [event["delta"] for event in events if event["type"] == f"response.{kind}.delta"]
+        done = [event["text"] for event in events if event["type"] == f"response.{kind}.done"]
+        assert "".join(deltas) == "".join(done)
 
 
 def check_items(events: Sequence[Any], output: Sequence[Any]) -> None:

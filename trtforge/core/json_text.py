@@ -4,6 +4,7 @@ Python's own parser has no limits: deep nesting ends in a RecursionError, long n
 """
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from functools import partial
@@ -46,11 +47,19 @@ def read_json_object(path: Path, *, hint: str, absent: str | None = None, unique
 
 
 def parse_json(
-    data: bytes | str, where: str, *, hint: str, unique: bool = True, halves: bool = False, values: int = MOST_VALUES
+    data: bytes | str,
+    where: str,
+    *,
+    hint: str,
+    unique: bool = True,
+    halves: bool = False,
+    values: int = MOST_VALUES,
+    finite: bool = False,
 ) -> Any:
     """The value of a JSON text. Raises ForgeError naming `where`.
 
     `halves`: allow lone surrogates in strings, which UTF-8 cannot encode. `values`: limit of the number of values.
+    `finite`: refuse what would become infinite or NaN and so could not be written as JSON again.
     """
     text = as_text(data, where, hint=hint) if isinstance(data, bytes) else data
     opened = text.count("[") + text.count("{")
@@ -58,7 +67,13 @@ def parse_json(
         raise ForgeError(f"{where}: more than {values:,} values", hint=hint)
     pairs = partial(_unique, where=where, hint=hint) if unique else None
     try:
-        found = json.loads(text, object_pairs_hook=pairs, parse_int=partial(_integer, text, where, hint))
+        found = json.loads(
+            text,
+            object_pairs_hook=pairs,
+            parse_int=partial(_integer, text, where, hint),
+            parse_float=partial(_finite, where, hint) if finite else None,
+            parse_constant=partial(_finite, where, hint) if finite else None,
+        )
     except json.JSONDecodeError as error:
         said = f"{error.msg} (line {error.lineno}, column {error.colno})"
         raise ForgeError(f"{where}: not JSON: {said}", hint=hint) from None
@@ -87,6 +102,13 @@ def _integer(text: str, where: str, hint: str, digits: str) -> int:
         said = f"line {line}: an integer of {count:,} digits ({digits[:8]}...), the limit is {MOST_DIGITS}"
         raise ForgeError(f"{where}, {said}", hint=hint)
     return int(digits)
+
+
+def _finite(where: str, hint: str, text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ForgeError(f"{where}: {text[:20]} is not a finite number", hint=hint)
+    return number
 
 
 def _require_shallow(found: Any, where: str, hint: str) -> None:

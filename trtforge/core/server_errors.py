@@ -32,7 +32,7 @@ SHUTTING_DOWN = "the server is shutting down; retry in 5 s on another server"
 
 _CODE = re.compile(rf"(?:^|message: |', )({'|'.join(HTTP_STATUS)}):")
 _RETRY = re.compile(r"retry in (\d+(?:\.\d+)?) s")
-_PATH = re.compile(r"(?<![\w./])/(?!v[12]/)(?:[\w.+@~-]+/)+([\w.+@~-]+)")
+_PATH = re.compile(r"(?<![\w./#])/(?!v[12]/)(?:[\w.+@~-]+/)+([\w.+@~-]+)")
 
 
 def code_of(message: str) -> str | None:

@@ -138,23 +138,24 @@ def _message(given: object, where: str, limits: GatewayLimits) -> Mapping[str, o
 
 def _answered(given: Mapping[str, Any], where: str, limits: GatewayLimits) -> Mapping[str, object]:
     """An earlier answer, as clients repeat it: its text may be null beside calls or a refusal."""
-    calls, content = given.get("tool_calls"), given.get("content")
-    if content is None and (calls is not None or given.get("refusal") is not None):
-        refusal = given.get("refusal")
-        content = "" if refusal is None else refusal
-    message = {"role": "assistant", "content": text_of(content, f"{where}.content", _PARTS, limits)}
-    found = {"tool_calls": _calls(calls, f"{where}.tool_calls", limits)} if calls else {}
+    calls, name = given.get("tool_calls"), "content"
+    if given.get(name) is None and given.get("refusal") is not None:
+        name = "refusal"
+    content = "" if given.get(name) is None and calls is not None else given.get(name)
+    message = {"role": "assistant", "content": text_of(content, f"{where}.{name}", _PARTS, limits)}
+    made = [] if calls is None else _calls(calls, f"{where}.tool_calls", limits)
+    found = {"tool_calls": made} if made else {}
     return {**message, **found, **_reasoning(given, where)}
 
 
 def _reasoning(given: Mapping[str, Any], where: str) -> Mapping[str, object]:
     """The reasoning of an earlier answer, which chat templates may show to the model again."""
-    name = next((name for name in _REASONING if given.get(name)), None)
-    if name is None:
-        return {}
-    if not isinstance(given[name], str):
-        raise wrong(f"{where}.{name}", "a string", given[name])
-    return {"reasoning_content": given[name]}
+    sent = {name: given[name] for name in _REASONING if given.get(name) is not None}
+    for name, text in sent.items():
+        if not isinstance(text, str):
+            raise wrong(f"{where}.{name}", "a string", text)
+    reasoning = next(filter(None, sent.values()), None)
+    return {} if reasoning is None else {"reasoning_content": reasoning}
 
 
 def _calls(given: object, where: str, limits: GatewayLimits) -> list[Mapping[str, object]]:

@@ -41,9 +41,9 @@ class Fields:
             raise wrong(self._within + name, "a non-empty string", value)
         return value
 
-    def flag(self, name: str) -> bool:
-        """A boolean, false if absent."""
-        value = self._values.get(name, False)
+    def flag(self, name: str, absent: bool = False) -> bool:
+        """A boolean, `absent` if it is."""
+        value = self._values.get(name, absent)
         if not isinstance(value, bool):
             raise wrong(self._within + name, "true or false", value)
         return value
@@ -75,7 +75,7 @@ class Fields:
 def read_body(body: bytes, limits: GatewayLimits) -> Mapping[str, Any]:
     """The object in a body. Raises ApiError (400)."""
     try:
-        document = parse_json(body, "the body", hint="", values=limits.json_values)
+        document = parse_json(body, "the body", hint="", values=limits.json_values, finite=True)
     except ForgeError as error:
         raise bad_request(error.message) from None
     if not isinstance(document, dict):

@@ -89,7 +89,6 @@ class ResponseAnswer:
         events = []
         if self._reasoning is None:
             events += self._item_ends("completed")
-            text = text.lstrip() if self._output else text
             self._reasoning = _Reasoning(len(self._output), [])
             item = reasoning_item(self._reasoning.identity, (), "in_progress")
             part = {**self._reasoning.place, "part": reasoning_part("")}
@@ -97,6 +96,10 @@ class ResponseAnswer:
                 self._event("response.output_item.added", output_index=self._reasoning.index, item=item),
                 self._event("response.content_part.added", **part),
             ]
+        if self._output and not any(self._reasoning.texts):
+            text = text.lstrip()
+        if not text:
+            return events
         self._reasoning.texts.append(text)
         return [*events, self._event("response.reasoning_text.delta", **self._reasoning.place, delta=text)]
 
@@ -110,13 +113,14 @@ class ResponseAnswer:
         ]
 
     def _says(self, text: str) -> list[str]:
-        """The events of new text. White space after a call is left out."""
+        """The events of new text. White space before it is left out after other items."""
         events = []
         if self._message is None:
             events += self._item_ends("incomplete")
-            text = text.lstrip() if self._output else text
             self._message = _Message(len(self._output), [], [])
             events += self._message_begins(self._message)
+        if self._output and not any(self._message.texts):
+            text = text.lstrip()
         return [*events, self._text(self._message, text)] if text or self._unsent else events
 
     def _says_last(self) -> bool:

@@ -56,7 +56,9 @@ class _Messages:
         """Append what an item says."""
         if not isinstance(item, dict):
             raise wrong(where, "an object", item)
-        kind = item.get("type") or ("message" if "role" in item else "item_reference" if "id" in item else None)
+        kind = item.get("type")
+        if kind is None:
+            kind = "message" if "role" in item else "item_reference" if "id" in item else None
         match kind:
             case "message":
                 self._take_message(item, where)
@@ -65,8 +67,10 @@ class _Messages:
             case "function_call_output":
                 self._take_output(item, where)
             case "reasoning":
-                content = item.get("content") or []  # none where it is only summarised or encrypted
-                self.reasoning = text_of(content, f"{where}.content", _REASONING, self.limits)
+                content = item.get("content")  # null where it is only summarised or encrypted
+                self.reasoning = text_of(
+                    [] if content is None else content, f"{where}.content", _REASONING, self.limits
+                )
             case _:
                 raise _other_item(kind, where)
 

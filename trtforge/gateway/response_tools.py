@@ -33,7 +33,7 @@ class Asked:
 def read_asked(fields: Fields) -> Asked:
     """The structure that a request asks for. Raises ApiError."""
     guide, form = _format(fields)
-    several = fields.flag("parallel_tool_calls") if "parallel_tool_calls" in fields else True
+    several = fields.flag("parallel_tool_calls", absent=True)
     tools = _tools(fields)
     allowed, choice, shown_choice = _choice(fields, tools)
     structure = structure_of(guide, _FORMAT, [_for_chat(tool) for tool in allowed], choice, several=several)

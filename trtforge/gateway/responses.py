@@ -149,7 +149,9 @@ def _refuse_others(fields: Fields) -> None:
 
 
 def _included(fields: Fields) -> list[str]:
-    given = fields.get("include") or []
+    given = fields.get("include")
+    if given is None:
+        return []
     if not isinstance(given, list) or not all(each in _INCLUDED for each in given):
         raise wrong("include", f"an array of {', '.join(_INCLUDED)}", given)
     return given

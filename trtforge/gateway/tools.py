@@ -71,7 +71,7 @@ def read_structure(fields: Fields) -> Structure:
         if fields.get(name) or fields.get(choice_name) not in (None, "none", "auto"):
             where = name if fields.get(name) else choice_name
             raise bad_request(f"{where} is not supported; send tools and tool_choice", where)
-    several = fields.get("parallel_tool_calls") is not False
+    several = fields.flag("parallel_tool_calls", absent=True)
     tools, choice = _allowed(_tools(fields), fields.get(_CHOICE))
     return structure_of(_response_format(fields), "response_format", tools, choice, several=several)
 
@@ -113,6 +113,8 @@ def check_functions(functions: Mapping[str, Mapping[str, Any]]) -> None:
         name, parameters = checked_name(function.get("name"), f"{where}.name"), function.get("parameters")
         if parameters is not None and not isinstance(parameters, dict):
             raise wrong(f"{where}.parameters", "an object", parameters)
+        if not isinstance(function.get("strict", False), bool | None):
+            raise wrong(f"{where}.strict", "true or false", function["strict"])
         if name in names:
             raise bad_request(f"tools has two functions named {name}", f"{where}.name")
         names.add(name)
