@@ -67,10 +67,9 @@ class _Messages:
             case "function_call_output":
                 self._take_output(item, where)
             case "reasoning":
-                content = item.get("content")  # null where it is only summarised or encrypted
-                self.reasoning = text_of(
-                    [] if content is None else content, f"{where}.content", _REASONING, self.limits
-                )
+                content = item.get("content")
+                content = [] if content is None else content  # it is only summarised or encrypted
+                self.reasoning = text_of(content, f"{where}.content", _REASONING, self.limits)
             case _:
                 raise _other_item(kind, where)
 
