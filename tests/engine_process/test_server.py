@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import trtforge.engine_process.server
 from tests.patience import PATIENCE, eventually
 from trtforge.core.errors import BusyError, ForgeError, RequestError
 from trtforge.engine_process.admission import QueueLimits
@@ -328,7 +329,10 @@ def test_a_request_that_can_be_served_later_is_told_when(place: Place, client: E
     assert kept.ends[0].message == "all adapters are in use; retry in 1 s"  # type: ignore[attr-defined]
 
 
-def test_what_is_prepared_elsewhere_is_no_stall(place: Place, client: EngineClient) -> None:
+def test_what_is_prepared_elsewhere_is_no_stall(
+    place: Place, client: EngineClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trtforge.engine_process.server, "cpu_seconds", lambda processes: 0.0)
     control = EngineControl(place.path)
     ask(client, count=2)
     assert eventually(lambda: control.status().stalled_seconds > 0.3)

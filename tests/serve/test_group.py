@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import eventually
+from tests.patience import PATIENCE, eventually
 from trtforge.serve.group import Group
 
 DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
@@ -20,6 +20,6 @@ def test_programs_that_do_not_end_are_named(tmp_path: Path, programs: dict[str, 
         group.start(name, [sys.executable, "-c", code], {})
     assert eventually(lambda: log.read_text() == "\n" * len(programs))
     try:
-        assert group.terminate(60.0 if not left else 0.5) == left
+        assert group.terminate(0.5 if left else PATIENCE) == left
     finally:
         group.end()

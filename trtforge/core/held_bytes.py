@@ -8,7 +8,7 @@ class HeldBytes:
     """Counts the bytes of bodies as they arrive: what clients declare and do not send takes no memory."""
 
     def __init__(self, limit: int, refusal: Callable[[], Exception]) -> None:
-        """`refusal`: makes the error of a request that would exceed the limit."""
+        """`refusal`: makes a new error for each request that would exceed the limit."""
         self._limit = limit
         self._refusal = refusal
         self._held = 0

@@ -66,13 +66,14 @@ def parse_json(
     if opened + text.count(",") > values:
         raise ForgeError(f"{where}: more than {values:,} values", hint=hint)
     pairs = partial(_unique, where=where, hint=hint) if unique else None
+    number = partial(_finite, where, hint) if finite else None
     try:
         found = json.loads(
             text,
             object_pairs_hook=pairs,
             parse_int=partial(_integer, text, where, hint),
-            parse_float=partial(_finite, where, hint) if finite else None,
-            parse_constant=partial(_finite, where, hint) if finite else None,
+            parse_float=number,
+            parse_constant=number,
         )
     except json.JSONDecodeError as error:
         said = f"{error.msg} (line {error.lineno}, column {error.colno})"

@@ -44,7 +44,7 @@ def read_completion(values: Mapping[str, Any], limits: GatewayLimits) -> Complet
     """The call in a request's JSON. Raises ApiError (400)."""
     fields = Fields(values, KNOWN)
     name = fields.text("model")
-    if fields.get("suffix") not in (None, ""):
+    if fields.get("suffix", "") != "":
         raise bad_request("suffix is not supported by this server", "suffix")
     count = read_count(fields, limits)
     if fields.integer("best_of", 0, limits.sequences) not in (None, count):

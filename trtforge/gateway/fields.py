@@ -28,9 +28,9 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return name in self._values
 
-    def get(self, name: str) -> Any:
-        """The value as it is; None if absent."""
-        return self._values.get(name)
+    def get(self, name: str, absent: Any = None) -> Any:
+        """The value as it is; `absent` if it is."""
+        return self._values.get(name, absent)
 
     def text(self, name: str) -> str:
         """A required, non-empty string."""

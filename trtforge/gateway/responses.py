@@ -149,9 +149,7 @@ def _refuse_others(fields: Fields) -> None:
 
 
 def _included(fields: Fields) -> list[str]:
-    given = fields.get("include")
-    if given is None:
-        return []
+    given = fields.get("include", [])
     if not isinstance(given, list) or not all(each in _INCLUDED for each in given):
         raise wrong("include", f"an array of {', '.join(_INCLUDED)}", given)
     return given

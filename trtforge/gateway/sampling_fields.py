@@ -96,7 +96,7 @@ def read_sampling(fields: Fields, limits: GatewayLimits) -> Sampling:
 
 def read_stop(fields: Fields, limits: GatewayLimits) -> tuple[str, ...]:
     """The stop words."""
-    value = [] if (given := fields.get("stop")) is None else given
+    value = fields.get("stop", [])
     words = [value] if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise wrong("stop", "a string or an array of strings", value)

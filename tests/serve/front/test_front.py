@@ -340,19 +340,18 @@ def test_a_stopped_front_finishes_what_runs() -> None:
         while not front.triton.bodies:
             await asyncio.sleep(0.01)
         front.front.stop()
+        half.write(GOOD[-1:])
         await asyncio.sleep(0.05)
         while await accepts(front.port):
             await asyncio.sleep(0.01)
-        half.write(GOOD[-1:])
         while len(front.triton.bodies) < 2:
             await asyncio.sleep(0.01)
         go_on.set()
         for each in (reader, half_reader):
             assert json.loads((await read_answer(each)).body) == {"ok": True}
-        began = asyncio.get_running_loop().time()
-        await asyncio.wait_for(asyncio.shield(front.serving), PATIENCE)
-        assert asyncio.get_running_loop().time() - began < FrontLimits().body_seconds / 2, "the rest is not waited for"
+        await asyncio.wait_for(asyncio.shield(front.serving), PATIENCE)  # not for what is unread
         for one in (idle, writer, unread, half):
             one.close()
 
-    with_front(test, triton=FakeTriton(act=act))
+    limits = dataclasses.replace(FrontLimits(), body_seconds=9 * PATIENCE)
+    with_front(test, triton=FakeTriton(act=act), limits=limits)

@@ -47,9 +47,8 @@ class Handler:
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._running = 0
-        limits = policy.limits
-        refusal = unavailable(f"bodies of {limits.held_bytes} bytes are in flight", limits.retry_seconds)
-        self._held = HeldBytes(limits.held_bytes, lambda: refusal)
+        held, retry = policy.limits.held_bytes, policy.limits.retry_seconds
+        self._held = HeldBytes(held, lambda: unavailable(f"bodies of {held} bytes are in flight", retry))
 
     async def answer(self, client: Incoming, request: h11.Request) -> None:
         """Answer one request. Raises Refusal if it fails before any of the answer was sent."""
