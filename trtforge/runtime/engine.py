@@ -43,7 +43,7 @@ from trtforge.runtime.scheduling.sequence import Sequence
 __all__ = ["Engine", "EngineOptions", "EngineStatistics"]
 _LOG = logging.getLogger(__name__)
 _CLOSE_TIMEOUT = 30.0  # seconds that the running step may take before its ranks are ended
-_EXIT_TIMEOUT = 10.0  # seconds, likewise when the process exits; an output callback may also hang
+_EXIT_TIMEOUT = 10.0  # seconds, the same at process exit; an output callback may also hang
 
 
 class Engine:
@@ -73,14 +73,14 @@ class Engine:
         self._drafts = Drafts(drafter, torch.device(source.forge.device), keeps_states=source.keeps_states)
         self._computes_ahead = ranks.computes_ahead and drafter is None
         self._deferred: Deferred | None = None
-        self._pace, self._done = Pace(), 0.0  # `_done`: when the last step was
+        self._pace, self._done = Pace(), 0.0  # `_done`: when the last step ended
         self._thread = threading.Thread(target=self._run, name="trtforge-engine", daemon=True)
         self._thread.start()
         atexit.register(self._close, _EXIT_TIMEOUT)  # a step that returns from torch's C++ later aborts the process
 
     @classmethod
     def load(cls, directory: Path, options: EngineOptions | None = None) -> "Engine":
-        """Load an engine of the torch backend on all its ranks, by default with its own features. Raises ForgeError."""
+        """Load a torch-backend engine on all its ranks, by default with its manifest's features. Raises ForgeError."""
         with ExitStack() as opened:
             engine = cls(*open_parts(directory, options, opened))
             opened.pop_all()
@@ -97,10 +97,10 @@ class Engine:
         return self._scheduler.limits.max_batch_size
 
     def submit(self, *requests: tuple[GenerationRequest, OnOutput]) -> None:
-        """Queue requests, which the same step considers first, with the receiver of each one's outputs.
+        """Queue requests together, each with the callback for its outputs. The next step considers all of them.
 
-        It runs on the engine's thread; a refused request gets one output with an error. If the engine is closed or has
-        failed, it runs at once, on the caller's thread.
+        Callbacks run on the engine's thread; a refused request gets one output with an error. If the engine is closed
+        or has failed, they run at once, on the caller's thread.
         """
         error = self._inbox.submit(*requests)
         for request, on_output in () if error is None else requests:
@@ -123,7 +123,7 @@ class Engine:
         self._ranks.check()
 
     def figures(self) -> dict[str, float]:
-        """`statistics` by name, and how many sequences are `running`, and `preparing`: waiting for their guides."""
+        """`statistics` by name, and the numbers of sequences `running` and `preparing` (waiting for their guides)."""
         counts = {"running": len(self._scheduler.running), "preparing": self._guides.preparing}
         return {**vars(self.statistics()), **counts}
 
@@ -136,7 +136,7 @@ class Engine:
         self._close(_CLOSE_TIMEOUT)
 
     def _close(self, timeout: float) -> None:
-        if not self._inbox.close():  # the engine's threads, files and ranks are those of the parent process
+        if not self._inbox.close():  # in a forked process: the threads, files and ranks are the parent's
             return
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
@@ -179,7 +179,7 @@ class Engine:
             self._drafts.end()
 
     def _collect(self) -> bool:
-        """Process submissions and cancellations; blocks while idle. Returns False when the engine is to close."""
+        """Process submissions and cancellations; blocks while idle. Returns False when the engine must close."""
         news = self._inbox.take(wait=self._scheduler.idle, seconds=self._deadlines.seconds_left())
         for on_turn in news.pings:
             on_turn()
@@ -252,7 +252,7 @@ class Engine:
             self._scheduler.add(sequence)
 
     def _step(self) -> None:
-        """Begin a step, hand out the tokens of the one before if they were deferred, then those of this one if not."""
+        """Begin a step; hand out the previous step's tokens if they were deferred, then this step's if they are not."""
         earlier, self._deferred = self._deferred, None
         if self._scheduler.idle:  # all requests whose tokens were deferred may have been cancelled
             return
@@ -264,7 +264,7 @@ class Engine:
         self._drafts.draft(self._scheduler.running)
         rows = self._adapters.readable(self._scheduler.schedule(), self._end)
         times.append(perf_counter())
-        if not rows and earlier is None:  # all of them lost their adapters
+        if not rows and earlier is None:  # all rows lost their adapters
             return
         logits = self._execute(rows, earlier) if rows else None
         if rows and self._computes_ahead:
@@ -280,13 +280,13 @@ class Engine:
             self._sample(rows, logits, times)
         if rows and self._deferred is None:
             self._observe(times[0], context_tokens(rows), alone=rows[0].count > 1)
-        if self._scheduler.idle:  # the step that has begun is for requests that have ended
+        if self._scheduler.idle:  # all requests of the step that has begun have ended
             self._deferred = None
         sampled = self._counts.generated_tokens - before
         self.observers.iteration(self._counts.iterations, rows, times, sampled, self._scheduler)
 
     def _execute(self, rows: list[Row], before: Deferred | None) -> Tensor | None:
-        """The logits of a step; `before`: the step before, if the host does not know its tokens."""
+        """Compute a step's logits; `before`: the previous step, if the host does not know its tokens yet."""
         self._counts.iterations += 1
         self._counts.scheduled_requests = len(rows)
         self._counts.context_tokens += sum(row.count for row in rows if row.start < len(row.sequence.request.prompt))
@@ -295,11 +295,11 @@ class Engine:
         return self._ranks.execute(step, fills, None if before is None else before.tokens)
 
     def _hand_out_deferred(self, earlier: Deferred, times: list[float]) -> None:
-        """Hand out the tokens of a step when they are known, which `times` gets; the next one has begun."""
+        """Wait for a step's tokens, append the time to `times` and hand them out. The next step has begun."""
         known = earlier.known()
         self._observe(earlier.begun, earlier.context, alone=earlier.alone)
         times.append(self._done)
-        if self._store is not None:  # the end of a sequence waits for the GPU: last
+        if self._store is not None:  # ending a sequence waits for the GPU: do that last
             known.sort(key=lambda each: each[0].sequence.why_ends(each[1]) is not None)
         for row, token in known:
             if row.sequence.finish_reason is None:
@@ -307,13 +307,13 @@ class Engine:
                 self._hand_out(row.sequence, token, 0.0, ())
 
     def _observe(self, begun: float, context: int, *, alone: bool) -> None:
-        """A step is done, which began then or, if that was later, when the one before was done."""
+        """Record the duration of a step from `begun`, or from the end of the previous step if that was later."""
         now = perf_counter()
         self._pace.observe(now - max(begun, self._done), context, alone=alone)
         self._done = now
 
     def _sample(self, rows: list[Row], logits: Tensor, times: list[float]) -> None:
-        """Hand out a token for each row that samples and each accepted draft; `times` gets when the first is known."""
+        """Hand out a token for each sampling row and accepted draft; the time of the first ones goes to `times`."""
         if any(row.scores for row in rows):
             score_prompts(rows, logits)
         for row in [row for row in rows if row.drafts]:
@@ -351,7 +351,7 @@ class Engine:
         self._drafts.finish(verified, self._end)
 
     def _search(self, pending: list[tuple[Row, int]], logits: Tensor) -> list[tuple[Row, int]]:
-        """Advance the beam searches among these rows with the indices of their logits. Returns the other rows."""
+        """Advance the beam searches among `pending`: rows with the indices of their logits. Returns the other rows."""
         searching = {row.sequence: index for row, index in pending if row.sequence.group is not None}
         if not searching:
             return pending

@@ -23,7 +23,7 @@ from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.scheduler import BatchLimits
 
 _LARGEST_FACTOR = MOST_FACTOR * (1 + 2**-23)
-"""As it may come in float32."""
+"""Includes the rounding error of float32."""
 _MOST_LOGITS = 256 << 20
 _MOST_SCORES = 20_000  # about 0.5 MB in a frame
 
@@ -48,8 +48,7 @@ def why_refused(
 ) -> RequestError | None:
     """Why a request is refused; None if it can be served.
 
-    `adapters` keep the LoRA adapter that comes with an accepted request. `speculation`: the feature that proposes
-    tokens.
+    `adapters` keep the LoRA adapter that comes with an accepted request. `speculation`: the feature that drafts tokens.
     """
     try:
         return (

@@ -20,16 +20,16 @@ class Step:
     """Single-token rows come first. Row i computes `counts[i]` tokens from `starts[i]`.
 
     Logits are computed for its last `wanted[i]` tokens; `tables[i]` are its blocks, zero-padded to equal length.
-    `length`: total length of the sequence of all rows, 0 if unknown; some rotary scalings depend on it.
+    `length`: total length of the sequence that all rows belong to, 0 if unknown; some rotary scalings depend on it.
     `copies`: blocks to copy first, as pairs (from, to) one after another; all are read before any is written.
     `adapters`: the task id of each row's LoRA adapter, 0 without one; empty if no row has one.
-    `window_tables`, `window_copies`: as `tables` and `copies`, for layers with windows that have blocks of their own.
-    `candidates`: of how many of the most likely tokens the logits must be right, in every row; 0 for all. `draws`: of
-    each row with logits the key of its noise, the bits of its temperature, 0 if it does not draw from all, and those of
-    how far below the most likely token's another logit may be, 0 for any; or nothing at all.
+    `window_tables`, `window_copies`: like `tables` and `copies`, for sliding-window layers with separate blocks.
+    `candidates`: number of most likely tokens whose logits must be right in every row; 0 for all. `draws`: empty, or
+    three numbers for each row with logits: the key of its noise, the bits of its temperature (0 if it does not draw
+    from all tokens), and the bits of the maximum distance of a logit below the largest one (0: no limit).
     `embeddings`: rows of prompt tables in the compute type, as int64 (rows, words); token VIRTUAL + i is row i.
-    `filled`: blocks to overwrite after the copies, with `contents`: of all ranks' layers, as int64 (blocks, words).
-    `seen`: for each row what `seen_slots` gives; empty if all see all slots before theirs. `starts` say slots then.
+    `filled`: blocks to overwrite after the copies; `contents`: for all ranks' layers, as int64 (blocks, words).
+    `seen`: `seen_slots` of each row; empty if all rows see all slots before theirs. If set, `starts` are slots.
     """
 
     starts: Ints
@@ -53,7 +53,7 @@ class Step:
     def of_rows(
         cls, rows: Rows[Row], copies: Rows[tuple[int, int]] = (), windows: WindowBlocks | None = None
     ) -> "Step":
-        """The step for the scheduler's rows, in order. Drafts are rows of one token, behind a chunk a part of it."""
+        """The step for the scheduler's rows, in order. Drafts become rows of one token, or belong to a chunk's row."""
         starts = np.array([row.start for row in rows], dtype=np.int64)
         counts = np.array([row.count for row in rows], dtype=np.int64)
         wanted = np.array([row.count if row.scores else row.samples for row in rows], dtype=np.int64)
@@ -88,7 +88,7 @@ class Step:
 
     @property
     def windowed(self) -> "Step | None":
-        """The step as layers with windows see it; None if they have no blocks of their own."""
+        """The step as sliding-window layers see it; None if they have no separate blocks."""
         own = self.window_tables
         return replace(self, tables=own, window_tables=own[:0]) if len(own) else None
 

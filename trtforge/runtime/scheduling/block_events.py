@@ -1,4 +1,4 @@
-"""What happens to the contents of KV blocks, for those who send requests to the engine that has a prompt's beginning.
+"""Events of KV block contents, for routers that send a request to the engine that has its prefix in the cache.
 
 Names, and dictionaries for JSON, are those of TensorRT-LLM 1.3.0rc3: `KVCacheEvent` and the others of cpp/include/
 tensorrt_llm/executor/executor.h, `KVCacheEventSerializer` of tensorrt_llm/_utils.py.
@@ -25,7 +25,7 @@ class KvCacheEventDiff:
 
 @dataclass(frozen=True, slots=True)
 class KvCacheCreated:
-    """The cache is there, with so many blocks on the device and in host memory. The first event."""
+    """The first event: the cache exists, with these numbers of blocks on the device and in host memory."""
 
     num_blocks_per_cache_level: tuple[int, int]
 
@@ -38,10 +38,10 @@ class KvCacheCreated:
 class KvCacheStoredBlock:
     """A full block that requests can find from now on.
 
-    `block_hash`: unsigned 64 bits, of all tokens up to the block's end and of what requests share blocks by.
+    `block_hash`: unsigned 64 bits, of all tokens up to the block's end and of the request's adapter and cache salt.
     `token_ids`: one for each of the block's tokens; the vocabulary's size for rows of prompt tables, whose contents
-    (and extra ids) are told apart by `token_extra_ids`, which are 0 elsewhere. `lora_id`: task id of the LoRA adapter;
-    not in TensorRT-LLM's JSON. `cache_level`: 0 on the device, 1 in host memory. `priority`: from 0 to 100.
+    (and extra ids) `token_extra_ids` identify; 0 for other tokens. `lora_id`: task id of the LoRA adapter; not in
+    TensorRT-LLM's JSON. `cache_level`: 0 on the device, 1 in host memory. `priority`: from 0 to 100.
     """
 
     block_hash: int
@@ -66,7 +66,7 @@ class KvCacheStoredBlock:
 
 @dataclass(frozen=True, slots=True)
 class KvCacheStored:
-    """Blocks that follow one another. `parent_hash`: of the block before the first; None: they begin a prompt."""
+    """Consecutive blocks. `parent_hash`: hash of the block before the first; None at the start of a prompt."""
 
     parent_hash: int | None
     blocks: tuple[KvCacheStoredBlock, ...]
@@ -79,7 +79,7 @@ class KvCacheStored:
 
 @dataclass(frozen=True, slots=True)
 class KvCacheRemoved:
-    """Blocks whose contents are neither on the device nor in host memory any more."""
+    """Blocks whose contents are no longer on the device or in host memory."""
 
     block_hashes: tuple[int, ...]
 
@@ -90,9 +90,9 @@ class KvCacheRemoved:
 
 @dataclass(frozen=True, slots=True)
 class KvCacheUpdated:
-    """A block that went to the other cache level, or whose priority is another one; None: as before.
+    """A block whose cache level or priority changed; None for what did not change.
 
-    TensorRT-LLM 1.3.0rc3 fails to serialise what has not changed; here it is null.
+    TensorRT-LLM 1.3.0rc3 fails to serialise an unchanged value; here it is null.
     """
 
     block_hash: int
@@ -107,9 +107,9 @@ class KvCacheUpdated:
 
 @dataclass(frozen=True, slots=True)
 class KvCacheEvent:
-    """One event. Ids count from 0: where one is missing, events were dropped.
+    """One event. Ids count from 0; a missing id means that events were dropped.
 
-    `window_size`: tokens that a token attends to at most, in the layers that attend to the most.
+    `window_size`: maximum number of tokens that a token attends to in any layer.
     """
 
     event_id: int
@@ -117,5 +117,5 @@ class KvCacheEvent:
     window_size: int
 
     def as_dict(self) -> dict[str, Any]:
-        """As TensorRT-LLM's JSON, of which `json.dumps` makes text."""
+        """As TensorRT-LLM's JSON, for `json.dumps`."""
         return {"event_id": self.event_id, "data": self.data.as_dict(), "window_size": self.window_size}

@@ -7,14 +7,14 @@ from trtforge.runtime.scheduling.retention import Retention
 class BlockPool:
     """Reference-counted blocks. A free block whose content has a key keeps it until no empty block is left.
 
-    `taken`: how often a block was taken; `taken_empty`: those without content that others could have shared.
+    `taken`: how often a block was taken; `taken_empty`: how often it had no content that others could have shared.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.taken = self.taken_empty = 0
         self.order: EvictionOrder[int] = EvictionOrder()
-        """Free blocks with content, and how long contents are kept."""
+        """Eviction order of free blocks with content, and how long contents are kept."""
         self.references = [0] * count
         self._empty = list(range(count - 1, -1, -1))
         self._block_of: dict[bytes, int] = {}
@@ -26,7 +26,7 @@ class BlockPool:
         return len(self._empty) + len(self.order)
 
     def find(self, key: bytes) -> int | None:
-        """The block with this content."""
+        """The block with the content of `key`; None if there is none."""
         return self._block_of.get(key)
 
     def key_of(self, block: int) -> bytes | None:
@@ -34,7 +34,7 @@ class BlockPool:
         return self._key_of.get(block)
 
     def take(self) -> tuple[int, bytes | None, Retention | None]:
-        """A free block with one holder; also the key of the content that it loses, and how long that was to be kept."""
+        """Take a free block; returns it, the key of the content that it loses, and that content's retention."""
         self.taken += 1
         if self._empty:
             self.taken_empty += 1
@@ -47,13 +47,13 @@ class BlockPool:
         return block, key, kept
 
     def hold(self, block: int) -> None:
-        """Another sequence holds the block."""
+        """Add a holder to the block."""
         if not self.references[block]:
             self.order.remove(block)
         self.references[block] += 1
 
     def leave(self, block: int) -> bytes | None:
-        """A sequence does not hold the block any more; the key of its content if that is all that keeps it now."""
+        """Remove a holder of the block; returns the key of its content if the block is now free but keeps it."""
         self.references[block] -= 1
         if self.references[block]:
             return None
@@ -65,12 +65,12 @@ class BlockPool:
         return key
 
     def register(self, key: bytes, block: int) -> None:
-        """The block has the content of `key`, which no block is known to have."""
+        """Record that the block has the content of `key`, which no other block has."""
         self._block_of[key] = block
         self._key_of[block] = key
 
     def unregister(self, block: int) -> Retention | None:
-        """The block's content cannot be found any more; returns how long it was to be kept."""
+        """Make the block's content impossible to find; returns its retention."""
         del self._block_of[self._key_of.pop(block)]
         if self.order.remove(block):
             self._empty.append(block)

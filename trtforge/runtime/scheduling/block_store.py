@@ -1,4 +1,4 @@
-"""What the block manager asks of a store of KV blocks outside the pool, such as `runtime.kv_store`."""
+"""The interface between the block manager and a store of KV blocks outside the pool, such as `runtime.kv_store`."""
 
 from typing import Protocol
 
@@ -10,13 +10,13 @@ class BlockStore(Protocol):
         """Whether the block of `key` is stored."""
 
     def fetch(self, key: bytes, block: int) -> bool:
-        """Have `block` filled with what is stored before the next step; False if it cannot be read."""
+        """Fill `block` with the stored content before the next step; False if it cannot be read."""
 
     def forget(self, block: int) -> bool:
-        """`block` gets other content; whether it was to be filled, which it is not any more."""
+        """Cancel filling `block`, which gets other content; returns whether a fill was pending."""
 
     def keep(self, key: bytes, block: int, *, waits: bool = False) -> None:
         """Store the content of `block`, which may be overwritten afterwards.
 
-        `waits`: until there is room for it, instead of leaving it out.
+        `waits`: wait until there is room for it, instead of leaving it out.
         """

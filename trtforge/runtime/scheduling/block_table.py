@@ -1,4 +1,4 @@
-"""What sequences hold of the KV cache, and what new ones find there."""
+"""The KV blocks of a sequence, and the cached prefix that a new sequence finds."""
 
 from array import array
 from collections.abc import Sequence
@@ -12,11 +12,11 @@ from trtforge.runtime.scheduling.retention import SequenceRetention
 class BlockTable:
     """The blocks of one sequence in order. The first len(keys) are full and computed; `keys` are their hashes.
 
-    `salt` is hashed before the tokens: tables with different salts share no blocks. The first `dropped` blocks lie
-    behind the window and were given back; 0 stands in their places. Layers with windows do not attend to the first
-    `unseen` blocks, if they have blocks of their own (`window_blocks.py`). `retention`: None: all blocks as by default.
+    `salt` is hashed before the tokens: tables with different salts share no blocks. The first `dropped` blocks are
+    behind the window and were freed; their entries are 0. If sliding-window layers have separate blocks
+    (`window_blocks.py`), they do not attend to the first `unseen` blocks. `retention`: None for the default.
     `stored`: full blocks go to the store as soon as they are computed.
-    `lora_id`: task id of the LoRA adapter, which `salt` tells from others.
+    `lora_id`: task id of the LoRA adapter; `salt` differs between adapters.
     """
 
     blocks: list[int] = field(default_factory=list)
@@ -37,8 +37,8 @@ class BlockTable:
 class Prefix:
     """The longest cached prefix of some tokens: its blocks, None for those in host memory or in the store.
 
-    No sequence holds `idle` of the blocks, which count as free; others have to be taken for those that are elsewhere.
-    `tokens`: all that were looked up; empty if nothing was.
+    `idle` of the blocks are held by no sequence and count as free. Each None needs another free block.
+    `tokens`: all tokens that were looked up; empty without a lookup.
     """
 
     blocks: tuple[int | None, ...] = ()
@@ -51,7 +51,7 @@ class Prefix:
 
     @property
     def held(self) -> int:
-        """Number of the blocks that sequences hold."""
+        """Number of these blocks that sequences hold."""
         return sum(block is not None for block in self.blocks) - self.idle
 
 
@@ -61,9 +61,9 @@ def chained_key(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def salt_of(adapter: int | None, cache_salt: str | None) -> bytes:
-    """What is hashed before a request's tokens: its LoRA adapter's task id, and what it wants to share blocks by.
+    """Bytes hashed before a request's tokens: its LoRA adapter's task id and its `cache_salt`.
 
-    With a `cache_salt` a digest of 16 bytes, which by its personalisation is no block's key, whatever the salt is.
+    With a `cache_salt` they are a 16-byte digest, whose personalisation keeps it different from every block's key.
     """
     own = b"" if adapter is None else b"adapter %d" % adapter
     if cache_salt is None:
@@ -72,5 +72,5 @@ def salt_of(adapter: int | None, cache_salt: str | None) -> bytes:
 
 
 def blocks_behind(window: int, computed: int, tokens_per_block: int) -> int:
-    """Number of a sequence's blocks that lie wholly behind the window of the token at position `computed`."""
+    """Number of a sequence's blocks that are entirely behind the window of the token at position `computed`."""
     return max(0, (computed - window + 1) // tokens_per_block)

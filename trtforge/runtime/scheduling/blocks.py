@@ -16,10 +16,10 @@ from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
 
 class BlockManager:
-    """The blocks of sequences, from a fixed pool. Free blocks with a cached prefix are evicted last, see `eviction.py`.
+    """Allocates blocks from a fixed pool. Free blocks with a cached prefix are evicted last, see `eviction.py`.
 
-    With a `store`, what the blocks of finished sequences hold is stored, and found there when the pool lacks it. With
-    `host_blocks`, what is evicted is copied to blocks of host memory, numbered from `num_blocks` on, and found there.
+    With a `store`, the contents of finished sequences' blocks are stored and read back when the pool lacks them. With
+    `host_blocks`, evicted contents are copied to host blocks, numbered from `num_blocks` on, and read back from there.
     """
 
     def __init__(
@@ -34,9 +34,9 @@ class BlockManager:
         windows: WindowBlocks | None = None,
         observer: BlockObserver | None = None,
     ) -> None:
-        """`window`: tokens that a token attends to in any layer, itself included; None: all before it.
+        """`window`: maximum number of tokens that a token attends to in any layer, itself included; None: no limit.
 
-        `windows`: blocks of their own for the layers with windows; there is no other store of blocks then.
+        `windows`: separate blocks for the sliding-window layers; then there is neither a store nor host blocks.
         """
         self.num_blocks = num_blocks
         self.pool = BlockPool(num_blocks)
@@ -65,7 +65,7 @@ class BlockManager:
         return len(self.pool.order)
 
     def blocks_for(self, tokens: int) -> int:
-        """Number of blocks that hold this many tokens."""
+        """Number of blocks for this many tokens."""
         return -(-tokens // self.tokens_per_block)
 
     def find_prefix(self, tokens: Sequence[int], salt: bytes = b"") -> Prefix:
@@ -97,8 +97,8 @@ class BlockManager:
     def share(self, table: BlockTable, prefix: Prefix, *, drops: bool = False) -> None:
         """Make `prefix` the start of an empty table, up to the first stored block that cannot be read.
 
-        `drops`: without the blocks behind the window of what comes next; those in host memory stay there. The caller
-        has checked that enough blocks are free for all that are stored.
+        `drops`: leave out the blocks behind the next token's window; those in host memory stay there. The caller has
+        checked that enough blocks are free for all stored ones.
         """
         assert not table.blocks, "a prefix starts a table"
         for block in prefix.blocks:
@@ -132,16 +132,16 @@ class BlockManager:
             self.windows.share(table.blocks[table.unseen :])
 
     def most_held(self, tokens: int) -> int:
-        """Number of blocks that a table holds at most while it grows to this many tokens, a block or a token at a time.
+        """Maximum number of blocks that a table holds while it grows to this many tokens, a block or a token at a time.
 
-        Beside those of the window one that is only in part behind it (`kSWAExtraBlock` of TensorRT-LLM's
+        With a window: the window's blocks and one that is only partly behind it (`kSWAExtraBlock` of TensorRT-LLM's
         batch_manager/kvCacheManager.h).
         """
         most = self.blocks_for(tokens)
         return most if self.window is None else min(most, self.blocks_for(self.window) + 1)
 
     def still_needed(self, table: BlockTable, tokens: int) -> int:
-        """Number of blocks that must be free for the table to grow so. Dropping a block that is shared frees none."""
+        """Number of blocks that must be free for the table to grow like this. Dropping a shared block frees none."""
         own = sum(self.pool.references[block] == 1 for block in table.blocks[table.dropped :])
         return max(0, self.most_held(tokens) - own)
 
@@ -163,7 +163,7 @@ class BlockManager:
             table.blocks.append(self._take())
 
     def trim(self, table: BlockTable, tokens: int) -> int:
-        """Free the blocks beyond those of this many tokens, which rejected drafts leave; returns their number."""
+        """Free the blocks beyond this many tokens, left by rejected drafts; returns their number."""
         excess = max(0, len(table.blocks) - self.blocks_for(tokens))
         for _ in range(excess):
             block = table.blocks.pop()
@@ -190,9 +190,9 @@ class BlockManager:
             table.unseen = unseen
 
     def fork(self, tables: Sequence[BlockTable], parents: Sequence[int]) -> None:
-        """Give each table the content of the one that `parents` names by its index.
+        """Give table i the content of `tables[parents[i]]`.
 
-        Full blocks are shared. The last block is copied, but for a parent's first child, which gets the parent's own.
+        Full blocks are shared. A partial last block is copied, except for a parent's first child, which gets it itself.
         """
         before = [(list(table.blocks), list(table.keys), table.dropped, table.unseen) for table in tables]
         heirs = {parent: child for child, parent in reversed(list(enumerate(parents)))}
@@ -251,7 +251,7 @@ class BlockManager:
         known = self.pool.find(key)
         if not self._reuse or (known is not None and (self.windows is None or self.windows.holds(known))):
             return
-        if known is not None:  # layers with windows lack its content, which `block` has
+        if known is not None:  # window layers no longer have its content; `block` has all of it
             kept = self.pool.unregister(known)
         self.pool.register(key, block)
         kept = self.host.discard(key, self._copies) or kept  # if it was computed again
@@ -259,7 +259,7 @@ class BlockManager:
             self.pool.order.retain(block, kept)
 
     def _retain(self, key: bytes, kept: Retention | None) -> None:
-        """A sequence says how long the content of `key` is kept, or nothing. The last one that says so decides."""
+        """Set how long the content of `key` is kept, unless `kept` is None. The last sequence that sets it decides."""
         if kept is None:
             return
         block = self.pool.find(key)
@@ -273,12 +273,12 @@ class BlockManager:
 
     def _give_back(self, block: int, *, stored: bool = False) -> None:
         key = self.pool.leave(block) or (self.pool.key_of(block) if stored else None)
-        # What is still to be copied here has been offered to the store: it left the device from an idle block.
+        # Content still to be copied here was offered to the store when its former block became idle.
         if key is not None and self._store is not None and block not in self._copies:
             self._store.keep(key, block, waits=stored)
 
     def _leave(self, blocks: Iterable[int]) -> None:
-        """A sequence does not attend to these blocks any more in layers with windows."""
+        """Record that a sequence no longer attends to these blocks in sliding-window layers."""
         if self.windows is not None:
             for block in blocks:
                 self.windows.leave(block, self.pool.order.retention(block), keep=self.pool.key_of(block) is not None)
@@ -288,9 +288,9 @@ class BlockManager:
         return 0 if self.window is None else blocks_behind(self.window, computed, self.tokens_per_block)
 
     def _recall(self, blocks: list[int | None], keys: Sequence[bytes], behind: int) -> int | None:
-        """Restore blocks that are None, which are elsewhere; returns the index of the first that cannot be read.
+        """Restore the blocks that are None from host memory or the store; returns the index of the first that fails.
 
-        Of the first `behind`, those in host memory stay there.
+        Those of the first `behind` blocks that are in host memory stay there.
         """
         for index, (block, key) in enumerate(zip(blocks, keys, strict=False)):
             if block is None and (index >= behind or not self.host.holds(key)):
@@ -303,7 +303,7 @@ class BlockManager:
         return self.host.holds(key) or (self._store is not None and self._store.holds(key))
 
     def _restore(self, key: bytes) -> int | None:
-        """A block that has the content of `key` by the next step; None if it cannot be read."""
+        """Take a block that has the content of `key` by the next step; None if the content cannot be read."""
         found = self.host.take(key)
         content = None if found is None else self._copies.pop(found[0], found[0])
         block = self._take()

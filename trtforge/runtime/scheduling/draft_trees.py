@@ -1,8 +1,8 @@
 """Trees of draft tokens: several tokens may follow one, and a step verifies all paths (Medusa, arXiv 2401.10774).
 
-A tree is the index of each token's parent, -1 for the sequence's last token, in an order in which parents come first.
-Its tokens are rows of the step. They take one KV cache slot each, in this order, behind the slots of the sequence, and
-see only their own ancestors among them. A chain needs none of this: every token sees all before it.
+A tree is a list of parents: the index of each token's parent, -1 for the sequence's last token; parents come first.
+Its tokens are rows of the step. Each takes one KV cache slot, in this order, after the sequence's slots, and sees only
+its own ancestors among them. A chain needs none of this: every token sees all tokens before it.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from trtforge.core.features import MOST_NODES, Choices
 from trtforge.runtime.scheduling.integers import Ints
 
 TOLD = MOST_NODES + 1
-"""Slots, the own one included, of which a token is told whether it sees them: by the bits of an integer."""
+"""Number of slots, its own included, whose visibility to a token is encoded in the bits of an integer."""
 SEES_ALL = -1
 
 
 @dataclass(frozen=True)
 class TreeShape:
-    """The nodes of a tree: the parent of each, the rank of its token among the candidates that follow the parent's, 0
-    for the most likely one, and how many tokens lie above it."""
+    """The nodes of a tree: each node's parent, the rank of its token among the candidates after the parent (0 for the
+    most likely), and its depth (number of nodes above it)."""
 
     parents: tuple[int, ...]
     ranks: tuple[int, ...]
@@ -30,7 +30,7 @@ class TreeShape:
 
     @classmethod
     def of(cls, choices: Choices) -> "TreeShape":
-        """That of a recipe's `choices`, which are a tree: a path of most likely tokens becomes successive nodes."""
+        """The tree of a recipe's `choices`. A path of most likely tokens becomes consecutive nodes."""
         paths = sorted(choices)
         places = {(): -1} | {path: index for index, path in enumerate(paths)}
         parents = tuple(places[path[:-1]] for path in paths)
@@ -38,11 +38,11 @@ class TreeShape:
 
     @classmethod
     def chain(cls, length: int) -> "TreeShape":
-        """That of the most likely tokens, each after the one before."""
+        """A chain of most likely tokens."""
         return cls(tuple(range(-1, length - 1)), (0,) * length, tuple(range(length)))
 
     def within(self, depth: int) -> "TreeShape":
-        """That of the nodes on paths of at most `depth` tokens."""
+        """The part of the tree on paths of at most `depth` tokens."""
         if len(self.parents) <= depth:
             return self
         kept, parents = within(self.parents, depth)
@@ -51,21 +51,21 @@ class TreeShape:
 
     @property
     def is_chain(self) -> bool:
-        """Whether each node follows the one before."""
+        """Whether each node's parent is the node before it."""
         return self.parents == tuple(range(-1, len(self.parents) - 1))
 
     def most(self, depth: int) -> int:
-        """How many candidates for tokens of this depth it takes at most."""
+        """Number of most likely candidates that it needs for tokens of this depth."""
         return 1 + max(rank for rank, own in zip(self.ranks, self.depths, strict=True) if own == depth)
 
     @property
     def followed(self) -> tuple[int, ...]:
-        """The nodes that have others below them."""
+        """The nodes that have children."""
         return tuple(sorted(set(self.parents) - {-1}))
 
 
 def path_to(parents: Sequence[int], index: int) -> list[int]:
-    """The tokens of the path that ends with this one, which -1 is not; () are the parents of a chain."""
+    """Indices of the tokens on the path to token `index`; empty for -1. `parents`: () for a chain."""
     if not parents:
         return list(range(index + 1))
     found = []
@@ -76,7 +76,7 @@ def path_to(parents: Sequence[int], index: int) -> list[int]:
 
 
 def within(parents: tuple[int, ...], depth: int) -> tuple[list[int], tuple[int, ...]]:
-    """The nodes of a tree on paths of at most `depth` tokens, and their parents among each other."""
+    """The nodes of a tree on paths of at most `depth` tokens, and their parents, renumbered."""
     lengths: list[int] = []  # of the path to each node
     for parent in parents:
         lengths.append(1 + (lengths[parent] if parent >= 0 else 0))
@@ -86,16 +86,16 @@ def within(parents: tuple[int, ...], depth: int) -> tuple[list[int], tuple[int, 
 
 
 def seen_slots(parents: Sequence[int]) -> list[int]:
-    """For each token of a tree 64 bits, as signed integers: bit 63 - k says whether it sees the slot k before its own.
+    """A signed 64-bit integer for each token of a tree: bit 63 - k is set if it sees the slot k before its own.
 
-    SEES_ALL: it sees all slots, those beyond the 64 included, which all tokens see.
+    Slots further back are visible to all tokens. SEES_ALL: the token sees all slots.
     """
     return list(_seen_slots(tuple(parents)))
 
 
 @lru_cache(maxsize=1024)
 def _seen_slots(parents: tuple[int, ...]) -> tuple[int, ...]:
-    above: list[int] = []  # of each token, bit i for the i-th slot from that of the sequence's last token on
+    above: list[int] = []  # for each token, bit i for the i-th slot, counted from the sequence's last token
     found = []
     for index, parent in enumerate(parents):
         above.append((above[parent] if parent >= 0 else 1) | 1 << index + 1)
@@ -106,10 +106,10 @@ def _seen_slots(parents: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def places_of(slots: Ints, rows: Ints, seen: Ints) -> Ints:
-    """The positions of tokens in their sequences, given their places among the slots of these, the row of each, and
-    what rows see, () for all.
+    """The positions of tokens in their sequences, given their slots, the row of each token, and `seen` of the rows (()
+    if they see all).
 
-    A slot that a token does not see holds another token for the same place as one of its ancestors.
+    A slot that a token does not see contains an alternative to one of its ancestors, at the same position.
     """
     if not len(seen):
         return slots

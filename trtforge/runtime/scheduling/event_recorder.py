@@ -1,4 +1,4 @@
-"""Makes events of what the block manager does with contents of blocks. It is told where to look, and compares."""
+"""Records KV cache events. The block manager says which contents may have changed; the recorder compares."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,29 +23,29 @@ from trtforge.runtime.scheduling.virtual_tokens import VIRTUAL
 
 
 def block_hash(key: bytes) -> int:
-    """Of a block's key: its first 8 bytes, little-endian."""
+    """The first 8 bytes of a block's key, little-endian."""
     return int.from_bytes(key[:8], "little")
 
 
 class BlockObserver:
-    """What the block manager tells of contents; this one, of engines without events, does nothing with it."""
+    """Receives the block manager's reports about contents; this class (for engines without events) ignores them."""
 
     def watch(self, pool: BlockPool, host: HostPool, tokens_per_block: int) -> None:
-        """Both are empty, and all that happens from now on is told."""
+        """Observe these pools, which are empty, from now on."""
 
     def stored(self, table: BlockTable, keys: Sequence[bytes], tokens: Sequence[int], first: int = 0) -> None:
-        """A sequence has these blocks, of which those from the `first` on may be new, or in another place.
+        """Report a sequence's blocks. Those from `first` on may be new, or on another cache level.
 
-        `keys` and `tokens`: from the sequence's beginning.
+        `keys` and `tokens`: from the sequence's start.
         """
 
     def look(self, key: bytes | None) -> None:
-        """The content of `key` may be elsewhere, kept otherwise, or lost."""
+        """Report that the content of `key` may have moved, changed its retention or been lost."""
 
 
 @dataclass(slots=True)
 class _Removals:
-    """Contents that were lost one after another: one event until it is taken."""
+    """Contents lost one after another; they are one event until it is taken."""
 
     hashes: list[int] = field(default_factory=list)
 
@@ -58,17 +58,17 @@ _Place = tuple[int, int]
 class EventRecorder(BlockObserver):
     """Keeps the latest events. All but `take` and `close` on the engine's thread.
 
-    What a priority falls back to when its duration has passed is no event, as in TensorRT-LLM; the next one of the
-    block has it.
+    As in TensorRT-LLM, it is no event when a priority falls back to the default after its duration; the block's next
+    event has the new priority.
     """
 
     def __init__(self, count: int, *, window_size: int, vocab_size: int) -> None:
-        """`count`: events that are kept at most; `window_size`: see KvCacheEvent; `vocab_size`: the model's."""
+        """`count`: maximum number of events kept; `window_size`: see KvCacheEvent; `vocab_size`: the model's."""
         self._events: Recent[tuple[int, _Data]] = Recent(count)
         self._window_size, self._vocab_size = window_size, vocab_size
         self._next = 0
         self._places: dict[bytes, _Place] = {}
-        """Of every content that an event has told of."""
+        """State of every content as last reported in an event."""
 
     def watch(self, pool: BlockPool, host: HostPool, tokens_per_block: int) -> None:
         """See BlockObserver."""
@@ -116,7 +116,7 @@ class EventRecorder(BlockObserver):
         ]
 
     def close(self) -> None:
-        """Nobody waits any more. May be called again."""
+        """Wake waiting callers of `take`. May be called again."""
         self._events.close()
 
     def _place(self, key: bytes) -> _Place | None:

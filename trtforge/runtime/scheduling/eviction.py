@@ -1,6 +1,6 @@
-"""In which order contents that no request uses are given up: the lowest retention priority first, in one the oldest.
+"""Eviction order of contents that no request uses: the lowest retention priority first, then the oldest.
 
-As TensorRT-LLM's LRUEvictionPolicy (cpp/tensorrt_llm/batch_manager/evictionPolicy.cpp), with one queue a priority.
+Like TensorRT-LLM's LRUEvictionPolicy (cpp/tensorrt_llm/batch_manager/evictionPolicy.cpp): one queue per priority.
 """
 
 from collections import OrderedDict
@@ -20,9 +20,9 @@ _FEW_EXPIRIES = 64
 
 
 class EvictionOrder(Generic[Item]):
-    """Items that are free, and how long each item's content is kept, free or not.
+    """The free items in eviction order, and the retention of each item's content, free or not.
 
-    Every operation takes constant time, or logarithmic time where contents have a duration.
+    Every operation takes constant time, or logarithmic time if contents have a duration.
     """
 
     def __init__(self, clock: Clock = monotonic) -> None:
@@ -30,13 +30,13 @@ class EvictionOrder(Generic[Item]):
         self._queues: list[OrderedDict[Item, None]] = [OrderedDict() for _ in range(HIGHEST_RETENTION + 1)]
         self._default: OrderedDict[Item, None] = self._queues[DEFAULT_RETENTION]
         self._priority_of: dict[Item, int] = {}
-        """Of free items in other queues than the default's."""
+        """Priority of each free item that is not in the default queue."""
         self._filled = 0
-        """Bit p: the queue of priority p, other than the default, has items."""
+        """Bit p is set if the queue of priority p, other than the default, has items."""
         self._retention: dict[Item, Retention] = {}
-        """Of items whose priority is not the default."""
+        """Retention of each item whose priority is not the default."""
         self._expiries: list[tuple[float, Item]] = []
-        """A heap; entries of items that were used or given up since then are out of date."""
+        """A heap; entries of items that were used or evicted since then are out of date."""
 
     def __len__(self) -> int:
         return len(self._default) + len(self._priority_of)
@@ -49,13 +49,13 @@ class EvictionOrder(Generic[Item]):
 
     @property
     def lowest(self) -> int:
-        """The lowest priority of the free items, of which there is one."""
+        """The lowest priority of the free items; there must be at least one."""
         self._expire()
         filled = self._filled | (1 << DEFAULT_RETENTION if self._default else 0)
         return (filled & -filled).bit_length() - 1
 
     def add(self, item: Item) -> None:
-        """The item is free from now on; of its priority it is the last one to go."""
+        """Make the item free; within its priority it is evicted last."""
         if self._expiries:
             self._expire()
         kept = self._retention.get(item)
@@ -72,7 +72,7 @@ class EvictionOrder(Generic[Item]):
         self._filled |= 1 << kept.priority
 
     def remove(self, item: Item) -> bool:
-        """The item is not free any more and keeps its priority; whether it was free."""
+        """Make the item not free; it keeps its priority. Returns whether it was free."""
         if not self._unlink(item):
             return False
         kept = self._retention.get(item)
@@ -81,7 +81,7 @@ class EvictionOrder(Generic[Item]):
         return True
 
     def pop(self) -> tuple[Item, Retention | None]:
-        """Give up the first item: it is forgotten. Also how long it was to be kept; None: as by default."""
+        """Evict and forget the first item; returns it and its retention, None for the default."""
         if not self._priority_of:
             item, _ = self._default.popitem(last=False)
             return item, None
@@ -89,12 +89,12 @@ class EvictionOrder(Generic[Item]):
         return item, self.forget(item)
 
     def forget(self, item: Item) -> Retention | None:
-        """The item's content is lost: it is neither free nor kept. Returns how long it was to be kept."""
+        """Forget an item whose content is lost; returns its retention."""
         self._unlink(item)
         return self._retention.pop(item, None)
 
     def retain(self, item: Item, retention: Retention | None) -> None:
-        """From now on the item is kept so; None: as by default. A free item is the last one of its priority."""
+        """Set the item's retention, None for the default. A free item becomes the last of its priority."""
         was_free = self.remove(item)
         if retention is None or retention.priority == DEFAULT_RETENTION:
             self._retention.pop(item, None)
@@ -104,7 +104,7 @@ class EvictionOrder(Generic[Item]):
             self.add(item)
 
     def retention(self, item: Item) -> Retention | None:
-        """How long the item is kept; None: as by default."""
+        """The item's retention; None for the default."""
         return self._retention.get(item)
 
     @property
@@ -127,7 +127,7 @@ class EvictionOrder(Generic[Item]):
         ), "a duration never ends"
 
     def _unlink(self, item: Item) -> bool:
-        """Take an item out of its queue; whether it was in one."""
+        """Take an item out of its queue; returns whether it was in one."""
         if item in self._default:
             del self._default[item]
             return True
@@ -141,9 +141,9 @@ class EvictionOrder(Generic[Item]):
         return True
 
     def _expire(self) -> None:
-        """Items whose duration has passed get the default priority, as the last ones to go, in the order of their ends.
+        """Give items whose duration has passed the default priority; they are evicted last, in order of expiry.
 
-        TensorRT-LLM does so once in an iteration (`refreshBlocks`); here before the order is looked at or changed.
+        TensorRT-LLM does this once per iteration (`refreshBlocks`), this class before each use of the order.
         """
         now = self.clock() if self._expiries else 0.0
         while self._expiries and self._expiries[0][0] <= now:

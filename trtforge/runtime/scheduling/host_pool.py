@@ -1,7 +1,7 @@
-"""KV blocks that left the device: which blocks of host memory hold them. A step's copies move the contents.
+"""Which host-memory blocks contain KV blocks that left the device. A step's copies move the contents.
 
-As TensorRT-LLM's secondary pool (`kv_cache_host_memory_bytes`; cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp):
-content that has to make room on the device is copied to the host, and back when a prompt starts with its tokens.
+Like TensorRT-LLM's secondary pool (`kv_cache_host_memory_bytes`; cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp):
+content evicted from the device is copied to the host, and back when a prompt starts with its tokens.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ OFFLOAD_MIN_PRIORITY = 30
 
 
 class HostPool:
-    """Blocks numbered from `first` on. Of the lowest priority what was placed longest ago is overwritten first.
+    """Blocks numbered from `first` on. The oldest content of the lowest priority is overwritten first.
 
-    Content that goes back leaves its block to what makes room for it, so that both pools together lose nothing.
+    Content that returns to the device frees its block for the content that it displaces there, so nothing is lost.
     `onboarded`: how often content went back. `on_overwritten` gets the key of content that was overwritten.
     """
 
@@ -32,7 +32,7 @@ class HostPool:
 
     @property
     def used(self) -> int:
-        """Blocks with content."""
+        """Number of blocks with content."""
         return len(self._block_of)
 
     def holds(self, key: bytes) -> bool:
@@ -40,30 +40,30 @@ class HostPool:
         return key in self._block_of
 
     def refresh(self, key: bytes) -> bool:
-        """Make the content of `key` the newest; whether it is there."""
+        """Make the content of `key` the newest; returns whether it is in the pool."""
         if key in self._block_of:
             self.order.remove(key)
             self.order.add(key)
         return key in self._block_of
 
     def retain(self, key: bytes, retention: Retention) -> None:
-        """Keep the content of `key` so from now on, if it is there."""
+        """Set the retention of the content of `key`, if it is in the pool."""
         if key in self._block_of:
             self.order.retain(key, retention)
 
     def take(self, key: bytes) -> tuple[int, Retention | None] | None:
-        """The block with the content of `key`, and how long that is kept; None if there is none.
+        """Free and return the block with the content of `key`, with its retention; None if there is none.
 
-        The block is free from now on: the caller reads it before it is written.
+        The caller must read the block before it is written again.
         """
         found = self._removed(key)
         self.onboarded += found is not None
         return found
 
     def discard(self, key: bytes, copies: dict[int, int]) -> Retention | None:
-        """Free the block with the content of `key`, if there is one: the device has it anew. How long that is kept.
+        """Free the block with the content of `key`, if any, because the device has it again. Returns its retention.
 
-        `copies`: those of the next step, source by target; one to the block is dropped.
+        `copies`: the next step's copies, source by target; a copy to the freed block is dropped.
         """
         found = self._removed(key)
         if found is None:
@@ -80,7 +80,7 @@ class HostPool:
         return block, self.order.forget(key)
 
     def place(self, key: bytes, retention: Retention | None = None) -> int | None:
-        """A block to copy the content of `key` to; None if one has it already, or if there is none for its priority."""
+        """A block to copy the content of `key` to; None if a block already has it or its priority is too low."""
         priority = DEFAULT_RETENTION if retention is None else retention.priority
         if self.refresh(key):
             if retention is not None:
@@ -102,7 +102,7 @@ class HostPool:
         return block
 
     def check(self, device: BlockPool) -> None:
-        """Assert every invariant. `device`: whose contents are others."""
+        """Assert every invariant. `device`: has none of these contents."""
         assert all(device.find(key) is None for key in self._block_of), "content is in both memories"
         assert set(self.order) == set(self._block_of), "content is held that cannot be overwritten"
         blocks = [*self._empty, *self._block_of.values()]

@@ -1,4 +1,4 @@
-"""Arrays of integers, of which steps are made."""
+"""The type of the integer arrays in a step."""
 
 import numpy as np
 import numpy.typing as npt

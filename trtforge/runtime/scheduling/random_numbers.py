@@ -1,4 +1,4 @@
-"""Random numbers that are functions of a seed and a position, so that neither a request's batch nor pauses change them.
+"""Random numbers as functions of a seed and a position, so that batching and pauses do not change them.
 
 Needs no torch.
 """
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-_STREAM = 0xD1342543DE82EF95  # between the seeds of streams: odd, and far from differences of users' seeds
+_STREAM = 0xD1342543DE82EF95  # between the seeds of streams: odd, and far from differences between users' seeds
 
 
 def random_bits(places: Sequence[tuple[int, int]], stream: int = 0) -> npt.NDArray[np.uint64]:
@@ -28,7 +28,7 @@ def random_bits(places: Sequence[tuple[int, int]], stream: int = 0) -> npt.NDArr
 
 
 def shares_of(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1), of the upper 53 bits."""
+    """Numbers in [0, 1) from the upper 53 bits."""
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

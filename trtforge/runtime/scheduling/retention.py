@@ -1,4 +1,4 @@
-"""What a request's retention setting says of each of its KV blocks."""
+"""The retention of each KV block of a request."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from trtforge.engine_process.retention import DEFAULT_RETENTION, KvCacheRetentio
 class Retention:
     """How long a block's content is kept.
 
-    `priority`: from 0 to 100. `seconds`: after which it is the default, from when no request uses the block any more;
-    `until`: when that is, by the clock of an `EvictionOrder`; None while a request uses the block.
+    `priority`: from 0 to 100. `seconds`: after the block's last use, when the priority falls back to the default;
+    `until`: that time by the clock of an `EvictionOrder`; None while a request uses the block.
     """
 
     priority: int = DEFAULT_RETENTION
@@ -21,7 +21,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRetention:
-    """What a request says of its blocks. `prompt`: number of its prompt's tokens."""
+    """A request's retention settings. `prompt`: number of prompt tokens."""
 
     prompt: int
     starts: tuple[int, ...]
@@ -31,7 +31,7 @@ class SequenceRetention:
 
     @classmethod
     def of(cls, given: KvCacheRetention, prompt: int) -> "SequenceRetention":
-        """Of a valid setting, whose ranges may have any order."""
+        """From a valid setting, whose ranges may be in any order."""
         ranges = sorted(given.ranges, key=lambda each: each.start)
         return cls(
             prompt,
@@ -42,10 +42,10 @@ class SequenceRetention:
         )
 
     def of_block(self, first: int) -> Retention | None:
-        """Of the block whose first token is the `first` of the sequence; None: nothing is said.
+        """Retention of the block that begins at token `first` of the sequence; None if the request sets none.
 
-        The range that holds the block's first token counts (`getPerBlockRetentionPriorityDuration`). A block that
-        begins in the prompt is the prompt's.
+        The range that contains the block's first token decides (`getPerBlockRetentionPriorityDuration`). A block that
+        begins in the prompt counts as prompt.
         """
         if first >= self.prompt:
             return self.generated

@@ -22,8 +22,8 @@ class Row:
     """Tokens [start, start + count) of a sequence; `samples`: the next token is sampled after the last one.
 
     `scores`: the logits of all its tokens are wanted, for the log probabilities of the prompt.
-    `drafts`: proposed tokens to compute after the last one, each with its logits, if the row samples; `parents`: theirs
-    if they are a tree, see `draft_trees`; `at`: the last one that was accepted, -1 before.
+    `drafts`: draft tokens to compute, with their logits, after the last token, if the row samples; `parents`: of a
+    tree of drafts, see `draft_trees`; `at`: index of the last accepted draft, -1 before.
     """
 
     sequence: Sequence
@@ -42,16 +42,16 @@ class Row:
 
     @property
     def path(self) -> list[int]:
-        """The draft tokens that were accepted, as indices."""
+        """Indices of the accepted draft tokens."""
         return path_to(self.parents, self.at)
 
     @property
     def next_length(self) -> int:
-        """Tokens of the sequence once one is sampled after the accepted ones."""
+        """Length of the sequence after the accepted drafts and one sampled token."""
         return self.start + self.count + len(self.path) + 1
 
     def accept(self, token: int) -> bool:
-        """Accept the draft token that follows the last accepted one, if one of them is `token`; False if none is."""
+        """Accept the draft that follows the last accepted one and equals `token`; False if there is none."""
         if not self.drafts:
             return False
         if not self.parents:
@@ -66,13 +66,13 @@ class Row:
 
 
 def packing_order(row: Row) -> tuple[bool, bool, int]:
-    """Sorts the rows of a step: those of one token first, of these those with logits, then by position."""
+    """Sort key of a step's rows: single-token rows with logits, those without, then chunks; each by position."""
     return row.count > 1, not (row.samples or row.scores or row.drafts), row.start
 
 
 def drafted_rows(rows: Rows[Row], starts: Ints, counts: Ints) -> tuple[Ints, Ints, Ints]:
-    """Of each row that computes `counts` tokens from `starts` on: how many rows of a step it becomes with its drafts,
-    their starts, and how many drafts it has behind a chunk, whose row they then belong to."""
+    """For rows that compute `counts` tokens from `starts` on: the number of step rows that each becomes with its
+    drafts, the starts of those rows, and the number of drafts that belong to a chunk's row."""
     drafts, chunks = np.array([len(row.drafts) for row in rows], dtype=np.int64), counts > 1
     each = 1 + drafts * ~chunks
     starts = np.arange(each.sum()) - np.repeat(each.cumsum() - each - starts, each)
@@ -80,7 +80,7 @@ def drafted_rows(rows: Rows[Row], starts: Ints, counts: Ints) -> tuple[Ints, Int
 
 
 def seen_by(rows: Rows[Row]) -> Ints:
-    """`seen` of the step that computes the rows."""
+    """`Step.seen` for these rows."""
     if not any(row.parents for row in rows):
         return _NONE
     found: list[int] = []
@@ -92,8 +92,8 @@ def seen_by(rows: Rows[Row]) -> Ints:
 
 
 def moves_of(accepted: Iterable[Row], depth: int, size: int) -> Ints:
-    """The slots of the draft tokens that rows accepted last, after `depth` others: pairs of where they are and where
-    their sequences have them, int64 (2 x moves,). `size`: tokens of a block."""
+    """Slots to move for the drafts that rows accepted last, after `depth` others: pairs (from, to), int64 (2 x moves,).
+    `size`: tokens per block."""
     pairs: list[int] = []
     for row in accepted:
         if row.at != depth:
@@ -104,12 +104,12 @@ def moves_of(accepted: Iterable[Row], depth: int, size: int) -> Ints:
 
 
 def context_tokens(rows: Rows[Row]) -> int:
-    """Tokens of the rows that compute several: chunks of contexts."""
+    """Number of tokens in context chunks: rows that compute several tokens."""
     return sum(row.count for row in rows if row.count > 1)
 
 
 def screening_of(rows: Rows[Row]) -> tuple[int, Ints]:
-    """`candidates` and `draws` of the step that computes the rows."""
+    """`Step.candidates` and `Step.draws` for these rows."""
     wanted = [row for row in rows if row.wanted]
     each = [0 if row.scores else row.sequence.candidates for row in wanted]
     most, none = max(each, default=0) if all(each) else 0, np.zeros(0, dtype=np.int64)
@@ -125,9 +125,9 @@ def screening_of(rows: Rows[Row]) -> tuple[int, Ints]:
 
 
 def sampling_rows(rows: Rows[Row]) -> list[tuple[Row, int]]:
-    """The rows of a step that sample, each with the index of the logits after its last token that is no draft.
+    """The rows of a step that sample, each with the index of the logits after its last token before the drafts.
 
-    Without those whose sequences have ended: a deferred token may end a sequence after its next row was scheduled.
+    Rows of ended sequences are left out: a deferred token may end a sequence after its next row was scheduled.
     """
     ends = accumulate(row.wanted for row in rows)
     return [

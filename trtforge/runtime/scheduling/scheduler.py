@@ -1,9 +1,9 @@
 """In-flight batching: which tokens of which sequences the next step computes. Needs no torch.
 
-A step holds at most `max_batch_size` sequences and `max_num_tokens` tokens: first one token of every sequence in the
-generation phase, then context chunks. Sequences of one priority are served first come first served, and no later one
-overtakes a waiting one. TensorRT-LLM orders its queue alike (`insertRequestInOrder`, cpp/tensorrt_llm/executor/
-requestUtils.cpp) and its `max_utilization` pauses from that order's end (batch_manager/capacityScheduler.cpp).
+A step contains at most `max_batch_size` sequences and `max_num_tokens` tokens: first one token of every sequence in the
+generation phase, then context chunks. Within a priority, sequences run first come, first served; no later one overtakes
+a waiting one. TensorRT-LLM orders its queue the same way (`insertRequestInOrder`, cpp/tensorrt_llm/executor/
+requestUtils.cpp), and `max_utilization` pauses the last ones of that order (batch_manager/capacityScheduler.cpp).
 """
 
 from bisect import insort
@@ -19,7 +19,7 @@ from trtforge.runtime.scheduling.rows import Row, packing_order
 from trtforge.runtime.scheduling.sequence import Draft, Group, Sequence
 
 _MOST_SCORED, _MOST_DRAFTED = 512, 1024
-"""Tokens of prompts, and of drafts, whose logits a step keeps: 512 of a vocabulary of 128,000 take 262 MB."""
+"""Maximum prompt tokens, and draft tokens, whose logits a step keeps: 512 rows of 128,000 logits take 262 MB."""
 Batching = Literal["inflight", "static_padded", "static_dropped"]
 """The static modes are benchmark baselines: a batch is admitted when the previous one is done. `static_padded` keeps
 computing finished rows until then, `static_dropped` does not."""
@@ -49,15 +49,15 @@ class Scheduler:
         batching: Batching = "inflight",
         most_adapters: int = 0,
     ) -> None:
-        """`most_adapters`: different LoRA adapters that may run at once."""
+        """`most_adapters`: maximum number of different LoRA adapters that run at once."""
         self.limits = limits
         self.blocks = blocks
         self.pauses = 0
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
-        """Both in order of their precedence."""
+        """`waiting` and `running` are sorted by precedence."""
         self.most_context: int | None = None
-        """Context tokens of a step in which at least as many sequences generate as prompts are to be computed."""
+        """Maximum context tokens of a step with at least as many generating sequences as prompts to compute."""
         self._chunked = chunked_context
         self._static = batching != "inflight"
         self._guaranteed = policy == "guaranteed_no_evict" or self._static
@@ -72,12 +72,12 @@ class Scheduler:
         return not self.running and not self.waiting
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a sequence at the place that its priority and its arrival give it."""
+        """Queue a sequence, sorted by its priority and arrival."""
         _insert(self.waiting, sequence)
 
     def schedule(self) -> list[Row]:
-        """The rows of the next step, see `packing_order`; allocates their blocks."""
-        return self._scheduled() or self._scheduled()  # a group's last member may have been admitted without work
+        """Allocate blocks for the next step and return its rows, sorted by `packing_order`."""
+        return self._scheduled() or self._scheduled()  # the first call may only admit a group's last member
 
     def _scheduled(self) -> list[Row]:
         pauses, size = self.pauses, self.blocks.tokens_per_block
@@ -140,7 +140,7 @@ class Scheduler:
             self._padding.clear()
 
     def fork(self, sequence: Sequence, others: list[Sequence]) -> None:
-        """Let new sequences with the same computed tokens share a running one's blocks; without room they wait."""
+        """Let new sequences with the same computed tokens share its blocks; they wait if there is no room."""
         table = sequence.table
         if (len(table.blocks) - len(table.keys)) * len(others) > self.blocks.free_blocks:
             for other in others:
@@ -159,7 +159,7 @@ class Scheduler:
         joined: list[Sequence] = []
         shared, slots = len(sequence.table.keys), len(self.running) + sum(s.members_to_come for s in self.running)
         free = self.blocks.free_blocks - self._reserved()
-        if self.blocks.window is not None:  # shared blocks become nobody's own: see BlockManager.still_needed
+        if self.blocks.window is not None:  # its shared blocks stop being its own: see BlockManager.still_needed
             free -= shared - sequence.table.dropped
         for copy in copies:
             tokens = copy.most_cached if self._guaranteed else len(copy.tokens)
@@ -202,7 +202,7 @@ class Scheduler:
             self.blocks.share(sequence.table, prefix, drops=sequence.group is None)
             reused = len(sequence.table.blocks)
             sequence.computed = reused * self.blocks.tokens_per_block
-            if not sequence.begun:  # what a paused sequence finds again is its own
+            if not sequence.begun:  # a paused sequence finds its own blocks again
                 sequence.reused_blocks = reused
                 sequence.allocated_blocks = reused
                 sequence.cached_tokens = sequence.computed
@@ -211,7 +211,7 @@ class Scheduler:
             budget -= self._add_context(sequence, budget, rows)
 
     def _needed(self, sequence: Sequence, prefix: Prefix) -> int:
-        """Number of free blocks that a waiting sequence with this prefix, and the others of its group, may take."""
+        """Maximum number of free blocks that a waiting sequence with this prefix, and its group, may take."""
         tokens = sequence.most_cached if self._guaranteed else len(sequence.tokens)
         shared = prefix.held
         most = self.blocks.blocks_for(tokens) * (1 + sequence.members_to_come)
@@ -228,12 +228,12 @@ class Scheduler:
         return self.blocks.still_needed(sequence.table, tokens)
 
     def _drop(self, sequence: Sequence) -> None:
-        """Free the blocks behind the window; those of groups stay, whose members share them in changing ways."""
+        """Free the blocks behind the window. Groups keep them, because members share blocks in changing ways."""
         if sequence.group is None:
             self.blocks.drop(sequence.table, sequence.computed)
 
     def _most_context(self, sequence: Sequence) -> int:
-        """Number of tokens whose blocks the sequence may take now; dropping some again makes room for the next ones."""
+        """Maximum context tokens for which there are blocks now. Dropping blocks makes room for the next chunk."""
         if self.blocks.window is None or sequence.group is not None:
             return sequence.remaining
         free = max(1, self.blocks.free_blocks)
@@ -243,7 +243,7 @@ class Scheduler:
         return (len(sequence.table.blocks) + free) * self.blocks.tokens_per_block - sequence.computed
 
     def _next(self) -> Sequence:
-        """The first waiting sequence; before all others one whose group runs in part, which cannot go on without it."""
+        """The next sequence to admit: a member missing from a partly running group, else the first waiting one."""
         if any(each.held_back for each in self.running):
             for sequence in self.waiting:
                 if sequence.group is not None and any(each in self.running for each in sequence.group.members):
@@ -251,7 +251,7 @@ class Scheduler:
         return self.waiting[0]
 
     def _makes_way(self, sequence: Sequence, rows: dict[Sequence, Row]) -> bool:
-        """Whether a running sequence of lower priority was paused for a waiting one, which lacks blocks."""
+        """Pause a running sequence of lower priority for a waiting one that lacks blocks; returns whether it did."""
         if self._guaranteed or not self.running or self.running[-1].request.priority >= sequence.request.priority:
             return False
         for paused in self._pause(self.running[-1]):
@@ -259,7 +259,7 @@ class Scheduler:
         return True
 
     def _has_adapter(self, sequence: Sequence) -> bool:
-        """Whether its adapter is in use, or another one may be."""
+        """Whether the sequence needs no further adapter, or a further one may be in use."""
         used = {each.adapter for each in self.running if each.adapter}
         return not sequence.adapter or sequence.adapter in used or len(used) < self._most_adapters
 
@@ -281,7 +281,7 @@ class Scheduler:
         return count
 
     def _add_drafts(self, rows: dict[Sequence, Row]) -> None:
-        """Verify drafts as far as tokens and free blocks allow: nothing waits or is paused for them."""
+        """Add drafts to the rows as far as tokens and free blocks allow; no sequence waits or is paused for them."""
         budget = min(_MOST_DRAFTED, self.limits.max_num_tokens - sum(row.count for row in rows.values()))
         for sequence, row in rows.items():
             if not sequence.draft.tokens:
@@ -299,13 +299,13 @@ class Scheduler:
             budget -= len(drafts)
 
     def _may_chunk(self, sequence: Sequence) -> bool:
-        """Whether the context may be chunked: always after a pause, as it may have outgrown max_num_tokens, and where
-        the logits of the prompt take memory."""
+        """Whether the context may be chunked: always after a pause, as it may have outgrown max_num_tokens, and when
+        the prompt's logits are wanted, as they take memory."""
         return self._chunked or sequence.generated > 0 or sequence.scores_prompt
 
     def _allocate(self, sequence: Sequence, tokens: int, rows: dict[Sequence, Row]) -> bool:
-        """Allocate blocks for the sequence's first `tokens` tokens, pausing the last running ones if none are free: the
-        last one has the lowest priority and is the newest of it. Returns False if the sequence itself is paused."""
+        """Allocate blocks for the sequence's first `tokens` tokens. While too few are free, pause the last running
+        sequence, the newest of the lowest priority. Returns False if this sequence itself is paused."""
         if sequence not in self.running:
             return False
         missing = self.blocks.missing(sequence.table, tokens)
@@ -322,7 +322,7 @@ class Scheduler:
         return True
 
     def _pause(self, sequence: Sequence) -> list[Sequence]:
-        """Free the blocks of a running sequence and its group; they are computed again when blocks are free."""
+        """Free the blocks of a running sequence and its group, and queue them to be computed again. Returns them."""
         self.pauses += 1
         members = sequence.group.members if sequence.group is not None else [sequence]
         paused = [member for member in members if member in self.running]
@@ -335,7 +335,7 @@ class Scheduler:
         return paused
 
     def _generates(self, group: Group) -> bool:
-        """Whether all of its members are running, and only the last token of each is to be computed."""
+        """Whether all members are running and each has only its last token left to compute."""
         return all(member.remaining == 1 and member in self.running for member in group.members)
 
     def _reserved(self) -> int:
@@ -348,5 +348,5 @@ class Scheduler:
 
 
 def _insert(sequences: list[Sequence], sequence: Sequence) -> None:
-    """Insert a sequence by its precedence, behind members of its own group."""
+    """Insert a sequence by precedence, after the members of its group."""
     insort(sequences, sequence, key=lambda each: each.precedence)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Draft:
     """Proposed next tokens of a sequence, which a step verifies.
 
-    `distributions`: those that they were drawn from, float32 (tokens, vocabulary); None if each was certain.
+    `distributions`: those that the tokens were drawn from, float32 (tokens, vocabulary); None if not drawn.
     `threshold`: see `DraftTokens`; 0 for random numbers. `parents`: of a tree, see `draft_trees`; () for a chain.
     """
 
@@ -34,7 +34,7 @@ class Draft:
         return self if count >= len(self.tokens) else self._part(slice(count))
 
     def within(self, depth: int) -> "Draft":
-        """A draft of certain tokens without those that are further than `depth` tokens from the sequence's last."""
+        """The draft's tokens at most `depth` tokens after the sequence's last. Only for tokens that were not drawn."""
         if not self.parents:
             return self.first(max(0, depth))
         if len(self.parents) <= depth:
@@ -53,7 +53,7 @@ class Draft:
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """Sequences of one request that advance together: the first until the prompt is computed, then `width` members."""
+    """Sequences of one request that advance together: one until the prompt is computed, then `width` members."""
 
     width: int
     members: "list[Sequence]" = field(default_factory=list)
@@ -67,15 +67,15 @@ class Group:
 @dataclass(eq=False, slots=True)
 class Sequence:
     """Mutable state, owned by the engine's thread. `order`: order of arrival; `limit`: maximum length of prompt and
-    output; `plain`: sampling is the argmax of the unmodified logits; `candidates`: of how many of the most likely
-    tokens its logits must be right, 0 for all; `draft`: proposed next tokens; `scheduled_ns`: when it first ran, in
-    nanoseconds of `time.monotonic_ns`, 0 before; `scored`: tokens of the prompt whose logits were used;
-    `context_logits`, `generation_logits`: those that were not handed out yet; `virtual`: rows of a prompt table;
-    `cached_tokens`: of its prompt, that were in the cache when the request first ran;
-    `failure`: why no token can be chosen for it, if a logits processor failed.
+    output; `plain`: sampling is the argmax of the unmodified logits; `candidates`: number of most likely tokens whose
+    logits must be right, 0 for all; `draft`: proposed next tokens; `scheduled_ns`: when it first ran, by
+    `time.monotonic_ns`, 0 before; `scored`: number of prompt tokens whose logits were used;
+    `context_logits`, `generation_logits`: not handed out yet; `virtual`: rows of a prompt table;
+    `cached_tokens`: number of prompt tokens that were in the cache when the request first ran;
+    `failure`: why no token can be chosen, such as a failed logits processor.
 
-    The keys and values of the first `computed` tokens are in the cache; the others, which include the last generated
-    token, are still to be computed.
+    The keys and values of the first `computed` tokens are in the cache; those of the other tokens, the last generated
+    one included, are still to be computed.
     """
 
     request: GenerationRequest
@@ -115,7 +115,7 @@ class Sequence:
         on_output: Callable[[Output], None],
         virtual: VirtualTokens | None = None,
     ) -> "Sequence":
-        """A new sequence; its output is clipped so that prompt and output fit `max_seq_len`."""
+        """A new sequence; its output is limited so that prompt and output fit `max_seq_len`."""
         limit = min(len(request.prompt) + request.most_new, max_seq_len)
         plain = request.sampling.plain and not request.bad_words and not request.logits_processors
         tokens = list(request.prompt if virtual is None else virtual.prompt)
@@ -131,16 +131,16 @@ class Sequence:
 
     @property
     def begun(self) -> bool:
-        """Whether it is running, or was and is paused."""
+        """Whether it has ever run: it is running or paused."""
         return self.scheduled_ns > 0
 
     def begin(self) -> None:
-        """Note that it runs from now on, unless it has begun before."""
+        """Record the time of its first run."""
         self.scheduled_ns = self.scheduled_ns or time.monotonic_ns()
 
     @property
     def precedence(self) -> tuple[float, int]:
-        """Sorts sequences: the highest priority first, those of one priority by arrival."""
+        """Sort key: the highest priority first, then by arrival."""
         return -self.request.priority, self.order
 
     @property
@@ -150,28 +150,28 @@ class Sequence:
 
     @property
     def draws_at(self) -> tuple[int, int]:
-        """Seed and position, of which the random numbers for its next token are a function."""
+        """Seed and position that determine the random numbers for its next token."""
         return self.request.sampling.seed or 0, self.generated
 
     @property
     def held_back(self) -> bool:
-        """Whether it is a member of a group, which samples only for all members together."""
+        """Whether it belongs to a group, which samples only for all members together."""
         return self.group is not None and self.group.formed
 
     @property
     def members_to_come(self) -> int:
-        """Sequences that will join it when its prompt is computed."""
+        """Number of group members that will be added when its prompt is computed."""
         return 0 if self.group is None else self.group.width - len(self.group.members)
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether logits of the prompt's tokens are still wanted: those of all its tokens but the last."""
+        """Whether logits are still wanted for tokens of the prompt other than the last."""
         wanted = self.request.sampling.prompt_log_probs or self.request.context_logits
         return wanted and self.scored < len(self.request.prompt) - 1
 
     @property
     def follows_logits(self) -> bool:
-        """Whether its next token is chosen from its logits whatever the tokens before are, and is all that it needs."""
+        """Whether its next token depends on its logits only, not on earlier tokens, and nothing else is wanted."""
         request = self.request
         if request.guide is not None or self.group is not None or self._keeps_logits:
             return False
@@ -179,7 +179,7 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens whose keys and values are not in the cache: 1 in the generation phase."""
+        """Number of tokens whose keys and values are not in the cache: 1 in the generation phase."""
         return len(self.tokens) - self.computed
 
     @property
@@ -189,7 +189,7 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """Tokens that may still be drafted: the last one of the answer is not fed back."""
+        """Maximum number of tokens to draft now. The last output token is never fed back."""
         return self.most_cached - len(self.tokens)
 
     @property
@@ -198,8 +198,8 @@ class Sequence:
         return self.limit - 1
 
     def slots(self, size: int) -> int:
-        """Number of slots that its tokens and drafts may take, in blocks of `size` tokens. The nodes of a tree are more
-        than its paths have tokens: they may take all of the last block."""
+        """Maximum number of slots for its tokens and drafts, in blocks of `size` tokens. A tree has more nodes than its
+        longest path has tokens, so the nodes may fill the last block."""
         return -(-self.most_cached // size) * size if self.draft.parents else self.most_cached
 
     def finish_with(self, token: int) -> FinishReason | None:
@@ -212,7 +212,7 @@ class Sequence:
         return reason
 
     def why_ends(self, token: int) -> FinishReason | None:
-        """The finish reason if `token` came next."""
+        """The finish reason if `token` is the next token."""
         if token in self.request.end_ids:
             return "end_id"
         if self.request.stop_words and self.ends_with_stop_word(token):
@@ -224,7 +224,7 @@ class Sequence:
         return self.request.context_logits or self.request.generation_logits
 
     def keep_logits(self, logits: "Tensor", index: int) -> None:
-        """Keep what is wanted of the row of logits (rows, vocabulary) that its next token is chosen from."""
+        """Keep row `index` of logits (rows, vocabulary), the source of its next token, if the request wants it."""
         if not self._keeps_logits:
             return
         request, data = self.request, logits[index].cpu().numpy().tobytes()
@@ -234,7 +234,7 @@ class Sequence:
             self.generation_logits += data
 
     def _taken_logits(self, *, context: bool, token: bool) -> tuple[bytes, bytes]:
-        """Those of the prompt, and of a token of the output, which an end id is not."""
+        """Logits to hand out now: of the prompt, and of an output token (end ids are not output)."""
         if not self._keeps_logits:
             return b"", b""
         found = bytes(self.context_logits) if context else b"", bytes(self.generation_logits) if token else b""
@@ -250,7 +250,7 @@ class Sequence:
         top: TopLogProbs = (),
         error: ForgeError | None = None,
     ) -> Output:
-        """What the request gets now; `token`: the new one, if it belongs to the output."""
+        """The request's next output; `token`: the new token, if it belongs to the output."""
         sampling = self.request.sampling
         asked = sampling.return_log_probs and token is not None
         prompt = None
@@ -290,7 +290,7 @@ class Sequence:
 
 
 def candidates_of(request: GenerationRequest) -> int:
-    """`candidates` of its sequence: see there."""
+    """`Sequence.candidates` for this request."""
     whole = request.guide is not None or request.bad_words or request.context_logits or request.generation_logits
     searches = request.beams is not None and request.beams.width > 1
     return 0 if whole or searches or request.logits_processors else request.sampling.candidates

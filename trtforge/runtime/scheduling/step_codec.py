@@ -9,11 +9,11 @@ from trtforge.runtime.scheduling.integers import Ints
 
 HEADER = 17
 _QUESTION = 2
-_NO_STEP = -1  # in the place of its table columns
+_NO_STEP = -1  # instead of the number of table columns
 
 
 def encode(step: Step) -> Ints:
-    """Its length, table columns and other numbers, the lengths of all fields, then the fields: int64."""
+    """The step as int64: its length, table columns and other numbers, the lengths of all fields, then the fields."""
     fields = [step.starts, step.counts, step.wanted, step.tables.reshape(-1), step.tokens, step.copies]
     fields += [step.adapters, step.window_tables.reshape(-1), step.window_copies]
     fields += [step.embeddings.reshape(-1), step.draws, step.filled, step.contents.reshape(-1), step.seen]
@@ -38,20 +38,20 @@ def decode(values: Ints) -> Step:
 
 
 def encode_question(block: int) -> Ints:
-    """In the place of a step: what `block` holds is to be sent to rank 0."""
+    """A message instead of a step: send the content of `block` to rank 0."""
     return np.array([_QUESTION, block], dtype=np.int64)
 
 
 def encode_moves(pairs: Ints) -> Ints:
-    """In the place of a step: slots of the KV cache to copy, as pairs (from, to) one after another."""
+    """A message instead of a step: KV cache slots to copy, as pairs (from, to) one after another."""
     return np.concatenate([np.array([_QUESTION + len(pairs), _NO_STEP], dtype=np.int64), pairs])
 
 
 def asked_moves(values: Ints) -> Ints | None:
-    """The pairs of slots to copy; None for anything else."""
+    """The pairs of slots to copy; None for other messages."""
     return values[_QUESTION : values[0]] if values[0] > _QUESTION and values[1] == _NO_STEP else None
 
 
 def asked_block(values: Ints) -> int | None:
-    """The block that is asked for; None for a step."""
+    """The block whose content is requested; None for other messages."""
     return int(values[1]) if values[0] == _QUESTION else None

@@ -1,8 +1,8 @@
-"""Tokens of a prompt that are rows of a table which comes with its request: of p-tuning, or of an image's encoder.
+"""Virtual tokens: prompt tokens that are rows of the request's prompt table, from p-tuning or an image encoder.
 
-As for TensorRT-LLM's PromptTuningEmbedding (tensorrt_llm/layers/embedding.py), ids from the vocabulary's size on are
-rows of the table. A sequence has names in their place: digests of what the rows hold. So the keys of KV blocks, which
-are made of tokens, tell rows apart by their content, whatever their ids are.
+As in TensorRT-LLM's PromptTuningEmbedding (tensorrt_llm/layers/embedding.py), ids from the vocabulary's size on are
+rows of the table. A sequence contains names instead of these ids: digests of the rows' contents. KV block keys are
+made of tokens, so they distinguish rows by content, whatever their ids are.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,15 +14,15 @@ from blake3 import blake3
 from trtforge.runtime.scheduling.integers import Ints
 
 VIRTUAL = 1 << 62
-"""Names of rows are this and more: larger than any id of a vocabulary."""
+"""Smallest name of a row: larger than any token id of a vocabulary."""
 
 
 @dataclass(frozen=True, eq=False)
 class VirtualTokens:
-    """The rows of its table that a prompt has.
+    """The table rows that a prompt uses.
 
-    `prompt`: its ids, those of rows replaced by the rows' names; `vectors`: int64 (words,) of each, the numbers in the
-    compute type and zeros up to 8 bytes; `salt`: see `BlockTable`.
+    `prompt`: its ids, with ids of rows replaced by the rows' names; `vectors`: each row as int64 (words,): numbers in
+    the compute type, zero-padded to 8 bytes; `salt`: see `BlockTable`.
     """
 
     prompt: tuple[int, ...]
@@ -31,10 +31,10 @@ class VirtualTokens:
 
     @classmethod
     def of(cls, prompt: Sequence[int], vocab_size: int, table: Ints, extra_ids: Sequence[int] = ()) -> "VirtualTokens":
-        """Of a prompt whose ids from `vocab_size` on are rows of `table`, int64 (rows, words).
+        """From a prompt whose ids from `vocab_size` on are rows of `table`, int64 (rows, words).
 
-        `extra_ids`: of each token, or none. Rows with different ones get different names, and so do blocks of text:
-        TensorRT-LLM has them in the keys of blocks (`BlockKey`, cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp).
+        `extra_ids`: one for each token, or none. Different ones give rows different names and text blocks different
+        keys, as in TensorRT-LLM (`BlockKey`, cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp).
         """
         extra = extra_ids or (0,) * len(prompt)
         names: list[int] = []
@@ -61,7 +61,7 @@ def _name(vector: Ints, extra_id: int) -> int:
 
 
 def embedded(tokens: Ints, tables: Iterable[VirtualTokens | None]) -> tuple[Ints, Ints]:
-    """The fields `tokens` and `embeddings` of a step (`Step`) whose tokens hold names of the rows of these tables."""
+    """`Step.tokens` and `Step.embeddings` for tokens that contain names of rows of these tables."""
     places = np.flatnonzero(tokens >= VIRTUAL)
     numbers: dict[int, int] = {}
     for name in tokens[places].tolist():
@@ -76,6 +76,6 @@ def embedded(tokens: Ints, tables: Iterable[VirtualTokens | None]) -> tuple[Ints
 
 
 def before_virtual(tokens: Sequence[int]) -> tuple[int, ...]:
-    """The tokens before the first that is a row's name: what may be proposed as an output."""
+    """The tokens before the first row name: only these may be drafted."""
     end = next((place for place, token in enumerate(tokens) if token >= VIRTUAL), len(tokens))
     return tuple(tokens[:end])

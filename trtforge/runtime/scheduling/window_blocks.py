@@ -1,8 +1,8 @@
-"""Where layers with sliding windows keep what a KV block holds, in models of which other layers attend to all tokens.
+"""KV blocks of sliding-window layers, in models whose other layers attend to all tokens.
 
-The other layers keep a block as long as its sequence runs. Layers with windows need it only while its tokens are within
-the window: then it has a block of a second, smaller pool, a window block. TensorRT-LLM has a pool for each window size
-(`WindowBlockManager`, cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp).
+The other layers keep a block as long as its sequence runs. Sliding-window layers need it only while its tokens are
+within the window; during that time the block has a window block, from a second, smaller pool. TensorRT-LLM has a pool
+for each window size (`WindowBlockManager`, cpp/tensorrt_llm/batch_manager/kvCacheManager.cpp).
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,18 +16,18 @@ from trtforge.runtime.scheduling.retention import Retention
 
 
 class WindowBlocks:
-    """Window blocks of the blocks of a pool.
+    """Assigns window blocks to the blocks of a pool.
 
-    A window block that no sequence attends to any more keeps its content, for prompts that begin alike, until another
-    block needs it; of the lowest priority the one that was left longest ago is taken first.
+    A window block that no sequence attends to any more keeps its content, for prompts with the same prefix, until
+    another block needs it; the one left longest ago within the lowest priority is taken first.
     """
 
     def __init__(self, count: int, window: int, tokens_per_block: int, num_blocks: int) -> None:
-        """`window`: the largest of the layers; `num_blocks`: of the pool."""
+        """`window`: the layers' largest window; `num_blocks`: blocks of the pool."""
         self.count = count
         self._window, self._size = window, tokens_per_block
         self.numbers: npt.NDArray[np.int64] = np.zeros(num_blocks, dtype=np.int64)
-        """The window block of each block that has one; of others any number below `count`."""
+        """The window block of each block that has one; any number below `count` for the others."""
         self._users = [0] * num_blocks
         self._empty = list(range(count - 1, -1, -1))
         self._idle: EvictionOrder[int] = EvictionOrder()
@@ -35,12 +35,12 @@ class WindowBlocks:
 
     @classmethod
     def of(cls, count: int, window: int | None, tokens_per_block: int, num_blocks: int) -> "WindowBlocks | None":
-        """None if there are none: then all layers have the same blocks."""
+        """New window blocks; None if `count` is 0: then all layers share the same blocks."""
         return cls(count, window, tokens_per_block, num_blocks) if count and window is not None else None
 
     @property
     def used(self) -> int:
-        """Window blocks that sequences attend to."""
+        """Number of window blocks that sequences attend to."""
         return self.count - len(self._empty) - len(self._idle)
 
     def holds(self, block: int) -> bool:
@@ -52,7 +52,7 @@ class WindowBlocks:
         return blocks_behind(self._window, computed, self._size)
 
     def longest(self, blocks: Sequence[int | None]) -> int:
-        """Length of the longest start of `blocks` after which all that is within the window has window blocks."""
+        """Length of the longest prefix of `blocks` whose blocks within the window at its end all have window blocks."""
         found = held = 0
         for count, block in enumerate(blocks, 1):
             held = held + 1 if block is not None and self.holds(block) else 0
@@ -70,13 +70,13 @@ class WindowBlocks:
         self._users[block] = 1
 
     def share(self, blocks: Sequence[int]) -> None:
-        """Another sequence attends to `blocks`, which have window blocks."""
+        """Record that another sequence attends to `blocks`, which have window blocks."""
         for block in blocks:
             self._idle.forget(block)
             self._users[block] += 1
 
     def leave(self, block: int, retention: Retention | None, *, keep: bool) -> None:
-        """A sequence does not attend to `block` any more. `keep`: others may find its content later."""
+        """Record that a sequence no longer attends to `block`. `keep`: others may find its content later."""
         self._users[block] -= 1
         if self._users[block]:
             return
@@ -87,17 +87,17 @@ class WindowBlocks:
             self._empty.append(int(self.numbers[block]))
 
     def retain(self, block: int, retention: Retention) -> None:
-        """Keep the content of `block` so from now on, if no sequence attends to it; else `leave` says how."""
+        """Set the retention of `block` if no sequence attends to it; otherwise `leave` sets it later."""
         if block in self._idle:
             self._idle.retain(block, retention)
 
     def copy(self, source: int, target: int) -> None:
-        """Have the window block of one block copied to that of another before the next step."""
+        """Copy the window block of `source` to that of `target` before the next step."""
         content = int(self.numbers[source])
         self._copies[int(self.numbers[target])] = self._copies.get(content, content)
 
     def take_copies(self) -> list[tuple[int, int]]:
-        """As `BlockManager.take_copies`, of window blocks."""
+        """Like `BlockManager.take_copies`, for window blocks."""
         copies = [(source, target) for target, source in self._copies.items()]
         self._copies.clear()
         return copies
