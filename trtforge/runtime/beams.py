@@ -1,9 +1,9 @@
-"""Beam search: which continuations of a request's beams go on, which are finished, and when it ends.
+"""Beam search: which continuations of a request's beams go on, which are finished, and when the search ends.
 
-The rules are those of `transformers` (`GenerationMixin._beam_search`), which agree with TensorRT-LLM's
-(cpp/tensorrt_llm/kernels/beamSearchKernels) in what both document: candidates of all beams compete by cumulative log
-probability, of the best `width` those that end are finished, the best others go on. A `diversity_rate` changes only how
-they compare, as in `beamStage3Kernel` there; its kernels for more than 8 beams add it to the scores for good.
+The rules are those of `transformers` (`GenerationMixin._beam_search`). They agree with the documented rules of
+TensorRT-LLM (cpp/tensorrt_llm/kernels/beamSearchKernels): candidates of all beams compete by cumulative log
+probability; those of the best `width` that end are finished, and the best others go on. A `diversity_rate` changes only
+the comparison, as in `beamStage3Kernel`; TensorRT-LLM's kernels for more than 8 beams also add it to the scores.
 """
 
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,7 @@ class BeamSearch(Group):
 
     @property
     def params(self) -> BeamParams:
-        """What the request asks for."""
+        """The request's beam search parameters."""
         found = self.members[0].request.beams
         assert found is not None, "only a beam search has beams"
         return found
@@ -53,7 +53,7 @@ class BeamSearch(Group):
     def advance(self, log_probs: Tensor) -> list[int] | None:
         """Take a step, given the members' log probabilities (members, vocabulary).
 
-        Returns the former index of each member's parent, after appending its token, or None if the search has ended.
+        Appends a token to each member. Returns the former index of each member's parent, or None if the search ended.
         """
         candidates = self._candidates(log_probs)
         going_on = [each for each in candidates if each.ends is None][: self.width]
@@ -78,7 +78,7 @@ class BeamSearch(Group):
         return [each.parent for each in going_on]
 
     def output(self) -> Output:
-        """The request's only output: an error if what changes logits failed, or left no token to any beam."""
+        """The request's only output; an error if a logits processor failed or no beam had a possible token."""
         failure = self.members[0].failure
         if failure is not None or not self.finished:
             error = failure or no_token_left()
@@ -99,7 +99,7 @@ class BeamSearch(Group):
         )
 
     def _candidates(self, log_probs: Tensor) -> list[_Continuation]:
-        """The best continuations, so many that `width` of them go on though each beam may end with every end id."""
+        """The best continuations, enough that `width` of them go on even if every beam ends with every end id."""
         vocabulary = log_probs.shape[1]
         total = log_probs + log_probs.new_tensor(self.scores).unsqueeze(1)
         ranked = total
@@ -117,7 +117,7 @@ class BeamSearch(Group):
         return found
 
     def _finish(self, ended: _Continuation) -> None:
-        """Keep a finished beam, if it is among the best, unless a token of it is ruled out."""
+        """Keep a finished beam if it is among the best and has no token of probability 0."""
         if ended.score == -inf:
             return
         parent = self.members[ended.parent]
@@ -145,14 +145,14 @@ class BeamSearch(Group):
 def advance_searches(
     rows: dict[Sequence, int], logits: Tensor, sampler: Sampler, scheduler: Scheduler
 ) -> list[BeamSearch]:
-    """A step of the searches of these sequences, each with the index of its logits; returns those that have ended."""
+    """Advance the searches of these sequences, given the index of each one's logits; returns the ended searches."""
     ended = []
     for search in dict.fromkeys(sequence.group for sequence in rows):
         assert isinstance(search, BeamSearch), "only beams are sampled together"
         members = list(search.members)
         parents = search.advance(sampler.log_probs(members, logits[[rows[member] for member in members]]))
         for member in members:
-            sampler.forget(member)  # its tokens are another beam's now
+            sampler.forget(member)  # its tokens are now those of another beam
         if parents is None:
             ended.append(search)
         elif len(members) < search.width:

@@ -1,25 +1,25 @@
-"""The tokens that top_k and top_p leave of a distribution, in the vocabulary's order, and draws from them, or of all.
+"""The tokens that top_k and top_p leave of a distribution, in vocabulary order, and draws from them or from all tokens.
 
-In the order of their probabilities, two nearly equal ones would change places with the last bits of the logits, which
-depend on what else a step computes, and draws of the same random number would be others.
-A vocabulary of 128,000 tokens takes milliseconds to sort for each row, so that it is not sorted where it need not be.
+In order of probability, two nearly equal tokens could swap places with the last bits of the logits, which depend on the
+rest of the batch; the same random number would then draw a different token.
+Sorting a vocabulary of 128,000 tokens takes milliseconds per row, so it is avoided where possible.
 """
 
 import torch
 from torch import Tensor
 
-_BLOCK = 1024  # weights that are summed before they are looked at one by one
-_FINER = 16.0  # by how much a threshold of probabilities is lowered
-_SUM_ROUNDING = 1e-6  # of sums of probabilities in float32
+_BLOCK = 1024  # weights summed together before a search among single ones
+_FINER = 16.0  # factor by which the probability threshold is lowered
+_SUM_ROUNDING = 1e-6  # rounding error of sums of probabilities in float32
 _BITS_32 = 0xFFFFFFFF
-_BELOW_1 = 1.0 - 2.0**-24  # in float32
+_BELOW_1 = 1.0 - 2.0**-24  # largest float32 below 1
 
 
 def most_likely_kept(logits: Tensor, top_k: Tensor, top_p: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """Of logits (rows, vocabulary) the most likely tokens (rows, most) and their weights.
+    """The most likely tokens (rows, most) of logits (rows, vocabulary), and their weights.
 
-    top_k, top_p: (rows, 1). top_p counts within the top_k tokens. `most`: the largest top_k. Of equally likely tokens
-    the first of the vocabulary are kept, whatever `most` is.
+    top_k, top_p: (rows, 1). top_p applies to the distribution of the top_k tokens. `most`: the largest top_k. Of
+    equally likely tokens, those with lower ids are kept, whatever `most` is.
     """
     whole = most == logits.shape[1]
     if whole:
@@ -38,23 +38,23 @@ def most_likely_kept(logits: Tensor, top_k: Tensor, top_p: Tensor, most: int) ->
 
 
 def _in_order(logits: Tensor) -> Tensor:
-    """int64 numbers (rows, vocabulary) in the order of float32 logits; of equal logits the first has the largest."""
+    """int64 sort keys (rows, vocabulary) of float32 logits; of equal logits the first has the largest key."""
     bits = (logits + 0.0).view(torch.int32)  # -0.0 becomes 0.0
-    bits ^= (bits >> 31) & 0x7FFFFFFF  # numbers in the order of the logits: those below 0 descend without it
+    bits ^= (bits >> 31) & 0x7FFFFFFF  # integers in the order of the logits: without this, negative ones are reversed
     vocabulary = logits.shape[1]
     return (bits.long() << 32) | torch.arange(vocabulary - 1, -1, -1, device=logits.device)
 
 
 def nucleus(logits: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
-    """Of logits (vocabulary,) the most likely tokens that together have the probability `top_p`, and their weights.
+    """The most likely tokens of logits (vocabulary,) that together have the probability `top_p`, and their weights.
 
-    All tokens for 1. (Holtzman et al. 2020, arXiv:1904.09751)
+    All tokens if `top_p` is 1. (Holtzman et al. 2020, arXiv:1904.09751)
     """
     probabilities = logits.softmax(dim=0)
     if top_p >= 1.0:
         return torch.arange(len(logits), device=logits.device), probabilities
-    # Tokens above a threshold that together are likely enough hold all that is sought. Those below `least` together
-    # have at most half of what may be left out.
+    # If the tokens above a threshold have more than `top_p` together, they include the nucleus. The tokens below
+    # `least` have at most half of the probability that may be left out.
     least = (1.0 - top_p) / (2 * len(logits))
     threshold = float(probabilities.max())
     kept = probabilities >= least
@@ -69,25 +69,25 @@ def nucleus(logits: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
         return candidates.new_zeros(1), probabilities.new_ones(1)
     weights, order = probabilities[candidates].sort(descending=True, stable=True)
     count = max(1, int((weights.cumsum(dim=0) - weights < top_p).sum()))
-    kept = torch.zeros_like(kept).index_fill_(0, candidates[order[:count]], True)  # sooner than sorting them
+    kept = torch.zeros_like(kept).index_fill_(0, candidates[order[:count]], True)  # faster than sorting them
     found = kept.nonzero().squeeze(1)
     return found, probabilities[found]
 
 
 def drawn_of_all(logits: Tensor, keys: Tensor) -> Tensor:
-    """Of float32 logits (rows, vocabulary) a token of each row, with the probability that their softmax gives it.
+    """Draw a token for each row of float32 logits (rows, vocabulary) from their softmax.
 
-    keys: int64 (rows,), 64 random bits each. Token 0 where none is possible.
+    keys: int64 (rows,), 64 random bits each. Token 0 if no token is possible.
     """
-    top = logits.amax(dim=1, keepdim=True)  # noise beside large logits would be rounded away
+    top = logits.amax(dim=1, keepdim=True)  # added to large logits, the noise would be rounded away
     noise = gumbel_noise(keys, logits.shape[1])
     return noise.add_(logits - torch.where(top.isfinite(), top, 0.0)).argmax(dim=1)
 
 
 def gumbel_noise(keys: Tensor, vocabulary: int) -> Tensor:
-    """float32 (rows, vocabulary): the largest sum of a logit and its noise is the token that is drawn.
+    """Gumbel noise, float32 (rows, vocabulary): the argmax of logits plus noise is a draw from their softmax.
 
-    See native/source/gumbel.h, which computes the same but for the last bits. keys: int64 (rows,).
+    native/source/gumbel.h computes the same up to the last bits. keys: int64 (rows,).
     """
     first, second = (part.unsqueeze(1) for part in (keys & _BITS_32, (keys >> 32) & _BITS_32))
     h = (torch.arange(vocabulary, device=keys.device) * 0x9E3779B9 + first) & _BITS_32
@@ -98,17 +98,17 @@ def gumbel_noise(keys: Tensor, vocabulary: int) -> Tensor:
 
 
 def _mixed(h: Tensor, factor: int, shift: int, second: int) -> Tensor:
-    """A bijection of numbers of 32 bits, as int64."""
+    """A bijection of 32-bit integers, stored as int64."""
     h = ((h ^ (h >> 16)) * factor) & _BITS_32
     h = ((h ^ (h >> shift)) * second) & _BITS_32
     return h ^ (h >> 16)
 
 
 def chosen_places(weights: Tensor, shares: Tensor) -> Tensor:
-    """Of weights (rows, candidates) the first place in each row up to which more than its share of them lies.
+    """The first index in each row of weights (rows, candidates) at which the cumulative sum exceeds the row's share.
 
-    shares: float64 (rows,) in [0, 1). Places with weight 0 are not chosen unless all are. The host does not wait for a
-    GPU, which sums all weights.
+    shares: float64 (rows,) in [0, 1), of the row's total weight. Indices of weight 0 are chosen only if all weights are
+    0. The host does not wait for a GPU, which sums all weights.
     """
     if weights.is_cuda or weights.shape[1] <= _BLOCK:
         sums = weights.double().cumsum(dim=1)
@@ -128,6 +128,6 @@ def chosen_places(weights: Tensor, shares: Tensor) -> Tensor:
 
 
 def _place(sums: Tensor, target: Tensor) -> Tensor:
-    """The first place of each row (rows, places) whose sum is above the target (rows, 1), within what has weight."""
+    """The first index in each row of sums (rows, places) above the target (rows, 1), at most the last with weight."""
     last = (sums < sums[:, -1:]).sum(dim=1)
     return torch.minimum((sums <= target).sum(dim=1), last)

@@ -1,4 +1,4 @@
-"""Draft tokens that come with requests, beside the engine's own drafter: TensorRT-LLM's external draft tokens."""
+"""Draft tokens that come with requests (TensorRT-LLM's external draft tokens), combined with the engine's drafter."""
 
 from collections.abc import Callable, Iterable
 
@@ -12,15 +12,15 @@ from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
 
 class Drafts:
-    """What each step verifies: of a request with draft tokens these, while its output is what they begin with; after
-    them, and for other requests, what the engine's own drafter proposes, if there is one.
+    """Chooses the drafts that each step verifies: a request's own draft tokens as long as its output matches them;
+    otherwise those of the engine's drafter, if there is one.
 
-    The first ones are verified behind the prompt, in the step that computes its end; those for which it has no room
-    later. Used by the engine's thread only.
+    A request's drafts are first verified in the step that computes the end of its prompt; those that do not fit there
+    are verified later. Used by the engine's thread only.
     """
 
     def __init__(self, own: Drafter | None, device: torch.device, *, keeps_states: bool) -> None:
-        """`keeps_states`: of linear attention, after each row of a step: none within a prompt is known."""
+        """`keeps_states`: linear attention keeps states only after each row, so no draft is verified with a prompt."""
         self.own = own
         self._device = device
         self._keeps_states = keeps_states
@@ -28,7 +28,7 @@ class Drafts:
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """Processes that compute for the engine's own drafter."""
+        """Process ids of the engine's own drafter."""
         return () if self.own is None else self.own.worker_pids
 
     def add(self, sequence: Sequence) -> None:
@@ -44,7 +44,7 @@ class Drafts:
 
     def draft(self, running: Iterable[Sequence]) -> None:
         """Set `draft` of the sequences that may have one in the next step."""
-        if self.own is not None:  # for all: its state follows every token, whoever drafts it
+        if self.own is not None:  # for all sequences: its state must follow every token, whoever drafts it
             self.own.draft([s for s in running if s.remaining == 1 and s.group is None])
         for sequence in list(self._offered):
             self._offer(sequence)
@@ -55,9 +55,9 @@ class Drafts:
             self.own.observe(rows, logits)
 
     def finish(self, rows: list[Row], end: Callable[[Sequence, FinishReason], None]) -> None:
-        """End those requests whose drafts a step has verified and that ask for no more; see `DraftTokens`.
+        """End requests that only want their drafts verified (`DraftTokens.alone`), once a step has verified them.
 
-        `rows`: those that sampled, copies of a prompt included.
+        `rows`: rows that sampled, copies of a prompt included.
         """
         for row in rows if self._offered else ():
             sequence, drafts = row.sequence, row.sequence.request.drafts
@@ -78,14 +78,14 @@ class Drafts:
             self.own.close()
 
     def end(self) -> None:
-        """As `close`, when nothing is drafted any more: the drafter's memory is freed too."""
+        """Like `close`, and free the drafter's memory, when nothing is drafted any more."""
         self.close()
         self.own = None
 
     def _offer(self, sequence: Sequence) -> None:
-        """Propose the tokens of a request that come next, or drop them if the output has gone on otherwise."""
+        """Propose the request's next draft tokens, or drop them if the output differs from them."""
         made = sequence.generated
-        if made and sequence.tokens[-1] < 0:  # stands for a token that the host does not know yet
+        if made and sequence.tokens[-1] < 0:  # placeholder of a token that the host does not know yet
             sequence.draft = Draft()
         elif self._go_on(sequence):
             waits = self._keeps_states and sequence.remaining > 1
@@ -96,7 +96,7 @@ class Drafts:
                 sequence.draft = Draft()
 
     def _go_on(self, sequence: Sequence) -> bool:
-        """Whether a request's draft tokens begin with its output, and more follow."""
+        """Whether a request's draft tokens start with its output and are longer than it."""
         if sequence not in self._offered:
             return False
         tokens, made = self._offered[sequence].tokens, sequence.generated

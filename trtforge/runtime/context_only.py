@@ -1,4 +1,4 @@
-"""Answers to context_only requests, which come when the KV blocks of their prompts are in files for other engines."""
+"""Delays the answers to context_only requests until their prompts' KV blocks are in files for other engines."""
 
 import threading
 from collections.abc import Callable
@@ -9,14 +9,14 @@ from trtforge.engine_process.requests import GenerationRequest, OnOutput, Output
 from trtforge.runtime.delivery import deliver
 from trtforge.runtime.kv_store import KvStore
 
-_LONGEST = 10.0  # seconds; twice as many at most
+_LONGEST = 10.0  # seconds that an answer is held back before it counts as late; twice as long at most
 
 
 class StoredFirst:
-    """Holds back the last output of each context_only request until what it stored is written, or for some seconds
-    where the disk hangs: the engine that goes on computes what it does not find.
+    """Holds back the last output of each context_only request until its blocks are written, or for some seconds if the
+    disk hangs; the engine that generates then computes the missing blocks itself.
 
-    Used by the engine's thread; `ping` has it call a function, from any thread.
+    Used by the engine's thread; `ping`, called from any thread, makes that thread call a function.
     """
 
     def __init__(self, store: KvStore | None, ping: Callable[[Callable[[], None]], None]) -> None:
@@ -26,7 +26,7 @@ class StoredFirst:
         self._watched = False
 
     def receiver(self, request: GenerationRequest, on_output: OnOutput) -> OnOutput:
-        """What takes the outputs of a request and passes them to `on_output`."""
+        """The callback for a request's outputs, which passes them to `on_output`."""
         store = self._store
         if store is None or not request.context_only:
             return on_output
@@ -43,7 +43,7 @@ class StoredFirst:
         return receive
 
     def flush(self) -> None:
-        """Pass on what is held back: the engine ends."""
+        """Pass on all outputs held back, because the engine ends."""
         for number in list(self._held):
             self._release(number)
 
@@ -53,7 +53,7 @@ class StoredFirst:
             deliver(held[0], held[1])
 
     def _watch(self) -> None:
-        """Look at what is held back in some seconds, if there is anything."""
+        """Check in some seconds for outputs held back too long, if there are any."""
         if self._held and not self._watched:
             self._watched = True
             timer = threading.Timer(_LONGEST, self._ping, (self._release_late,))

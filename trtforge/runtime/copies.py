@@ -1,4 +1,4 @@
-"""Several sequences of one prompt: the copies wait until the original's prompt is computed, then share its blocks."""
+"""Several sequences of one prompt: copies wait until the original's prompt is computed, then share its blocks."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,10 +9,10 @@ from trtforge.runtime.scheduling.sequence import Draft, Sequence, candidates_of
 
 
 class Copies:
-    """The copies that wait for their originals; until then the scheduler does not know them.
+    """The copies that wait for their originals; the scheduler gets them afterwards.
 
-    `shares`: False if blocks are not all of a sequence's state (linear attention), so that each copy computes its
-    prompt itself.
+    `shares`: False if a sequence has state besides its blocks (linear attention), so that each copy computes its own
+    prompt.
     """
 
     def __init__(self, *, shares: bool = True) -> None:
@@ -29,7 +29,7 @@ class Copies:
             return False
         if original.tokens != copy.tokens or original.table.salt != copy.table.salt:
             return False
-        if any(original in copies for copies in self._of.values()):  # it is a waiting copy itself
+        if any(original in copies for copies in self._of.values()):  # the original is a waiting copy itself
             return False
         alone = any(
             each.request.guide is not None or each.scores_prompt or each.group is not None for each in (original, copy)
@@ -39,7 +39,7 @@ class Copies:
         self._of.setdefault(original, []).append(copy)
         both = original.candidates, copy.candidates
         draws = any(p.draws_from_all or p.draws_near for p in (original.request.sampling, copy.request.sampling))
-        original.candidates = max(both) if all(both) and not draws else 0  # its first logits are those of the copies
+        original.candidates = max(both) if all(both) and not draws else 0  # its first logits also serve the copies
         return True
 
     def joined(self, sampling: list[tuple[Row, int]], scheduler: Scheduler) -> list[tuple[Row, int]]:
@@ -64,9 +64,9 @@ class Copies:
         return False
 
     def has_begun(self, sequence: Sequence) -> bool:
-        """Whether a request runs or has run: a paused one, and a copy of one that runs, too."""
+        """Whether a request runs or has run. Paused requests and copies of running ones count."""
         return (self.original_of(sequence) or sequence).begun
 
     def original_of(self, copy: Sequence) -> Sequence | None:
-        """The sequence that a waiting copy waits for; None for any other sequence."""
+        """The original of a waiting copy; None for any other sequence."""
         return next((original for original, copies in self._of.items() if copy in copies), None)

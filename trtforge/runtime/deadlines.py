@@ -1,4 +1,4 @@
-"""When requests with an allotted time end."""
+"""Deadlines of requests with an allotted time."""
 
 from time import monotonic
 
@@ -8,29 +8,29 @@ _LONGEST = 10**12  # milliseconds, 30 years: threads cannot wait for much longer
 
 
 class Deadlines:
-    """The unfinished sequences whose requests have an `allotted_time_ms`, which begins when they are added."""
+    """The unfinished sequences whose requests have an `allotted_time_ms`, counted from when they are added."""
 
     def __init__(self) -> None:
         self._ends: dict[Sequence, float] = {}
-        self._next = float("inf")  # not later than the first of them
+        self._next = float("inf")  # not later than the earliest deadline
 
     def add(self, sequence: Sequence) -> None:
-        """Begin to count, if the request's time is limited."""
+        """Start the time of a request with an allotted time."""
         allotted = sequence.request.allotted_time_ms
         if allotted is not None:
             self._ends[sequence] = end = monotonic() + min(allotted, _LONGEST) / 1000
             self._next = min(self._next, end)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence has ended."""
+        """Drop a sequence that has ended."""
         self._ends.pop(sequence, None)
 
     def seconds_left(self) -> float | None:
-        """Until `passed` may have something; None: never."""
+        """Seconds until `passed` may return a sequence; None if there is no deadline."""
         return max(self._next - monotonic(), 0.0) if self._ends else None
 
     def passed(self) -> list[Sequence]:
-        """The sequences whose time has passed, which are to be ended now."""
+        """The sequences whose time has passed and which must end now."""
         now = monotonic()
         if now < self._next:
             return []

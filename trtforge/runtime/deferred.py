@@ -1,6 +1,6 @@
-"""A step whose tokens the host does not wait for: it begins the next one first, so that a GPU is never without work.
+"""Overlap scheduling: the host begins the next step before it waits for a step's tokens, which keeps the GPU busy.
 
-As TensorRT-LLM's overlap scheduler (PyExecutor._executor_loop_overlap, tensorrt_llm/_torch/pyexecutor/py_executor.py).
+As in TensorRT-LLM (PyExecutor._executor_loop_overlap, tensorrt_llm/_torch/pyexecutor/py_executor.py).
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from trtforge.runtime.scheduling.sequence import Sequence
 class Deferred:
     """The rows of a step in the order of their logits, and their next tokens, int64 (rows,), on the device.
 
-    No rows and no tokens where a step samples nothing. `begun`: when the host did, in seconds of `perf_counter`.
-    `context`: tokens of chunks; `alone`: whether the step had no others.
+    Both are empty if a step samples nothing. `begun`: when the host began the step, in seconds of `perf_counter`.
+    `context`: number of tokens in context chunks; `alone`: whether the step had no other tokens.
     """
 
     def __init__(
@@ -33,12 +33,12 @@ class Deferred:
             self._done.record()
 
     def assume(self) -> None:
-        """Let the next step be scheduled as if the tokens were known: -1 - i stands for that of row i."""
+        """Append placeholders for the unknown tokens, -1 - i for row i, so that the next step can be scheduled."""
         for index, row in enumerate(self._rows):
             row.sequence.tokens.append(-1 - index)
 
     def known(self) -> list[tuple[Row, int]]:
-        """The rows and their tokens, once these are known; what `assume` appended is taken away again."""
+        """Wait for the tokens and return them with their rows; removes the placeholders that `assume` appended."""
         if self._done is not None:
             self._done.synchronize()
         for row in self._rows:
@@ -49,7 +49,7 @@ class Deferred:
 def deferred(
     rows: Rows[Row], logits: Tensor | None, choose: Callable[[list[Sequence], Tensor], Tensor], begun: float
 ) -> Deferred | None:
-    """A step that was begun; None if the host must wait for its tokens. `choose`: see `Sampler`."""
+    """Defer the tokens of a begun step; None if the host must wait for them. `choose`: see `Sampler`."""
     if logits is None:
         return Deferred([], None, begun, context_tokens(rows), alone=rows[0].count > 1)
     if not may_be_deferred(rows):
@@ -58,7 +58,7 @@ def deferred(
 
 
 def may_be_deferred(rows: Rows[Row]) -> bool:
-    """Whether all rows sample one token each that follows from its logits alone, none for the first time."""
+    """Whether every row samples one token that depends on its logits alone and is not the sequence's first."""
     return all(
         row.count == 1
         and row.samples

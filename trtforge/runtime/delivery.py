@@ -1,4 +1,4 @@
-"""Outputs go to callbacks, which must affect only their own request."""
+"""Delivers outputs to callbacks, whose errors must affect only their own request."""
 
 import logging
 
@@ -8,10 +8,10 @@ _LOG = logging.getLogger(__name__)
 
 
 def deliver(on_output: OnOutput, output: Output) -> bool:
-    """Call `on_output`; returns False if it raised, which must affect only its own request."""
+    """Call `on_output`; returns False if it raised."""
     try:
         on_output(output)
-    except BaseException:  # SystemExit, too, would end the thread of all requests
+    except BaseException:  # SystemExit would end the thread of all requests, too
         _LOG.exception("the receiver of request %s failed", output.request_id)
         return False
     return True

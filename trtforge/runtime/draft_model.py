@@ -1,4 +1,4 @@
-"""Drafts of a smaller model, which an engine runs beside its own, with a KV cache of its own."""
+"""Drafts from a smaller model, which the engine runs with a separate KV cache."""
 
 from dataclasses import dataclass, field, replace
 
@@ -43,7 +43,7 @@ class DraftModel:
 
     @property
     def used_blocks(self) -> int:
-        """KV blocks of the draft model that sequences hold."""
+        """Number of the draft model's KV blocks that sequences hold."""
         return self._blocks.used_blocks
 
     def draft(self, sequences: list[Sequence]) -> None:
@@ -78,7 +78,7 @@ class DraftModel:
         self._ranks.close()
 
     def _prepared(self, sequence: Sequence) -> _Mirror | None:
-        """The mirror with the sequence's tokens and blocks for its draft; what is cached of other tokens is dropped."""
+        """The sequence's mirror, with its tokens and blocks for a draft. Cached tokens that differ are dropped."""
         length = len(sequence.tokens)
         wanted = min(self._tokens, sequence.limit - length - 1, self._limits.max_seq_len - length)
         if wanted < 1 or sequence.virtual is not None:  # it has no prompt tables
@@ -106,7 +106,7 @@ class DraftModel:
         return mirror
 
     def _computed(self, sequences: list[Sequence]) -> dict[Sequence, Tensor]:
-        """Compute all tokens that are not; the logits after each sequence's last one."""
+        """Compute the tokens that are not computed yet; returns the logits after each sequence's last token."""
         logits: dict[Sequence, Tensor] = {}
         while sequences:
             rows: list[Row] = []
@@ -119,7 +119,7 @@ class DraftModel:
             rows.sort(key=packing_order)
             found = self._ranks.execute(Step.of_rows(rows))
             sampled = (row.sequence for row in rows if row.samples)
-            # The next step may overwrite them.
+            # The next step may overwrite the logits.
             logits |= dict(zip(sampled, [] if found is None else found.clone(), strict=True))
             for row in rows:
                 row.sequence.computed += row.count

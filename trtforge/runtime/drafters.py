@@ -1,4 +1,4 @@
-"""The drafter of an engine, made from its feature and what lies beside its ranks."""
+"""Creates an engine's drafter from its speculation feature and the files next to its ranks."""
 
 from dataclasses import replace
 
@@ -23,9 +23,9 @@ from trtforge.runtime.scheduling.draft_trees import TreeShape
 
 
 def with_drafter(source: Source, feature: Speculation | None) -> Source:
-    """`source` with what `feature` drafts with: an EAGLE network, or the bytes of heads or of a draft model.
+    """`source` with the drafter of `feature`: an EAGLE network, or the bytes of Medusa heads or a draft model.
 
-    Raises ForgeError if that is damaged.
+    Raises ForgeError if the drafter is damaged.
     """
     if isinstance(feature, MedusaFeature):
         sizes = source.config.hidden_size, source.config.vocab_size
@@ -45,7 +45,7 @@ def with_drafter(source: Source, feature: Speculation | None) -> Source:
 
 
 def _draft_rank(own: Source, index: int, source: Source) -> DrafterBytes:
-    """Memory of rank `index` of a draft model whose KV cache has as many tokens as that of `source`."""
+    """Memory of rank `index` of a draft model whose KV cache has as many tokens as the cache of `source`."""
     stored = read_header(own.directory / rank_file(index))
     block = block_bytes(own.spec(index), DTYPES[own.forge.compute_dtype], own.tokens_per_block)
     tokens = -(-block * source.tokens_per_block // own.tokens_per_block)

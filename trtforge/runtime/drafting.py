@@ -1,4 +1,4 @@
-"""Draft tokens for speculative decoding: where they come from. The engine verifies them, so they may be wrong."""
+"""Drafters: sources of draft tokens for speculative decoding. The engine verifies drafts, so they may be wrong."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Speculation = NgramFeature | DraftFeature | LookaheadFeature | MedusaFeature | EagleFeature | Eagle3Feature
-"""Features that a drafter is made of."""
+"""The recipe features that have a drafter."""
 _SHORTEST = 2
-"""Tokens of the shortest n-gram that is looked up: single tokens recur by chance."""
+"""Length of the shortest n-gram that is looked up: single tokens recur by chance."""
 
 
 class Drafter(Protocol):
@@ -23,13 +23,13 @@ class Drafter(Protocol):
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
-        """Processes that compute for it."""
+        """Ids of the drafter's processes."""
 
     def draft(self, sequences: list[Sequence]) -> None:
-        """Set `draft` of these sequences, of which all tokens but the last are computed."""
+        """Set `draft` of these sequences. All their tokens except the last are computed."""
 
     def observe(self, rows: list[Row], logits: "Tensor | None") -> None:
-        """Take note of a step's unmodified logits (wanted rows, vocabulary), in the order of `rows`; None: no row wants
+        """Receive a step's unmodified logits (wanted rows, vocabulary), in the order of `rows`; None if no row wants
         any. The step is not yet recorded in the sequences."""
 
     def forget(self, sequence: Sequence) -> None:
@@ -41,9 +41,9 @@ class Drafter(Protocol):
 
 @dataclass(slots=True)
 class _Seen:
-    """Where each n-gram of a sequence's first `length` tokens ended last, by its tokens.
+    """The latest end of each n-gram in a sequence's first `length` tokens, by the n-gram's tokens.
 
-    `most`: draft tokens of the next step; `drafted` and `accepted`: the sequence's counts before the last one.
+    `most`: draft tokens of the next step; `drafted` and `accepted`: the sequence's counts before the last step.
     """
 
     most: int
@@ -54,10 +54,10 @@ class _Seen:
 
 
 class NgramDrafter:
-    """Proposes the tokens that followed the latest earlier occurrence of the last n-gram, the longest that occurred.
+    """Proposes the tokens after the latest earlier occurrence of the sequence's last n-gram, the longest that occurs.
 
-    Prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding), TensorRT-LLM's `NGram`. A
-    rejected token costs as much as any other: drafts get shorter when some are rejected, and longer when none is.
+    Prompt lookup (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding), TensorRT-LLM's `NGram`. Drafts
+    get shorter after a rejected token, because it costs as much as any other, and longer if all were accepted.
     """
 
     worker_pids: tuple[int, ...] = ()
@@ -90,7 +90,7 @@ class NgramDrafter:
             seen = self._seen[sequence] = _Seen(self._tokens, drafted=sequence.drafted, accepted=sequence.accepted)
         seen.most = self._next_length(seen, sequence)
         seen.drafted, seen.accepted = sequence.drafted, sequence.accepted
-        for end in range(seen.length, len(tokens)):  # n-grams that end before the last token: something follows them
+        for end in range(seen.length, len(tokens)):  # n-grams that end before the last token, so that a token follows
             for size in self._sizes:
                 if size <= end:
                     seen.ends[tuple(tokens[end - size : end])] = end
@@ -109,6 +109,6 @@ class NgramDrafter:
 
 
 def _repeated(tokens: list[int], start: int, count: int) -> tuple[int, ...]:
-    """The tokens from `start` on; a repetition that reaches the end goes on in a circle."""
+    """`count` tokens from `start` on; after the last token, start over at `start`."""
     period = len(tokens) - start
     return tuple(tokens[start + index % period] for index in range(count))

@@ -1,10 +1,10 @@
 """An EAGLE network as a drafter: which positions it computes, and when.
 
-Its keys and values lie in the blocks of the engine's own KV cache, in one layer more, so that prefixes, copies, pauses
-and stored blocks need nothing of their own. Position p needs token p + 1: after a step the positions of prompts are
-written, and the last one of a sequence, with those of its drafts, waits until the tokens are sampled. What a block
-keeps of its last position may come from another sequence that went on otherwise, and what follows it from a chain:
-that makes a draft worse, never an answer.
+Its keys and values are an additional layer in the blocks of the engine's KV cache, so prefixes, copies, pauses and
+stored blocks work as usual. Position p needs token p + 1: prompt positions are written right after a step; a sequence's
+last position, and those of its drafts, must wait until the tokens are sampled. A shared block's last position may come
+from another sequence with a different next token, and later positions from a chain of drafts. That can make a draft
+worse, but never changes an output.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from trtforge.runtime.scheduling.virtual_tokens import VIRTUAL
 
 
 class EagleRanks(Protocol):
-    """Ranks of which the first has the network."""
+    """Ranks; the first one has the EAGLE network."""
 
     num_blocks: int
 
@@ -31,12 +31,12 @@ class EagleRanks(Protocol):
         """The network, with its cache."""
 
     def hidden_states(self) -> Tensor:
-        """(tokens, width) of all tokens of the last step; valid until the next one."""
+        """(tokens, width) for all tokens of the last step; valid until the next step."""
 
 
 @dataclass(slots=True)
 class _Positions:
-    """Positions to write: `indices` of their hidden states, their next tokens, and their slots."""
+    """Positions to write, with `indices` of their hidden states, their next tokens, and their slots."""
 
     indices: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -44,11 +44,11 @@ class _Positions:
     slots: list[int] = field(default_factory=list)
 
     def add(self, sequence: Sequence, start: int, count: int, index: int, size: int) -> None:
-        """`count` positions of a sequence from `start` on; `index`: of the first one's hidden state."""
+        """Add `count` positions of a sequence from `start` on; `index`: of the first position's hidden state."""
         blocks, positions = sequence.table.blocks, range(start, start + count)
         self.indices.extend(range(index, index + count))
         tokens = sequence.tokens[start + 1 : start + 1 + count]
-        if sequence.virtual is not None:  # of a row of a prompt table the network sees the hidden states only
+        if sequence.virtual is not None:  # of prompt table rows, the network sees only the hidden states
             tokens = [token if token < VIRTUAL else 0 for token in tokens]
         self.tokens.extend(tokens)
         self.positions.extend(positions)
@@ -59,7 +59,7 @@ class _Positions:
 class _Waiting:
     """Hidden states (positions, hidden) from position `first` on, as the network reads them.
 
-    `row`: whose last token and drafts they are of, until it is known which of these are accepted.
+    `row`: the row whose last token and drafts they belong to, until it is known which drafts are accepted.
     """
 
     first: int
@@ -67,7 +67,7 @@ class _Waiting:
     row: Row | None = None
 
     def chosen(self) -> "_Waiting":
-        """Those of the last token and of accepted drafts, if others lie between."""
+        """Only the states of the last token and the accepted drafts of a tree."""
         if self.row is None or not self.row.parents:
             return self
         return _Waiting(self.first, self.states[[0, *(1 + node for node in self.row.path)]])
@@ -79,7 +79,7 @@ class EagleDrafter:
     worker_pids: tuple[int, ...] = ()
 
     def __init__(self, ranks: EagleRanks, shape: TreeShape, tokens_per_block: int, most: int | None = None) -> None:
-        """`shape`: of what is drafted; `most`: sequences above which nothing is drafted."""
+        """`shape`: of the drafts; `most`: maximum number of sequences, above which nothing is drafted."""
         self._ranks, self._network = ranks, ranks.network
         self._shape, self._size, self._most = shape, tokens_per_block, most
         self._waiting: dict[Sequence, _Waiting] = {}

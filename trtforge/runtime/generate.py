@@ -1,4 +1,4 @@
-"""Generation in one call, for commands and tests: load, generate for some prompts, close."""
+"""Generation in one call, for commands and tests: load an engine, generate for some prompts, close it."""
 
 import queue
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Generation:
 def generate(
     directory: Path, requests: Sequence[GenerationRequest], options: EngineOptions | None = None
 ) -> list[Generation]:
-    """Load an engine and run the requests concurrently; results are in their order. Raises ForgeError."""
+    """Load an engine and run the requests concurrently; results are in the order of the requests. Raises ForgeError."""
     with Engine.load(directory, options) as engine:
         return generate_with(engine, requests)
 

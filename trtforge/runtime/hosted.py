@@ -33,7 +33,7 @@ class HostJob(Config):
     max_queue_seconds: float | None = None
 
     def options(self) -> EngineOptions:
-        """Options for loading the engine; those of one run of the server come by its environment."""
+        """Options for loading the engine; options for a single run of the server come from its environment."""
         trace, store = os.environ.get(TRACE_VARIABLE), os.environ.get(KV_STORE_VARIABLE)
         size = os.environ.get(KV_STORE_BYTES_VARIABLE, KV_CACHE_DIR_BYTES)
         return EngineOptions(
@@ -55,13 +55,13 @@ class HostJob(Config):
 
 
 def _unwritten(trace: Path) -> Path:
-    """The file, or with a number before its suffix if an engine that ended has written it: FILE.2.json."""
+    """The path, or FILE.2.json and so on if an earlier engine has already written FILE.json."""
     tried = chain((trace,), (trace.with_suffix(f".{number}{trace.suffix}") for number in count(2)))
     return next(path for path in tried if not (path.is_file() and path.stat().st_size))
 
 
 def main() -> int:
-    """Serve the engine; the exit status."""
+    """Serve the engine; returns the exit status."""
     job = HostJob.model_validate_json(sys.argv[1])
 
     def load() -> RequestEngine:

@@ -1,4 +1,4 @@
-"""Requests, cancellations and other messages from any thread to the engine's thread, which sleeps until one comes."""
+"""Passes requests, cancellations and other messages from any thread to the engine's thread, which sleeps until then."""
 
 import os
 import threading
@@ -14,7 +14,7 @@ from trtforge.runtime.scheduling.sequence import Sequence
 class News:
     """Messages since the last `take`. `cancelled_if_waiting`: request ids to cancel unless they have begun to run.
 
-    `prepared`: sequences whose guide was compiled, or refused with an error.
+    `prepared`: sequences whose guide was compiled or, with an error, refused.
     """
 
     submitted: list[tuple[GenerationRequest, OnOutput]] = field(default_factory=list)
@@ -42,18 +42,18 @@ class Inbox:
 
     @property
     def submitted(self) -> int:
-        """Number of requests that were not taken yet."""
+        """Number of requests not yet taken."""
         return len(self._news.submitted)
 
     @property
     def _forked(self) -> bool:
-        """Whether this is a copy in another process, without the taking thread and with a lock that may be held."""
+        """Whether this is a forked copy, which lacks the taking thread and whose lock may be held forever."""
         return os.getpid() != self._process
 
     def submit(self, *requests: tuple[GenerationRequest, OnOutput]) -> ForgeError | None:
         """Queue requests, to be taken together.
 
-        Returns the error if the engine has ended, or runs in the process that this one was forked from.
+        Returns the error if the engine has ended or this is a forked process.
         """
         if self._forked:
             hint = "Load one here, or start processes by multiprocessing's spawn."
@@ -74,19 +74,19 @@ class Inbox:
             self._changed.notify()
 
     def ping(self, on_turn: Callable[[], None]) -> None:
-        """Ask for a sign of life."""
+        """Have the taking thread call `on_turn` as a sign of life."""
         with self._changed:
             self._news.pings.append(on_turn)
             self._changed.notify()
 
     def prepared(self, sequence: Sequence, error: ForgeError | None) -> None:
-        """Tell that a sequence's guide was compiled, or refused."""
+        """Report that a sequence's guide was compiled or refused."""
         with self._changed:
             self._news.prepared.append((sequence, error))
             self._changed.notify()
 
     def close(self) -> bool:
-        """Wake the taking thread for the last time; nothing is submitted any more. False in a forked process."""
+        """Wake the taking thread for the last time and refuse further requests. Returns False in a forked process."""
         if self._forked:
             return False
         with self._changed:
@@ -95,7 +95,7 @@ class Inbox:
             return True
 
     def fail(self, error: ForgeError) -> list[tuple[GenerationRequest, OnOutput]]:
-        """Refuse all later requests with `error`; returns those that were not taken."""
+        """Refuse all later requests with `error`; returns the requests not yet taken."""
         with self._changed:
             self._closed = error
             left, self._news.submitted = self._news.submitted, []

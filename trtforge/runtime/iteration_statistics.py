@@ -1,7 +1,7 @@
-"""Figures of each iteration, as TensorRT-LLM's executor has them.
+"""Statistics of each iteration, like those of TensorRT-LLM's executor.
 
-Names, and dictionaries for JSON, are those of TensorRT-LLM 1.3.0rc3: `IterationStats` and the others of cpp/include/
-tensorrt_llm/executor/types.h, in JSON as cpp/tensorrt_llm/executor/jsonSerialization.cpp has them.
+Names and JSON dictionaries are those of TensorRT-LLM 1.3.0rc3: `IterationStats` and related types in cpp/include/
+tensorrt_llm/executor/types.h, their JSON in cpp/tensorrt_llm/executor/jsonSerialization.cpp.
 """
 
 import time
@@ -17,12 +17,12 @@ from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
 
 _TIMESTAMP = "%m-%d-%Y %H:%M:%S.%f"
-"""TensorRT-LLM's (tensorrt_llm/_torch/pyexecutor/py_executor.py), in local time."""
+"""TensorRT-LLM's format (tensorrt_llm/_torch/pyexecutor/py_executor.py), in local time."""
 
 
 class _AsJson:
     def as_dict(self) -> dict[str, Any]:
-        """As TensorRT-LLM's JSON, of which `json.dumps` makes text."""
+        """As TensorRT-LLM's JSON, for `json.dumps`."""
         assert is_dataclass(self)
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
@@ -31,18 +31,18 @@ class _AsJson:
 
 
 def _json_name(name: str) -> str:
-    """`iter_latency_ms`: iterLatencyMS."""
+    """The JSON name of a field: `iter_latency_ms` becomes iterLatencyMS."""
     first, *others = name.split("_")
     return first + "".join("MS" if word == "ms" else word.capitalize() for word in others)
 
 
 @dataclass(frozen=True)
 class KvCacheStatistics(_AsJson):
-    """KV blocks of the device, now; the last five figures are of all iterations so far.
+    """KV blocks on the device now; the last five figures count all iterations so far.
 
-    `used_num_blocks`: blocks that requests hold. `alloc_total_blocks`: how often a request took a block, and
-    `alloc_new_blocks` one without content of earlier requests. `reused_blocks`, `missed_blocks`: blocks of prompts that
-    were found, and that were looked for in vain, the incomplete last one included; a paused request looks again.
+    `used_num_blocks`: blocks that requests hold. `alloc_total_blocks`: how often a request took a block;
+    `alloc_new_blocks`: how often the block had no content of earlier requests. `reused_blocks`, `missed_blocks`: prompt
+    blocks that were found in the cache or not; an incomplete last block counts; a paused request looks them up again.
     `cache_hit_rate`: reused / (reused + missed).
     """
 
@@ -58,7 +58,7 @@ class KvCacheStatistics(_AsJson):
 
     @classmethod
     def of(cls, blocks: BlockManager) -> "KvCacheStatistics":
-        """The figures of an engine's blocks."""
+        """The statistics of an engine's blocks."""
         looked_for = blocks.reused_blocks + blocks.missed_blocks
         return cls(
             max_num_blocks=blocks.num_blocks,
@@ -75,12 +75,12 @@ class KvCacheStatistics(_AsJson):
 
 @dataclass(frozen=True)
 class InflightBatchingStatistics(_AsJson):
-    """What one iteration computed. The beams of a request are one request.
+    """What one iteration computed. A request's beams count as one request.
 
-    `num_context_requests`: those of whose prompts tokens were computed, `num_ctx_tokens` in all; the others are
-    `num_gen_requests`. `num_paused_requests`: paused in this iteration, as other requests needed their KV blocks.
-    `micro_batch_id`: 0, as all are one batch. `avg_num_decoded_tokens_per_iter`: tokens that a request got, of those
-    that got any.
+    `num_context_requests`: requests of which prompt tokens were computed, `num_ctx_tokens` in total; the others are
+    `num_gen_requests`. `num_paused_requests`: paused in this iteration because other requests needed their KV blocks.
+    `micro_batch_id`: 0, as there is only one batch. `avg_num_decoded_tokens_per_iter`: average number of tokens per
+    request that got any.
     """
 
     num_scheduled_requests: int
@@ -94,9 +94,9 @@ class InflightBatchingStatistics(_AsJson):
 
 @dataclass(frozen=True)
 class SpecDecodingStatistics(_AsJson):
-    """Draft tokens that one iteration verified, those that were accepted, and the requests that had any.
+    """Draft tokens that one iteration verified and accepted, and the number of requests with draft tokens.
 
-    `acceptance_length`: tokens that such a request got, (accepted + requests) / requests; 0 without requests.
+    `acceptance_length`: average tokens per request with drafts, (accepted + requests) / requests; 0 without requests.
     TensorRT-LLM's time of drafting (`iterLatencyMS`, `draftOverhead`) is not measured.
     """
 
@@ -111,18 +111,18 @@ class IterationStatistics(_AsJson):
     """One iteration. `iter` counts from 1.
 
     `timestamp`: when it ended, in local time, as MM-DD-YYYY HH:MM:SS.ffffff. `iter_latency_ms`: how long it took.
-    Requests are queued from when the engine takes them in, which it does between iterations, until they first run; then
-    they are active, also while they are paused, until they end. `num_new_active_requests` became active in this
-    iteration, and were queued `new_active_requests_queue_latency_ms` in all. `num_active_requests` includes those that
-    ended in it; `num_queued_requests` are those at its end. `num_completed_requests`: active ones that have ended since
-    the iteration before, those that were cancelled, timed out or failed too. `max_num_active_requests`: those that run
-    at once at most. `max_batch_size_static`, `max_num_tokens_static`: sequences and tokens of an iteration, at most.
-    `spec_decoding_stats`: None where no draft tokens are verified.
+    A request is queued from when the engine takes it in, between iterations, until it first runs; then it is active
+    until it ends, even while paused. `num_new_active_requests`: requests that became active in this iteration; they
+    were queued for `new_active_requests_queue_latency_ms` in total. `num_active_requests` includes those that ended in
+    it; `num_queued_requests`: at its end. `num_completed_requests`: active requests that ended since the previous
+    iteration, including cancelled, timed-out and failed ones. `max_num_active_requests`: maximum that run at once.
+    `max_batch_size_static`, `max_num_tokens_static`: maximum sequences and tokens of an iteration.
+    `spec_decoding_stats`: None if no draft tokens are verified.
 
-    A GPU begins the next iteration before the tokens of the last one are known: these, and the requests that they end,
-    then count with the next one, or, if nothing else is to be computed, in an entry of their own with the same `iter`.
+    On a GPU the next iteration begins before the last one's tokens are known. These tokens, and the requests that end
+    with them, count in the next iteration or, if there is none, in a separate entry with the same `iter`.
 
-    Not here, of TensorRT-LLM's fields: memory in use, what a tuner of the limits says (`maxBatchSizeRuntime`, ...), and
+    Missing fields of TensorRT-LLM: memory in use, results of its batch size tuner (`maxBatchSizeRuntime`, ...), and
     static batching.
     """
 
@@ -144,7 +144,7 @@ class IterationStatistics(_AsJson):
 
 @dataclass(slots=True)
 class _Known:
-    """A request as the last iteration left it. `arrived`: of `monotonic_ns`; `ended`: of `perf_counter`."""
+    """A request's state after the last iteration. `arrived`: by `monotonic_ns`; `ended`: by `perf_counter`."""
 
     sequence: Sequence
     arrived: int
@@ -155,10 +155,10 @@ class _Known:
 
 
 class IterationRecorder:
-    """Keeps the figures of the latest iterations. All but `take` and `close` on the engine's thread."""
+    """Keeps the statistics of the latest iterations. All but `take` and `close` run on the engine's thread."""
 
     def __init__(self, count: int, *, drafts: bool) -> None:
-        """`count`: iterations that are kept at most; `drafts`: the engine has a drafter."""
+        """`count`: maximum number of iterations kept; `drafts`: the engine has a drafter."""
         self._iterations: Recent[IterationStatistics] = Recent(count)
         self._drafts = drafts
         self._known: dict[str, _Known] = {}
@@ -167,7 +167,7 @@ class IterationRecorder:
 
     def begin(self, sequence: Sequence) -> None:
         """See Observer."""
-        given = int(sequence.request.context_phase is not None)  # the first token is that of another engine
+        given = int(sequence.request.context_phase is not None)  # another engine generated the first token
         self._known[sequence.request.request_id] = _Known(sequence, time.monotonic_ns(), generated=given)
 
     def end(self, sequence: Sequence) -> None:

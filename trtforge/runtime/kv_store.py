@@ -1,9 +1,9 @@
 """KV blocks in files: full blocks of finished requests outlast the engine's memory and the engine itself.
 
-A file is named by the digest that identifies a prefix (scheduling.blocks) within a directory for the engine's weights,
-and holds the block of all layers, on all ranks, one after another and a digest of it. Files are written by a thread of
-their own, and read when a request that starts with their tokens is admitted. Those that were used least recently are
-deleted when there are too many bytes.
+A file is named by the digest of a prefix (scheduling.blocks), in a directory for the engine's weights. It contains the
+block for all layers and ranks, one after another, then a digest of it. A separate thread writes files; they are read
+when a request that starts with their tokens is admitted. The least recently used ones are deleted when the files exceed
+the byte limit.
 """
 
 import errno
@@ -37,24 +37,24 @@ from trtforge.formats.trtllm import CONFIG_FILE
 from trtforge.runtime.ranks.source import Source
 
 _MOST_WAITING = 64 << 20
-"""Bytes that wait to be written, or one block; blocks that come while there are more wait, or are not stored."""
+"""Maximum bytes waiting to be written, but at least one block. Further blocks wait or are not stored."""
 _LAST_WRITES_TIMEOUT = 10.0  # seconds
-_LONGEST_WAIT = 5.0  # seconds of each step in which all requests wait for room
-_PAUSE = 60.0  # seconds in which nothing is stored after a write that failed
+_LONGEST_WAIT = 5.0  # seconds per step that all requests may wait for room
+_PAUSE = 60.0  # seconds without storing after a failed write
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_DRAFT_AGE = 3600.0  # seconds after which an unfinished file belongs to nobody
+_DRAFT_AGE = 3600.0  # seconds after which an unfinished file is abandoned
 _RUNTIME = Path(__file__).parent
 _COMPUTING = ("architecture", "cuda", "decoder", "linears", "native")
 _DIGEST_BYTES = 32
 _STORED = re.compile(r"[0-9a-f]{32}/([0-9a-f]{32}|\.[0-9a-f]{32}\.\d+\.new)")
-"""Names below the directory; files with other names are not touched."""
+"""Names of files below the directory; other files are left alone."""
 _TOKENIZER = f"{TOKENIZER_DIRECTORY}/"
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class KvStoreOptions:
-    """Where blocks are stored, and at most how many bytes, those of other engines in the directory included."""
+    """Where blocks are stored, and the maximum bytes in the directory, files of other engines included."""
 
     directory: Path
     most_bytes: int = KV_CACHE_DIR_BYTES
@@ -69,23 +69,23 @@ class Cache(Protocol):
 
     @property
     def block_layout(self) -> str:
-        """What tells blocks of this layout from others."""
+        """Identifies the layout of a block."""
 
     def read_block(self, block: int) -> Tensor:
-        """What a block holds: uint8 (block_bytes,). Raises RuntimeError if a rank has ended."""
+        """A block's content, uint8 (block_bytes,). Raises RuntimeError if a rank has ended."""
 
 
 class KvStore:
-    """The stored blocks of one engine. Its methods are called by the engine's thread; never raises once it is open."""
+    """The stored blocks of one engine. The engine's thread calls its methods, which raise nothing once it is open."""
 
     def __init__(self, options: KvStoreOptions, identity: str, cache: Cache) -> None:
-        """`identity`: of the weights that computed the blocks.
+        """`identity`: of the weights and code that compute the blocks.
 
-        Raises ForgeError if the directory cannot be written, or may hold no block.
+        Raises ForgeError if the directory cannot be written, or the limit is smaller than a block.
         """
         self._root, self._asked_bytes = options.directory, options.most_bytes
-        self._most_bytes = options.most_bytes  # fewer on a full disk
-        self._full_by = 0  # error number of the last write for which there was no room
+        self._most_bytes = options.most_bytes  # lower on a full disk
+        self._full_by = 0  # errno of the last write, if the disk was full
         self._own = text_digest(f"{identity} {cache.block_layout}")[:_DIGEST_BYTES]
         self._cache = cache
         self._block_bytes = cache.block_bytes
@@ -95,20 +95,20 @@ class KvStore:
         self._lock = threading.RLock()
         self._written = threading.Condition(self._lock)
         self._sizes: OrderedDict[str, int] = OrderedDict()
-        """Bytes of each file by its name in the directory, the least recently used first."""
+        """Bytes of each file by name, the least recently used first."""
         self._waiting: dict[str, bytes] = {}
         self._work: queue.SimpleQueue[str | Callable[[], None] | None] = queue.SimpleQueue()
         self._broken = False
         self._patience = _LONGEST_WAIT
-        self._resumes_at = 0.0  # of `monotonic`; 0: the last write succeeded
+        self._resumes_at = 0.0  # by `monotonic`; 0: the last write succeeded
         self._trusted: set[str] | None = None
-        """Since a damaged file was found: those that were written or read whole; None before."""
+        """Files written or read undamaged since a damaged one was found; None before."""
         if self._file_bytes > self._asked_bytes:
             raise ForgeError(
                 f"{self._root}: {self._asked_bytes:,} bytes hold no KV block, whose file has {self._file_bytes:,}",
                 hint="Allow more bytes, or store no blocks.",
             )
-        self._number = secrets.randbits(63)  # process ids recur: of engines in one process, and in several containers
+        self._number = secrets.randbits(63)  # process ids are not unique: several engines or containers
         try:
             self._begin()
             draft = self._root / self._own / f".{self._number}.new"
@@ -139,7 +139,7 @@ class KvStore:
         return True
 
     def fetch(self, key: bytes, block: int) -> bool:
-        """Read the block of `key`, with which `block` is filled before the next step; False if that fails."""
+        """Read the block of `key` and fill `block` with it before the next step; False if that fails."""
         name = self._name(key)
         path = self._root / name
         try:
@@ -162,14 +162,14 @@ class KvStore:
         return True
 
     def forget(self, block: int) -> bool:
-        """`block` gets other content: it is not filled any more. Whether it was to be."""
+        """Cancel filling `block`, which gets other content; returns whether a fill was pending."""
         return self._fills.pop(block, None) is not None
 
     def keep(self, key: bytes, block: int, *, waits: bool = False) -> None:
         """Store the content of a computed block, unless it is stored already or too much waits to be written.
 
-        Behind a damaged file others may be damaged too, which nobody has read: they are written again.
-        `waits`: until enough of that is written.
+        After a damaged file was found, files that were not read since may be damaged too, and are written again.
+        `waits`: wait for room instead of leaving the block out.
         """
         if self._broken or block in self._fills:
             return
@@ -186,7 +186,7 @@ class KvStore:
                 return
         try:
             content = self._cache.read_block(block).numpy().tobytes()
-        except RuntimeError:  # a rank has ended, as the next step will tell
+        except RuntimeError:  # a rank has ended; the next step raises the error
             self._broken = True
             return
         with self._lock:
@@ -194,22 +194,22 @@ class KvStore:
         self._work.put(name)
 
     def when_written(self, on_written: Callable[[], None]) -> None:
-        """Call `on_written`, from another thread, when what `keep` took so far is written or cannot be."""
+        """Call `on_written`, from another thread, when all blocks kept so far are written or cannot be."""
         self._work.put(on_written)
 
     def take_fills(self) -> Mapping[int, Tensor]:
-        """Contents (bytes,) uint8 by block, as `read_block` gave them, to write before the next step."""
+        """Contents by block, uint8 (bytes,) as from `read_block`, to write before the next step."""
         fills, self._fills = self._fills, {}
         self._patience = _LONGEST_WAIT
         return fills
 
     def close(self) -> None:
-        """Write what waits, for some seconds at most. May be called again."""
+        """Write the waiting blocks, for some seconds at most. May be called again."""
         self._work.put(None)
         self._writer.join(_LAST_WRITES_TIMEOUT)
 
     def _wait(self) -> None:
-        """Until there is room for a block, or this has taken too long since the last step."""
+        """Wait until there is room for a block, or until waiting has taken too long since the last step."""
         begun = time.monotonic()
         if self._written.wait_for(self._has_room, self._patience):
             self._patience = max(0.0, self._patience - (time.monotonic() - begun))
@@ -223,7 +223,7 @@ class KvStore:
         return f"{self._own}/{key.hex()}"
 
     def _begin(self) -> None:
-        """Make the directory and find what is stored, of other engines too, in the order of its last use."""
+        """Create the directory and list the stored files, of other engines too, in the order of their last use."""
         (self._root / self._own).mkdir(mode=0o700, parents=True, exist_ok=True)
         found = []
         for path in self._root.glob("*/*"):
@@ -265,15 +265,15 @@ class KvStore:
                 self._written.notify()
 
     def _pause(self, error: OSError) -> None:
-        """Store nothing for a while; after that, where the disk is full, no more bytes than fit on it."""
+        """Store nothing for a while; after that, if the disk was full, no more bytes than fit on it."""
         self._full_by = error.errno if error.errno in _FULL else 0
         self._resumes_at = time.monotonic() + _PAUSE
         _LOG.warning("%s: KV blocks are not stored for %d s: %s", self._root, _PAUSE, first_line(error))
 
     def _limit(self) -> int:
-        """Bytes that may be stored now: on a full disk what is there, and what others have left free since.
+        """Maximum bytes to store now; on a full disk, the stored ones plus what is free by now.
 
-        How much a quota leaves, nothing tells.
+        There is no way to ask how much a quota leaves.
         """
         if not self._full_by:
             return self._asked_bytes
@@ -301,7 +301,7 @@ class KvStore:
             self._trusted.add(name)
 
     def _note(self, name: str, size: int) -> None:
-        """A file has been written, by this engine or another one."""
+        """Record a file that this engine or another one has written."""
         with self._lock:
             self._used += size - self._sizes.get(name, 0)
             self._sizes[name] = size
@@ -324,7 +324,7 @@ class KvStore:
 
 
 def open_store(options: KvStoreOptions | None, source: Source, cache: Cache, *, reuse: bool) -> KvStore | None:
-    """The store of an engine, if one is asked for. Raises ForgeError for an engine that reuses no blocks."""
+    """The store of an engine; None without options. Raises ForgeError for an engine that does not reuse blocks."""
     if options is None:
         return None
     source.require_shared("a directory for KV blocks", reuse)
@@ -332,7 +332,7 @@ def open_store(options: KvStoreOptions | None, source: Source, cache: Cache, *, 
 
 
 def _weights(source: Source) -> str:
-    """What tells the model, its weights, adapters and kernels from others; engines may differ in their limits."""
+    """Identifies the model, its weights, adapters and kernels. Engines with different limits may share blocks."""
     manifest = read_manifest(source.directory)
     if manifest is not None:
         digests = {name: record.blake3 for name, record in manifest.files.items()}
@@ -346,7 +346,7 @@ def _weights(source: Source) -> str:
 
 @functools.cache
 def _arithmetic() -> str:
-    """What tells the code that computes blocks from that of other versions, which may have computed them otherwise."""
+    """Identifies the code that computes blocks: other versions may compute different values."""
     files = sorted(path for part in _COMPUTING for path in (_RUNTIME / part).rglob("*"))
     sources = [path for path in files if path.suffix in (".py", ".cpp", ".h")]
     return text_digest("".join(f"{path.relative_to(_RUNTIME)} {file_digest(path)}\n" for path in sources))

@@ -1,4 +1,4 @@
-"""Logits processors: functions of the caller that change the logits which a request's next token is chosen from."""
+"""Logits processors: callables from the caller that change a request's logits before its next token is chosen."""
 
 import math
 from collections.abc import Sequence as Rows
@@ -10,9 +10,9 @@ from trtforge.runtime.scheduling.sequence import Sequence
 
 
 def process_logits(rows: Rows[Sequence], logits: Tensor) -> None:
-    """Let the processors of each row change its logits, the model's own, of float32 (rows, vocabulary).
+    """Apply each row's processors to the model's unmodified logits, float32 (rows, vocabulary).
 
-    A row whose processor fails, or leaves what no token can be chosen from, gets a `failure` and minus infinity.
+    If a processor fails or leaves no token to choose, the row gets a `failure` and logits of minus infinity.
     """
     for index, row in enumerate(rows):
         if row.request.logits_processors:
@@ -20,7 +20,7 @@ def process_logits(rows: Rows[Sequence], logits: Tensor) -> None:
 
 
 def process_beams(members: Rows[Sequence], logits: Tensor) -> None:
-    """As `process_logits`, for the beams of one request: a processor sees all of them at once."""
+    """Like `process_logits`, for the beams of one request: a processor sees all beams at once."""
     if members[0].request.logits_processors:
         _process(members, logits)
 
@@ -28,12 +28,12 @@ def process_beams(members: Rows[Sequence], logits: Tensor) -> None:
 def _process(members: Rows[Sequence], logits: Tensor) -> None:
     first = members[0]
     request = first.request
-    # Tokens of a prompt table have other numbers in a sequence than in the request.
+    # Virtual tokens have other ids in a sequence than in the request.
     tokens = [[*request.prompt, *member.tokens[len(request.prompt) :]] for member in members]
     try:
         for processor in request.logits_processors:
             processor(first.order, logits.unsqueeze(0), tokens, None, None)
-    except BaseException as error:  # SystemExit, too, would end the thread of all requests
+    except BaseException as error:  # SystemExit would end the thread of all requests, too
         text = f"the logits processor failed: {type(error).__name__}: {first_line(error)}"
         first.failure = RequestError(text, hint="Its traceback is the error's cause.")
         first.failure.__cause__ = error

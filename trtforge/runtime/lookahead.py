@@ -1,8 +1,8 @@
-"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): n-grams of the model's own Jacobi iterations are its drafts.
+"""Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): drafts are n-grams from the model's own Jacobi iterations.
 
-Sizes, the pool and its contents are TensorRT-LLM's (cpp/tensorrt_llm/layers/lookaheadAlgorithm.cpp and
-lookaheadPoolManager.cpp). It computes all n-grams and the window side by side, each with a mask of its own. Draft
-tokens of this engine follow one another, so here n-grams continue each other, and the window comes after them.
+Sizes, the pool and its contents are those of TensorRT-LLM (cpp/tensorrt_llm/layers/lookaheadAlgorithm.cpp and
+lookaheadPoolManager.cpp). TensorRT-LLM computes all n-grams and the window side by side, each with its own mask. In
+this engine draft tokens form a chain, so n-grams continue each other and the window comes after them.
 """
 
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ Tokens = tuple[int, ...]
 
 @dataclass(eq=False, slots=True)
 class _Pool:
-    """The latest n-grams, `most` for each first token, the newest last."""
+    """The latest n-grams, at most `most` for each first token, the newest last."""
 
     most: int
     found: dict[int, list[Tokens]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class _Pool:
         del known[: -self.most]
 
     def following(self, token: int, ngrams: int) -> Tokens:
-        """What follows a token: the newest n-gram of it, continued by the newest one of its last token, and so on."""
+        """The tokens after `token` by its newest n-gram, then by the newest n-gram of that one's last token, etc."""
         made: Tokens = (token,)
         for _ in range(ngrams):
             known = self.found.get(made[-1])
@@ -49,11 +49,11 @@ class _Pool:
 
 @dataclass(eq=False, slots=True)
 class _Search:
-    """Of one sequence. `read`: tokens of its text whose n-grams are in the pool. `guesses`: by position, the tokens up
-    to the Jacobi iterations' latest one there, each of which the model gave after those before it.
+    """The lookahead state of one sequence. `read`: number of its tokens whose n-grams are in the pool. `guesses`: for
+    each position, the trail of tokens up to the latest guess there; the model predicted each token after the previous.
 
-    Of the next step: `start`, the position of its first token, and `trails`, such tokens up to each of its tokens.
-    `ngrams`: proposed next time; `drafted`, `accepted`: tokens of n-grams, and the sequence's count before the step.
+    For the next step: `start`, the position of its first token, and `trails`, the trail up to each of its tokens.
+    `ngrams`: number to propose; `drafted`: tokens of n-grams; `accepted`: the sequence's count before the step.
     """
 
     sizes: LookaheadSizes
@@ -69,7 +69,7 @@ class _Search:
 
     @classmethod
     def of(cls, sizes: LookaheadSizes, sequence: Sequence) -> "_Search":
-        """Nothing found yet."""
+        """The initial state of a sequence."""
         seed = sequence.request.sampling.seed or 0
         return cls(sizes, Random(seed), _Pool(sizes.verification), sizes.verification)
 
@@ -93,12 +93,12 @@ class _Search:
         return before_virtual([trail[-1] for trail in self.trails[1:]])
 
     def _guess(self, sequence: Sequence) -> int:
-        """Any token of the prompt, or 0 for a row of a prompt table."""
+        """A random token of the prompt; 0 for a row of a prompt table."""
         token = self.random.choice(sequence.tokens[: len(sequence.request.prompt)])
         return token if token < VIRTUAL else 0
 
     def advance(self, made: Iterable[int]) -> None:
-        """One Jacobi iteration: `made` are the most likely tokens after those of the step."""
+        """One Jacobi iteration; `made`: the most likely token after each token of the step."""
         size = self.sizes.ngram
         for position, (trail, token) in enumerate(zip(self.trails, made, strict=False), self.start + 1):
             ngram = (*trail, token)
@@ -107,7 +107,7 @@ class _Search:
             self.guesses[position] = ngram[1 - size :]
 
     def _adjust(self, accepted: int) -> None:
-        """Fewer n-grams when one was wrong, more when none was: a wrong token costs as much as any other."""
+        """Propose fewer n-grams after a wrong token, as it costs as much as any other, and more if all were right."""
         if self.drafted:
             right = accepted - self.accepted
             some = right // (self.sizes.ngram - 1)
@@ -115,7 +115,7 @@ class _Search:
 
 
 class LookaheadDrafter:
-    """Proposes n-grams and a window of guesses, which every step makes better."""
+    """Proposes n-grams and a window of guesses, which every step improves."""
 
     worker_pids: tuple[int, ...] = ()
 
@@ -147,7 +147,7 @@ class LookaheadDrafter:
                 continue
             if row.drafts == tuple(trail[-1] for trail in search.trails[1 : 1 + len(row.drafts)]):
                 search.advance(most_likely_tokens(logits[end - 1 - len(row.drafts) : end]))
-            else:  # draft tokens of a client, which say nothing of its own
+            else:  # the client's draft tokens, not its own
                 search.drafted = 0
 
     def forget(self, sequence: Sequence) -> None:

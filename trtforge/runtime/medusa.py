@@ -1,7 +1,7 @@
-"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) as a drafter beside the network.
+"""Medusa heads (Cai et al. 2024, arXiv 2401.10774) as a drafter.
 
-Head i gives the token that is i + 2 after the one whose final hidden state it reads: its most likely tokens are a
-chain. With `choices` they are a tree, of the likely tokens of each head, as in TensorRT-LLM
+Head i predicts the token i + 2 positions after the one whose final hidden state it reads; the most likely token of each
+head forms a chain. With `choices`, likely tokens of each head form a tree, as in TensorRT-LLM
 (tensorrt_llm/models/medusa/model.py, tensorrt_llm/runtime/medusa_utils.py).
 """
 
@@ -24,7 +24,7 @@ from trtforge.runtime.scheduling.sequence import Draft, Sequence
 
 
 class HiddenStates(Protocol):
-    """Ranks that keep what their LM head read last."""
+    """Ranks that keep the last input of their LM head."""
 
     def last_hidden(self) -> Tensor:
         """(wanted rows, hidden) of the last step, after the final norm."""
@@ -63,11 +63,11 @@ class MedusaDrafter:
                 for head in range(min(found.heads, feature.used_heads))
             ]
         self._states: dict[Sequence, tuple[Row, Tensor]] = {}
-        """Of each sequence its last row that sampled, and the hidden states of what it sampled from: the row's last
-        token and its drafts."""
+        """Each sequence's last row that sampled, and the hidden states it sampled from: of the row's last token and its
+        drafts."""
 
     def draft(self, sequences: list[Sequence]) -> None:
-        """See Drafter. A sequence whose last token was sampled from no known hidden state gets no draft."""
+        """See Drafter. A sequence gets no draft if the hidden state of its last token is unknown."""
         known: list[Sequence] = []
         states: list[Tensor] = []
         for sequence in sequences:
@@ -103,7 +103,7 @@ class MedusaDrafter:
 
     @torch.inference_mode()
     def _proposed(self, hidden: Tensor) -> list[list[int]]:
-        """The tokens of each of the hidden states (rows, hidden)."""
+        """The draft tokens for each of the hidden states (rows, hidden)."""
         chosen = []
         for depth, (layers, lm_head) in enumerate(self._heads):
             x = hidden

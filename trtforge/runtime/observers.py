@@ -1,4 +1,4 @@
-"""What follows an engine's iterations and tells others of them: a trace, statistics, events of KV blocks."""
+"""Observers of an engine's iterations: a trace, statistics and KV cache events."""
 
 from collections.abc import Sequence as Rows
 from time import perf_counter
@@ -18,7 +18,7 @@ from trtforge.runtime.trace import PHASES, Trace
 
 
 class Observer(Protocol):
-    """Told of requests and iterations, all but `close` on the engine's thread."""
+    """Receives requests and iterations. All methods but `close` run on the engine's thread."""
 
     def begin(self, sequence: Sequence) -> None:
         """A request was accepted."""
@@ -27,19 +27,19 @@ class Observer(Protocol):
         """A request ended."""
 
     def iteration(self, number: int, rows: Rows[Row], times: Rows[float], sampled: int, scheduler: Scheduler) -> None:
-        """An iteration that is over. `times`: perf_counter where each phase began and the last one ended.
+        """An iteration has ended. `times`: perf_counter at the beginning of each phase and the end of the last one.
 
-        Without rows it only handed out tokens of the step before, which has the same number.
+        An iteration without rows only handed out the tokens of the previous step, which has the same number.
 
-        `sampled`: tokens that were sampled, end ids included; the scheduler is in its state after the iteration.
+        `sampled`: number of sampled tokens, end ids included; `scheduler`: in its state after the iteration.
         """
 
     def close(self) -> None:
-        """No more will be told. May be called again."""
+        """Nothing more follows. May be called again."""
 
 
 class Observers:
-    """Those of one engine, each of which its options may ask for."""
+    """The observers of one engine, each of which its options may enable."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Observers:
 
     @classmethod
     def of(cls, source: Source, options: EngineOptions) -> "Observers":
-        """Raises ForgeError if the trace cannot be written, or if there are events of no blocks."""
+        """The enabled ones. Raises ForgeError if the trace cannot be written, or for KV events without KV reuse."""
         events = iterations = None
         if options.kv_event_buffer_max_size:
             source.require_shared("kv_event_buffer_max_size", options.kv_reuse)
@@ -86,7 +86,7 @@ class Observers:
             each.iteration(number, rows, times, sampled, scheduler)
 
     def close(self) -> None:
-        """See Observer. Nobody waits for events and statistics any more; those that are there can be taken."""
+        """See Observer. Wakes waiting callers; recorded events and statistics can still be taken."""
         for each in self._all:
             each.close()
         if self.blocks is not None:

@@ -1,4 +1,4 @@
-"""The parts of an engine: its ranks, a drafter, what observes it, files for KV blocks, and its scheduler."""
+"""Creates the parts of an engine: ranks, drafter, observers, KV block files and scheduler."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,13 +19,13 @@ from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
 Parts = tuple[Source, RankGroup, EngineOptions, Drafter | None, Observers, KvStore | None]
-"""What an `Engine` is made of, in this order."""
+"""The arguments of `Engine`, in this order."""
 
 
 def open_parts(directory: Path, options: EngineOptions | None, opened: ExitStack) -> Parts:
-    """The parts of an engine of the torch backend, on all its ranks, which `opened` closes.
+    """Open the parts of a torch-backend engine on all its ranks; `opened` closes them.
 
-    Without options it has its own features. Raises ForgeError.
+    Without options, its own features apply. Raises ForgeError.
     """
     source = taking_adapters(open_engine(directory))
     features = source.forge.features
@@ -35,7 +35,7 @@ def open_parts(directory: Path, options: EngineOptions | None, opened: ExitStack
     source = with_drafter(source, options.speculation)
     if options.kv_cache_host_memory_bytes:
         source.require_shared("kv_cache_host_memory_bytes", options.kv_reuse)
-    observers = Observers.of(source, options)  # at once: a wrong path ends no long load
+    observers = Observers.of(source, options)  # first: a wrong path must fail before the long load
     opened.callback(observers.close)
     ranks = RankGroup(source, threads=options.threads, memory=options.kv_memory)
     opened.callback(ranks.close)
@@ -54,7 +54,7 @@ def new_scheduler(
     most_adapters: int,
     observer: BlockObserver | None,
 ) -> Scheduler:
-    """Of an engine's requests and KV blocks. `most_adapters`: different ones that may run at once."""
+    """The scheduler of an engine. `most_adapters`: maximum number of different adapters that run at once."""
     windows = WindowBlocks.of(
         ranks.num_window_blocks, partial_window(source.config), source.tokens_per_block, ranks.num_blocks
     )

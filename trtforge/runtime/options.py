@@ -1,4 +1,4 @@
-"""Options for loading an engine, and the figures of a running one."""
+"""Options for loading an engine, and the statistics of a running one."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +16,10 @@ class EngineOptions:
     """Options for loading an engine. `max_batch_size` and `max_num_tokens` lower the engine's own limits;
     `batching` is for benchmarks.
 
-    `speculation`: None for the method that the engine was compiled with. `trace`: a file that every iteration is
-    written to. `kv_store`: files for KV blocks, which outlast the engine. `kv_cache_host_memory_bytes`: of each rank,
-    for KV blocks that make room on its device. `kv_event_buffer_max_size`: events of KV blocks that are kept until they
-    are taken, and `iter_stats_max_iterations` the figures of iterations; 0: none are recorded.
+    `speculation`: None for the method that the engine was compiled with. `trace`: a file to which every iteration is
+    written. `kv_store`: files for KV blocks, which outlast the engine. `kv_cache_host_memory_bytes`: for each rank's KV
+    blocks that are evicted from its device. `kv_event_buffer_max_size`, `iter_stats_max_iterations`: maximum number of
+    KV cache events and iteration statistics kept until they are taken; 0: none are recorded.
     """
 
     scheduler: SchedulerPolicy = "guaranteed_no_evict"
@@ -51,10 +51,10 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class EngineStatistics:
-    """A snapshot of the engine's gauges and counters. `scheduled_requests`: rows of the last step; idle engines have 0.
+    """A snapshot of the engine's gauges and counters. `scheduled_requests`: rows of the last step; 0 if idle.
 
-    Those of blocks in host memory: `secondaryMaxNumBlocks` of TensorRT-LLM's KV cache iteration statistics, blocks with
-    content, and the sum of its `iterOnboardBlocks`, contents that came back to the device.
+    For blocks in host memory: their number (`secondaryMaxNumBlocks` of TensorRT-LLM's KV cache iteration statistics),
+    those with content, and contents that came back to the device (the sum of its `iterOnboardBlocks`).
     """
 
     active_requests: int
@@ -81,7 +81,7 @@ class EngineStatistics:
 
 @dataclass
 class Counters:
-    """What an engine has done, by the names in EngineStatistics."""
+    """Counters of an engine, by their names in EngineStatistics."""
 
     scheduled_requests: int = 0
     iterations: int = 0
@@ -92,7 +92,7 @@ class Counters:
 
 
 def statistics_of(scheduler: Scheduler, counts: Counters, unfinished: int, submitted: int) -> EngineStatistics:
-    """`unfinished`: requests that the engine has taken; `submitted`: those that it has not taken yet."""
+    """`unfinished`: requests that the engine has taken; `submitted`: requests not yet taken."""
     return EngineStatistics(
         active_requests=unfinished + submitted,
         waiting_requests=len(scheduler.waiting) + submitted,
@@ -104,7 +104,7 @@ def statistics_of(scheduler: Scheduler, counts: Counters, unfinished: int, submi
 
 
 def block_figures(blocks: BlockManager) -> dict[str, int]:
-    """The figures of the KV blocks, by their names in EngineStatistics."""
+    """The statistics of the KV blocks, by their names in EngineStatistics."""
     return {
         "kv_blocks_max": blocks.num_blocks,
         "kv_blocks_used": blocks.used_blocks,

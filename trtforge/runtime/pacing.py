@@ -8,10 +8,10 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 
 _TIMES, _MOST_TIMES = 1.7, 2.0
-"""Planned duration of a step with prompts over that of one without, and the measured ratio from which on the limit is
-lowered. Between the two is room for tokens that cost more in larger steps than expected."""
+"""Planned ratio of the durations of steps with and without prompts, and the measured ratio above which the limit is
+lowered. The gap allows for tokens that cost more in larger steps than expected."""
 _ALONE = 2.0
-"""A prompt token beside running sequences, in a small chunk, costs about so many times as much as in a step without
+"""Approximate cost of a prompt token in a small chunk beside running sequences, relative to its cost in a step without
 running sequences."""
 _SIZES = (4, 8, *(tokens << power for power in range(16) for tokens in (12, 16)))
 _RECENT = 5  # steps
@@ -21,29 +21,29 @@ _BETWEEN = 24
 _AGAIN = 4 * _BETWEEN
 """Steps with prompts after which a size that was too large when first tried is tried again."""
 _ALIKE = 1.5
-"""Steps without prompts whose durations differ by less count as steps with the same number of sequences."""
+"""Steps without prompts whose durations differ by less are taken to have the same number of sequences."""
 _FASTER = 0.9
 """If two successive steps with prompts take less than this share of the time of a step without, that time is
 measured again."""
 
 
 class Pace:
-    """Learns from the durations of steps, by medians: other work on the machine makes single steps slow."""
+    """Learns from the median durations of steps, because other work on the machine slows single steps."""
 
     def __init__(self) -> None:
         self._usual: deque[float] = deque(maxlen=_RECENT)  # seconds of steps without prompts
-        self._unconfirmed: float | None = None  # of the last one, if it took much longer or shorter than the others
+        self._unconfirmed: float | None = None  # the last one's, if it was much longer or shorter than the others
         self._alone: deque[tuple[float, int]] = deque(maxlen=_RECENT)
         self._beside = 0  # steps since the last one without prompts
-        self._faster = 0  # of these, the last ones that took less time than one without prompts
+        self._faster = 0  # number of latest such steps faster than one without prompts
         self._size: int | None = None
-        self._per_token: deque[float] = deque(maxlen=_RECENT)  # seconds that tokens added to steps of this size
-        self._grown = False  # whether the size is larger than the one before, and nothing is known of it yet
+        self._per_token: deque[float] = deque(maxlen=_RECENT)  # seconds that each token added to steps of this size
+        self._grown = False  # whether the size has just been raised and is not measured yet
         self._largest = _SIZES[-1]
         self._since_too_long = 0  # steps with prompts
 
     def observe(self, seconds: float, context: int, *, alone: bool) -> None:
-        """Take the duration of a step with `context` prompt tokens. `alone`: without running sequences."""
+        """Record the duration of a step with `context` prompt tokens. `alone`: without running sequences."""
         if not context:
             self._learn_usual(seconds)
             return
@@ -59,7 +59,7 @@ class Pace:
 
     @property
     def most_context(self) -> int | None:
-        """Limit of prompt tokens beside running sequences; None as long as nothing was measured."""
+        """Limit of prompt tokens beside running sequences; None until something is measured."""
         if self._beside >= _BETWEEN or self._faster >= 2 or self._unconfirmed is not None:
             return 0
         if self._size is not None or not self._usual or not self._alone:
@@ -77,7 +77,7 @@ class Pace:
         return (times - 1) * statistics.median(self._usual)
 
     def _learn_usual(self, seconds: float) -> None:
-        """Take the duration of a step without prompts. An unusual one counts only if the next step confirms it."""
+        """Record the duration of a step without prompts. An unusual one counts only if the next step confirms it."""
         self._beside = self._faster = 0
         if not self._usual or _alike(seconds, statistics.median(self._usual)):
             self._usual.append(seconds)
@@ -92,10 +92,10 @@ class Pace:
             self._unconfirmed = None
 
     def _learn(self, per_token: float, context: int) -> None:
-        """Take the seconds that each of `context` prompt tokens added to a step; choose a size after a few of them."""
+        """Record the seconds that each of `context` prompt tokens added to a step; choose a size after a few steps."""
         if self._size is None:
             self._size = self.most_context or self._fitting(per_token)
-        if not self._size < 2 * context <= 2 * self._size:  # the end of a prompt, or steps that are not paced
+        if not self._size < 2 * context <= 2 * self._size:  # the end of a prompt, or a step that is not paced
             return
         self._per_token.append(per_token)
         if len(self._per_token) < _ENOUGH:
@@ -115,7 +115,7 @@ class Pace:
             self._grown = True
 
     def _shrink(self) -> None:
-        """Take a smaller size if a smaller one fits now."""
+        """Lower the size if only a smaller one fits now."""
         if self._size is None or not self._per_token:
             return
         size = self._fitting(statistics.median(self._per_token))

@@ -1,4 +1,4 @@
-"""Penalties of tokens that occurred. Only their logits are read and written: hundreds of a vocabulary's 128,000."""
+"""Penalties for tokens that occurred. Only their logits are read and written: hundreds of 128,000."""
 
 from collections.abc import Sequence as Several
 from typing import Any
@@ -13,20 +13,20 @@ from trtforge.runtime.scheduling.sequence import Sequence
 from trtforge.runtime.scheduling.virtual_tokens import VIRTUAL
 
 LARGEST = torch.finfo(torch.float32).max
-"""To which changed logits are clamped: the softmax of an infinite one is not a number."""
+"""Changed logits are clamped to this: the softmax of an infinite logit is NaN."""
 
 
 class Penalties:
-    """Repetition, presence and frequency penalties. Keeps what occurred in unfinished sequences; call `forget`."""
+    """Repetition, presence and frequency penalties. Counts tokens of unfinished sequences; call `forget` at the end."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._occurred: dict[Sequence, _Occurrences] = {}
 
     def apply(self, rows: Several[Sequence], logits: Tensor, places: Several[int]) -> None:
-        """Change the logits of sequences, which are these places of (any, vocabulary), as penaltyKernels.cu does."""
+        """Change the sequences' logits, rows `places` of logits (any, vocabulary), as penaltyKernels.cu does."""
         occurred = [self._occurrences(row) for row in rows]
-        if not all(each.count for each in occurred):  # prompts of rows of a table alone
+        if not all(each.count for each in occurred):  # a prompt of virtual tokens only
             some = [index for index, each in enumerate(occurred) if each.count]
             if some:
                 self.apply([rows[index] for index in some], logits, [places[index] for index in some])
@@ -48,7 +48,7 @@ class Penalties:
         self._occurred.pop(sequence, None)
 
     def _occurrences(self, row: Sequence) -> "_Occurrences":
-        """Counted on from the last time, unless it got the tokens of another one, as in a beam search."""
+        """The sequence's updated counts; they start anew if it got another's tokens, as in a beam search."""
         found = self._occurred.get(row)
         if found is None or found.of is not row.tokens:
             ignored = min(row.request.sampling.prompt_ignore_length, len(row.request.prompt))
@@ -58,9 +58,9 @@ class Penalties:
 
 
 class _Occurrences:
-    """The different tokens of a list that grows to `limit`, and how often each occurs: the first `count` of both.
+    """The first `count` entries of `tokens` and `counts`: the different tokens of a list, and how often each occurs.
 
-    The first `ignored` tokens of the list are there, but count as none.
+    The list grows to at most `limit`. Its first `ignored` tokens are listed, but not counted.
     """
 
     def __init__(self, of: list[int], limit: int, ignored: int) -> None:
@@ -73,7 +73,7 @@ class _Occurrences:
         self._counted = 0
 
     def count_new(self) -> None:
-        """Count the tokens that were added, but not rows of a prompt table, which have no logit."""
+        """Count the added tokens, except rows of a prompt table, which have no logit."""
         for index, token in enumerate(self.of[self._counted :], self._counted):
             if token >= VIRTUAL:
                 continue
@@ -86,5 +86,5 @@ class _Occurrences:
 
 
 def _lengthened(values: npt.NDArray[Any], length: int) -> npt.NDArray[Any]:
-    """The last one repeated: a token that is there twice gets the same logit twice."""
+    """Pad by repeating the last value: a repeated token gets the same logit again."""
     return np.pad(values, (0, length - len(values)), mode="edge")

@@ -1,4 +1,4 @@
-"""Log probabilities of tokens; those of the prompts' own, and their logits, from those of a step that computes them."""
+"""Log probabilities of tokens; prompt log probabilities and prompt logits from the steps that compute the prompts."""
 
 from collections.abc import Sequence as Rows
 
@@ -24,20 +24,20 @@ def score_prompts(rows: Rows[Row], logits: Tensor) -> None:
 
 
 def log_sums_of(logits: Tensor) -> Tensor:
-    """log(sum of exp(logit)) of each row of float32 logits (rows, vocabulary); minus it, they are log probabilities."""
+    """log(sum of exp(logit)) of each row of float32 logits (rows, vocabulary); subtract it for log probabilities."""
     kernels = native_for(logits.device, logits.dtype)
     return logits.logsumexp(dim=1) if kernels is None else log_sums(kernels, logits)
 
 
 def top_log_probs(logits: Tensor, sums: Tensor, count: int) -> list[TopLogProbs]:
-    """The `count` most likely tokens of each row of (rows, vocabulary). `sums`: of `log_sums_of`."""
+    """The `count` most likely tokens of each row of logits (rows, vocabulary). `sums`: from `log_sums_of`."""
     values, tokens = logits.topk(min(count, logits.shape[1]), dim=1)
     values -= sums.unsqueeze(1)
     return [tuple(zip(ids, row, strict=True)) for ids, row in zip(tokens.tolist(), values.tolist(), strict=True)]
 
 
 def _score(row: Row, logits: Tensor) -> None:
-    """The logits after token i are those of token i + 1. After a pause, positions that were scored are skipped."""
+    """Score a row: the logits after token i score token i + 1. After a pause, scored positions are skipped."""
     sequence, prompt = row.sequence, row.sequence.request.prompt
     begin, end = max(row.start, sequence.scored), min(row.start + row.count, len(prompt) - 1)
     if begin >= end:

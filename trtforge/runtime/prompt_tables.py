@@ -1,4 +1,4 @@
-"""Prompt tables that come with requests: checked, and in the form in which steps take their rows."""
+"""Checks the prompt tables of requests and converts their rows to the form used in steps."""
 
 from torch import Tensor, frombuffer, int64
 from torch.nn import functional
@@ -12,7 +12,7 @@ from trtforge.runtime.scheduling.integers import Ints
 from trtforge.runtime.scheduling.virtual_tokens import VirtualTokens
 
 _TABLE, _EXTRA_IDS = "prompt_embedding_table", "prompt_table_extra_ids"
-_WORD = 8  # bytes of the integers that a step's rows are sent as
+_WORD = 8  # bytes of the int64 words in which a step sends the rows
 
 
 class PromptTables:
@@ -29,7 +29,7 @@ class PromptTables:
         self._dtype = DTYPES[source.forge.compute_dtype]
 
     def read(self, request: GenerationRequest) -> tuple[VirtualTokens | None, RequestError | None]:
-        """The rows that a request's prompt has, and why it is refused; neither without a table."""
+        """The table rows in a request's prompt, or the error that refuses it; (None, None) without a table."""
         table = request.prompt_table
         if table is None:
             return None, None
@@ -43,7 +43,7 @@ class PromptTables:
                 hint = f"Send numbers that {str(self._dtype).removeprefix('torch.')} holds, the engine's data type."
                 return None, RequestError(f"{_TABLE} has numbers that are not finite", hint=hint)
             return VirtualTokens.of(request.prompt, self._vocab_size, _words(converted), table.extra_ids), None
-        except (TypeError, ValueError, KeyError, RuntimeError) as error:  # of values of other types
+        except (TypeError, ValueError, KeyError, RuntimeError) as error:  # values of wrong types
             return None, RequestError(f"{_TABLE} cannot be read: {error!r:.200}", hint="Send rows of numbers.")
 
     def _why_refused(self, request: GenerationRequest, table: PromptTable) -> RequestError | None:
@@ -95,7 +95,7 @@ class PromptTables:
 
 
 def _words(numbers: Tensor) -> Ints:
-    """Rows of numbers as rows of int64, with zeros at the end of each where they do not fill the last one."""
+    """Rows of numbers as rows of int64, each zero-padded to whole words."""
     values = _WORD // numbers.dtype.itemsize
     padded = functional.pad(numbers, (0, -numbers.shape[1] % values)).contiguous()
     words: Ints = padded.view(int64).numpy()

@@ -1,7 +1,7 @@
 """Tokens that would repeat an n-gram of their sequence, prompt included: TensorRT-LLM's `no_repeat_ngram_size`.
 
-As `ban_repeat_ngram` there (cpp/tensorrt_llm/kernels/banRepeatNgram.cu, 1.3.0rc3), which compares with all n-grams each
-time. Here each n-gram is looked at once.
+Like its `ban_repeat_ngram` (cpp/tensorrt_llm/kernels/banRepeatNgram.cu, 1.3.0rc3), but that compares with all n-grams
+each time; here each n-gram is processed once.
 """
 
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ _BASE = 0x1B873593CC9E2D51
 
 @dataclass(eq=False, slots=True)
 class _Seen:
-    """The tokens that followed each n - 1 tokens of a list, up to its first `length` tokens.
+    """For each (n - 1)-gram in a list's first `length` tokens, the tokens that followed it.
 
-    So many tokens are told from others by a number, their polynomial in _BASE modulo _PRIME (Karp and Rabin 1987), as n
-    may be half of a long prompt. `last`: that of the last n - 1 tokens; `first_weight`: of the first one of n; `first`:
-    the token that followed first, `more`: others that followed later, which few have. Rows of a prompt table have no
-    logit, and follow nothing.
+    An (n - 1)-gram is identified by a rolling hash, its polynomial in _BASE modulo _PRIME (Karp and Rabin 1987), as n
+    may be half of a long prompt. `last`: hash of the last n - 1 tokens; `first_weight`: weight of an n-gram's first
+    token; `first`: the token that followed first; `more`: other tokens that followed later, for the few that have any.
+    Rows of a prompt table have no logit and are left out.
     """
 
     of: list[int]
@@ -31,7 +31,7 @@ class _Seen:
     more: dict[int, dict[int, None]] = field(default_factory=dict)
 
     def add_new(self, size: int) -> None:
-        """Take note of the tokens that were added, in n-grams of `size`."""
+        """Process the added tokens, in n-grams of `size`."""
         for end in range(self.length, len(self.of)):
             token = self.of[end]
             number = self.last * _BASE + token + 1
@@ -44,18 +44,18 @@ class _Seen:
 
 
 class RepeatedNgrams:
-    """What the tokens of unfinished sequences rule out; call `forget` when one ends."""
+    """The n-grams of unfinished sequences; call `forget` when a sequence ends."""
 
     def __init__(self) -> None:
         self._seen: dict[Sequence, _Seen] = {}
 
     def banned(self, row: Sequence) -> list[int]:
-        """Tokens that would complete an n-gram that the sequence has already; none if it may repeat them."""
+        """Tokens that would complete an n-gram that the sequence already has; none if repeats are allowed."""
         size = int(row.request.sampling.no_repeat_ngram_size)
         if not size:
             return []
         seen = self._seen.get(row)
-        if seen is None or seen.of is not row.tokens:  # a beam may have got the tokens of another one
+        if seen is None or seen.of is not row.tokens:  # a beam may have got another beam's tokens
             seen = self._seen[row] = _Seen(row.tokens, pow(_BASE, size - 1, _PRIME))
         seen.add_new(size)
         first = seen.first.get(seen.last)

@@ -1,8 +1,8 @@
 """Next tokens from logits, for all rows of a step at once.
 
 The order is TensorRT-LLM's (guidedDecoder.cpp, penaltyKernels.cu, samplingTopKKernels.cu): guide, bias, temperature,
-penalties over prompt and output, minimum length, bad words, repeated n-grams; then min_p, top_k, and top_p of the top_k
-tokens. Log probabilities are normalised over the whole vocabulary, or what the guide left of it, before min_p.
+penalties over prompt and output, minimum length, bad words, repeated n-grams; then min_p, top_k, and top_p within the
+top_k tokens. Log probabilities are normalised before min_p, over the whole vocabulary or what the guide left of it.
 """
 
 import math
@@ -29,14 +29,14 @@ from trtforge.runtime.scheduling.random_numbers import random_bits, shares_of, u
 from trtforge.runtime.scheduling.sequence import Sequence
 
 _MINUS_INFINITY = float("-inf")
-_SORTED = 16  # rows at once, for which 128,000 tokens take 50 MB
+_SORTED = 16  # rows sorted at once; with 128,000 tokens they take 50 MB
 
 
 @dataclass(frozen=True)
 class Sampled:
     """One token per row; `log_probs` and `top` are set if any row asked for them.
 
-    `stuck`: rows whose guide, logits processors or other options leave no token; theirs means nothing.
+    `stuck`: rows whose guide, logits processors or other options leave no token; their token has no meaning.
     """
 
     tokens: list[int]
@@ -46,7 +46,7 @@ class Sampled:
 
 
 class Sampler:
-    """Samples tokens. Keeps what penalties and biases of unfinished sequences need; call `forget` when one ends."""
+    """Samples tokens. Keeps penalty and bias state of unfinished sequences; call `forget` when a sequence ends."""
 
     def __init__(self, vocab_size: int, device: torch.device, guides: Guides | None = None) -> None:
         self._vocab_size = vocab_size
@@ -60,7 +60,7 @@ class Sampler:
     def sample(self, rows: list[Sequence], logits: Tensor, depth: int = 0) -> Sampled:
         """The next token of each row from its float32 logits (rows, vocabulary), which are changed in place.
 
-        `depth`: index of the draft token that is proposed for this position, if the row has so many.
+        `depth`: index of the draft token proposed for this position, if the row has that many.
         """
         process_logits(rows, logits)
         guided = self._guides.rows(rows) if self._guides is not None else []
@@ -78,7 +78,7 @@ class Sampler:
         return Sampled(chosen, (picked - sums).tolist(), self._top(rows, logits, sums), stuck)
 
     def choose(self, rows: list[Sequence], logits: Tensor, depth: int = 0) -> Tensor:
-        """`sample` without guides: int64 (rows,), for which the host does not wait if all rows `follow_logits`."""
+        """`sample` without guides: int64 (rows,). The host does not wait for them if all rows have `follows_logits`."""
         if all(row.plain for row in rows):
             return most_likely(logits)
         self._change(rows, logits)
@@ -134,7 +134,7 @@ class Sampler:
     def log_probs(self, rows: list[Sequence], logits: Tensor) -> Tensor:
         """Log probabilities (rows, vocabulary) of a request's beams after bias, temperature, penalties and bans.
 
-        Changes `logits`. Minus infinity for all tokens of a row that has none left.
+        Changes `logits`. A row without possible tokens gets minus infinity for all tokens.
         """
         process_beams(rows, logits)
         self._change(rows, logits)
@@ -144,7 +144,7 @@ class Sampler:
         return logits.sub_(sums.masked_fill_(sums == _MINUS_INFINITY, 0.0).unsqueeze(1))
 
     def distribution(self, row: Sequence, logits: Tensor) -> Tensor:
-        """Probabilities (vocabulary,) that the next token is drawn from, of logits (vocabulary,), which are changed.
+        """Probabilities (vocabulary,) that the next token is drawn from. Changes `logits` (vocabulary,).
 
         NaN if no token is left.
         """
@@ -152,10 +152,10 @@ class Sampler:
         return self._probabilities(row, logits)
 
     def _draw(self, rows: list[Sequence], logits: Tensor, places: list[int]) -> Tensor:
-        """Inverse transform sampling from the tokens that top_k and top_p keep. `places`: of the rows in the logits.
+        """Draw from the tokens that top_k and top_p keep, by inverse transform sampling. `places`: rows of the logits.
 
-        Where they keep all, the largest sum of a logit and Gumbel noise is drawn: it needs neither the sum of all
-        weights, nor the logits of tokens that cannot have it.
+        If they keep all tokens, draw the argmax of logits plus Gumbel noise instead: it needs neither the sum of all
+        weights nor the logits of tokens that cannot win.
         """
         bits = random_bits([row.draws_at for row in rows])
         top_k, top_p = [self._top_k(row) for row in rows], [_top_p(row) for row in rows]
@@ -179,14 +179,14 @@ class Sampler:
         return tokens
 
     def _verified(self, row: Sequence, logits: Tensor, depth: int) -> int:
-        """The token after `depth` others of a draft that was drawn."""
+        """Verify draft token `depth`, which was drawn from a distribution; returns the token to use."""
         draft = row.draft
         assert draft.distributions is not None
         wanted = self._probabilities(row, logits)
         return verified_token(draft.tokens[depth], draft.distributions[depth], wanted, row.draws_at, draft.threshold)
 
     def _probabilities(self, row: Sequence, logits: Tensor) -> Tensor:
-        """Those of all tokens, of logits (vocabulary,): 0 for what min_p, top_k and top_p exclude."""
+        """Probabilities of logits (vocabulary,), 0 for tokens that min_p, top_k and top_p exclude."""
         min_p = row.request.sampling.min_p
         if self._kernels is not None:
             weights = kept_weights(self._kernels, logits, self._top_k(row), _top_p(row), min_p)
@@ -200,11 +200,11 @@ class Sampler:
     def _kept(
         self, rows: list[Sequence], logits: Tensor, wanted: list[int]
     ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-        """Indices of some of the rows that are `wanted`, their tokens (rows, candidates) and the tokens' weights: 0 for
-        what is excluded.
+        """Yield the `wanted` rows in groups: their indices, candidate tokens (rows, candidates) and weights, 0 for
+        excluded tokens.
 
-        Rows with top_k come together; on a GPU so do those with top_p, as it sorts all tokens sooner than the host
-        finds the likely ones. How a row is treated does not depend on the others.
+        Rows with top_k form one group; on a GPU, rows with top_p are grouped too, as it sorts all tokens faster than
+        the host finds the likely ones. A row's result does not depend on the other rows.
         """
         bounds = [self._top_k(row) for row in rows]
         bounded = [index for index in wanted if bounds[index] < self._vocab_size]
@@ -222,12 +222,12 @@ class Sampler:
             yield [index], candidates.unsqueeze(0), weights.unsqueeze(0)
 
     def _likely_enough(self, min_p: list[float], logits: Tensor) -> Tensor:
-        """A copy of logits (rows, vocabulary) with minus infinity for what each row's min_p excludes."""
+        """A copy of logits (rows, vocabulary) with minus infinity for tokens that the row's min_p excludes."""
         beside = logits - logits.amax(dim=1, keepdim=True)
         return logits.masked_fill(beside < sent_column(min_p, self._device).log(), _MINUS_INFINITY)
 
     def _top_k(self, row: Sequence) -> int:
-        """The whole vocabulary without top_k."""
+        """The row's top_k; the vocabulary size if not set."""
         return min(row.request.sampling.top_k or self._vocab_size, self._vocab_size)
 
     def _at(self, places: list[int], logits: Tensor) -> Tensor:
@@ -245,12 +245,12 @@ class Sampler:
 
 
 def _parts(indices: list[int]) -> list[list[int]]:
-    """At most _SORTED each."""
+    """The indices in parts of at most _SORTED."""
     return [indices[first : first + _SORTED] for first in range(0, len(indices), _SORTED)]
 
 
 def _possible(top: TopLogProbs) -> TopLogProbs:
-    """Without tokens that a guide or bad words rule out."""
+    """`top` without tokens that a guide or bad words exclude."""
     return top if not top or top[-1][1] > _MINUS_INFINITY else [each for each in top if each[1] > _MINUS_INFINITY]
 
 
@@ -260,7 +260,7 @@ def _was_drawn(row: Sequence, depth: int) -> bool:
 
 
 def _restricted(row: Sequence) -> bool:
-    """Whether tokens may be ruled out, perhaps all."""
+    """Whether tokens may be excluded, possibly all."""
     request = row.request
     return (
         request.guide is not None
@@ -273,14 +273,14 @@ def _restricted(row: Sequence) -> bool:
 
 
 def _stuck(rows: list[Sequence], restricted: list[int], logits: Tensor, tokens: list[int]) -> frozenset[int]:
-    """The rows that have no token: of `restricted` ones those whose chosen token has a logit of minus infinity, and on
-    a CPU those whose logits are no numbers. A GPU, which the host would wait for, is asked for restricted rows only."""
+    """The rows without a valid token: `restricted` rows whose chosen token has a logit of minus infinity, and checked
+    rows whose logit is NaN. On a CPU all rows are checked, on a GPU only restricted ones, as the host must wait."""
     on_cpu = logits.device.type == "cpu"
     asked = range(len(rows)) if on_cpu else restricted
     if not asked:
         return frozenset()
     if on_cpu:
-        item = logits.numpy().item  # sooner than an index of several
+        item = logits.numpy().item  # faster than indexing several at once
         chosen = [item(index, tokens[index]) for index in asked]
     else:
         chosen = logits[list(asked), [tokens[index] for index in asked]].tolist()
@@ -294,7 +294,7 @@ def _stuck(rows: list[Sequence], restricted: list[int], logits: Tensor, tokens: 
 
 
 def no_numbers() -> RequestError:
-    """The error of a request whose logits are not numbers."""
+    """The error of a request whose logits are NaN."""
     return RequestError(
         "the model's logits are not numbers: its computations overflow, or it has weights that are not finite",
         hint="`trtforge verify` compares the checkpoint with the model; bfloat16 has a larger range than float16.",
@@ -302,7 +302,7 @@ def no_numbers() -> RequestError:
 
 
 def _top_p(row: Sequence) -> float:
-    """top_p at this position, which follows from the tokens alone."""
+    """top_p at this position; it depends on the tokens only."""
     params = row.request.sampling
     if not params.top_p or params.top_p_decay == 1.0:
         return params.top_p or 1.0
@@ -314,12 +314,12 @@ def _top_p(row: Sequence) -> float:
 def verified_token(
     proposed: int, drawn_from: Tensor, wanted: Tensor, at: tuple[int, int], threshold: float = 0.0
 ) -> int:
-    """A token with the distribution `wanted`, as often as possible the proposed one, which is drawn from `drawn_from`.
+    """A token with the distribution `wanted`: the one `proposed` from `drawn_from` as often as possible.
 
     Rejection sampling (Leviathan et al. 2023, arXiv 2211.17192, algorithm 1). Distributions are (vocabulary,). `at`:
-    seed and position, for random numbers that nothing else uses. A `threshold` above 0 takes the place of the random
-    number that decides whether to accept, as in TensorRT-LLM's acceptDraftTokensKernel (externalDraftTokensKernels.cu);
-    tokens then no longer have the distribution `wanted`. One that is impossible in it is never accepted.
+    seed and position, for random numbers that nothing else uses. A `threshold` above 0 replaces the random number that
+    decides on acceptance, as in TensorRT-LLM's acceptDraftTokensKernel (externalDraftTokensKernels.cu); tokens then no
+    longer have the distribution `wanted`. A token of probability 0 in `wanted` is never accepted.
     """
     before, possible = float(drawn_from[proposed]), float(wanted[proposed])
     least = before * (threshold or float(uniform([at], stream=1)[0]))
@@ -335,12 +335,12 @@ def verified_token(
 
 
 def drawn(distribution: Tensor, seed: int, step: int) -> int:
-    """A token of a draft from its distribution (vocabulary,)."""
+    """Draw a draft token from its distribution (vocabulary,)."""
     return _chosen(distribution, uniform([(seed, step)], stream=3))
 
 
 def _chosen(weights: Tensor, share: np.ndarray[tuple[int], np.dtype[np.float64]]) -> int:
-    """The token of weights (vocabulary,) at this share of them."""
+    """The token at this share of the cumulative weights (vocabulary,)."""
     return int(chosen_places(weights.unsqueeze(0), torch.from_numpy(share).to(weights.device)))
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """The generated text; `tokens` are its ids, which may go on after a stop word.
+    """The generated text; `tokens`: its ids, possibly with more after a stop word.
 
     `seconds`: includes loading the engine.
     """
@@ -43,9 +43,9 @@ def generate_text(
     guide: Guide | None = None,
     trace: Path | None = None,
 ) -> GeneratedText:
-    """Load the engine, answer one prompt, close. `trace`: a file that every iteration is written to.
+    """Load the engine, answer one prompt, close it. `trace`: a file to which every iteration is written.
 
-    The text ends before the first of `stop`.
+    The text ends before the first string of `stop`.
 
     Raises ForgeError if the engine cannot be loaded, a file does not match the manifest, or the prompt is refused.
     """
@@ -72,7 +72,7 @@ def generate_text(
     # Decoded with the prompt: a tokenizer may put the space between words into either token.
     before = tokenizer.decode(ids)
     text = tokenizer.decode([*ids, *answer.tokens])[len(before) :]
-    ending = StopText(stop)  # the engine knows only those that the tokenizer splits in context as alone
+    ending = StopText(stop)  # the engine handles only those that tokenize in context as they do alone
     text = ending.push(text) + ending.flush()
     reason = "stop_word" if ending.found else answer.finish_reason
     return GeneratedText(text, answer.tokens, reason, time.perf_counter() - start)

@@ -1,7 +1,7 @@
 """A trace of every iteration of the engine, as JSON that Perfetto and Chrome's about:tracing read.
 
 Format: "Trace Event Format" (Google, 2016), an array of events: slices (X) for iterations and their phases, counters
-(C), and spans (b, e) of requests. Written as it happens, so that a trace of an engine that was killed can be read too.
+(C), and spans (b, e) of requests. Events are written at once, so the trace of a killed engine can be read too.
 """
 
 import json
@@ -19,14 +19,14 @@ from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
 
 PHASES = ("schedule", "forward", "sample", "emit")
-"""What an iteration does, one after the other."""
+"""The phases of an iteration, in order."""
 _ENGINE, _REQUESTS = 1, 2
-"""Process ids in the trace: rows of the viewer."""
+"""Process ids in the trace, shown as rows of the viewer."""
 _LOG = logging.getLogger(__name__)
 
 
 class Trace:
-    """Writes one file; all but `close` on the engine's thread. Times are microseconds since the trace began."""
+    """Writes one file; all but `close` run on the engine's thread. Times are microseconds since the trace began."""
 
     def __init__(self, path: Path) -> None:
         """Raises ForgeError if the file cannot be written."""
@@ -93,7 +93,7 @@ class Trace:
         self._append("".join(f",\n{_line(event)}" for event in events))
 
     def _append(self, text: str) -> None:
-        """Write at once. A disk that is full ends the trace, not the engine."""
+        """Write at once. A full disk ends the trace, not the engine."""
         with self._lock:
             if self._file.closed:
                 return

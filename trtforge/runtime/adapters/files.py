@@ -19,7 +19,7 @@ _KEY = re.compile(
     r"(?:(?:base_model|model|language_model|transformer|decoder)\.)*"
     r"(?:layers|h)\.(\d{1,9})\.(?:self_attn|attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight"
 )
-"""Of the language model: a model with vision has layers of the same names in its vision tower."""
+"""Matches the language model's layers; a model's vision tower has layers of the same names."""
 _HINT = "Give an adapter of this model, as PEFT saves it."
 
 
@@ -48,9 +48,9 @@ class AdapterFile:
         *,
         scaled: bool = False,
     ) -> None:
-        """`shapes`: (outputs, inputs) of each module; `rank`: the largest one; `scaled`: B is multiplied by its scale.
+        """`shapes`: (outputs, inputs) of each module; `rank`: the largest one; `scaled`: B already includes the scale.
 
-        Raises ForgeError if it does not fit.
+        Raises ForgeError if the adapter does not fit the model.
         """
         self._path = weights_file(directory)
         self._pairs = _pairs(self._path)

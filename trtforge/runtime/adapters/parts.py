@@ -1,7 +1,7 @@
-"""Where TensorRT-LLM's LoRA modules are in a rank's linear layers, and what a rank needs of an adapter's matrices.
+"""Where TensorRT-LLM's LoRA modules are in a rank's linear layers, and which parts of the matrices a rank needs.
 
-A column-parallel layer's rank has its rows of B, a row-parallel layer's its columns of A: the ranks' sum includes the
-adapter's. Source: tensorrt_llm/lora_manager.py and layers/lora.py.
+For a column-parallel layer a rank has its rows of B, for a row-parallel layer its columns of A; the all-reduce then
+includes the adapter's output. Source: tensorrt_llm/lora_manager.py and layers/lora.py.
 """
 
 from collections.abc import Collection, Mapping
@@ -31,21 +31,21 @@ class Part:
 
     @property
     def out(self) -> int:
-        """Its outputs on this rank."""
+        """Number of outputs on this rank."""
         return sum(stop - start for start, stop in self.rows)
 
     @property
     def inputs(self) -> int:
-        """Its inputs on this rank."""
+        """Number of inputs on this rank."""
         return self.columns[1] - self.columns[0]
 
 
 def adapted_parts(
     spec: DecoderSpec, config: CheckpointConfig, modules: Collection[LoraModule]
 ) -> Mapping[str, tuple[Part, ...]]:
-    """The parts of a layer's linear layers that adapters change, by the linear layer's name within the layer.
+    """The parts that adapters change, by the name of the linear layer within its decoder layer.
 
-    Raises ForgeError for a module that the network does not have, or not as one matrix.
+    Raises ForgeError for a module that the network does not have as one matrix.
     """
     attention = _attention(spec, config)
     known = attention | _mlp(spec)
@@ -66,7 +66,7 @@ def _attention(spec: DecoderSpec, config: CheckpointConfig) -> dict[str, dict[st
     queries, keys = spec.num_heads * size, spec.num_kv_heads * size
     all_queries, all_keys = queries * spec.tp, config.num_key_value_heads * size
     own = (rank * queries, (rank + 1) * queries)
-    first = rank * config.num_key_value_heads // spec.tp * size  # with fewer heads than ranks, several have the same
+    first = rank * config.num_key_value_heads // spec.tp * size  # with fewer heads than ranks, several share a head
     own_keys = (first, first + keys)
     whole = (0, hidden)
     fused = (own, _shifted(own_keys, all_queries), _shifted(own_keys, all_queries + all_keys))
@@ -82,7 +82,7 @@ def _attention(spec: DecoderSpec, config: CheckpointConfig) -> dict[str, dict[st
 
 
 def _mlp(spec: DecoderSpec) -> dict[str, dict[str, Part]]:
-    """Hugging Face's gate_up_proj is [gate; up], TensorRT-LLM's fused `fc` of a rank [up; gate]."""
+    """The MLP's parts. Hugging Face's gate_up_proj is [gate; up], TensorRT-LLM's fused `fc` of a rank [up; gate]."""
     if spec.moe is not None or spec.network.mlp == "plain":
         return {}
     inner, hidden, rank = spec.intermediate_size, spec.hidden_size, spec.rank.tp_rank

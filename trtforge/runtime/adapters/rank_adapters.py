@@ -1,9 +1,9 @@
-"""The adapters of one rank: a cache of them, bounded in bytes, and their share of each linear layer's output.
+"""The adapters of one rank: a cache, bounded in bytes, and their contribution to each linear layer's output.
 
-Adapters in use lie side by side in slots of one tensor for each linear layer. On the CPU a kernel multiplies every
-single-token row with its own adapter; without the kernel a product with A and one with B of each part serve all
-adapters together, and each row keeps its adapter's share. Contexts take such products too, neighbours with the same
-adapter together. Every rank sees the same steps, so that all caches hold the same adapters.
+Adapters in use occupy slots of one tensor per linear layer. On the CPU a kernel multiplies every single-token row by
+its own adapter. Without the kernel, one product with A and one with B for each part compute all adapters together, and
+each row keeps its own adapter's result. Contexts use such products too, once for neighbours with the same adapter.
+Every rank sees the same steps, so all caches contain the same adapters.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ from trtforge.runtime.scheduling.batch import Step
 
 @dataclass(eq=False)
 class _Slots:
-    """Of a linear layer, the adapters in use, whose modules are its `parts`.
+    """The slots of a linear layer's adapters, whose modules are its `parts`.
 
-    `columns`: int64 (parts, 2), the first one of the layer's output that a part changes, and how many.
+    `columns`: int64 (parts, 2), the first output column that each part changes, and how many.
     """
 
     parts: tuple[Part, ...]
@@ -50,7 +50,7 @@ class _Slots:
             own[slot] = new
 
     def get(self, slot: int) -> Matrices:
-        """A copy of what is in a slot, without the adapters' dimension."""
+        """A copy of a slot's matrices, without the slot dimension."""
         return Matrices(*(own[slot].clone() for own in self.matrices))
 
     def grow(self, slots: int) -> None:
@@ -62,9 +62,9 @@ class _Slots:
         return zip(self.parts, self.matrices.b.split([part.out for part in self.parts], dim=-1), strict=True)
 
     def add(self, x: Tensor, y: Tensor, used: slice, others: Tensor | None = None) -> None:
-        """y += (x A^T) B of each part by torch, of adapters in the slots `used`: x (rows, inputs), y (rows, outputs).
+        """y += (x A^T) B for each part by torch, for the slots `used`: x (rows, inputs), y (rows, outputs).
 
-        `others` (rows, slots, 1, 1): True for slots whose adapters a row does not have.
+        `others` (rows, slots, 1, 1): True for slots other than the row's own.
         """
         a = self.matrices.a[used]
         inner = (x @ a.flatten(0, 2).t()).view(len(x), *a.shape[:3])
@@ -77,11 +77,11 @@ class _Slots:
 
 @dataclass(frozen=True)
 class _Use:
-    """Which adapters a step's tokens have.
+    """Which adapters a step's tokens use.
 
-    `slots`: of the first rows, int64 (rows or more,), -1 for none. `contexts`: (first token, end, slot), neighbours
-    with the same adapter together. `others` (rows, slots, 1, 1), where no kernel computes the rows: True for those of
-    slots [first, end) that are not the row's own.
+    `slots`: of the single-token rows, int64 (rows or more,), -1 for none. `contexts`: (first token, end, slot),
+    neighbours with the same adapter together. `others` (rows, slots, 1, 1), without the kernel: True for slots in
+    [first, end) other than the row's own.
     """
 
     slots: Tensor
@@ -93,7 +93,7 @@ class _Use:
 
 @dataclass(eq=False)
 class _Files:
-    """Reads the adapters of an engine, and those `sent` with requests, padded with zeros to the largest rank."""
+    """Reads an engine's adapters and those `sent` with requests, zero-padded to the largest rank."""
 
     directory: Path
     lora: LoraFeature
@@ -127,7 +127,7 @@ class _Files:
         }
 
     def empty(self, parts: tuple[Part, ...]) -> _Slots:
-        """No slots."""
+        """Slots without adapters."""
         a = torch.zeros(0, len(parts), self.rank, parts[0].inputs, dtype=self.place.dtype, device=self.place.device)
         b = a.new_zeros(0, self.rank, sum(part.out for part in parts))
         return _Slots(parts, Matrices(a, b, torch.zeros(0, len(parts), dtype=torch.int64)))
@@ -156,9 +156,9 @@ class RankAdapters:
         place: Placement,
         sent: Path | None = None,
     ) -> None:
-        """`directory`: the engine's; `sent`: of adapters that come with requests, by a name of more than 62 bits.
+        """`directory`: the engine's; `sent`: directory of adapters that come with requests, named by `sent.name_of`.
 
-        Raises ForgeError if the model has no such layers, or the cache is too small.
+        Raises ForgeError if the model lacks the adapted layers, or the cache is too small.
         """
         self._files = _Files(directory, lora, config, spec, place, sent)
         self._most = most_adapters(lora, config, spec, place)
@@ -176,11 +176,11 @@ class RankAdapters:
         self._row_slots = torch.full((1,), -1)
         self.loads = 0
         self.moves = 0
-        """How often memory that a step's kernels read has moved: recordings of older ones are void."""
+        """How often memory read by a step's kernels was reallocated; recordings made before are invalid."""
 
     @property
     def reserved_bytes(self) -> int:
-        """Memory that the adapters may take."""
+        """Maximum bytes for the adapters."""
         files = self._files
         size = adapter_bytes(files.lora, files.spec, files.parts, files.place)
         own = len(files.lora.adapters) * size
@@ -197,7 +197,7 @@ class RankAdapters:
         return self._use is not None
 
     def begin(self, step: Step) -> None:
-        """Load what a step needs and does not have, and map its tokens to adapters."""
+        """Load the missing adapters of a step and map its tokens to slots."""
         tasks = set(step.adapters.tolist()) - {0}
         if not tasks:
             self._use = None
@@ -223,7 +223,7 @@ class RankAdapters:
         )
 
     def adapted(self, name: str, linear: Linear) -> Linear:
-        """The linear layer with the adapters of each step's tokens."""
+        """The linear layer, with the step's adapters added."""
         slots = self._slots.get(name)
         if slots is None:
             return linear
@@ -243,10 +243,10 @@ class RankAdapters:
         return y
 
     def _place(self, task: int, needed: Collection[int]) -> None:
-        """Give an adapter a slot without one that the step needs; the slot's former one stays in the cache.
+        """Give an adapter a slot whose adapter the step does not need; that adapter stays in the cache.
 
-        The first such slot, so that those in use are neighbours; where all that fits is in slots, that of the least
-        recently used adapter.
+        Take the first possible slot, to keep the slots in use together; if the slots are full, the least recently used
+        one.
         """
         full = len(self._tasks) >= self._most
         free = [slot for slot, held in enumerate(self._tasks) if held not in needed]
@@ -272,20 +272,20 @@ class RankAdapters:
         self._bound()
 
     def _bound(self) -> None:
-        """Drop the least recently used adapters: slots and cache together hold as many as fit the bound."""
+        """Drop the least recently used cached adapters until slots and cache together fit the bound."""
         while self._cached and len(self._tasks) + len(self._cached) > self._most:
             del self._cached[min(self._cached, key=lambda task: self._last[task])]
 
 
 def adapter_bytes(lora: LoraFeature, spec: DecoderSpec, parts: Mapping[str, tuple[Part, ...]], place: Placement) -> int:
-    """Bytes of an adapter of the largest rank on a rank."""
+    """Bytes of an adapter with the largest LoRA rank on one tensor-parallel rank."""
     assert lora.max_rank is not None, "an engine's features are resolved"
     values = sum(part.inputs + part.out for each in parts.values() for part in each)
     return spec.num_layers * lora.max_rank * values * place.dtype.itemsize
 
 
 def most_adapters(lora: LoraFeature, config: CheckpointConfig, spec: DecoderSpec, place: Placement) -> int:
-    """How many adapters of the largest rank a rank may hold. Raises ForgeError if not one fits the bound."""
+    """Maximum number of adapters with the largest LoRA rank in a rank's memory. Raises ForgeError if none fits."""
     size = adapter_bytes(lora, spec, adapted_parts(spec, config, lora.modules), place)
     if lora.host_memory < size:
         raise ForgeError(
@@ -297,9 +297,9 @@ def most_adapters(lora: LoraFeature, config: CheckpointConfig, spec: DecoderSpec
 
 
 def adapted_contexts(ends: Sequence[int], slots: Sequence[int], rows: int) -> list[tuple[int, int, int]]:
-    """(first token, end, slot) of the contexts with adapters, neighbours with the same one together.
+    """(first token, end, slot) of the contexts with adapters; neighbours with the same adapter are merged.
 
-    `ends`: of each sequence's tokens; `rows`: how many sequences come first that are no contexts.
+    `ends`: end of each sequence's tokens; `rows`: number of single-token rows, which come first.
     """
     found: list[tuple[int, int, int]] = []
     for index in range(rows, len(slots)):

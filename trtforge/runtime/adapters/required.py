@@ -1,4 +1,4 @@
-"""Which adapters a model can have."""
+"""Checks that a model can have adapters."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ from trtforge.runtime.linears.linear import Placement
 def require_adapters(
     config: CheckpointConfig, lora: LoraFeature, directories: Sequence[Path], dtype: torch.dtype
 ) -> None:
-    """Raises ForgeError for adapters that an engine that computes in `dtype` cannot apply to a model, or not hold.
+    """Raises ForgeError if an engine computing in `dtype` cannot apply adapters to a model, or has no room for them.
 
-    `lora` is resolved.
+    `lora` must be resolved.
     """
     assert lora.max_rank is not None, "the feature is resolved"
     spec = DecoderSpec.of(config, 0)

@@ -1,7 +1,7 @@
-"""LoRA adapters that come with requests: TensorRT-LLM's `lora_config` and `lora_weights` as the file that ranks read.
+"""LoRA adapters in requests: converts TensorRT-LLM's `lora_config` and `lora_weights` to the file that ranks read.
 
-Layout and scale are those of examples/hf_lora_convert.py, module ids those of tensorrt_llm/lora_manager.py, checks
-those of `loraValidateRequestTensors` (cpp/tensorrt_llm/runtime/loraUtils.cpp), all of TensorRT-LLM 1.x.
+From TensorRT-LLM 1.x: layout and scale (examples/hf_lora_convert.py), module ids (tensorrt_llm/lora_manager.py) and
+checks (`loraValidateRequestTensors`, cpp/tensorrt_llm/runtime/loraUtils.cpp).
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from trtforge.models.torch_tensors import all_finite, write_tensors
 from trtforge.runtime.linears.kernels import DTYPES
 
 _MODULES: tuple[LoraModule, ...] = get_args(LoraModule)
-"""By their ids."""
+"""LoRA modules by their ids."""
 _PEFT = {module: name for name, module in PEFT_MODULES.items()}
 _NAMED = 1 << 62
 _HINT = "Send the tensors that TensorRT-LLM's hf_lora_convert.py writes for an adapter of this model."
@@ -29,9 +29,9 @@ _HINT = "Send the tensors that TensorRT-LLM's hf_lora_convert.py writes for an a
 
 @dataclass(frozen=True)
 class Adaptable:
-    """What adapters may change: (outputs, inputs) of each module in each of `layers` layers, with ranks up to `rank`.
+    """What adapters may change: modules with (outputs, inputs) in each of `layers` layers, with ranks up to `rank`.
 
-    `fused`: mlp_h_to_4h is gate and up, which TensorRT-LLM has in the order [up; gate]. `dtype`: computed in.
+    `fused`: mlp_h_to_4h is gate and up, in TensorRT-LLM's order [up; gate]. `dtype`: of the computation.
     """
 
     shapes: Mapping[LoraModule, tuple[int, int]]
@@ -42,7 +42,7 @@ class Adaptable:
 
 
 def name_of(adapter: SentAdapter) -> int:
-    """A digest, 2^62 or more, that fits an int64: equal for equal adapters, larger than task ids of an engine's own."""
+    """A digest of an adapter as an int64 of at least 2^62, which no task id of the engine's own adapters reaches."""
     digest = blake2b(repr((adapter.config, adapter.dtype, adapter.width)).encode(), digest_size=8)
     digest.update(adapter.weights)
     return _NAMED | (int.from_bytes(digest.digest(), "little") % _NAMED)
@@ -56,9 +56,9 @@ def write_adapter(tensors: Mapping[str, Tensor], directory: Path) -> None:
 
 
 def sent_tensors(adapter: SentAdapter, adaptable: Adaptable) -> dict[str, Tensor]:
-    """A and B of each module by PEFT's names, as they came; B has its scale.
+    """A and B of each module by their PEFT names, as sent; B includes the scale.
 
-    Raises RequestError naming the tensor that is wrong.
+    Raises RequestError that names the wrong tensor.
     """
     dtype, rows = DTYPES[adapter.dtype], adapter.config
     if len(adapter.weights) != len(rows) * adapter.width * dtype.itemsize or not adapter.weights:
@@ -91,7 +91,7 @@ def sent_tensors(adapter: SentAdapter, adaptable: Adaptable) -> dict[str, Tensor
 
 
 def _checked(number: int, row: tuple[int, ...], adaptable: Adaptable) -> tuple[LoraModule, int, int]:
-    """Module, layer and rank of a row of `lora_config`."""
+    """Module, layer and rank of a `lora_config` row, checked."""
     if len(row) not in (3, 4):
         raise RequestError(f"lora_config has {len(row)} columns, 3 or 4 are expected", hint=_HINT)
     code, layer, rank = row[:3]

@@ -1,1 +1,1 @@
-"""Guided decoding: outputs that follow a JSON schema, a regular expression or a grammar, by the package xgrammar."""
+"""Guided decoding: outputs that follow a JSON schema, a regular expression or a grammar, with xgrammar."""

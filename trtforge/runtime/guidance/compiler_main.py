@@ -1,7 +1,7 @@
 """Process that compiles grammars: `python -m trtforge.runtime.guidance.compiler_main SECONDS`.
 
-It reads a vocabulary and then kinds and texts of guides from standard input, and writes results to standard output. A
-grammar that takes longer than SECONDS of CPU time ends it by SIGXCPU; it also ends when its standard input is closed.
+It reads a vocabulary, then kinds and texts of guides, from standard input, and writes results to standard output. A
+grammar that takes more than SECONDS of CPU time ends it with SIGXCPU; closing its standard input ends it, too.
 """
 
 import math
@@ -19,10 +19,10 @@ from trtforge.runtime.guidance.vocabulary_compiler import VocabularyCompiler
 
 def main() -> int:
     """Compile until standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the whole process group; the engine decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole process group; the engine decides
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output printed by a library must not mix with results
     with suppress(EOFError, BrokenPipeError):
         compiler = VocabularyCompiler(xgrammar.TokenizerInfo.deserialize_json(receive(sys.stdin.buffer)))
         while True:
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _limit(seconds: int) -> None:
-    """Let this process use so many more seconds of CPU time."""
+    """Limit this process to `seconds` more of CPU time."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = math.ceil(used.ru_utime + used.ru_stime) + seconds

@@ -1,4 +1,4 @@
-"""Starts and ends the process that compiles grammars whose compilation cannot be bounded beforehand."""
+"""Starts and ends the process that compiles grammars with unpredictable compilation times."""
 
 import signal
 import struct
@@ -11,17 +11,17 @@ from trtforge.core.errors import RequestError
 from trtforge.core.interpreter import module_arguments, python_environment, python_interpreter
 
 MOST_SECONDS = 20
-"""CPU time that one grammar may take. Large permitted ones take five on slow processors."""
+"""CPU time limit of one grammar. Large permitted grammars take five seconds on slow processors."""
 _PROGRAM = "trtforge.runtime.guidance.compiler_main"
 COMPILED, REFUSED = "compiled", "refused"
 _SIZE = struct.Struct("<I")
-_ENCODING = "surrogatepass"  # a guide may hold a half of a surrogate pair, which xgrammar refuses
+_ENCODING = "surrogatepass"  # a guide may contain a lone surrogate, which xgrammar refuses
 
 
 class CompilerProcess:
-    """A process with a vocabulary. It starts when the first grammar comes, and again after one that took too long.
+    """A compiler process with a vocabulary. It starts with the first grammar, and again after one that took too long.
 
-    Nothing can interrupt xgrammar's compiler within a process: other guides would wait behind one that takes minutes.
+    xgrammar's compiler cannot be interrupted within a process: other guides would wait minutes for a slow one.
     """
 
     def __init__(self, vocabulary: str) -> None:
@@ -32,10 +32,10 @@ class CompilerProcess:
         self._closed = False
 
     def compile(self, kind: str, text: str) -> str:
-        """JSON of the compiled grammar (xgrammar.CompiledGrammar) of a text of this guide kind.
+        """Compile a text of this guide kind to JSON of an xgrammar.CompiledGrammar.
 
         Raises RequestError if that takes longer than `MOST_SECONDS`, RuntimeError with the compiler's message. Only one
-        thread at a time may call it.
+        thread at a time may call this.
         """
         process = self._running()
         assert process.stdin is not None
@@ -57,7 +57,7 @@ class CompilerProcess:
         return said
 
     def close(self) -> None:
-        """End the process, also while it compiles. No grammar is compiled any more."""
+        """End the process, even while it compiles. No grammar is compiled afterwards."""
         with self._lock:
             self._closed = True
             if self._process is not None:
@@ -78,7 +78,7 @@ class CompilerProcess:
             )
             self._process = process
         assert process.stdin is not None
-        with suppress(OSError):  # the first grammar tells that it has ended
+        with suppress(OSError):  # the first grammar reports that the process has ended
             send(process.stdin, self._vocabulary)
         return process
 
@@ -101,7 +101,7 @@ def send(stream: IO[bytes], text: str) -> None:
 
 
 def receive(stream: IO[bytes]) -> str:
-    """Read a text that `send` wrote. Raises EOFError if the stream ends before."""
+    """Read a text that `send` wrote. Raises EOFError if the stream ends early."""
     (size,) = _SIZE.unpack(_read(stream, _SIZE.size))
     return _read(stream, size).decode("utf-8", _ENCODING)
 

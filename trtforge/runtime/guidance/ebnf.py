@@ -1,4 +1,4 @@
-"""EBNF grammars: what xgrammar would ignore, or take for ever to compile or to follow, is refused."""
+"""Checks EBNF grammars: refuses what xgrammar would ignore or take too long to compile or follow."""
 
 import re
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ _PART = re.compile(
     re.DOTALL | re.VERBOSE,
 )
 _Part = tuple[str, int | str]
-"""A bracket with 0, repeat with its times, or text or rule with its own text."""
+"""Kind and value: a bracket with 0, "repeat" with its maximum count, "text" or "rule" with its text."""
 
 
 def check_grammar(grammar: str) -> None:
-    """Raises Unenforced for lookahead, many rules or brackets, and for repetitions within one another."""
+    """Raises Unenforced for lookahead, too many rules or brackets, and nested repetitions with large counts."""
     rules: dict[str, list[_Part]] = {}
     parts: list[_Part] = []
     depth = 0
@@ -50,7 +50,7 @@ def check_grammar(grammar: str) -> None:
 
 
 def _times(name: str, rules: Mapping[str, list[_Part]], known: dict[str, int], depth: int) -> int:
-    """How often something in a rule is repeated at most; 1 for rules that are being looked at, or far below."""
+    """Maximum repetitions of anything in a rule; 1 for rules being processed (recursion) or nested too deeply."""
     if name in known or name not in rules or depth > DEEPEST:
         return known.get(name, 1)
     known[name] = 1

@@ -1,4 +1,4 @@
-"""Guides as grammars over one tokenizer's vocabulary: compiled once each, the latest kept."""
+"""Compiles guides to grammars over one tokenizer's vocabulary, and keeps the most recently used ones."""
 
 import json
 import re
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from trtforge.runtime.guidance.vocabulary_compiler import VocabularyCompiler
 
 _MOST_KEPT = 256
-_MOST_KEPT_BYTES = 80 << 20  # as xgrammar counts them, which leaves out up to two thirds of large grammars
+_MOST_KEPT_BYTES = 80 << 20  # by xgrammar's count, which misses up to two thirds of large grammars
 _AS_JSON = ("json_schema", "structural_tag")
 _FEW_LEFT_OUT = 30
 _SOURCE = re.compile(
@@ -37,7 +37,7 @@ _SOURCE = re.compile(
     r"(Regex parsing error at position \d+: )?",
     re.DOTALL,
 )
-"""Where xgrammar found an error: in its own code, and in an expression that was written otherwise."""
+"""Prefixes of xgrammar's error messages: positions in its own code and in a rewritten expression."""
 _HINTS = {
     "json": "Report this as a bug.",
     "json_schema": "Correct the JSON schema; xgrammar takes most of draft 2020-12.",
@@ -60,7 +60,7 @@ class Grammars:
     """Compiles guides; `found` and `compiled` may be called from different threads."""
 
     def __init__(self, directory: Path, vocab_size: int) -> None:
-        """`directory`: with tokenizer.json."""
+        """`directory`: contains tokenizer.json."""
         self._directory = directory
         self._vocab_size = vocab_size
         self._texts: list[str] = []
@@ -71,7 +71,7 @@ class Grammars:
         self._kept_bytes = 0
 
     def found(self, guide: Guide) -> Any:
-        """The compiled grammar (xgrammar.CompiledGrammar) of a guide that was compiled before; else None."""
+        """The kept grammar (xgrammar.CompiledGrammar) of a guide; None if there is none."""
         with self._lock:
             grammar = self._kept.get(guide)
             if grammar is not None:
@@ -79,7 +79,7 @@ class Grammars:
         return grammar
 
     def compiled(self, guide: Guide) -> Any:
-        """The compiled grammar of a guide. Raises RequestError if it is wrong, ForgeError if there is no tokenizer."""
+        """The grammar of a guide, compiled if new. Raises RequestError if it is wrong, ForgeError without tokenizer."""
         grammar = self.found(guide)
         if grammar is not None:
             return grammar
@@ -87,7 +87,7 @@ class Grammars:
             grammar = self._compile(guide)
         except Unenforced as error:
             raise _refused(guide, str(error)) from None
-        except UnicodeError:  # a message that quotes a part of a character, or a guide that is no Unicode
+        except UnicodeError:  # a message quotes part of a character, or a guide is not valid Unicode
             raise _refused(guide, "it cannot be parsed") from None
         except RuntimeError as error:  # xgrammar's own errors derive from it
             raise _refused(guide, _SOURCE.sub("", first_line(error))[:300].rstrip(" .")) from None
@@ -95,11 +95,11 @@ class Grammars:
         return grammar
 
     def with_text(self, tokens: list[int]) -> list[int]:
-        """Those of the tokens that a grammar may allow as a part of its text. Some grammar has to be compiled."""
+        """The tokens that a grammar may allow as part of its text. A grammar must have been compiled before."""
         return [token for token in tokens if self._texts[token]]
 
     def close(self) -> None:
-        """End what is being compiled in a process of its own. No such guide is compiled any more."""
+        """End the compiler process. No guide that needs it is compiled afterwards."""
         with self._lock:
             self._closed = True
             apart = self._apart
@@ -128,9 +128,9 @@ class Grammars:
         return VocabularyCompiler(self._vocabulary())
 
     def _vocabulary(self) -> Any:
-        """The vocabulary as xgrammar.TokenizerInfo. Special tokens have no text, so that no grammar allows them.
+        """The vocabulary as xgrammar.TokenizerInfo. Special tokens have no text, so no grammar allows them.
 
-        Each request says what ends it: an end id that is named here as well would be allowed within any text.
+        It names no end ids: each request has its own, and an end id named here would be allowed within any text.
         """
         import xgrammar
         from transformers import PreTrainedTokenizerFast
@@ -154,7 +154,7 @@ class Grammars:
         )
 
     def _keep(self, guide: Guide, grammar: Any) -> None:
-        """Keep a grammar, and drop the least recently used ones beyond the bounds."""
+        """Keep a grammar; drop the least recently used ones beyond the limits."""
         with self._lock:
             self._kept[guide] = grammar
             self._kept_bytes += grammar.memory_size_bytes
@@ -164,10 +164,10 @@ class Grammars:
 
 
 def may_take_long(kind: GuideKind, value: Any) -> bool:
-    """Whether compiling a guide of this kind and value may take longer than a second with a large vocabulary.
+    """Whether compiling this guide may take longer than a second with a large vocabulary.
 
-    Parts that may be left out one after the other take time with the square of their number. Schemas and expressions
-    have a bounded number of them, the rules of a grammar any. Characters that are repeated often take seconds as well.
+    Successive optional parts take time quadratic in their number. Schemas and expressions have a bounded number of
+    them, grammar rules any number. Long repetitions of characters take seconds, too.
     """
     text = json.dumps(value) if kind in _AS_JSON else value
     if kind == "ebnf_grammar" or (kind == "structural_tag" and '"type": "grammar"' in text):
@@ -176,7 +176,7 @@ def may_take_long(kind: GuideKind, value: Any) -> bool:
 
 
 def token_texts(tokenizer: "Tokenizer", vocab_size: int) -> list[str]:
-    """The vocabulary by id, as the tokenizer spells it; empty for special and for unused tokens."""
+    """The tokenizer's text of each token id; empty for special and unused tokens."""
     texts = [""] * vocab_size
     for text, token in tokenizer.get_vocab().items():
         if token < vocab_size:
@@ -205,7 +205,7 @@ def value_of(guide: Guide) -> Any:
 
 
 def _enforced(kind: GuideKind, value: Any) -> str:
-    """The text for xgrammar, of which it ignores nothing. Raises Unenforced."""
+    """The guide as text of which xgrammar enforces everything. Raises Unenforced."""
     match kind:
         case "json_schema":
             return json.dumps(enforceable(value, controls=False), ensure_ascii=False)

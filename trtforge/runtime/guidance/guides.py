@@ -1,4 +1,4 @@
-"""The grammars that running sequences follow: prepared off the engine's thread, applied to a step's logits at once."""
+"""The grammars of running sequences: compiled on another thread, applied to all logits of a step together."""
 
 import logging
 import queue
@@ -19,14 +19,14 @@ from trtforge.runtime.scheduling.sequence import Sequence
 
 OnPrepared = Callable[[Sequence, ForgeError | None], None]
 _LOG = logging.getLogger(__name__)
-_LONGEST_STEP = 0.5  # seconds for the masks of a step; a row that needs as much alone ends
+_LONGEST_STEP = 0.5  # seconds for the masks of a step; a row that takes longer by itself ends
 _CLOSE_TIMEOUT = 10.0  # seconds that a grammar's compilation may take before it is abandoned
 
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """Where a sequence is in its grammar: after `accepted` of its generated tokens. `text_ends`: end ids that are text
-    as well. `lost`: a token did not fit. `slow`: a step took too long."""
+    """A sequence's position in its grammar, after `accepted` generated tokens. `text_ends`: end ids that are also text.
+    `lost`: a token did not fit. `slow`: a step took too long."""
 
     matcher: Any
     text_ends: list[int]
@@ -36,13 +36,13 @@ class _Place:
 
 
 class Guides:
-    """The guides of one engine's sequences. All but the compilation runs on the engine's thread.
+    """The guides of one engine's sequences. Everything but compilation runs on the engine's thread.
 
-    A sequence's place follows from its tokens, so pauses change nothing.
+    A sequence's position depends on its tokens only, so pauses do not change it.
     """
 
     def __init__(self, directory: Path, vocab_size: int) -> None:
-        """`directory`: of the tokenizer, which is read when the first guide comes."""
+        """`directory`: of the tokenizer, which is read for the first guide."""
         self._grammars = Grammars(directory, vocab_size)
         self._vocab_size = vocab_size
         self._places: dict[Sequence, _Place] = {}
@@ -54,9 +54,9 @@ class Guides:
         self._thread: threading.Thread | None = None
 
     def prepare(self, sequence: Sequence, on_prepared: OnPrepared) -> bool:
-        """Whether the sequence can run now; if not, `on_prepared` is called on another thread, with an error or None.
+        """Returns whether the sequence can run now. If not, another thread calls `on_prepared` with an error or None.
 
-        Compiling a large schema takes longer than many steps.
+        Compiling a large schema takes as long as many steps.
         """
         assert sequence.request.guide is not None
         grammar = self._grammars.found(sequence.request.guide)
@@ -72,7 +72,7 @@ class Guides:
 
     @property
     def preparing(self) -> int:
-        """The number of sequences that wait for their guide's compilation. For any thread."""
+        """Number of sequences that wait for their guide's compilation. Any thread may call it."""
         return sum(sequence.finish_reason is None for sequence in list(self._preparing))
 
     def rows(self, rows: list[Sequence]) -> list[int]:
@@ -80,7 +80,7 @@ class Guides:
         return [index for index, row in enumerate(rows) if row.request.guide is not None]
 
     def mask(self, rows: list[Sequence], guided: list[int], logits: Tensor) -> None:
-        """Set the logits (rows, vocabulary) of tokens that the grammars of the rows `guided` refuse to -infinity."""
+        """Set the logits (rows, vocabulary) of tokens that the `guided` rows' grammars forbid to -infinity."""
         places = [self._places[rows[index]] for index in guided]
         masks = self._space(len(rows))
         began = perf_counter()
@@ -98,7 +98,7 @@ class Guides:
         _refuse(logits, masks, self._vocab_size, guided)
 
     def stuck(self, sequence: Sequence) -> RequestError:
-        """The error for a sequence whose next token would have no probability."""
+        """The error for a sequence without a possible next token."""
         place = self._places.get(sequence)
         if place is None:
             return no_token_left()
@@ -116,7 +116,7 @@ class Guides:
         self._places.pop(sequence, None)
 
     def close(self) -> None:
-        """End the thread. No sequence is prepared any more."""
+        """End the thread. No sequence is prepared afterwards."""
         if self._thread is not None:
             self._work.put(None)
             self._grammars.close()
@@ -125,13 +125,13 @@ class Guides:
     def _compile(self) -> None:
         while (work := self._work.get()) is not None:
             sequence, on_prepared = work
-            # Without a guide if it was cancelled while it waited for other compilations.
+            # Not compiled if it was cancelled while it waited for other compilations.
             error = None if sequence.finish_reason is not None else self._compile_for(sequence)
             self._preparing.discard(sequence)
             on_prepared(sequence, error)
 
     def _compile_for(self, sequence: Sequence) -> RequestError | None:
-        """Compile a sequence's guide; the error if that fails."""
+        """Compile a sequence's guide; returns the error if that fails."""
         try:
             require_xgrammar()
             assert sequence.request.guide is not None
@@ -151,7 +151,7 @@ class Guides:
         self._places[sequence] = _Place(matcher, self._grammars.with_text(ends))
 
     def _follow(self, rows: list[Sequence], places: list[_Place]) -> None:
-        """Let the matchers accept what was generated since they were asked last: usually one token a row."""
+        """Let the matchers accept the tokens generated since the last call, usually one per row."""
         if self._batch is None:
             import xgrammar
 
@@ -165,7 +165,7 @@ class Guides:
                 place.lost = not fit
 
     def _fill_each(self, rows: list[Sequence], guided: list[int], masks: Tensor) -> None:
-        """As `mask` does, one row after the other: the last step took long, and the row that made it so has to end."""
+        """Fill the masks row by row, to find and end the slow row after a step that took too long."""
         for index in guided:
             row, place = rows[index], self._places[rows[index]]
             began = thread_time()
@@ -176,7 +176,7 @@ class Guides:
             place.slow = thread_time() - began > _LONGEST_STEP
 
     def _space(self, rows: int) -> Tensor:
-        """Room for the masks of `rows` rows: int32, a bit for each token."""
+        """Memory for the masks of `rows` rows: int32, one bit per token."""
         if len(self._masks) < rows:
             from xgrammar import allocate_token_bitmask
 
@@ -185,13 +185,13 @@ class Guides:
 
 
 def no_token_left() -> RequestError:
-    """The error for an unguided sequence whose next token would have no probability."""
+    """The error for an unguided sequence without a possible next token."""
     hint = "Leave out bad words, min_tokens, no_repeat_ngram_size, the bias or the logits processor."
     return RequestError("no token is left that the options allow", hint=hint)
 
 
 def _allow_ends(mask: Tensor, place: _Place) -> None:
-    """Allow end ids where the grammar is complete, and only there: xgrammar may allow those that are text as text."""
+    """Allow end ids exactly if the grammar is complete: xgrammar may allow end ids with text within the text."""
     octets, complete = mask.numpy().view(np.uint8), place.matcher.is_completed()
     for token in place.text_ends:
         bit = np.uint8(1 << token % 8)
@@ -199,7 +199,7 @@ def _allow_ends(mask: Tensor, place: _Place) -> None:
 
 
 def _refuse(logits: Tensor, masks: Tensor, vocab_size: int, rows: list[int]) -> None:
-    """Set the logits of tokens without a bit in `masks` to -infinity; xgrammar's own function for CPUs is slower."""
+    """Set the logits of tokens whose mask bit is 0 to -infinity. On CPUs xgrammar's own function is slower."""
     if logits.device.type != "cpu":
         from xgrammar import apply_token_bitmask_inplace
 

@@ -1,8 +1,8 @@
-"""Grammars of expressions in which characters are repeated often, such as .{1,500}.
+"""Grammars of expressions with long repetitions of characters, such as .{1,500}.
 
-xgrammar compiles an expression to an automaton, whose steps are bounded, and prepares its masks; but none where
-something is repeated more than 128 times: each mask takes 10 to 50 ms then, with a vocabulary of 128,000. Of characters
-that a grammar repeats, outside of automata, it prepares 128 masks, and most of what the further ones need.
+xgrammar compiles an expression to an automaton with bounded steps and prepares its masks, except where something is
+repeated more than 128 times: then each mask takes 10 to 50 ms with a vocabulary of 128,000. For characters repeated by
+a grammar, outside automata, it prepares 128 masks and most of the work for further ones.
 """
 
 import json
@@ -10,11 +10,11 @@ import json
 from trtforge.runtime.guidance.patterns import LONG_REPETITION, Token, characters, checked, joined, refuses
 
 _MOST = 2
-"""Repetitions of which masks are prepared, in two to five seconds each."""
+"""Maximum number of long repetitions for which masks are prepared, in two to five seconds each."""
 
 
 def expression_grammar(pattern: str) -> str:
-    """The grammar of an expression (`patterns.expression`). Raises Unenforced, as that does."""
+    """The grammar of an expression (`patterns.expression`). Raises Unenforced."""
     tokens = checked(pattern)
     parts, begin = [], 0
     for index in _long(tokens):
@@ -28,14 +28,14 @@ def expression_grammar(pattern: str) -> str:
 
 
 def has_long_repetitions(pattern: str) -> bool:
-    """Whether the grammar of an expression takes seconds to compile for these. Raises Unenforced."""
+    """Whether long repetitions make the expression's grammar take seconds to compile. Raises Unenforced."""
     return bool(_long(checked(pattern)))
 
 
 def _long(tokens: list[Token]) -> list[int]:
-    """Indices of repetitions that become parts of the grammar: of characters, outside of groups and alternatives.
+    """Indices of repetitions that become parts of the grammar: of characters, outside groups and alternatives.
 
-    Not those that are repeated again (`a{200}*`), and none that xgrammar refuses, so that its error is about this one.
+    Excluded are those repeated again (`a{200}*`) and those that xgrammar refuses, so that it reports the error itself.
     """
     found: list[int] = []
     depth = 0
@@ -44,7 +44,7 @@ def _long(tokens: list[Token]) -> list[int]:
         if depth == 0 and token.kind == "|":
             return []
         again = index + 1 < len(tokens) and tokens[index + 1].kind == "repeat"
-        possible = token.times > LONG_REPETITION and token.optional >= 0  # of {200,100} it is negative
+        possible = token.times > LONG_REPETITION and token.optional >= 0  # it is negative for {200,100}
         if depth == 0 and index > 0 and possible and not again and _is_known(tokens[index - 1]):
             found.append(index)
     return found[:_MOST]
@@ -59,6 +59,6 @@ def _automaton(tokens: list[Token]) -> str:
 
 
 def _class(atom: Token) -> str:
-    """The characters of an atom, as grammars spell them."""
+    """The characters of an atom in grammar syntax."""
     ranges = (f"\\U{first:08x}-\\U{last:08x}" for first, last in characters(atom.text))
     return f"[{''.join(ranges)}]"

@@ -1,4 +1,4 @@
-"""Regular expressions for xgrammar: what it would ignore is refused, what it would read otherwise is rewritten."""
+"""Regular expressions for xgrammar: refuses what it would ignore, and rewrites what it would misread."""
 
 import re
 from collections.abc import Iterable
@@ -8,9 +8,9 @@ from trtforge.runtime.guidance.repetitions import most_repeated
 from trtforge.runtime.guidance.unenforced import Unenforced
 
 _ESCAPES = frozenset("dDwWsSnrtfvae0xucbBpPk123456789")
-"""Letters and digits that xgrammar takes as escapes, or refuses itself; others it would match literally."""
+"""Letters and digits that xgrammar reads as escapes or refuses itself; it would match others literally."""
 DEEPEST = 200
-"""Brackets within one another, in an expression or a grammar."""
+"""Maximum nesting of brackets in an expression or a grammar."""
 _TOKEN = re.compile(
     r"""(?P<repeat>(?:[*+?]|\{(?P<least>\d+)(?P<open>,(?P<most>\d*))?\})\??)
     |(?P<atom>\\u\{[0-9A-Fa-f]+\}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\c[A-Za-z]|\\.|\[\^?(?:\\.|[^\]\\])*\]|[^()|^$\\[*+?])
@@ -23,23 +23,23 @@ _TOKEN = re.compile(
 _ITEM = re.compile(r"\\u\{[0-9A-Fa-f]+\}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\c[A-Za-z]|\\.|.", re.DOTALL)
 _REWRITTEN = {".": r"[^\n\r]", r"\s": r"[\x09-\x0d ]", r"\S": r"[^\x09-\x0d ]"}
 _NOTHING = "x{0}"
-"""Between the parts of an expression: automata of xgrammar 0.2 are wrong for some that begin or end with a repetition,
-such as (a{2,})?, which would take a single a."""
+"""Matches nothing; put between the parts of an expression because xgrammar 0.2 makes wrong automata for some parts that
+begin or end with a repetition, such as (a{2,})?, which would match a single a."""
 _NO_AUTOMATON = "é{0}"
-"""Nothing, in a letter beyond ASCII, for which xgrammar makes no automaton."""
+"""Matches nothing; the non-ASCII letter keeps xgrammar from making an automaton."""
 _MUCH_WORK = 100
-"""Times that parts of a pattern without groups are repeated in an automaton, which takes long to make of more."""
+"""Maximum total repetitions in a pattern without groups that becomes an automaton; making one of more is slow."""
 _MOST_WORK = 2000
-"""Times that parts of a pattern with groups are repeated, all together: about two seconds of compilation."""
+"""Maximum total repetitions in a pattern with groups: about two seconds of compilation."""
 _MOST_OPTIONAL = 200
-"""Parts of a pattern that may be left out beside others: about two seconds of compilation, whose time grows with the
-square of their number."""
+"""Maximum optional parts of a pattern beside others: about two seconds of compilation, which grows with the square of
+their number."""
 LONG_REPETITION = 128
 """xgrammar compiles a repetition with a wider range as one part."""
 _Range = tuple[int, int]
 _ALL: list[_Range] = [(0, 0x10FFFF)]
 _ESCAPED: list[_Range] = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0xD800, 0xDFFF)]
-"""What cannot stand in a JSON string without an escape, and surrogates."""
+"""Characters that JSON strings must escape, and surrogates."""
 _CLASSES: dict[str, list[_Range]] = {
     "d": [(0x30, 0x39)],
     "w": [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
@@ -51,8 +51,8 @@ _REFUSED = "bBpPk123456789"
 
 
 class Token(NamedTuple):
-    """A part of an expression: `kind` is repeat, atom, (, ), |, ^, $ or other. `times`: of a repetition, at most;
-    `optional`: how many of these may be left out."""
+    """A part of an expression: `kind` is repeat, atom, (, ), |, ^, $ or other. `times`: maximum count of a repetition;
+    `optional`: how many of them may be left out."""
 
     kind: str
     text: str
@@ -61,9 +61,9 @@ class Token(NamedTuple):
 
 
 def expression(pattern: str) -> str:
-    """A regular expression whose point is any character but a line break, and whose white space is that of ASCII.
+    """A regular expression in which `.` matches any character but a line break, and `\\s` ASCII white space.
 
-    Raises Unenforced for what xgrammar would ignore: assertions, anchors inside, escapes that it does not know.
+    Raises Unenforced for what xgrammar would ignore: assertions, inner anchors and unknown escapes.
     """
     return joined(checked(pattern))
 
@@ -74,9 +74,9 @@ def joined(tokens: list[Token]) -> str:
 
 
 def json_expression(pattern: str) -> str:
-    """An expression of strings in JSON: its characters are those that need no escape there.
+    """An expression for JSON strings: it matches only characters that need no escape there.
 
-    Raises Unenforced if a part of it has no such character.
+    Raises Unenforced if a part of it matches no such character.
     """
     tokens = checked(pattern)
     texts = [_json_atom(token.text) if token.kind == "atom" else token.text for token in tokens]
@@ -89,7 +89,7 @@ def json_expression(pattern: str) -> str:
 
 
 def automaton_work(pattern: str) -> int:
-    """How often the parts of a `json_expression` are repeated at most, all together, if it becomes an automaton."""
+    """Maximum total repetitions in a `json_expression` if it becomes an automaton, else 0."""
     return 0 if pattern.endswith(_NO_AUTOMATON) else _work(map(_token, _TOKEN.finditer(pattern)))
 
 
@@ -99,7 +99,7 @@ def refuses(token: Token) -> bool:
 
 
 def optional_parts(pattern: str) -> int:
-    """How many parts of an expression may be left out beside others."""
+    """Number of optional parts of an expression beside others."""
     return _optional([_token(found) for found in _TOKEN.finditer(pattern)])
 
 
@@ -113,7 +113,7 @@ def _work(tokens: Iterable[Token]) -> int:
 
 
 def _apart(tokens: list[Token], texts: list[str]) -> str:
-    """The texts of tokens, with nothing between groups and what is in them."""
+    """The texts of tokens, with _NOTHING at the inner edges of groups and alternatives."""
     made = [_NOTHING]
     for token, text in zip(tokens, texts, strict=True):
         made += [_NOTHING] * (token.kind in "|)") + [text] + [_NOTHING] * (token.kind in "|(")
@@ -121,7 +121,7 @@ def _apart(tokens: list[Token], texts: list[str]) -> str:
 
 
 def _delimited(text: str) -> str:
-    """A token whose codes of characters end, which for xgrammar would go on with the next digit."""
+    """A token with braces around its character codes; xgrammar would read following digits as part of the code."""
     return "".join(
         f"\\u{{{item[2:]}}}" if len(item) > 3 and item[:2] in (r"\x", r"\u") and item[2] != "{" else item
         for item in _ITEM.findall(text)
@@ -129,7 +129,7 @@ def _delimited(text: str) -> str:
 
 
 def _json_atom(text: str) -> str:
-    """A character or class without what needs an escape in JSON."""
+    """A character or class, without characters that JSON escapes."""
     if text.isascii() and text.isalnum():
         return text
     if text[0] == "\\" and text[1] in _REFUSED:
@@ -141,7 +141,7 @@ def _json_atom(text: str) -> str:
 
 
 def characters(text: str) -> list[_Range]:
-    """The characters of an atom. Raises Unenforced for ranges and codes of none."""
+    """The characters of an atom. Raises Unenforced for invalid ranges and codes."""
     if text == ".":
         return _without(_ALL, [(0x0A, 0x0A), (0x0D, 0x0D)])
     if text[0] != "[":
@@ -163,12 +163,12 @@ def characters(text: str) -> list[_Range]:
 
 
 def _is_one(found: list[_Range]) -> bool:
-    """Whether these are one character, unlike those of `\\d`, after which a `-` is a character too."""
+    """Whether this is a single character. After a class such as `\\d`, a `-` is a literal character."""
     return len(found) == 1 and found[0][0] == found[0][1]
 
 
 def _item(text: str) -> list[_Range]:
-    """A character, or an escape of one or several."""
+    """The characters of a literal character or an escape."""
     if text[0] != "\\":
         return [(ord(text), ord(text))]
     if text[1] in "dwsDWS":
@@ -186,7 +186,7 @@ def _item(text: str) -> list[_Range]:
 
 
 def _without(ranges: list[_Range], excluded: list[_Range]) -> list[_Range]:
-    """Ranges of characters, sorted, without others."""
+    """Sorted ranges of characters, minus the excluded ones."""
     left: list[_Range] = []
     for first, last in sorted(ranges):
         if left and first <= left[-1][1] + 1:
@@ -200,7 +200,7 @@ def _without(ranges: list[_Range], excluded: list[_Range]) -> list[_Range]:
 
 
 def checked(pattern: str) -> list[Token]:
-    """The parts of an expression but for its anchors: outputs match as a whole."""
+    """The parts of an expression without its anchors, because outputs always match as a whole."""
     tokens = [_token(found) for found in _TOKEN.finditer(pattern)]
     for before, token in zip([None, *tokens], tokens, strict=False):
         if token.kind == "repeat" and (before is None or before.kind in "(|^"):
@@ -242,8 +242,8 @@ def _token(found: "re.Match[str]") -> Token:
 
 
 def _check_anchors(tokens: list[Token], anchor: str, begin: str, end: str) -> None:
-    """Raises Unenforced for an anchor after (of `$`: before) something, which no output could follow. `tokens` from the
-    side that the anchor belongs to."""
+    """Raises Unenforced for a `^` after, or a `$` before, something else: no output could match it. `tokens`: in order
+    from the anchor's side."""
     at_edge, groups = True, [True]
     for index, token in enumerate(tokens):
         if token.kind == anchor:

@@ -1,4 +1,4 @@
-"""Repetitions within one another, whose counts multiply: the matcher follows each way to count what it reads."""
+"""Limits nested repetitions, whose counts multiply: the matcher follows every way to count what it reads."""
 
 from collections.abc import Iterable
 
@@ -8,10 +8,10 @@ _MOST_TIMES = 1000
 
 
 def most_repeated(parts: Iterable[tuple[str, int]]) -> int:
-    """How often something is repeated at most. Raises Unenforced if repetitions within one another do so too often.
+    """The maximum repetitions of anything in `parts`. Raises Unenforced if nested repetitions multiply to too many.
 
-    `parts`: kinds with numbers: brackets (0), repeat of what comes before it with its times, and anything else with how
-    often something in it is repeated.
+    `parts`: kinds with numbers: brackets (0), "repeat" with the maximum count of the part before it, and anything else
+    with the maximum repetitions inside it.
     """
     groups, last = [1], 1
     for kind, times in parts:

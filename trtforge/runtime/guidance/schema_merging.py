@@ -1,4 +1,4 @@
-"""Two JSON schemas for one value: what they assert together, and whether no value can fit both."""
+"""Merges two JSON schemas for one value, and checks whether two schemas exclude each other."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ _MOST_STEPS = 100
 
 
 def both(one: Schema, other: Schema, where: Place) -> Schema:
-    """The assertions of two schemas as those of one. Raises Unenforced."""
+    """One schema with the assertions of both. Raises Unenforced."""
     for keywords, own in ((_NAMES, ("properties",)), (_ITEMS, ())):
         theirs, ours = ({key: each[key] for key in keywords if key in each} for each in (one, other))
         if theirs and ours and theirs != ours and (theirs.keys() | ours.keys()) - set(own):
@@ -61,12 +61,12 @@ def _shared_types(one: list[Any], other: list[Any], where: Place) -> list[Any]:
 
 
 def disjoint(one: Schema, other: Schema, definitions: Mapping[str, Schema]) -> bool:
-    """Whether it is certain that no value fits both of these translated schemas."""
+    """Whether certainly no value is valid for both of these translated schemas."""
     return _Comparison(definitions).disjoint(one, other)
 
 
 class _Comparison:
-    """A comparison of two schemas; it gives up after a number of steps."""
+    """A comparison of two schemas that gives up after a number of steps."""
 
     def __init__(self, definitions: Mapping[str, Schema]) -> None:
         self._definitions = definitions
@@ -97,7 +97,7 @@ class _Comparison:
         return types == {"object"} and self._objects(one, other)
 
     def _objects(self, one: Schema, other: Schema) -> bool:
-        """Whether a property that both require has no value in common, or each requires one that the other has not."""
+        """Whether a property required by both has no common value, or each requires one that the other forbids."""
         mine, theirs = one.get("properties", {}), other.get("properties", {})
         needed, wanted = set(one.get("required", ())), set(other.get("required", ()))
         if any(self.disjoint(mine[name], theirs[name]) for name in sorted(needed & wanted)):
@@ -106,13 +106,13 @@ class _Comparison:
 
 
 def _lacks(schema: Schema, names: set[str]) -> bool:
-    """Whether no answer to this schema has all of these properties."""
+    """Whether this schema forbids at least one of these properties."""
     closed = schema["additionalProperties"] is False and "patternProperties" not in schema
     return closed and bool(names - schema.get("properties", {}).keys())
 
 
 def _apart(low: Schema, high: Schema) -> bool:
-    """Whether the numbers of one are below those of the other."""
+    """Whether all numbers of `low` are below those of `high`."""
     most = min((low[key] for key in ("maximum", "exclusiveMaximum") if key in low), default=None)
     least = max((high[key] for key in ("minimum", "exclusiveMinimum") if key in high), default=None)
     if most is None or least is None:

@@ -1,4 +1,4 @@
-"""What a JSON schema asserts of objects, in the form that xgrammar enforces: names, their values, how many."""
+"""Translates a JSON schema's assertions about objects to forms that xgrammar enforces: names, values, counts."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +13,12 @@ _NAMING = ("properties", "patternProperties", "propertyNames", "additionalProper
 _CHARACTER = '[^"\\\\\\x00-\\x1f{}]'
 _JSON_ESCAPES = re.compile(r'["\\\x00-\x1f]')
 _MOST_COUNTED = 40
-"""Named properties of an object whose number is bounded: xgrammar makes rules for each name and number."""
+"""Maximum named properties of an object with a bounded count: xgrammar makes rules for each name and count."""
 
 
 @dataclass(frozen=True)
 class _Names:
-    """Schemas of properties: `named`, those whose names match `pattern`, `others`. None: there are no such ones."""
+    """Schemas of properties: `named` ones, those with names that match `pattern`, and `others`. None: not allowed."""
 
     named: Mapping[str, object]
     pattern: tuple[str, object] | None
@@ -47,7 +47,7 @@ def object_schema(asserted: Schema, where: Place, node: Node) -> Schema:
 
 
 def _names(asserted: Schema, where: Place) -> _Names:
-    """The names of properties but for `required` and `propertyNames`."""
+    """The names of properties, before `required` and `propertyNames` are applied."""
     named, patterns = (_object_of(asserted, keyword, where) for keyword in ("properties", "patternProperties"))
     others = asserted.get("additionalProperties", asserted.get("unevaluatedProperties"))
     if others is None:
@@ -64,7 +64,7 @@ def _names(asserted: Schema, where: Place) -> _Names:
 
 
 def _with_names(names: _Names, asserted: Schema, required: Sequence[str], where: Place, node: Node) -> _Names:
-    """`propertyNames` applied."""
+    """`names` with `propertyNames` applied."""
     if asserted.get("propertyNames", True) is True:
         return names
     place = f"{where}/propertyNames"
@@ -88,7 +88,7 @@ def _with_names(names: _Names, asserted: Schema, required: Sequence[str], where:
 
 
 def _with_required(names: _Names, required: Sequence[str], asserted: Schema, where: Place) -> _Names:
-    """Required names as properties."""
+    """`names` with all required names as named properties."""
     missing = [name for name in required if name not in names.named]
     if not missing:
         return names
@@ -114,7 +114,7 @@ def _object_of(asserted: Schema, keyword: str, where: Place) -> Mapping[str, obj
 
 
 def _sizes(asserted: Schema, names: _Names, required: Sequence[str], where: Place) -> dict[str, int]:
-    """minProperties and maxProperties, where they say more than the names do."""
+    """minProperties and maxProperties, if they restrict more than the names do."""
     low, high = size_range(asserted, "minProperties", "maxProperties", where)
     is_open = names.pattern is not None or names.others is not None
     if high is not None and high < len(required):
@@ -132,9 +132,9 @@ def _sizes(asserted: Schema, names: _Names, required: Sequence[str], where: Plac
 
 
 def _other_names(named: Iterable[str]) -> str:
-    """A pattern of all names but these, none of which can come again, in whatever spelling.
+    """A pattern of all names but these, so that none of these can occur again, in any spelling.
 
-    Other names hold no characters that JSON escapes, so they are none of those that do.
+    The pattern matches no characters that JSON escapes, so named properties that contain them need no exclusion.
     """
     named = dict.fromkeys(name for name in named if not _JSON_ESCAPES.search(name))
     following: dict[str, set[str]] = {"": set()}

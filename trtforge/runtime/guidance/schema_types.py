@@ -1,4 +1,4 @@
-"""What a JSON schema asserts of values of one type, in the form that xgrammar enforces."""
+"""Translates a JSON schema's assertions about values of one type to forms that xgrammar enforces."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -56,24 +56,24 @@ _OWN_FORMATS = {
     "date-time": f"{_DATE}T{_TIME}",
     "time": _TIME,
 }
-"""Formats whose expressions in xgrammar allow more: days that no month has, octets with leading zeros, long labels."""
+"""Formats whose expressions in xgrammar allow too much: impossible dates, octets with leading zeros, long labels."""
 FORMATS = frozenset(
     (
         *("email", "date", "time", "date-time", "duration", "ipv4", "ipv6", "hostname", "uuid"),
         *("uri", "uri-reference", "uri-template", *_UNSUPPORTED_FORMATS),
     )
 )
-"""Those of JSON Schema: any other is an annotation."""
+"""The formats of JSON Schema; any other format is an annotation."""
 _MOST_COUNT = 2**31 - 1
 _MOST_INTEGER = 2**63 - 1
 _MOST_MULTIPLES = 10_000
 _LARGEST_FACTOR = 1000
 _DECIMALS = 6
-"""Of numbers between bounds."""
+"""Keywords for the bounds of numbers."""
 
 
 def inferred_types(asserted: Schema, where: Place) -> tuple[list[str], bool]:
-    """The types of values; where the schema names none those that it asserts something of, and True."""
+    """The schema's types and False; if it names none, the types that it has assertions about, and True."""
     if "type" in asserted:
         given = asserted["type"] if isinstance(asserted["type"], list) else [asserted["type"]]
         for each in given:
@@ -87,7 +87,7 @@ def inferred_types(asserted: Schema, where: Place) -> tuple[list[str], bool]:
 
 
 def typed(name: str, asserted: Schema, where: Place, node: Node) -> Schema:
-    """The schema of one type but object. `node` translates the schemas in it."""
+    """The schema of one type other than object. `node` translates the schemas in it."""
     match name:
         case "integer":
             return _integer(asserted, where)
@@ -101,7 +101,7 @@ def typed(name: str, asserted: Schema, where: Place, node: Node) -> Schema:
 
 
 def enumerated(asserted: Schema, where: Place) -> list[Any]:
-    """The values of enum and const that are of the schema's type."""
+    """The values of enum and const that have the schema's type."""
     given = asserted.get("enum", [asserted.get("const")])
     if not isinstance(given, list) or not given:
         raise Unenforced(f"{where}: enum must be an array of at least one value")
@@ -123,7 +123,7 @@ def enumerated(asserted: Schema, where: Place) -> list[Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal as JSON: 1 is 1.0, and true is not 1."""
+    """Whether two values are equal in JSON: 1 equals 1.0, but true does not equal 1."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):
@@ -134,7 +134,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def _require_exact(value: Any, where: Place) -> None:
-    """Raises Unenforced for a number that xgrammar would write otherwise."""
+    """Raises Unenforced for a number that xgrammar would write differently."""
     if isinstance(value, int) and abs(value) > _MOST_INTEGER:
         raise Unenforced(f"{where}: whole numbers of more than 64 bits are not supported")
     for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
@@ -167,7 +167,7 @@ def _bounds(asserted: Schema, where: Place, step: Fraction) -> tuple[int | None,
 
 
 def _factor(asserted: Schema, where: Place) -> int:
-    """multipleOf; 1 for what is true of every whole number."""
+    """multipleOf; 1 if every whole number satisfies it."""
     factor = _bound(asserted, "multipleOf", where)
     if factor is None:
         return 1
@@ -205,7 +205,7 @@ def _number(asserted: Schema, where: Place) -> Schema:
 
 
 def _count(asserted: Schema, keyword: str, where: Place) -> int | None:
-    """A number of characters, items or properties; None if there is none, or none that could be reached."""
+    """A bound for characters, items or properties; None if it is absent or too large to be reached."""
     if keyword not in asserted:
         return None
     value = asserted[keyword]
@@ -221,7 +221,7 @@ def _count(asserted: Schema, keyword: str, where: Place) -> int | None:
 
 
 def size_range(asserted: Schema, least: str, most: str, where: Place) -> tuple[int, int | None]:
-    """The bounds of a number of characters, items or properties; None if there is no largest one."""
+    """The bounds for a number of characters, items or properties; None without an upper bound."""
     low, high = _count(asserted, least, where) or 0, _count(asserted, most, where)
     if high is not None and low > high:
         raise Unsatisfiable(f"{where}: {least} is {low}, {most} is {high}")
@@ -229,9 +229,9 @@ def size_range(asserted: Schema, least: str, most: str, where: Place) -> tuple[i
 
 
 def of_length(schema: Schema) -> str | None:
-    """A pattern of strings of a schema's lengths, which keeps control characters out and takes longer to follow.
+    """A pattern for strings of the schema's lengths. It excludes control characters and takes longer to follow.
 
-    None if it has none.
+    None if the schema has no lengths.
     """
     if "minLength" not in schema and "maxLength" not in schema:
         return None

@@ -1,9 +1,9 @@
-"""JSON schemas in the part of JSON Schema that xgrammar enforces: what it would pass over is refused with its place.
+"""Translates JSON schemas to the part of JSON Schema that xgrammar enforces; refuses the rest and names its place.
 
-xgrammar 0.2 ignores many keywords, alone or beside others, without an error. Here references are resolved, what applies
-together is merged, and types are told apart, so that each answer is valid for the schema that was given. Keywords that
-JSON Schema does not define say nothing about values, as its specification has it. Fewer answers are allowed than by the
-schema: objects have the properties that it names, and others only where it says so; patterns match whole strings.
+xgrammar 0.2 ignores many keywords, alone or in combination, without an error. This module resolves references, merges
+schemas that apply together and separates types, so that each answer is valid for the original schema. Keywords that
+JSON Schema does not define are annotations, as in its specification. The translation allows fewer answers than the
+schema: objects have only the properties that it names unless it allows others explicitly; patterns match whole strings.
 """
 
 from collections.abc import Mapping
@@ -32,14 +32,14 @@ _REFUSED = (
 )
 _MOST_PARTS = 20_000
 _MOST_WORK = 10_000
-"""Times that parts of patterns with groups are repeated, all together: about ten seconds of compilation."""
+"""Maximum total repetitions in patterns with groups: about ten seconds of compilation."""
 _MOST_LEFT_OUT = 160_000
-"""Of the squares of the numbers of parts that each pattern may leave out: about ten seconds of compilation."""
+"""Maximum sum, over patterns, of the square of the number of optional parts: about ten seconds of compilation."""
 _MOST_OPTIONAL = 500
-"""Properties of an object with optional ones, or as much work in several: about five seconds of compilation."""
+"""Maximum properties of an object with optional ones, or the same work in several: about five compilation seconds."""
 _MOST_LEVELS = 100
 _MARK = "x-number"
-"""xgrammar takes schemas that differ in names or values called title or description for one: this tells them apart."""
+"""Distinguishes schemas that differ only in names or values called title or description, which xgrammar ignores."""
 _INFERRED = "x-inferred"
 
 Schema = Mapping[str, Any]
@@ -96,7 +96,7 @@ class _Translation:
         return self._chosen(asserted, keyword, branches, where)
 
     def require_exclusive(self) -> None:
-        """Raises Unenforced for a oneOf whose branches a value could fit together. All references are translated."""
+        """Raises Unenforced for a oneOf with overlapping branches. Call it after all references are translated."""
         for branches, where in self._exclusive:
             for index, branch in enumerate(branches):
                 if not all(disjoint(branch, other, self.definitions) for other in branches[:index]):
@@ -106,13 +106,13 @@ class _Translation:
                     )
 
     def _chosen(self, asserted: Schema, keyword: str, branches: list[object], where: Place) -> Schema:
-        """The branches, each with what is asserted beside them."""
+        """The branches, each merged with the assertions beside them."""
         made, empty = [], None
         for index, branch in enumerate(branches):
             place = f"{where}/{keyword}/{index}"
             try:
                 made.append(self.node({"allOf": [asserted, branch]} if asserted else branch, place))
-            except Unsatisfiable as error:  # a value may fit it without the part that no value fits
+            except Unsatisfiable as error:  # other branches may still allow a value
                 if keyword == "oneOf":
                     raise
                 empty = error
@@ -123,7 +123,7 @@ class _Translation:
         return made[0] if len(made) == 1 else {"anyOf": made}
 
     def _merged(self, schema: object, where: Place, choices: list[tuple[str, list[object]]], depth: int) -> Schema:
-        """All that is asserted of a value here, in references and in allOf; `choices` gets its anyOf and oneOf."""
+        """All assertions about a value here, in references and in allOf; appends its anyOf and oneOf to `choices`."""
         if depth > _MOST_LEVELS:
             raise Unenforced(f"{where}: references within one another without an end")
         found, applied = _parts(schema, where)
@@ -136,7 +136,7 @@ class _Translation:
         return found
 
     def _asserted(self, asserted: Schema, where: Place) -> Schema:
-        """Assertions as schemas of one type each."""
+        """The assertions as one schema per type."""
         if "enum" in asserted or "const" in asserted:
             return {"enum": enumerated(asserted, where), _MARK: self._parts}
         if not asserted:
@@ -157,7 +157,7 @@ class _Translation:
         return made[0] if len(made) == 1 else {"anyOf": made}
 
     def _bound(self, schema: Schema, where: Place) -> None:
-        """Raises Unenforced for what would take long to compile."""
+        """Raises Unenforced for a schema that would take long to compile."""
         patterns = [schema.get("pattern"), schema.get("propertyNames", {}).get("pattern")]
         self._left_out += sum(
             optional_parts(each) ** 2 for each in (*patterns, *schema.get("patternProperties", ())) if each
@@ -181,7 +181,7 @@ class _Translation:
         return {"$ref": f"#/$defs/{name}"}
 
     def _target(self, reference: object, where: Place) -> tuple[object, Place]:
-        """What a reference stands for, and its place."""
+        """The target of a reference, and its place."""
         if not isinstance(reference, str):
             raise Unenforced(f"{where}: $ref must be a string")
         try:
@@ -193,7 +193,7 @@ class _Translation:
 
 
 def _parts(schema: object, where: Place) -> tuple[Schema, Schema]:
-    """What a schema asserts itself, and the keywords that apply other schemas to the same value."""
+    """A schema's own assertions, and the keywords that apply other schemas to the same value."""
     if schema is True:
         return {}, {}
     if schema is False:
@@ -219,7 +219,7 @@ def _members(applied: Schema, keyword: str, where: Place) -> list[object]:
 
 
 def _require_ends(root: Schema, definitions: Mapping[str, Schema]) -> None:
-    """Raises Unenforced for a schema that refers to itself so that no value of it would ever end."""
+    """Raises Unenforced for a schema whose references to itself allow no finite value."""
     ending: set[str] = set()
     while more := {name for name in definitions.keys() - ending if _ends(definitions[name], ending)}:
         ending |= more
@@ -228,7 +228,7 @@ def _require_ends(root: Schema, definitions: Mapping[str, Schema]) -> None:
 
 
 def _ends(schema: Schema, ending: set[str]) -> bool:
-    """Whether there is a finite value, given the definitions of which there is one."""
+    """Whether the schema has a finite value, given the definitions that have one."""
     if "$ref" in schema:
         return schema["$ref"].rpartition("/")[2] in ending
     if "anyOf" in schema:

@@ -1,4 +1,4 @@
-"""Structural tags with schemas and expressions of which xgrammar ignores nothing."""
+"""Translates structural tags so that xgrammar enforces all of their schemas and expressions."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def enforceable_tag(tag: Any) -> Any:
 
 
 def _part(part: Any) -> tuple[Any, int]:
-    """A part of a tag as it is enforced, and how often something in it is repeated at most."""
+    """A translated part of a tag, and the maximum repetitions in it."""
     if isinstance(part, list):
         made = [_part(each) for each in part]
         return [each for each, _ in made], max((times for _, times in made), default=1)

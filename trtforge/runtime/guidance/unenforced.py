@@ -1,9 +1,9 @@
-"""What of a guide xgrammar would pass over without a word, and so is refused."""
+"""Errors for parts of a guide that xgrammar would ignore silently; they are refused instead."""
 
 
 class Unenforced(Exception):
-    """A part of a guide that outputs would not keep to. `args[0]`: what, and where in the guide."""
+    """A part of a guide that would not be enforced. `args[0]`: the part, and where it is in the guide."""
 
 
 class Unsatisfiable(Unenforced):
-    """A schema that no value fits."""
+    """A schema for which no value is valid."""

@@ -1,4 +1,4 @@
-"""xgrammar's compiler over the vocabulary of one tokenizer: in the engine, and in the process of `compiler_main`."""
+"""xgrammar's compiler for one tokenizer's vocabulary, used in the engine and in the process of `compiler_main`."""
 
 from functools import cached_property
 from typing import Any
@@ -10,26 +10,26 @@ _JSON = ("json", "json_schema")
 
 
 class VocabularyCompiler:
-    """Compiles texts of guide kinds for one vocabulary (xgrammar.TokenizerInfo); keeps no grammar."""
+    """Compiles guides for one vocabulary (xgrammar.TokenizerInfo); does not cache grammars."""
 
     def __init__(self, whole: Any) -> None:
         self.whole = whole
 
     def compile(self, kind: str, text: str) -> Any:
-        """The grammar (xgrammar.CompiledGrammar) of a text. Raises RuntimeError: xgrammar's errors are such."""
+        """The grammar (xgrammar.CompiledGrammar) of a text. Raises RuntimeError, the base of xgrammar's errors."""
         compiler = xgrammar.GrammarCompiler(self._vocabulary(kind), max_threads=1, cache_enabled=False)
         match kind:
             case "json":
                 return compiler.compile_builtin_json_grammar()
             case "json_schema":
-                # White space is fixed: a model could go on with it for ever.
+                # Fixed white space: otherwise a model could generate it forever.
                 return compiler.compile_json_schema(text, any_whitespace=False)
             case "structural_tag":
                 return compiler.compile_structural_tag(text)
         return compiler.compile_grammar(text)
 
     def read(self, kind: str, grammar: str) -> Any:
-        """The grammar that another process compiled for the same vocabulary, from its JSON."""
+        """The grammar from the JSON of a process that compiled it for the same vocabulary."""
         return xgrammar.CompiledGrammar.deserialize_json(grammar, self._vocabulary(kind))
 
     def _vocabulary(self, kind: str) -> Any:
@@ -37,7 +37,7 @@ class VocabularyCompiler:
 
     @cached_property
     def _for_json(self) -> Any:
-        """Without control characters, which strings of bounded length would let through."""
+        """A compiler without control characters in its vocabulary; strings of bounded length would allow them."""
         return xgrammar.TokenizerInfo(
             [b"" if min(text, default=0) < _SPACE else text for text in self.whole.decoded_vocab],
             xgrammar.VocabType.RAW,
