@@ -65,8 +65,8 @@ class Attention:
     ) -> Tensor:
         """(tokens, heads + cached vectors, head_size) to (tokens, heads x head_size); padding becomes zero.
 
-        `rotation`: of queries and keys, if they are still to be rotated. `code_scale`: of what may be given instead,
-        where it costs nothing: E4M3 of the result / code_scale.
+        `rotation`: of queries and keys, if they are still to be rotated. `code_scale`: the result may then be E4M3
+        codes of result / code_scale, if that costs nothing.
         """
         seen = batch.seen_by(self.reach)
         queries, vectors = heads[:, : self.num_heads], heads[:, self.num_heads :]
@@ -80,7 +80,7 @@ class Attention:
         return self.of(queries, vectors, batch, cache, code_scale)
 
     def _turns(self, batch: Batch, heads: Tensor, cache: LayerCache) -> bool:
-        """Whether one kernel rotates all heads, writes what is cached, and attends to it."""
+        """Whether one kernel rotates all heads, writes the cache and attends to it."""
         paged, tokens = batch.paged, len(batch.slots)
         only_rows = not batch.context and not batch.generation and tokens == len(heads)
         return paged is not None and paged.apart and only_rows and not self.latent and cache.attends_to_turned

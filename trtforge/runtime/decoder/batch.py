@@ -48,9 +48,9 @@ class ContextRow:
         return sent(self.table, self.device)
 
     def seen(self, vectors: Tensor, cache: LayerCache) -> Tensor:
-        """What is cached of the sequence's tokens until the last one, (tokens, vectors, size); the step's `vectors`.
+        """The cached vectors of the sequence's tokens up to the last one, (tokens, vectors, size).
 
-        One chunk with the whole context does not read the cache, unless that holds other numbers.
+        A chunk with the whole context uses the step's `vectors` instead, unless the cache stores rounded values.
         """
         if self.start == 0 and cache.exact:
             return vectors[self.first : self.end]
@@ -230,10 +230,10 @@ def _generation(
 
 
 def apart(step: Step) -> bool:
-    """Whether every row is the only one of its sequence, so that no row attends to what another one computes.
+    """Whether every row is the only one of its sequence, so that no row attends to another row's keys and values.
 
-    Drafts are rows with the blocks of the row before; rows of other sequences have a last block of their own, but for
-    rows that only pad a batch, which give no logits: they compute a token again whose block others may share.
+    Drafts have the same blocks as the row before them. Rows of different sequences have different last blocks, except
+    padding rows, which give no logits: they recompute a token whose block others may share.
     """
     return bool(step.wanted.all()) and not (step.tables[1:] == step.tables[:-1]).all(axis=1).any()
 

@@ -72,13 +72,13 @@ class Decoder:
 
     @property
     def repeats(self) -> bool:
-        """Whether steps of as many single-token rows, or prompts, are the same operations, alone on this rank."""
+        """Whether steps with equally many single-token rows, or prompt tokens, run the same operations on one rank."""
         spec = self.spec
         return self._alone and self.reads_in_place and spec.moe is None and spec.linear is None
 
     @property
     def recordable(self) -> Native | None:
-        """The CPU kernels whose calls may be all that steps of as many single-token rows are."""
+        """The CPU kernels, if steps of single-token rows may consist of their calls only; else None."""
         spec = self.spec
         return self._native if spec.pp == 1 and self.reads_in_place and spec.linear is None else None
 
@@ -136,7 +136,7 @@ class Decoder:
         return widened(self._native, columns) if self._native is not None and self._alone else columns
 
     def logits(self, parts: Sequence[Tensor | None], wanted: int) -> Tensor | None:
-        """float32 logits (wanted, vocabulary) of what `forward` gave, on rank 0; elsewhere, or if `wanted` is 0, None.
+        """float32 logits (wanted, vocabulary) from results of `forward`, on rank 0; else, or if `wanted` is 0, None.
 
         Every rank calls it once a step.
         """

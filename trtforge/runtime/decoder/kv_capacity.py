@@ -14,10 +14,10 @@ from trtforge.runtime.scheduling.scheduler import BatchLimits
 
 
 class KvMemory(Config):
-    """Memory for the KV cache of each rank: a fraction of what is free, at most for `tokens` if given.
+    """Memory for the KV cache of each rank: a fraction of the free memory, at most for `tokens` if given.
 
-    `host_bytes`: more for blocks in host memory. `windows`: whether layers with windows get blocks of their own where
-    others attend to all tokens, so that they keep no more than is within their windows.
+    `host_bytes`: additional bytes for blocks in host memory. `windows`: give sliding-window layers separate blocks if
+    other layers attend to all tokens, so that they keep only what is within their windows.
     """
 
     fraction: float = 0.9

@@ -49,9 +49,9 @@ class Layer:
         rotations: tuple[Rotation, ...],
         cache: LayerCache,
     ) -> tuple[Tensor, Tensor | None]:
-        """The layer of `summed(hidden, change)`, (tokens, hidden), as two parts of such a sum.
+        """Apply the layer to `summed(hidden, change)`, (tokens, hidden); returns the two parts of such a sum.
 
-        What a layer adds last is added together with the norm that the next one begins with.
+        The layer's last addition is fused with the norm at the beginning of the next layer.
         """
         if self.kind == "sequential":
             hidden, normed = self._normed_sum(self.input_norm, hidden, change, self.attention)
@@ -98,7 +98,7 @@ class Layer:
 
     @staticmethod
     def _after(change: Tensor, norm: Norm | None) -> Tensor:
-        """What is added to the residual of what attention or MLP computed."""
+        """The output of attention or MLP as added to the residual: normed if there is a norm."""
         return change if norm is None else norm(change)
 
     def _add(self, hidden: Tensor, change: Tensor) -> Tensor:

@@ -35,8 +35,8 @@ class Head:
         return self._multiply(self.normed(hidden))
 
     def need(self, candidates: int, draws: npt.NDArray[np.int64]) -> None:
-        """What the next logits are for, as `Step` has it: of tokens that cannot be chosen they need only be such that
-        they are not. Recorded steps follow it."""
+        """Set `Step.candidates` and `Step.draws` for the next logits. Logits of tokens that cannot be chosen may be
+        wrong, as long as they stay unchosen. Recorded steps follow it."""
         if self._screened is None:
             return
         if not len(draws) or self._spec.logit_cap is not None:

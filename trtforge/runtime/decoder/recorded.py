@@ -1,8 +1,8 @@
-"""Runs the layers of a decoder; for steps of single-token rows on the CPU, from a recording of their kernel calls.
+"""Runs the layers of a decoder. On the CPU, steps of single-token rows are replayed from recorded kernel calls.
 
-A recording computes as many rows as there are, up to a power of two, where the kernels compute everything between a
-step's hidden states and those of the last layer. It saves the time that Python takes to call them, and leaves Python to
-other threads meanwhile.
+A recording works for any number of rows up to a power of two. It requires that kernels compute everything between a
+step's hidden states and those of the last layer. It saves the time of Python's calls and leaves Python to other threads
+meanwhile.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,10 +1,10 @@
-"""States that a layer with linear attention keeps of sequences between steps, by what a step says of its rows.
+"""The states that a linear attention layer keeps for sequences between steps.
 
-A state belongs to the first KV block of its sequence and to a position: it is what the layer knows of the tokens before
-that. No two sequences of such a model share blocks, and one that begins, or begins again after a pause, does so at
-position 0. The states of all tokens of a step's rows are kept, so that tokens that drafts did not get are taken back.
-Nobody says when a sequence ends: its state stays until its block is taken again. Blocks are taken from those given back
-last, so there are about as many states as sequences that ran at once.
+A state is identified by its sequence's first KV block and a position, and summarises the tokens before that position.
+Sequences of such a model never share blocks, and a sequence begins, also after a pause, at position 0. The states after
+every row of a step are kept, so that rejected drafts can be undone. The layer is not told when a sequence ends: its
+state stays until its block is taken again. Recently freed blocks are taken first, so there are about as many states as
+sequences that ran at once.
 """
 
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ class SequenceStates:
         return sum(map(len, self._kept.values()))
 
     def before(self, span: Span) -> State:
-        """The state that the first token of a row meets."""
+        """The state before the first token of a row."""
         if span.start == 0:
             return self._empty
         found = self._kept.get(span.block, {}).get(span.start)
@@ -83,7 +83,7 @@ class SequenceStates:
         return found
 
     def keep(self, span: Span, state: State, *, more: bool) -> None:
-        """Keep the state after a row. `more`: beside those of earlier rows of the same sequence in this step."""
+        """Keep the state after a row. `more`: keep those of earlier rows of the sequence in this step, too."""
         if not more:
             self._kept[span.block] = {}
         self._kept[span.block][span.start + len(span)] = state

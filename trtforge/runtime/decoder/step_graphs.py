@@ -1,8 +1,8 @@
 """Steps from graphs, which are captured at the first step of a shape and run again for the next ones.
 
-A graph is a CUDA graph, or recorded calls of CPU kernels. What captures it is given (`runtime.cuda.graph_capture`,
-`runtime.native.call_capture`), so that nothing here depends on a device; which steps have graphs and where these read
-their inputs, `graph_memory` and `prompt_memory` say.
+A graph is a CUDA graph, or recorded calls of CPU kernels. The capture function is passed in
+(`runtime.cuda.graph_capture`, `runtime.native.call_capture`), so this module is independent of the device.
+`graph_memory` and `prompt_memory` decide which steps have graphs and where these read their inputs.
 """
 
 import logging
@@ -42,14 +42,14 @@ class Replay(Protocol):
     """Computes what was captured again, from the same inputs into the same outputs."""
 
     def __call__(self, rows: int, wanted: int, /) -> object:
-        """At least so many of its rows, and the logits of at least the first `wanted`."""
+        """Compute at least `rows` rows, and the logits of at least the first `wanted`."""
 
 
 Capture = Callable[[Callable[[], Outputs], int, int], tuple[Outputs, Replay] | None]
-"""Of a computation of so many rows, and so many with logits: its outputs, and what computes these from the same inputs.
+"""Captures a computation with its numbers of rows and of rows with logits; returns its outputs and their replay.
 
-What the outputs hold before they are computed again is unknown. None where what is captured is not the whole
-computation; a RuntimeError if it fails.
+The outputs are undefined until the first replay. None if the whole computation cannot be captured; raises RuntimeError
+if the capture fails.
 """
 
 
@@ -68,7 +68,7 @@ class Inputs(Protocol):
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the steps that a graph computes: at most so many rows, and so many of them, the first ones, with logits.
+    """The steps that a graph computes: at most `rows` rows, of which the first `wanted` have logits.
 
     `apart`: see `batch.apart`; False if the graph does not depend on it.
     """

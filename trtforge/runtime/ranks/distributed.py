@@ -1,6 +1,6 @@
 """Communication between the ranks on one machine: gloo over the loopback interface, and NCCL between GPUs.
 
-Process groups are held here, not in torch.distributed's globals, so that a process may hold several engines.
+Process groups are kept here, not in torch.distributed's globals, so that a process can have several engines.
 """
 
 import socket
@@ -47,7 +47,7 @@ class _Work(Protocol):
 
 
 class _Group(Protocol):
-    """What gloo's and NCCL's process groups have in common."""
+    """The common interface of gloo's and NCCL's process groups."""
 
     def allreduce(self, tensors: list[Tensor], options: object = ...) -> _Work: ...
 

@@ -31,9 +31,9 @@ _NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{32}}")
 
 
 def taking_adapters(source: Source) -> Source:
-    """The source with a place for adapters that come with requests, which is made when the first one comes.
+    """The source with a directory for adapters that come with requests, which is created for the first one.
 
-    Places of engines that were killed are removed.
+    Directories of killed engines are removed.
     """
     parent = Path(tempfile.gettempdir())
     remove_ownerless(parent, _PREFIX, _NAME)
@@ -43,10 +43,10 @@ def taking_adapters(source: Source) -> Source:
 
 
 class EngineAdapters:
-    """Adapters by task id. Used by the engine's thread; `close` ends it.
+    """Adapters by task id. Used by the engine's thread, until `close`.
 
-    Ranks and KV blocks know an adapter that was sent by a digest of its contents: an id that stands for other weights
-    than before finds no blocks that the former ones computed.
+    Ranks and KV blocks identify a sent adapter by a digest of its contents, so a task id that is reused for other
+    weights finds no blocks computed with the old ones.
     """
 
     def __init__(self, source: Source, used: Callable[[], Collection[int]]) -> None:
@@ -83,7 +83,7 @@ class EngineAdapters:
         """Names of the adapters in files."""
 
     def why_refused(self, request: GenerationRequest) -> RequestError | None:
-        """Why the request's adapter is refused. One that comes with it is kept: its id stands for it from now on."""
+        """Why the request's adapter is refused; None if it is not. Keeps a sent adapter under its task id."""
         task = request.lora_task_id
         if request.sent_adapter is not None:
             try:
@@ -106,7 +106,7 @@ class EngineAdapters:
     def readable(self, rows: list[Row], end: Callable[..., None]) -> list[Row]:
         """The rows of a step without those whose adapters cannot be read; `end` (see Engine) ends their requests.
 
-        Ranks have the adapters of the step before.
+        Adapters of the previous step are not checked, because the ranks have loaded them.
         """
         if not self.most:
             return rows
@@ -154,7 +154,7 @@ class EngineAdapters:
         return tuple((each.st_size, each.st_mtime_ns) for each in found)
 
     def _holds(self, name: int) -> bool:
-        """Whether an adapter is in a file. One that a cleaner of temporary files deleted is forgotten."""
+        """Whether an adapter is in a file. Forgets an adapter whose file a temporary-file cleaner deleted."""
         if name not in self._kept or self._place is None:
             return False
         if (self._place / str(name) / ADAPTER_FILES[1]).is_file():
@@ -170,7 +170,7 @@ class EngineAdapters:
         self._kept.discard(name)
 
     def _keep(self, task: int | None, adapter: SentAdapter) -> None:
-        """Let a task id stand for an adapter. Raises RequestError."""
+        """Keep an adapter under a task id. Raises RequestError."""
         if self._adaptable is None or self._place is None:
             raise RequestError(
                 "lora_weights: this engine takes no adapters", hint="Compile it with --feature lora, or leave them out."

@@ -1,4 +1,4 @@
-"""A step in parts for pipeline stages: while one stage computes a part, the one before it computes the next.
+"""Splits a step into micro-batches: while a pipeline stage computes one, the previous stage computes the next.
 
 With p stages of equal speed and m parts a step takes (m + p - 1) / m times as long as one stage needs for all of it,
 instead of p times (GPipe, Huang et al. 2019, arXiv 1811.06965, section 2.3). Every part reads all weights once, so only

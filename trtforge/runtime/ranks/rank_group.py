@@ -148,7 +148,7 @@ class RankGroup:
 
     @torch.inference_mode()
     def move(self, slots: Ints) -> None:
-        """Copy what slots of the KV cache hold, int64 (2 x moves,): from, to, from, to. All are read before any is
+        """Copy the contents of KV cache slots, int64 (2 x moves,): from, to, from, to. All are read before any is
         written. Raises ForgeError as `execute` does."""
         if not len(slots):
             return
@@ -169,13 +169,13 @@ class RankGroup:
 
     @property
     def block_layout(self) -> str:
-        """What tells blocks of this layout from others: types and shapes on rank 0, bytes on each rank."""
+        """Identifies the layout of a block: types and shapes on rank 0, bytes on each rank."""
         shapes = [(str(layer.dtype), *layer.shape[1:]) for layer in self._model.cache]
         return f"{shapes}" if len(self._contents.sizes) == 1 else f"{shapes} {list(self._contents.sizes)}"
 
     @torch.inference_mode()
     def read_block(self, block: int) -> Tensor:
-        """What a KV block holds on all ranks, as it is between two steps: uint8 (block_bytes,) in host memory.
+        """The content of a KV block on all ranks between two steps, uint8 (block_bytes,) in host memory.
 
         Raises RuntimeError if a rank has ended.
         """

@@ -71,8 +71,8 @@ class RankModel:
         self._calls = None if self._decoder.recordable is None else CallCapture(self._decoder.recordable)
 
     def allocate(self, memory: KvMemory) -> tuple[int, int, int]:
-        """Allocate as many KV blocks as fit on every rank: their numbers on a device, in host memory, and of layers
-        with windows, 0 if those have the blocks of others.
+        """Allocate as many KV blocks as fit on every rank. Returns their numbers on the device, in host memory, and
+        for sliding-window layers, 0 if these share the blocks of the other layers.
 
         Raises ForgeError if there is no room.
         """
@@ -85,7 +85,7 @@ class RankModel:
 
     @property
     def _wanted_window_blocks(self) -> int:
-        """Blocks of their own that layers with windows need; 0 if they have the blocks of others."""
+        """Number of separate blocks that sliding-window layers need; 0 if they share the other layers' blocks."""
         window, limits = partial_window(self._source.config), self._source.limits
         if window is None or window >= limits.max_seq_len:
             return 0
@@ -172,7 +172,7 @@ class RankModel:
         return sum(layer[0].nbytes for layer in self.cache)
 
     def block_content(self, block: int) -> Tensor:
-        """What a block holds of all layers, one after another: uint8 (bytes,) in host memory."""
+        """A block's content for all layers, one after another: uint8 (bytes,) in host memory."""
         return torch.cat([layer[block].reshape(-1).view(torch.uint8).cpu() for layer in self.cache])
 
     def move(self, slots: Ints) -> None:
@@ -255,7 +255,7 @@ class RankModel:
         return self._decoder.logits(found, int(step.wanted.sum()))
 
     def _replayed(self, step: Step, latest: Tensor | None) -> Outputs | None:
-        """What a graph computes of a step; None, with nothing computed, if there is none for it."""
+        """The outputs of a step from its graph; None, with nothing computed, if there is no graph for it."""
         for graphs in (self._graphs, self._prompts):
             found = None if graphs is None else graphs.execute(step, latest)
             if found is not None:
@@ -294,9 +294,9 @@ class RankModel:
 
     @property
     def _records_chunks(self) -> bool:
-        """Whether short chunks of prompts are recorded as single tokens, which cost more in latent attention.
+        """Whether short prompt chunks are recorded as single tokens. Not with latent attention, where these cost more.
 
-        All ranks say the same: these rows have another order.
+        It is the same on all ranks, which must agree on the order of rows.
         """
         if self._calls is None or self._graphs is None or self._decoder.spec.latent is not None:
             return False

@@ -39,9 +39,9 @@ class SharedSums:
 
     @classmethod
     def of(cls, place: Placement, tp: int, pp: int, descriptor: int | None = None) -> "SharedSums | None":
-        """New memory, or that of an inherited `descriptor`; None where no kernels compute, and for single ranks.
+        """New memory, or that of an inherited `descriptor`; None without CPU kernels or tensor parallelism.
 
-        None too where the operating system has no such memory: the ranks then exchange messages, slower.
+        Also None if the operating system lacks shared memory; the ranks then exchange messages, which is slower.
         """
         kernels = native_for(place.device, place.dtype)
         if kernels is None or tp == 1:
@@ -60,9 +60,9 @@ class SharedSums:
         return values.dtype in TYPES
 
     def add_up(self, values: Tensor, stage: int, rank: int) -> None:
-        """Replace contiguous `values` by their sum over the ranks of a stage, which all call this as often.
+        """Replace contiguous `values` by their sum over the ranks of a stage. All must call this equally often.
 
-        Raises RuntimeError if a rank ended; a recorded call leaves numbers of no meaning then.
+        Raises RuntimeError if a rank ended; a recorded call then leaves undefined values.
         """
         shared = self._address + _FLAG_BYTES + stage * self._stage_bytes
         self._kernels.sum_ranks(values, self._address, shared, self._tp, rank)

@@ -1,4 +1,4 @@
-"""A step with short chunks of prompts as one of single tokens only, which a CPU's ranks record."""
+"""Rewrites a step with short prompt chunks as one with single-token rows only, which CPU ranks record."""
 
 from dataclasses import replace
 

@@ -34,7 +34,7 @@ class ForgeSection(Config):
 
 @dataclass(frozen=True)
 class EagleDrafts:
-    """A network that rank 0 runs beside the model, and the shape of what it drafts."""
+    """A network that rank 0 runs beside the model, and the shape of its drafts."""
 
     network: EagleNetwork
     shape: TreeShape
@@ -85,11 +85,11 @@ class Source:
         return any(layer.linear for rank in self.config.parallel.ranks for layer in self.spec(rank.index).layers)
 
     def shares(self, asked: bool) -> bool:
-        """Whether KV blocks are shared between requests: if `asked`, and if they hold all that a sequence has."""
+        """Whether KV blocks are shared between requests: if `asked`, and if sequences have no other state."""
         return asked and not self.keeps_states
 
     def require_shared(self, what: str, asked: bool) -> None:
-        """Raises ForgeError if KV blocks are not shared, which `what` would keep for later requests."""
+        """Raises ForgeError if KV blocks are not shared between requests, which the option `what` requires."""
         if self.keeps_states:
             raise ForgeError(
                 f"{what}: a model with linear attention has states beside its KV blocks, which are not kept",
