@@ -69,7 +69,7 @@ _MOST_INTEGER = 2**63 - 1
 _MOST_MULTIPLES = 10_000
 _LARGEST_FACTOR = 1000
 _DECIMALS = 6
-"""Keywords for the bounds of numbers."""
+"""Maximum decimal places of numbers with bounds."""
 
 
 def inferred_types(asserted: Schema, where: Place) -> tuple[list[str], bool]:
