@@ -1,4 +1,4 @@
-"""`trtforge adopt`: write the manifest of a checkpoint or engine that others made."""
+"""`trtforge adopt`: write the manifest of a checkpoint or engine from another tool."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +14,7 @@ def adopt(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="Checkpoint or engine of TensorRT-LLM's that trtforge did not write.",
+            help="TensorRT-LLM checkpoint or engine that trtforge did not write.",
             show_default=False,
         ),
     ],
@@ -22,10 +22,10 @@ def adopt(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write the manifest of a checkpoint or engine that others made.
+    """Write the manifest of a checkpoint or engine from another tool.
 
     config.json, tensors and scaling factors are checked first, and nothing is written if they contradict each other.
-    Prints what the files do not tell, such as the model that they were made from. Other files stay as they are.
+    Lists the facts that the files do not show, such as their source model. Other files are not changed.
 
     Example: trtforge adopt ./llama-fp8-tp2
     """

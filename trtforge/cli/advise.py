@@ -19,7 +19,7 @@ def advise(
         list[str] | None,
         typer.Argument(
             metavar="URL",
-            help="Address of the server's metrics, or of the server; that of `trtforge gateway` beside it.",
+            help="Address of the server or of its metrics; optionally also that of `trtforge gateway`.",
             show_default=METRICS_URL,
         ),
     ] = None,
@@ -32,9 +32,9 @@ def advise(
 ) -> None:
     """Say what limits a running server, and what to change.
 
-    Reads the server's metrics for a while, under the load that it has, and its model configuration where that is open
-    (`trtforge serve --open model-config`). Each advice has the figures that it rests on; where the metrics support
-    none, what is missing is said. Nothing is sent to the models.
+    Reads the server's metrics for a while, under its current load, and its model configuration if that is open
+    (`trtforge serve --open model-config`). Each piece of advice comes with its figures; if the metrics lack a figure
+    that is needed, the output says so. Nothing is sent to the models.
 
     Example: trtforge advise
 

@@ -26,7 +26,7 @@ def bench(
         str,
         typer.Argument(
             metavar="URL_OR_REPO",
-            help="Build directory or repository to serve meanwhile, or the gRPC address of a running server.",
+            help="Build directory or repository to serve for the measurement, or the gRPC address of a running server.",
             show_default=False,
         ),
     ],
@@ -40,7 +40,7 @@ def bench(
         ),
     ] = None,
     prompt_tokens: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Length of each prompt; within a few tokens with an address.")
+        int, typer.Option(min=1, metavar="N", help="Tokens of each prompt; approximate if an address is given.")
     ] = 128,
     max_tokens: Annotated[int, typer.Option(min=2, max=MOST_INT32, metavar="N", help="Length of each answer.")] = 64,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Text model.", show_default="ensemble")] = None,
@@ -50,8 +50,8 @@ def bench(
 ) -> None:
     """Measure the speed of a build or of a running server.
 
-    Answers of one length are asked for, so many at once, and streamed over gRPC. The figures of a build are kept in its
-    bench.json, with the machine, for `trtforge compare`.
+    Sends requests with answers of the same length, several at once, and streams them over gRPC. A build keeps the
+    figures and the machine in its bench.json, for `trtforge compare`.
 
     Example: trtforge bench build/demo-int4awq
 

@@ -59,8 +59,8 @@ def calibrate(
             metavar="METHOD",
             autocompletion=completion.words("auto", "largest", "searched"),
             rich_help_panel=_FORMAT,
-            help="Scales of the KV cache: largest (of the largest magnitude, as ModelOpt), searched (by the error of "
-            "attention), or auto: searched for int8, largest for fp8.",
+            help="Scales of the KV cache: largest (from the largest magnitude, as in ModelOpt), searched (smallest "
+            "error of attention), or auto: searched for int8, largest for fp8.",
         ),
     ] = "auto",
     rounding: Annotated[
@@ -69,7 +69,7 @@ def calibrate(
             metavar="METHOD",
             autocompletion=completion.roundings,
             rich_help_panel=_FORMAT,
-            help="Rounding of 4-bit weights: nearest (as ModelOpt), compensated (later columns make up for errors), or "
+            help="Rounding of 4-bit weights: nearest (as in ModelOpt), compensated (later columns correct errors), or "
             "auto: compensated.",
         ),
     ] = "auto",
@@ -143,8 +143,9 @@ def calibrate(
 ) -> None:
     """Collect activation statistics, once for every parallel layout.
 
-    With --sensitivity the error of quantising each linear layer alone is predicted, to find the smallest set of layers
-    to exclude so that the gate holds: give them to convert's --exclude-module, or to exclude_modules in a recipe.
+    With --sensitivity, the error of quantising each linear layer alone is predicted to find the smallest set of layers
+    to exclude so that the gate holds. Pass these layers to convert's --exclude-module, or to exclude_modules in a
+    recipe.
 
     Example: trtforge calibrate ./llama ./calibration --quant int4_awq
     """

@@ -42,7 +42,7 @@ ChatReasoning = Annotated[
         "--reasoning-parser",
         metavar="NAME",
         autocompletion=completion.words(*REASONING_PARSERS),
-        help="Tell the reasoning of models that think first from the answer: deepseek-r1 or qwen3, as in trtllm-serve.",
+        help="Separate the reasoning of a reasoning model from the answer: deepseek-r1 or qwen3, as in trtllm-serve.",
         show_default=False,
     ),
 ]
@@ -65,7 +65,7 @@ def chat(
     ] = None,
     build: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Serve this build or repository while the chat lasts.", show_default=False),
+        typer.Option(metavar="DIR", help="Serve this build or repository during the chat.", show_default=False),
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Text model.", show_default="ensemble")] = None,
     system: System = None,
@@ -84,11 +84,11 @@ def chat(
     """Chat with a served model: its own chat template, history, streaming.
 
     In a terminal, /help lists the commands: /reset, /system TEXT, /save FILE, /load FILE, /stats and /exit. A line that
-    ends with \\ goes on in the next one.
+    ends with \\ continues on the next line.
 
     Without a terminal each line of standard input is a message, and only the answers are printed.
 
-    With --reasoning-parser a terminal shows the reasoning of models that think first dimmed, before the answer.
+    With --reasoning-parser, a terminal shows the reasoning dimmed, before the answer.
 
     Example: trtforge chat --url 127.0.0.1:8001
 

@@ -29,9 +29,9 @@ def compare(
 ) -> None:
     """Compare builds: size, quality, times, speed.
 
-    The reports of the builds are read; nothing is built or run. Speeds are the plan's estimates for the target GPU, and
-    what `trtforge bench` measured where it was run. Differences of quality from the first build come with 95 %
-    intervals, paired over the evaluated text.
+    The reports of the builds are read; nothing is built or run. Speeds are the plan's estimates for the target GPU and,
+    if `trtforge bench` was run, its measurements. Differences of quality from the first build have 95 % intervals,
+    paired over the evaluated text.
 
     Example: trtforge compare build/demo-fp8 build/demo-int4awq --html comparison.html
     """

@@ -33,7 +33,7 @@ def convert(
             min=1,
             metavar="N",
             rich_help_panel=_PARALLELISM,
-            help="Expert parallelism: groups that hold whole experts.",
+            help="Expert parallelism: groups of ranks, each with whole experts.",
         ),
     ] = 1,
     cp: Annotated[int, typer.Option(min=1, metavar="N", rich_help_panel=_PARALLELISM, help="Context parallelism.")] = 1,
@@ -66,7 +66,7 @@ def convert(
             metavar="FORMAT",
             autocompletion=completion.formats,
             rich_help_panel=FORMAT_GROUP,
-            help=f"{QUANT_HELP} A quantised checkpoint keeps its own.",
+            help=f"{QUANT_HELP} A quantised checkpoint keeps its own format.",
         ),
     ] = "none",
     kv_cache: Annotated[
@@ -99,8 +99,8 @@ def convert(
         typer.Option(
             metavar="BITS",
             rich_help_panel=FORMAT_GROUP,
-            help="int4_awq in mixed precision: mean bits of a weight, such as 4.5bits; the layers that suffer most get "
-            "fp8 or stay unquantised.",
+            help="int4_awq in mixed precision: maximum mean bits per weight, such as 4.5bits; the layers that would "
+            "lose most accuracy get fp8 or stay unquantised.",
         ),
     ] = None,
     medusa: Annotated[

@@ -19,7 +19,7 @@ _SERVER, _CLUSTER, _SCALE = "Server", "Cluster", "Replicas and nodes"
 deploy = typer.Typer(
     cls=Group,
     help="Write the files that run a repository in containers.\n\n"
-    "They follow from the repository's manifest: no docker, no cluster and no GPU is needed to write them.\n\n"
+    "They are made from the repository's manifest, without docker, a cluster or a GPU.\n\n"
     "Example: trtforge deploy kubernetes build/llama/repository ./manifests --pvc models/llama",
     no_args_is_help=True,
 )
@@ -42,7 +42,7 @@ _Image = Annotated[
         metavar="IMAGE",
         rich_help_panel=_SERVER,
         help="Container image of the server.",
-        show_default="NVIDIA's of the engine's release; for the embedded engine one that the Dockerfile makes",
+        show_default="NVIDIA's of the engine's release; for the embedded engine the one that the Dockerfile builds",
     ),
 ]
 _PullSecret = Annotated[
@@ -72,7 +72,7 @@ _MaxReplicas = Annotated[
         min=1,
         metavar="N",
         rich_help_panel=_SCALE,
-        help="Replicas that KEDA may add up to, by running and waiting requests and the KV cache.",
+        help="Maximum replicas; KEDA scales by running and waiting requests and the KV cache.",
         show_default="no autoscaling",
     ),
 ]
@@ -82,7 +82,7 @@ _Nodes = Annotated[
         min=1,
         metavar="N",
         rich_help_panel=_SCALE,
-        help="Nodes that the ranks of a replica are divided over, as a LeaderWorkerSet.",
+        help="Nodes over which the ranks of a replica are divided, as a LeaderWorkerSet.",
     ),
 ]
 _SshSecret = Annotated[
@@ -99,7 +99,7 @@ _Pvc = Annotated[
     typer.Option(
         metavar="NAME[/DIRECTORY]",
         rich_help_panel=_CLUSTER,
-        help="PersistentVolumeClaim, and the directory in it, that holds the repository.",
+        help="PersistentVolumeClaim, and the directory in it, with the repository.",
         show_default=False,
     ),
 ]
@@ -108,7 +108,7 @@ _RepositoryImage = Annotated[
     typer.Option(
         metavar="IMAGE",
         rich_help_panel=_CLUSTER,
-        help="OCI image that holds the repository, for an image volume (Kubernetes 1.33 and later).",
+        help="OCI image with the repository, for an image volume (Kubernetes 1.33 and later).",
         show_default=False,
     ),
 ]

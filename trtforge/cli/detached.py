@@ -69,8 +69,8 @@ def _show(line: str) -> None:
 def status(name: Name = None, json: Json = False, verbose: Verbose = False) -> None:
     """Show the servers that were started with --detach.
 
-    States: starting, ready, draining, restarting, stopped, failed. One that has ended is listed for a week. Exit status
-    0; with NAME 0 if that server is ready, else 1.
+    States: starting, ready, draining, restarting, stopped, failed. Ended servers are listed for a week. Exit status
+    0; with NAME, 0 only if that server is ready, else 1.
 
     Example: trtforge status
 
@@ -102,8 +102,8 @@ def stop(
 ) -> None:
     """Stop a server that was started with --detach.
 
-    Without NAME the only one. Running requests have the server's own --drain-timeout to finish; after 30 s more it is
-    killed. Its record and its log are removed. Exit status 1 if requests were cut or the server was killed.
+    Without NAME, the only server is stopped. Running requests have the server's --drain-timeout to finish; 30 s later
+    the server is killed. Its record and log are removed. Exit status 1 if requests were cut or the server was killed.
 
     Example: trtforge stop demo-int4awq
     """

@@ -33,7 +33,7 @@ def gateway(
         typer.Option(
             metavar="HOST:PORT",
             rich_help_panel=_MODELS,
-            help="gRPC endpoint of a server that computes prompts, from which those of --backend generate. Repeatable.",
+            help="gRPC endpoint of a server that only computes prompts; --backend servers then generate. Repeatable.",
             show_default=False,
         ),
     ] = None,
@@ -50,7 +50,7 @@ def gateway(
         typer.Option(
             metavar="NAME",
             rich_help_panel=_MODELS,
-            help="Name of the first model for clients, beside its own.",
+            help="Additional name of the first model, for clients.",
             show_default=False,
         ),
     ] = None,

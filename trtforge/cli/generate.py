@@ -34,7 +34,7 @@ def generate(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Write a trace of every iteration, which https://ui.perfetto.dev shows.",
+            help="Write a trace of every iteration, to view at https://ui.perfetto.dev.",
             show_default=False,
         ),
     ] = None,

@@ -71,7 +71,7 @@ def infer(
         typer.Option(
             metavar="DIR",
             rich_help_panel=_REQUEST,
-            help="Serve this build or repository for the one request.",
+            help="Serve this build or repository for this request.",
             show_default=False,
         ),
     ] = None,

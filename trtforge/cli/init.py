@@ -32,7 +32,8 @@ def init(
 ) -> None:
     """Write a recipe for a model, with comments on what was chosen.
 
-    What is not given is chosen as `trtforge plan --alternatives` ranks it for the GPU and the goal.
+    Values not given are those that `trtforge plan --alternatives` ranks first for the GPU and the goal; without --goal,
+    the usual format of the GPU on the fewest GPUs.
 
     Example: trtforge init Qwen/Qwen2.5-7B-Instruct --gpu h100-80gb --goal throughput
     """

@@ -35,8 +35,8 @@ KvCacheDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Store KV blocks of the embedded engine there: later prompts that start the same find them, also after a "
-        "restart.",
+        help="Directory for KV blocks of the embedded engine: later prompts with the same beginning reuse them, also "
+        "after a restart.",
         show_default=False,
     ),
 ]
@@ -44,7 +44,7 @@ KvCacheDirBytes = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
-        help="Most bytes of these blocks; the oldest go first.",
+        help="Maximum size of these blocks; the least recently used are deleted first.",
         show_default=defaults.KV_CACHE_DIR_SIZE,
     ),
 ]
@@ -53,8 +53,8 @@ AllowHost = Annotated[
     typer.Option(
         metavar="NAME",
         rich_help_panel=ENDPOINTS,
-        help="Host name beside localhost that clients may use while the server listens on loopback without API keys; "
-        "repeatable.",
+        help="Host name, besides localhost, that clients may use while the server listens on loopback without API "
+        "keys; repeatable.",
         show_default=False,
     ),
 ]
@@ -65,7 +65,7 @@ ReasoningParserOption = Annotated[
         metavar="NAME",
         autocompletion=completion.words(*REASONING_PARSERS),
         rich_help_panel=ENDPOINTS,
-        help="Return the reasoning of models that think first apart from the answer, in chats of OpenAI's API: "
+        help="Return the reasoning of a reasoning model separately from the answer, in chats of OpenAI's API: "
         "deepseek-r1 or qwen3, as in trtllm-serve.",
         show_default=False,
     ),
@@ -150,7 +150,7 @@ GoalName = Annotated[
         metavar="GOAL",
         autocompletion=completion.goals,
         rich_help_panel=CHOICE,
-        help="For a model: latency, throughput, memory or quality decides what was not given.",
+        help="For a model: choose values not given for latency, throughput, memory or quality.",
     ),
 ]
 

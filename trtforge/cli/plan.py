@@ -50,7 +50,7 @@ def plan(
             min=1,
             metavar="N",
             rich_help_panel=_DEPLOYMENT,
-            help="Expert parallelism: groups that hold whole experts.",
+            help="Expert parallelism: groups of ranks, each with whole experts.",
         ),
     ] = None,
     target_version: Annotated[
@@ -124,8 +124,8 @@ def plan(
 ) -> None:
     """Plan a deployment: legality, memory, concurrency, speed.
 
-    Only config.json and safetensors headers are read. Without --tp and --pp the fewest GPUs that hold the model are
-    planned. An illegal configuration is reported with the nearest legal one, and the exit status is 1, or 0 if
+    Only config.json and safetensors headers are read. Without --tp and --pp, the fewest GPUs into which the model fits
+    are planned. An illegal configuration is reported with the nearest legal one, and the exit status is 1, or 0 if
     --alternatives finds legal ones. Times are estimates. A TensorRT-LLM checkpoint is planned in its own layout and
     formats.
 

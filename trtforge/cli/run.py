@@ -62,9 +62,9 @@ def run(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Build a model if that was not done, serve it, and chat with it.
+    """Build a model if needed, serve it, and chat with it.
 
-    The server ends with the chat. `trtforge serve` keeps one running.
+    The server ends with the chat; use `trtforge serve` to keep one running.
 
     Example: trtforge run Qwen/Qwen2.5-0.5B-Instruct --quant int4_awq
 

@@ -140,7 +140,7 @@ def serve(
         typer.Option(
             metavar="FILE",
             rich_help_panel=_LIFECYCLE,
-            help="Write a trace of every iteration of the embedded engine, which https://ui.perfetto.dev shows.",
+            help="Write a trace of every iteration of the embedded engine, to view at https://ui.perfetto.dev.",
             show_default=False,
         ),
     ] = None,
@@ -151,8 +151,8 @@ def serve(
         typer.Option(
             "--detach",
             rich_help_panel=_LIFECYCLE,
-            help="Return when the server is ready; it goes on in the background. `trtforge status` shows it, `trtforge "
-            "stop` ends it.",
+            help="Return when the server is ready; it keeps running in the background. `trtforge status` shows it, "
+            "`trtforge stop` ends it.",
         ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command; start nothing.")] = False,
@@ -161,7 +161,7 @@ def serve(
     """Run Triton on a model repository, in the foreground or with --detach in the background.
 
     Prints `ready http=... grpc=... metrics=...` after the first generated token, and `openai=...` on the next line if
-    the extra `openai` is installed. A port of 0 is any free one. SIGTERM, SIGINT and SIGHUP drain the server; a
+    the extra `openai` is installed. A port of 0 means any free port. SIGTERM, SIGINT and SIGHUP drain the server; a
     second signal, SIGTERM or SIGINT, kills it.
 
     Example: trtforge serve build/demo-int4awq/repository --http-port 9000

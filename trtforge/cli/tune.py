@@ -57,7 +57,7 @@ def tune(
             min=1,
             metavar="N",
             rich_help_panel=_WORKLOAD,
-            help="Requests at each load, or as many as run at once.",
+            help="Requests at each load; at least as many as run at once.",
         ),
     ] = 48,
     prompt_tokens: Annotated[
@@ -80,10 +80,10 @@ def tune(
 ) -> None:
     """Find the best serving settings and load for a goal, by measuring.
 
-    Serves variants of the repository one after another on free ports of this machine: settings that change without
-    compiling again, packaged anew into a temporary directory. The repository itself stays as it is. A variant is
-    recommended only if each of its repetitions was better than each one of the present settings. A build keeps the
-    result in its tune.json.
+    Serves variants of the repository one after another on free ports of this machine. They differ in settings that
+    need no new engine, and are packaged into a temporary directory; the repository itself is not changed. A variant is
+    recommended only if each of its repetitions was better than every repetition of the present settings. A build keeps
+    the result in its tune.json.
 
     Example: trtforge tune build/demo-int4awq
 

@@ -73,8 +73,8 @@ class QuantizationConfig(Config):
     kv_cache: KvCacheFormat = Field("none", description="Format of the KV cache; none is the model's dtype.")
     kv_scales: KvScalingChoice = Field(
         "auto",
-        description="Scales of the KV cache: largest (of the largest magnitude, as ModelOpt), searched (by the error "
-        "of attention), or auto: searched for int8, largest for fp8.",
+        description="Scales of the KV cache: largest (from the largest magnitude, as in ModelOpt), searched (smallest "
+        "error of attention), or auto: searched for int8, largest for fp8.",
     )
     group_size: GroupSize = Field(
         defaults.GROUP_SIZE, description="AWQ group size: weights along the input that share a scaling factor."
@@ -84,14 +84,14 @@ class QuantizationConfig(Config):
     )
     budget: Bits | None = Field(
         None,
-        description="int4_awq in mixed precision: mean bits of a weight, such as 4.5bits. The layers that suffer most "
-        "get fp8 or stay unquantised.",
+        description="int4_awq in mixed precision: maximum mean bits per weight, such as 4.5bits. The layers that "
+        "would lose most accuracy get fp8 or stay unquantised.",
     )
     awq_clip: bool = Field(False, description="AWQ: also search the clipping range of each group.")
     rounding: RoundingChoice = Field(
         "auto",
-        description="Rounding of 4-bit weights: nearest (as ModelOpt), compensated (later columns make up for errors), "
-        "or auto: compensated; of int4_wo only if calibration.data is given.",
+        description="Rounding of 4-bit weights: nearest (as in ModelOpt), compensated (later columns correct errors), "
+        "or auto: compensated; for int4_wo only if calibration.data is given.",
     )
     memory: Bytes | None = Field(
         None, description="Memory limit of calibration, such as 16GB; hidden states are kept on disk."

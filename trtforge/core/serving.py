@@ -40,7 +40,7 @@ class ServingConfig(Config):
         None, pattern=_GROUP, description="GPUs of the draft engine's ranks; null: the first ones."
     )
     max_attention_window_size: tuple[int, ...] | None = Field(
-        None, min_length=1, description="Attention window in tokens, one or one a layer; null: the model's own."
+        None, min_length=1, description="Attention window in tokens, one value or one per layer; null: the model's own."
     )
     sink_token_length: int | None = Field(
         None, ge=0, description="First tokens that stay in every attention window (StreamingLLM)."
