@@ -19,20 +19,20 @@ _NAMES: dict[object, str] = {int: "whole number", float: "number", str: "text", 
 
 
 def exit_statuses() -> str:
-    """What each exit status of `trtforge.cli.app.main` says, and where a command gives it a meaning of its own."""
+    """The meaning of each exit status of `trtforge.cli.app.main`, and what it means for individual commands."""
     rows = {
         0: "Done. `serve`: stopped by a signal, and no request was cut; or stopped before it was ready; with "
         "`--detach`: the server is ready.",
-        1: "The work failed or a check did not hold: `error:` and `hint:` on stderr. `verify`, `build`: the gate does "
-        "not hold. `plan`: not legal, and no legal alternative was asked for. `doctor`: something stands in the way, "
-        "or the log holds an error. `probe`: the check does not hold. `serve`: requests were cut, or the server "
-        "failed. `status NAME`: that server is not ready. `stop`: requests were cut, or the server was killed.",
-        2: "Wrong usage: an unknown command or option, a value that the option cannot have, options that exclude one "
-        "another. A recipe or a file that is wrong is 1.",
-        SIGINT_STATUS: "SIGINT (Ctrl-C): stderr says what was interrupted, what is kept and how to go on. `serve`: a "
-        "second signal, SIGINT.",
-        SIGTERM_STATUS: "SIGTERM: likewise. `serve`: a second signal, SIGTERM.",
-        SIGHUP_STATUS: "SIGHUP, as when the terminal is closed: likewise; without effect under `nohup`.",
+        1: "The work or a check failed: `error:` and `hint:` on stderr. `verify`, `build`: the gate failed. `plan`: "
+        "the deployment is not legal, and no legal alternative was requested. `doctor`: a problem was found, or the "
+        "log contains an error. `probe`: the check failed. `serve`: requests were cut, or the server failed. `status "
+        "NAME`: that server is not ready. `stop`: requests were cut, or the server was killed.",
+        2: "Wrong usage: an unknown command or option, an invalid value of an option, options that exclude each other. "
+        "An invalid recipe or file gives status 1.",
+        SIGINT_STATUS: "SIGINT (Ctrl-C): stderr says what was interrupted, what is kept and how to continue. `serve`: "
+        "a second signal, which was SIGINT.",
+        SIGTERM_STATUS: "SIGTERM: as for SIGINT. `serve`: a second signal, which was SIGTERM.",
+        SIGHUP_STATUS: "SIGHUP, for example when the terminal is closed: as for SIGINT; ignored under `nohup`.",
     }
     return "\n".join(["| status | meaning |", "|---|---|", *(f"| {n} | {text} |" for n, text in rows.items())])
 

@@ -122,11 +122,11 @@ def formats() -> str:
     ]
     weights = {
         None: "the model's dtype",
-        "fp8": "E4M3, one scale a tensor",
-        "fp8_rowwise": "E4M3, one scale an output",
-        "int4": "signed 4-bit, one scale for 64 or 128 inputs of an output",
-        "int8": "int8, one scale an output",
-        "nvfp4": "E2M1, an E4M3 scale for 16 inputs, one scale a tensor",
+        "fp8": "E4M3, one scale per tensor",
+        "fp8_rowwise": "E4M3, one scale per output",
+        "int4": "signed 4-bit, one scale per output and group of 64 or 128 inputs",
+        "int8": "int8, one scale per output",
+        "nvfp4": "E2M1, one E4M3 scale per 16 inputs, one scale per tensor",
     }
     for name, wanted in FORMATS.items():
         stored = weights[wanted.rounding]
@@ -134,7 +134,7 @@ def formats() -> str:
             stored += f", {'int8' if '8' in name else 'int4'} by the build"
         inputs = {"awq": "pre-scaled", "smoothquant": "pre-scaled", None: ""}[wanted.smoothing]
         static = "static scale" if wanted.static_activations else ""
-        dynamic = "a scale a token" if wanted.rounding == "fp8_rowwise" else ""
+        dynamic = "one scale per token" if wanted.rounding == "fp8_rowwise" else ""
         seen = ", ".join(part for part in (inputs, static, dynamic) if part) or "the model's dtype"
         refused = any(x.every_backend for x in networks().limits_of("mixtral", name, traits=EXPERTS))
         needs, experts = ("yes" if flag else "–" for flag in (wanted.calibrated, not refused))

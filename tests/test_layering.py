@@ -95,40 +95,40 @@ def test_only_machine_reads_proc_control_groups_and_nvml() -> None:
 
 
 def test_imports_form_no_circle() -> None:
-    """Between the packages of one floor too, and between the rooms of the runtime."""
+    """Between the packages of one floor too, and between the subpackages of the runtime."""
     edges: dict[str, set[str]] = {}
     for path in MODULES:
-        own = room_of(path.relative_to(ROOT.parent).with_suffix("").parts)
+        own = package_of(path.relative_to(ROOT.parent).with_suffix("").parts)
         for module in imports_of(path):
-            other = room_of(tuple(module.split("."))) if part_of(module) is not None else own
+            other = package_of(tuple(module.split("."))) if part_of(module) is not None else own
             if other != own:
                 edges.setdefault(own, set()).add(other)
     assert circle_in(edges) == []
 
 
-def room_of(words: tuple[str, ...]) -> str:
-    """The room of a module: its package; the runtime's rooms are told apart."""
+def package_of(words: tuple[str, ...]) -> str:
+    """The package of a module; of the runtime, the subpackage."""
     inner = words[1] == "runtime" and len(words) > 2 and (ROOT / "runtime" / words[2]).is_dir()
     return "/".join(words[1:3]) if inner else words[1]
 
 
 def circle_in(edges: dict[str, set[str]]) -> list[str]:
-    """The rooms of one circle of imports; empty where there is none."""
+    """The packages of one import cycle; empty if there is none."""
     done: set[str] = set()
 
-    def walk(room: str, path: tuple[str, ...]) -> list[str]:
-        if room in path:
-            return [*path[path.index(room) :], room]
-        if room in done:
+    def walk(package: str, path: tuple[str, ...]) -> list[str]:
+        if package in path:
+            return [*path[path.index(package) :], package]
+        if package in done:
             return []
-        for other in sorted(edges.get(room, ())):
-            found = walk(other, (*path, room))
+        for other in sorted(edges.get(package, ())):
+            found = walk(other, (*path, package))
             if found:
                 return found
-        done.add(room)
+        done.add(package)
         return []
 
-    return next((found for room in sorted(edges) if (found := walk(room, ()))), [])
+    return next((found for package in sorted(edges) if (found := walk(package, ()))), [])
 
 
 def test_no_function_is_longer_than_60_lines() -> None:

@@ -103,17 +103,17 @@ class ComposeConfig(DeployConfig):
 
 
 class ClusterConfig(DeployConfig):
-    """Of Kubernetes, as plain manifests or as a chart."""
+    """Options of the Kubernetes targets: plain manifests or a chart."""
 
     namespace: Namespace = Field(defaults.NAMESPACE, description="Namespace of all objects.")
     pull_secret: ObjectName | None = Field(None, description="Secret for the image's registry.")
     replicas: int = Field(1, ge=1, description="Replicas, each with the engine's ranks.")
     max_replicas: int | None = Field(None, ge=1, description="Replicas that autoscaling may add up to.")
-    nodes: int = Field(1, ge=1, description="Nodes that the ranks of a replica are divided over.")
-    pvc: Claim | None = Field(None, description="Claim that holds the repository.")
-    repository_image: Image | None = Field(None, description="OCI image that holds the repository.")
+    nodes: int = Field(1, ge=1, description="Number of nodes that share the ranks of a replica.")
+    pvc: Claim | None = Field(None, description="Claim with the repository.")
+    repository_image: Image | None = Field(None, description="OCI image with the repository.")
     api_key_secret: ObjectName | None = Field(None, description="Secret with API keys.")
-    ssh_secret: ObjectName | None = Field(None, description="Secret with the key that nodes use among them.")
+    ssh_secret: ObjectName | None = Field(None, description="Secret with the SSH key for connections between nodes.")
     client_namespaces: tuple[Namespace, ...] = Field((), description="Other namespaces whose pods may send requests.")
     monitoring: Namespace = Field(defaults.MONITORING, description="Namespace of Prometheus; none: no monitoring.")
 

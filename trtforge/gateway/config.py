@@ -35,7 +35,7 @@ class GatewayConfig(Config):
         None, description="API keys, one per line, each of at least 16 characters; clients must send one."
     )
     allowed_hosts: tuple[AllowedHost, ...] = Field(
-        (), description="Host names beside localhost for clients of a gateway on loopback without API keys."
+        (), description="Host names besides localhost for clients of a gateway on loopback without API keys."
     )
     drain_timeout: float = Field(
         defaults.DRAIN_TIMEOUT, ge=0, description="Seconds that running requests may take after SIGTERM."

@@ -26,14 +26,14 @@ class ServerConfig(Config):
         None, description="API keys, one per line, each of at least 16 characters; HTTP clients must send one."
     )
     allowed_hosts: tuple[AllowedHost, ...] = Field(
-        (), description="Host names beside localhost for HTTP clients of a server on loopback without API keys."
+        (), description="Host names besides localhost for HTTP clients of a server on loopback without API keys."
     )
     drain_timeout: float = Field(
         defaults.DRAIN_TIMEOUT, ge=0, description="Seconds that running requests may take after SIGTERM."
     )
     trace: Path | None = Field(None, description="File for a trace of the embedded engine's iterations.")
     kv_cache_dir: Path | None = Field(None, description="Directory for KV blocks of the embedded engine.")
-    kv_cache_dir_bytes: Bytes = Field(defaults.KV_CACHE_DIR_BYTES, description="Most bytes of these blocks.")
+    kv_cache_dir_bytes: Bytes = Field(defaults.KV_CACHE_DIR_BYTES, description="Maximum size of these blocks in bytes.")
 
     @field_validator("hosts")
     @classmethod
