@@ -1,4 +1,4 @@
-"""Floor 5: adopts a foreign checkpoint or engine: checks it and writes its manifest beside its files."""
+"""Floor 5: adopt a foreign checkpoint or engine: check it, then write its manifest beside its files."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ from trtforge.package.engine_facts import read_engine
 
 @dataclass(frozen=True)
 class Adoption:
-    """An artifact that has a manifest now. `tensors`: those that were checked; `already`: it had its manifest before.
+    """An artifact and its manifest. `tensors`: number of checked tensors; `already`: the manifest existed before.
 
-    `unknown`: what its files do not tell, a sentence each.
+    `unknown`: facts that its files do not give, one sentence each.
     """
 
     directory: Path
@@ -32,14 +32,14 @@ class Adoption:
 
     @property
     def next_command(self) -> str | None:
-        """The command that takes the artifact; None if there is none."""
+        """The command that uses the artifact next; None if there is none."""
         return use_of(self.directory, self.manifest.identity.stage)
 
 
 def adopt(directory: Path, progress: Progress | None = None) -> Adoption:
     """Check a foreign checkpoint or engine and write its forge.json.
 
-    Raises ForgeError for a directory that is neither, for tensors that are not those of its config.json, for scaling
+    Raises ForgeError for a directory that is neither, for tensors that do not match its config.json, for scaling
     factors that are not finite, and for an artifact whose files differ from its manifest.
     """
     stage = foreign_stage(directory) if directory.is_dir() else None
@@ -49,7 +49,7 @@ def adopt(directory: Path, progress: Progress | None = None) -> Adoption:
     if stage == "engine":
         found = _engine(directory)
     elif stage is None and any(directory.glob("*/config.pbtxt")):
-        require_manifest(directory, "checkpoint")  # says what to do with a repository
+        require_manifest(directory, "checkpoint")  # its error explains what to do with a repository
         raise AssertionError(directory)
     else:
         found = _checkpoint(directory, progress or Silent())
@@ -64,7 +64,7 @@ def adopt(directory: Path, progress: Progress | None = None) -> Adoption:
 
 
 def _known(directory: Path, manifest: Manifest) -> Adoption:
-    """An artifact with a manifest: nothing is left to do, if its files are those of the manifest."""
+    """The result for an artifact that already has a manifest. Raises ForgeError if its files differ from it."""
     fault = check_files(directory, manifest)
     if fault is None:
         return Adoption(directory, manifest, already=True)

@@ -52,12 +52,12 @@ def allocate(groups: Sequence[Sequence[Option]], budget: float) -> Allocation | 
 
 
 def _gain(hull: Sequence[Option], step: int) -> float:
-    """Loss that a step up the hull saves for each bit."""
+    """Loss saved per extra bit by a step up the hull."""
     return (hull[step - 1].loss - hull[step].loss) / (hull[step].bits - hull[step - 1].bits)
 
 
 def _hull(options: Sequence[Option]) -> list[Option]:
-    """The options on the lower convex hull of loss over bits, from the fewest bits on."""
+    """The options on the lower convex hull of loss over bits, by increasing bits."""
     hull: list[Option] = []
     for option in sorted(options, key=lambda each: (each.bits, each.loss)):
         if hull and (option.loss >= hull[-1].loss or option.bits == hull[-1].bits):
@@ -69,7 +69,7 @@ def _hull(options: Sequence[Option]) -> list[Option]:
 
 
 def _improved(groups: Sequence[Sequence[Option]], picked: list[Option], left: float) -> list[Option]:
-    """Spend what is left on single changes, the most useful first."""
+    """Spend the remaining bits on changes of single groups, the most useful first."""
     while True:
         changes = [
             (picked[group].loss - option.loss, group, option)
@@ -85,7 +85,7 @@ def _improved(groups: Sequence[Sequence[Option]], picked: list[Option], left: fl
 
 
 def counted(formats: Sequence[QuantFormat], weights: Sequence[int]) -> Mapping[QuantFormat, int]:
-    """Weights by format."""
+    """Number of weights in each format."""
     found: dict[QuantFormat, int] = {}
     for quant, count in zip(formats, weights, strict=True):
         found[quant] = found.get(quant, 0) + count

@@ -84,8 +84,8 @@ class Build:
         """Run the stages in order. Raises ForgeError at the first that fails; earlier artifacts are kept.
 
         A recipe that cannot be deployed, whose data cannot be read, or whose results cannot be written is refused
-        before the first stage. `report.json` is written even if the gate does not hold: it has the metrics. Of several
-        processes that build at the same place one runs its stages while the others wait.
+        before the first stage. `report.json` is written even if the gate fails, as it has the metrics. Of several
+        processes that build in the same directory, one runs its stages while the others wait.
         """
         report = BuildReport(
             recipe=self.recipe.name,
@@ -104,7 +104,7 @@ class Build:
         return report
 
     def _run(self, stages: tuple[StageName, ...], report: BuildReport, started: Started, finished: Finished) -> None:
-        """As `run`, after the checks that need nobody's results."""
+        """The part of `run` that needs the directory's lock, because it reads and writes artifacts."""
         self._require_continuable(stages, report)
         if "convert" not in stages:
             earlier = recorded_choice(self.out, self.recipe.quantization.budget)
@@ -120,7 +120,7 @@ class Build:
         write_report(self.paths.report, report)
 
     def _require_places(self, stages: tuple[StageName, ...]) -> None:
-        """Raise ForgeError if the stages cannot write their artifacts, or replace those that are there."""
+        """Raise ForgeError if the stages cannot write their artifacts or replace existing ones."""
         places: dict[StageName, tuple[Path, Stage]] = {
             "calibrate": (self.paths.calibration, "calibration"),
             "convert": (self.paths.checkpoint, "checkpoint"),
@@ -212,7 +212,7 @@ class Build:
 
     @property
     def published(self) -> bool:
-        """Whether the model is served as it was published, as far as this machine knows its config.json."""
+        """Whether the model is served as it was published; False if its config.json is unknown on this machine."""
         model = light_model(self.recipe)
         return model is not None and is_published(self.recipe, model)
 
@@ -272,9 +272,9 @@ class Build:
             raise error
 
     def _gate_error(self, report: BuildReport, metrics: Path) -> "GateError | None":
-        """The error of a gate that does not hold; the report's next command is then the one that finds the cause.
+        """The error of a failed gate, None if it holds; sets the report's next command to the one that finds the cause.
 
-        `metrics`: the file that has the metrics.
+        `metrics`: the file with the metrics.
         """
         if report.verification is None or report.verification.passed:
             return None
@@ -290,7 +290,7 @@ class Build:
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Hold the lock of the build directory `out`: a stage of another build would work on this one's artifacts."""
+    """Hold the lock of the build directory `out`, so that no other build changes its artifacts."""
     place = out.resolve()
     new = not place.exists()
     with ExitStack() as held:
@@ -306,7 +306,7 @@ def _alone(out: Path) -> Iterator[None]:
 
 
 def _remove_empty(directory: Path) -> None:
-    with suppress(OSError):  # it has something
+    with suppress(OSError):  # it is not empty
         directory.rmdir()
 
 
@@ -323,7 +323,7 @@ def _log_interruption(stage: StageName, report: BuildReport) -> Iterator[None]:
 
 
 class GateError(ForgeError):
-    """The gate does not hold; `report` has the metrics."""
+    """The quality gate failed; `report` has the metrics."""
 
     def __init__(self, message: str, *, hint: str, report: BuildReport) -> None:
         super().__init__(message, hint=hint)

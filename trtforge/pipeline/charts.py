@@ -24,7 +24,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point of a curve and what it says."""
+    """A point of a curve and its label."""
 
     x: float
     y: float
@@ -33,7 +33,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity over a logarithmic axis: `points` as SVG's polyline takes them."""
+    """One quantity over a logarithmic axis; `points`: in the syntax of SVG's polyline."""
 
     title: str
     unit: str
@@ -78,7 +78,7 @@ def nice_ceiling(value: float) -> float:
 
 @dataclass(frozen=True)
 class BarMark:
-    """One bar: its left edge, top and height; `strong` if it is to be seen first."""
+    """One bar: its left edge, top and height; `strong`: highlighted."""
 
     x: float
     y: float
@@ -101,9 +101,9 @@ class Bars:
 
 
 def bars(values: Sequence[tuple[str, float]], strong: int | None = None) -> Bars:
-    """Bars of (text, value) pairs, the largest at full height; `strong`: the index of one to be seen first.
+    """Bars of (text, value) pairs, the largest at full height; `strong`: the index of the highlighted bar.
 
-    Values below zero have no height.
+    Bars of negative values have no height.
     """
     top = max((value for _, value in values if isfinite(value)), default=0.0)
     found = []

@@ -1,4 +1,4 @@
-"""Floor 5: builds side by side: size, quality, times, estimated and measured speed, from what they keep."""
+"""Floor 5: compare builds: size, quality, times, estimated and measured speed, from their reports and bench.json."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,15 +16,15 @@ from trtforge.pipeline.speed import Measured, kept_speed
 from trtforge.serve.speed import Level
 
 _QUANTISED_BY_ENGINE_BUILD = {name for name, known in FORMATS.items() if known.algorithm and known.rounding is None}
-"""The weight-only formats, of which the checkpoint has unquantised weights."""
+"""The weight-only formats: the checkpoint has unquantised weights, which the engine build quantises."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """One build. None: its report does not say. `tokens_per_second`: the plan's largest estimate, not measured.
+    """One build; None: not in its report. `tokens_per_second`: the plan's largest estimate, not measured.
 
-    `cached`: stages whose time in `seconds` is only that of taking them from the cache or finding them right.
-    `measured`: what `trtforge bench` measured of its present repository.
+    `cached`: stages that were reused or came from the cache, so `seconds` does not include their computation.
+    `measured`: the result of `trtforge bench` for its present repository.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Compared:
 
     @classmethod
     def of(cls, name: str, build: Path, record: Record, measured: Measured | None = None) -> "Compared":
-        """What a report says, and what was measured."""
+        """From a build's report and its measured speed."""
         model, deployment, quality = record.model, record.deployment, record.verification
         curve, converted = record.estimates.curve if record.estimates else (), record.stage("convert")
         return cls(
@@ -103,7 +103,7 @@ class Compared:
 
     @property
     def figures(self) -> dict[str, str]:
-        """The figures as people read them, by their title; `-` for what is not known."""
+        """The figures as text, by their title; `-` if unknown."""
         quantised = self.compression is not None and self.compression > 1
         speed = None if self.tokens_per_second is None else f"{self.tokens_per_second:,.0f}"
         level = self.busiest
@@ -150,7 +150,7 @@ def compared(builds: Sequence[Path]) -> tuple[Compared, ...]:
 
 
 def notes(builds: Sequence[Compared]) -> tuple[str, ...]:
-    """What the figures do not say by themselves."""
+    """Notes that the figures need to be read correctly."""
     at_build = sorted({build.quant for build in builds if build.quant in _QUANTISED_BY_ENGINE_BUILD})
     found = []
     if at_build:
@@ -162,7 +162,7 @@ def notes(builds: Sequence[Compared]) -> tuple[str, ...]:
 
 
 def conditions(builds: Sequence[Compared]) -> tuple[str, ...]:
-    """What the speeds were measured with: a line for all builds that were measured alike."""
+    """The conditions of the speed measurements: one line for all builds measured under the same conditions."""
     alike: dict[str, list[str]] = {}
     for build in builds:
         if build.measured is not None:
@@ -176,7 +176,7 @@ def conditions(builds: Sequence[Compared]) -> tuple[str, ...]:
 
 
 def _names(builds: Sequence[Path]) -> list[str]:
-    """The directories' names, with as many of their parents as tell them apart; a repeated one is numbered."""
+    """The directories' names, with as many parents as make them distinct; repeated directories are numbered."""
     places = [_place(build).resolve() for build in builds]
     names = []
     for number, place in enumerate(places):
@@ -191,5 +191,5 @@ def _names(builds: Sequence[Path]) -> list[str]:
 
 
 def _place(build: Path) -> Path:
-    """The build directory, which may be given by its report.json."""
+    """The build directory; `build` may be the path of its report.json."""
     return build if build.suffix != ".json" else build.parent

@@ -1,4 +1,4 @@
-"""Floor 5: check that the artifacts a partial build starts from match the recipe.
+"""Floor 5: check that the artifacts that a partial build starts from match the recipe.
 
 Only manifests are compared; the stages that read data and weights check their content.
 """
@@ -66,7 +66,7 @@ def _require_made_from(recipe: Recipe, directory: Path, checkpoint: Manifest, ca
 
 
 def _asked(recipe: Recipe, found: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """What the recipe asks of a calibration; of its data only what `found` records."""
+    """The calibration settings of the recipe for these keys; settings of its data only if `found` records them."""
     config = calibrate_config(recipe)
     data = {"samples_asked": config.data.samples} | config.data.model_dump(include={"sequence_length", "seed"})
     asked = config.model_dump(mode="json") | data

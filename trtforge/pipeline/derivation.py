@@ -25,24 +25,24 @@ from trtforge.plan.model import Model, find_model
 from trtforge.plan.request import Change, Option, Request, request_of
 
 OPTIONS: tuple[Option, ...] = ("--quant", "--kv-cache", "--tp", "--pp", "--ep")
-"""The options that decide what else is chosen."""
+"""The options that constrain all other choices."""
 
 _FP8_CORES, _INT4_KERNELS = 89, 80  # lowest compute capabilities x 10
 _MOST_POSITIONS, _MOST_REQUESTS = 4096, 32  # on the embedded engine without a GPU
-_ENOUGH_REQUESTS = 16  # of typical length, in flight at once
+_ENOUGH_REQUESTS = 16  # concurrent requests of typical length
 _PERPLEXITY_LIMITS = {"4 bits": 0.05, "8 bits": 0.02, "unquantised": 0.01}
 _PATHS = (("model", "source"), ("quantization", "calibration", "data"), ("gate", "data"))
 _NAME = "the derived recipe"
 _DERIVED, _DIGITS = "# derived by trtforge, digest ", 16
 _UNBROKEN = 1 << 16  # characters of a YAML line
-_FOUR_BITS = 4.5  # a weight, with its share of the scaling factors
+_FOUR_BITS = 4.5  # bits of a weight with its share of the scaling factors
 
 
 @dataclass(frozen=True)
 class Wish:
-    """What the user decided; trtforge chooses the rest.
+    """The user's choices; trtforge makes the others.
 
-    `options`: values by option, for a part of OPTIONS. `gpu`: the target GPU's name. None: not decided.
+    `options`: values by option, for some of OPTIONS. `gpu`: the target GPU's name. None: not chosen by the user.
     """
 
     options: Mapping[Option, str] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class DerivedRecipe:
 
 
 def is_unedited(text: str) -> bool:
-    """Whether a recipe's text is as `DerivedRecipe.text` made it, apart from its first line."""
+    """Whether a recipe's text is unchanged since `DerivedRecipe.text` wrote it, apart from its first line."""
     _, _, rest = text.partition("\n")
     mark, _, body = rest.partition("\n")
     return mark == f"{_DERIVED}{text_digest(body)[:_DIGITS]}"
@@ -105,9 +105,9 @@ def derive(source: str, wish: Wish, *, name: str | None = None, load: LoadNvml =
     """A recipe for the model `source`, a directory or hub id.
 
     With a GPU (`wish.gpu`, else this machine's) formats and layout are those of `trtforge plan`'s best alternative for
-    the goal; without a goal the format is the usual one of that GPU, on the fewest GPUs. Without a GPU the recipe is
-    for the embedded engine on the CPU. Raises ForgeError for an unknown model or GPU, and with the nearest legal choice
-    if the wishes cannot be fulfilled.
+    the goal; without a goal, the usual format of that GPU on the fewest GPUs. Without a GPU the recipe is for the
+    embedded engine on the CPU. Raises ForgeError for an unknown model or GPU, and with the nearest legal choice if the
+    wishes cannot be fulfilled.
     """
     model = find_model(source)
     here = machine_gpus(load) if wish.gpu is None else None
@@ -127,7 +127,7 @@ def derive(source: str, wish: Wish, *, name: str | None = None, load: LoadNvml =
 
 
 def machine_gpus(load: LoadNvml = load_nvml) -> tuple[Gpu, int] | None:
-    """The first GPU of this machine and the number of GPUs like it; None without one or if its product is not known."""
+    """The first GPU of this machine and the number of GPUs like it; None if there is none or its product is unknown."""
     try:
         nvml = load()
     except ImportError:
@@ -143,7 +143,7 @@ def machine_gpus(load: LoadNvml = load_nvml) -> tuple[Gpu, int] | None:
 
 
 def name_for(source: str, quant: str) -> str:
-    """A name for a model's build: the last part of its source, and the format."""
+    """A name for a model's build: the last part of its source and the format."""
     last = Path(source).resolve().name if Path(source).is_dir() else Path(source).name
     suffix = "" if quant == "none" else f"-{quant}"
     return recipe_name(last if recipe_name(last) else "model", suffix)
@@ -178,7 +178,8 @@ def _on_gpu(
 ) -> Request:
     """The best alternative, with the usual format of the GPU where neither a format nor a goal was given.
 
-    `count`: the GPUs of this machine; one that needs more is taken only if nothing else is legal. None: no limit.
+    `count`: the GPUs of this machine; an alternative that needs more is chosen only if no other is legal. None: no
+    limit.
     """
     tries = _tries(model, request, gpu, goal, kept)
     choices = [(wanted, asked, alternatives(model, asked, wanted, fixed)) for wanted, asked, fixed in tries]
@@ -194,7 +195,7 @@ def _on_gpu(
                 reasons["quantization.format"] = best.why if goal else usual
             if count is not None and best.gpus > count:
                 reasons["parallel"] = f"{best.gpus} GPUs: more than the {count} of this machine"
-            # The estimate may have been made with more requests in flight; the limits stay those that were asked for.
+            # The estimate may have been made with more requests in flight; the limits stay the user's.
             return replace(best.evaluation.request, engine=asked.engine)
     return request
 
@@ -202,7 +203,7 @@ def _on_gpu(
 def _tries(
     model: Model, request: Request, gpu: Gpu, goal: Goal | None, kept: frozenset[Option]
 ) -> list[tuple[Goal, Request, frozenset[Option]]]:
-    """(goal, request, options that stay as they are) in the order in which they are tried."""
+    """The attempts, in their order: (goal, request, options that must not change)."""
     if goal is not None:
         return [(goal, request, kept)]
     tries: list[tuple[Goal, Request, frozenset[Option]]] = []
@@ -218,7 +219,7 @@ def _tries(
 
 
 def _is_roomy(alternative: Alternative) -> bool:
-    """Whether the KV cache holds enough requests for in-flight batching."""
+    """Whether the KV cache can contain enough requests for in-flight batching."""
     return (alternative.evaluation.typical_requests or 0) >= _ENOUGH_REQUESTS
 
 
@@ -229,7 +230,7 @@ def _usual_format(gpu: Gpu) -> str:
 
 
 def _legal(model: Model, request: Request, kept: frozenset[Option]) -> Request:
-    """The request with what must change to make it legal. Raises ForgeError if only a kept option could change."""
+    """The request with the changes that make it legal. Raises ForgeError if only changes of kept options would."""
     evaluation = evaluate(model, request)
     for fix in fixes(model, evaluation):
         changed = {change.option for change in fix.changes}

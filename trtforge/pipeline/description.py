@@ -1,4 +1,4 @@
-"""Floor 5: what a directory is: an artifact, a build, a model or a repository; from configuration and headers alone."""
+"""Floor 5: describe a directory (artifact, build, model or repository) from configuration and headers alone."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +33,7 @@ from trtforge.plan.request import request_of
 
 
 def describe(directory: Path, *, tensors: bool) -> dict[str, Any]:
-    """The facts of a directory. Raises ForgeError if it is nothing that trtforge knows."""
+    """The facts of a directory. Raises ForgeError if trtforge does not recognise it."""
     if not directory.is_dir():
         raise _no_directory(directory)
     require_one_build(directory)
@@ -101,7 +101,7 @@ def _artifact(directory: Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def _foreign(directory: Path) -> dict[str, Any]:
-    """A checkpoint or engine of TensorRT-LLM's that has no manifest."""
+    """A TensorRT-LLM checkpoint or engine without a manifest."""
     what = "engine" if is_engine(directory) else "checkpoint"
     return {"kind": f"TensorRT-LLM {what} that trtforge did not write"} | _trtllm(directory) | {"foreign": True}
 
@@ -130,10 +130,10 @@ def _trtllm(directory: Path) -> dict[str, Any]:
 
 
 def hugging_face(directory: Path) -> dict[str, Any]:
-    """A Hugging Face checkpoint: its network, its files, and the formats that it can be served in.
+    """A Hugging Face checkpoint: its network, its files and the formats in which it can be served.
 
-    Weights that are not there leave their figures unknown (None). A model that cannot be converted has no formats, and
-    a `problem` that says why. Raises ForgeError for damaged files.
+    Figures of missing weights are None. A model that cannot be converted has no formats; `problem` gives the reason.
+    Raises ForgeError for damaged files.
     """
     config = read_config(directory)
     weights: dict[str, Any] = {"bytes": None, "tensors_stored": None, "weight_files": []}
@@ -167,7 +167,7 @@ def _quantization(config: HfConfig) -> str:
 
 
 def _planned(directory: Path) -> tuple[Mapping[str, Any], list[dict[str, Any]], str | None]:
-    """The network and the formats of a model of a known architecture, and why they are not known."""
+    """The network and the formats of a model of a known architecture, or the reason why they are unknown."""
     network: Mapping[str, Any] = {}
     try:
         model = model_at(str(directory), directory)
@@ -194,7 +194,7 @@ def _network(model: Model) -> Mapping[str, Any]:
 
 
 def _formats(model: Model) -> list[dict[str, Any]]:
-    """The formats that the model can be served in on one GPU, with the bytes of its weights there."""
+    """The formats in which the model can be served on one GPU, with the bytes of its weights there."""
     recipe = Recipe.parse({"name": "inspect", "model": {"source": model.name}}, "inspect")
     names = (model.stored.format,) if model.stored is not None else get_args(QuantFormat)
     found = []

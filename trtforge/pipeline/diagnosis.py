@@ -1,4 +1,4 @@
-"""Floor 5: what helps after a quality gate that does not hold."""
+"""Floor 5: advice after a failed quality gate."""
 
 from shlex import join
 
@@ -17,11 +17,11 @@ def ways_to_quality(recipe: Recipe) -> str:
 
 
 def diagnosis_command(recipe: Recipe, paths: Paths) -> str:
-    """The command that finds which layers cost the quality.
+    """The command that finds the layers responsible for the loss of quality.
 
-    A calibrated format: the sensitivity analysis, which reuses the build's calibration and proposes the layers to
-    exclude. Otherwise, and where that analysis cannot run (a memory limit, no limit in the gate): the error after
-    every layer.
+    For a calibrated format the sensitivity analysis, which reuses the build's calibration and proposes the layers to
+    exclude. Otherwise, or if that analysis cannot run (a memory limit, no limit in the gate), the error after each
+    layer.
     """
     quant, gate, model = recipe.quantization, recipe.gate, recipe.model
     source = str(cached_source(model.source, model.revision) or model.source)

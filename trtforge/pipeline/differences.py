@@ -14,7 +14,7 @@ from trtforge.pipeline.paths import Paths
 from trtforge.verify.result import Interval
 
 TITLES = ("perplexity, against the first", "KL mean, against the first", "significant differences")
-"""What `compare` says of a difference."""
+"""The rows of `compare` about differences."""
 UNKNOWN = "the verification is of an older version: build again"
 _FEWEST = "too few tokens for an interval: give the gate more samples"
 _TOO_LARGE = "the losses are too large for an interval"
@@ -22,9 +22,9 @@ _TOO_LARGE = "the losses are too large for an interval"
 
 @dataclass(frozen=True)
 class Difference:
-    """How build `name` differs from build `baseline`: 95 % intervals, and `reason` if there are none.
+    """How build `name` differs from build `baseline`: 95 % intervals, or the `reason` why there are none.
 
-    `perplexity`: of the relative increase; `kl_mean`: of the increase, in nats.
+    `perplexity`: interval of the relative increase; `kl_mean`: of the increase in nats.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Difference:
 
     @property
     def figures(self) -> dict[str, str]:
-        """The texts to show, by title; `-` for what is not known."""
+        """The texts to show, by title; `-` if unknown."""
         if self.perplexity is None or self.kl_mean is None:
             return dict.fromkeys(TITLES, figures.ABSENT)
         texts = (

@@ -1,4 +1,4 @@
-"""Floor 5: `forge.lock` pins what the build of each recipe beside it used: the model's content and all versions.
+"""Floor 5: `forge.lock` pins the model's content and all versions that the builds of the recipes beside it used.
 
 It is meant to be committed: no times, host names or absolute paths. The next build uses the pinned revisions of the
 model and of datasets, and warns of other differences; `--locked` refuses them.
@@ -49,7 +49,7 @@ class LockedDataset(Config):
 
 
 class LockedEngine(Config):
-    """The versions that build the engine. None: not used by this build, or unknown when the lock was written."""
+    """The versions that build the engine. None: not used by this build, or unknown when it was locked."""
 
     backend: str
     tensorrt_llm: str | None = None
@@ -144,7 +144,7 @@ def differences(locked: LockedBuild, found: LockedBuild) -> tuple[Difference, ..
     """The fields in which `found` differs from the lock.
 
     A model directory is compared by content, not by path. An image's digest is compared only if both are known: an
-    image that was not pulled has none.
+    image that has not been pulled has none.
     """
     ours, theirs = dict(_flat(locked.model_dump(mode="json"))), dict(_flat(found.model_dump(mode="json")))
     ignored = set()
@@ -175,7 +175,7 @@ def require_locked(path: Path, recipe: str, locked: LockedBuild | None, found: L
 
 
 def _restored(found: Sequence[Difference]) -> str:
-    """What to do so that nothing differs, by the parts of the lock that do."""
+    """How to restore the locked state, for each part of the lock that differs."""
     parts = {difference.field.partition(".")[0] for difference in found}
     said = ", ".join(dict.fromkeys(what for part, what in _RESTORED.items() if part in parts))
     return said[:1].upper() + said[1:]

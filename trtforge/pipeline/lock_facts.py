@@ -1,4 +1,4 @@
-"""Floor 5: what a build of a recipe uses now, in the form of `forge.lock`: model content, versions, image."""
+"""Floor 5: the model content, versions and image that a build of a recipe uses now, in the form of `forge.lock`."""
 
 import os
 import platform
@@ -37,11 +37,11 @@ def what_is_used(
     contents: bool = True,
     host: Host | None = None,
 ) -> LockedBuild:
-    """What a build of `recipe` uses now, at the locked commit if there is one. `lock`: path of the lock file.
+    """The inputs of a build of `recipe` now, at the locked commit if there is one. `lock`: path of the lock file.
 
-    `container`: the value of `trtforge build --container`. `contents`: require all digests; a local model's weights
-    are then read once, and the hub must be reachable for datasets. Of a hub model only the configuration is fetched,
-    of a dataset only its commit.
+    `container`: the value of `trtforge build --container`. `contents`: require all digests; a local model's weights are
+    then read once, and the hub must be reachable for datasets. Only the configuration of a hub model and the commit of
+    a dataset are fetched.
     """
     return LockedBuild(
         model=_model(recipe, lock, locked, contents=contents),

@@ -1,4 +1,4 @@
-"""Floor 5: the file in which a build keeps what its verification found."""
+"""Floor 5: the file of a build with the metrics of its verification."""
 
 from pathlib import Path
 
@@ -11,9 +11,9 @@ METRICS_FILE = "verification.json"
 
 
 class CheckpointMetrics(Config):
-    """What a verification found. `compression`: bytes of the linear layers in 16 bits / their bytes as quantised.
+    """The result of a verification. `compression`: bytes of the linear layers in 16 bits / their bytes as quantised.
 
-    As stored, `verification` lists no failures.
+    In the file, `verification` lists no failures, as the gate is applied when it is read.
     """
 
     verification: Verification
@@ -21,7 +21,7 @@ class CheckpointMetrics(Config):
 
 
 def kept_blocks(verification: Path, kl_mean: float | None) -> Blocks | None:
-    """The sums by block of the verification in this directory, if it is the one that found `kl_mean`."""
+    """The sums by block of the verification in this directory, if it is the one that measured `kl_mean`."""
     try:
         path = verification / METRICS_FILE
         kept = CheckpointMetrics.parse(read_json_object(path, hint="Build again."), str(path)).verification

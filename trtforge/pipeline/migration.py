@@ -62,7 +62,7 @@ def run_migration(
 
 
 def _leave_out(found: Migration, target: str) -> None:
-    """Carry no argument over that the target release lacks. Raises ForgeError for a release that is not known."""
+    """Remove the arguments that the target release lacks. Raises ForgeError for an unknown release."""
     of_the_llm = [entry for entry in found.carried if not entry.to.startswith("triton_config.")]
     for entry in [each for each in of_the_llm if not has_argument(target, each.to)]:
         found.carried.remove(entry)

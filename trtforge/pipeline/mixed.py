@@ -1,7 +1,7 @@
 """Floor 5: mixed precision: a format for each linear layer so that a checkpoint keeps to a budget of bits per weight.
 
-What the formats do to the layers is predicted once for a calibration and kept beside it, with the samples that it was
-predicted on; a choice for a budget then takes no time.
+The damage of each format to each layer is predicted once for a calibration and kept beside it, with the samples used;
+choosing formats for another budget is then immediate.
 """
 
 import json
@@ -32,7 +32,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class Mixed(Config):
-    """A choice. `formats`: linear layers by full name whose format is not the first of MIXED_FORMATS."""
+    """A choice. `formats`: the linear layers, by full name, whose format is not the first of MIXED_FORMATS."""
 
     formats: tuple[tuple[str, QuantFormat], ...]
     record: MixedRecord
@@ -105,7 +105,7 @@ def damages_file(calibration: Path) -> Path:
 
 
 def require_mixable(family: Family, facts: Facts) -> None:
-    """Raises ForgeError for a model with experts, whose layers are not measured one by one."""
+    """Raises ForgeError for a model with experts, whose layers are not measured individually."""
     problem = experts_problem(family, facts)
     if problem is not None:
         raise ForgeError(problem.message, hint=problem.fix)
@@ -123,7 +123,8 @@ def _options(group: Predicted, group_size: int, excluded: Collection[str]) -> li
 def _predicted(
     digest: str, source: Path, calibration: Path, gate: GateConfig, progress: Progress
 ) -> Sequence[Predicted]:
-    """The kept prediction if it is of this calibration and these samples, or a new one, which is kept if possible."""
+    """The kept prediction if it belongs to this calibration and these samples, else a new one, which is kept if
+    possible."""
     samples = {"data": data_digest(gate.data), "samples": gate.samples, "sequence_length": gate.sequence_length}
     path = damages_file(calibration)
     try:

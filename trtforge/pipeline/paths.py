@@ -49,5 +49,5 @@ class Paths:
 
     @property
     def tuning(self) -> Path:
-        """What tuning found, if the build was tuned."""
+        """The result of tuning, if the build was tuned."""
         return self.out / "tune.json"

@@ -27,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Preflight:
-    """A recipe that can be deployed: its model, and the evaluation of its deployment."""
+    """A recipe that can be deployed: its model and the evaluation of its deployment."""
 
     model: Model
     evaluation: Evaluation
@@ -82,7 +82,7 @@ def preflight(recipe: Recipe) -> Preflight:
 def require_files(recipe: Recipe, stages: tuple[StageName, ...]) -> None:
     """Raise ForgeError for data that the stages cannot read, and for a model directory without weights or tokenizer.
 
-    Of a hub id the files are fetched by the first stage; a run that goes on from a checkpoint may not need them.
+    For a hub id the first stage fetches the files; a run that continues from a checkpoint may not need them.
     """
     source = Path(recipe.model.source)
     model = source if source.is_dir() and stages[0] in ("calibrate", "convert") else None
@@ -105,7 +105,7 @@ def warn_of_verification(judged: Preflight, host: Host | None = None) -> None:
 
 
 def _model_of(recipe: Recipe) -> Model:
-    """The model's metadata: local files are preferred to the facts that ship with the program."""
+    """The model's metadata: local files take precedence over the facts that ship with trtforge."""
     source, revision = recipe.model.source, recipe.model.revision
     here = cached_source(source, revision)
     return find_model(source, revision) if here is None else model_at(source, here)

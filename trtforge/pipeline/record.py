@@ -1,4 +1,5 @@
-"""Floor 5: the content of report.json, to write and to read. What an older version did not write is None or empty."""
+"""Floor 5: the content of report.json, to write and to read. Fields that older versions did not write are None or
+empty."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -32,7 +33,7 @@ class StageRecord(_Part):
 
 
 class PerplexityRecord(_Part):
-    """Perplexities and their relative difference; None for NaN and infinity. Intervals are of 95 %."""
+    """Perplexities and their relative difference; None for NaN and infinity. Confidence intervals of 95 %."""
 
     reference: float | None
     candidate: float | None
@@ -41,7 +42,7 @@ class PerplexityRecord(_Part):
 
 
 class LayerRecord(_Part):
-    """The relative error after a decoder layer, and what this layer adds."""
+    """The relative error after a decoder layer, and the error that this layer adds."""
 
     layer: int
     error: float | None
@@ -67,7 +68,7 @@ class QualityRecord(_Part):
 
 
 class ModelRecord(_Part):
-    """The model. `source_bytes`: of its weight files, or as its dtype implies if they are not on this machine."""
+    """The model. `source_bytes`: of its weight files, or computed from its dtype if they are not on this machine."""
 
     name: str
     family: str
@@ -76,7 +77,7 @@ class ModelRecord(_Part):
 
 
 class DeploymentRecord(_Part):
-    """Formats, layout and hardware. `dtype`: of the weights that stay unquantised; None if the model is not known."""
+    """Formats, layout and hardware. `dtype`: of the weights that stay unquantised; None if the model is unknown."""
 
     quant: str
     group_size: int | None
@@ -101,7 +102,7 @@ class GateRecord(_Part):
 
 
 class GpuRecord(_Part):
-    """Planned bytes on each of `gpus` GPUs, by what they hold. `capacity`: of a GPU; None if none is named."""
+    """Planned bytes on each of `gpus` GPUs, by their use. `capacity`: of a GPU; None if no GPU is named."""
 
     name: str
     gpus: int
@@ -128,7 +129,7 @@ class EstimatesRecord(_Part):
 
 
 class CalibratedLayer(_Part):
-    """A decoder layer in the calibration: the largest values of its linear layers, and which of them have these.
+    """A decoder layer in the calibration: the largest values of its linear layers, and the names of these layers.
 
     `output_error`: AWQ's, relative to the output's energy. `input_amax`: largest magnitude of an input.
     """
@@ -143,8 +144,8 @@ class CalibratedLayer(_Part):
 class RoundingRecord(_Part):
     """How a calibration rounded weights. `compensated` and `nearest`: numbers of linear layers.
 
-    `error_left`: mean of the compensated layers' output error / that of rounding to the nearest. `fewest_tokens` of the
-    data reached a layer.
+    `error_left`: mean of the compensated layers' output error / that of rounding to the nearest. `fewest_tokens`: the
+    smallest number of tokens of the data that reached a layer.
     """
 
     method: RoundingMethod
@@ -177,7 +178,7 @@ class DamageRecord(_Part):
 
 
 class Facts(_Part):
-    """What the report says beside stages and metrics; None or empty if it is not known.
+    """The report's content besides stages and metrics; None or empty if unknown.
 
     `settings`: the recipe's keys that differ from the defaults. `finished`: ISO 8601, of the build's last stage.
     """
@@ -209,7 +210,7 @@ class Record(Facts):
     next: str
 
     def stage(self, name: StageName) -> StageRecord | None:
-        """One stage of this run; None if it was not part of it."""
+        """One stage of this run; None if the run did not include it."""
         return next((stage for stage in self.stages if stage.stage == name), None)
 
     @property
@@ -234,7 +235,7 @@ class Record(Facts):
 def read_record(build: Path, others: Collection[Path] = ()) -> Record:
     """The report of a build directory, or a report.json. Raises ForgeError if it is missing or damaged.
 
-    `others`: builds that were given too, so that none of them was meant.
+    `others`: the other builds on the command line, which the hint does not propose.
     """
     give = "Give the directory that `trtforge build` wrote, such as build/demo-int4awq."
     if not build.exists():

@@ -47,15 +47,15 @@ class StageReport:
 
     @classmethod
     def of_verification(cls, usage: Usage, origin: Origin) -> "StageReport":
-        """The report of verification, whose artifact is the report's own."""
+        """The report of verification, whose metrics are part of the report."""
         return cls("verify", None, 0, usage.seconds, usage.peak_memory, origin != "written", origin)
 
 
 @dataclass
 class BuildReport:
-    """All of a build. `compression`: bytes of the linears in 16 bits / their bytes in the checkpoint.
+    """The whole build. `compression`: bytes of the linears in 16 bits / their bytes in the checkpoint.
 
-    Both are of the checkpoint that this run made or used. `warnings`: logged while the build ran.
+    `compression` and `verification` are of the checkpoint that this run made or used. `warnings`: logged by the build.
     """
 
     recipe: str

@@ -41,7 +41,7 @@ _FLOAT_BYTES = 4
 def planned_facts(recipe: Recipe, out: Path, known: tuple[Model, Evaluation] | None = None) -> Facts:
     """The facts of a build before its first stage. `known`: the model and its evaluation, if they exist already.
 
-    Otherwise both come from metadata on this machine; without metadata, what depends on them is None or empty.
+    Otherwise both come from metadata on this machine; without metadata, dependent facts are None or empty.
     """
     model, evaluation = known or _evaluated(recipe)
     gate = recipe.gate
@@ -75,7 +75,7 @@ def _evaluated(recipe: Recipe) -> tuple[Model | None, Evaluation | None]:
 
 
 def _memory(evaluation: Evaluation) -> tuple[GpuRecord, ...]:
-    """The parts of a GPU of each pipeline stage."""
+    """The memory of a GPU of each pipeline stage, by its use."""
     memory, gpu = evaluation.memory, evaluation.request.gpu
     if memory is None:
         return ()
@@ -117,7 +117,7 @@ def _estimates(model: Model, evaluation: Evaluation) -> EstimatesRecord | None:
 
 
 def with_artifacts(facts: Facts, paths: Paths, artifacts: Sequence[str], finished: str) -> Facts:
-    """`facts` with what is read from the build's artifacts; `artifacts`: those of this run."""
+    """`facts` and those read from the build's artifacts; `artifacts`: those of this run."""
     versions = {"trtforge": __version__, "python": platform.python_version()}
     for artifact in artifacts:
         manifest = read_manifest(Path(artifact))
@@ -125,7 +125,7 @@ def with_artifacts(facts: Facts, paths: Paths, artifacts: Sequence[str], finishe
     engine = read_manifest(paths.engine) if {str(paths.engine), str(paths.repository)} & set(artifacts) else None
     found: dict[str, object] = {"versions": versions, "finished": finished}
     found["engine_bytes"] = None if engine is None else engine.total_bytes
-    with suppress(ForgeError):  # a calibration of an earlier run may be damaged; this run did not need it
+    with suppress(ForgeError):  # the calibration of an earlier run may be damaged; this run did not need it
         if str(paths.calibration) in artifacts or _belongs(paths):
             found["calibration"] = calibrated_layers(paths.calibration)
             found["rounding"], warnings = rounding_of(paths.calibration)
@@ -184,7 +184,7 @@ def beside(calibration: Path, what: str) -> Path:
 
 
 def _sensitivity(calibration: Path) -> tuple[DamageRecord, ...]:
-    """The kept ranking if it is of this calibration."""
+    """The kept ranking if it belongs to this calibration."""
     path, manifest = sensitivity_file(calibration), read_manifest(calibration)
     if manifest is None or not path.is_file():
         return ()

@@ -1,6 +1,6 @@
 """Floor 5: a build's report as a page for a browser and as Markdown for the summary of a CI job.
 
-Both are made from report.json's content alone. The page needs no network and no script; the templates lie beside this
+Both are made from report.json's content alone. The page needs no network and no script; the templates are beside this
 module.
 """
 
@@ -160,7 +160,7 @@ def _markdown() -> Environment:
 
 
 def markdown_cell(value: object) -> str:
-    """Text that stays itself in a cell of a table: no markup, no line break."""
+    """`value` as literal text in a table cell: markup is escaped, line breaks are removed."""
     text = " ".join(str(value).split())
     for character in "\\`*_[]<>|":
         text = text.replace(character, f"\\{character}")

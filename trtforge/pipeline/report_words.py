@@ -1,4 +1,4 @@
-"""Floor 5: what a report says in words: metrics beside their limits, results of stages, formats and layout."""
+"""Floor 5: the texts of a report: metrics beside their limits, results of stages, formats and layout."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from trtforge.pipeline.record import (
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric beside the gate's limit. `interval`: of 95 %, - if it is not known. `passed`: None without a limit."""
+    """A metric beside the gate's limit. `interval`: of 95 %, `-` if unknown. `passed`: None without a limit."""
 
     name: str
     value: str
@@ -30,7 +30,7 @@ class Metric:
 
 
 def metrics(quality: QualityRecord, gate: GateRecord | None) -> tuple[Metric, ...]:
-    """The metrics that a gate can limit; NaN and infinity fail. An older report may lack the 99th percentile."""
+    """The metrics that a gate can limit; NaN and infinity fail. Older reports may lack the 99th percentile."""
     perplexity, increase = quality.perplexity, quality.perplexity.increase
     against = " against ".join(map(figures.perplexity, (perplexity.candidate, perplexity.reference)))
     limit = gate.perplexity_increase if gate else None
@@ -84,14 +84,14 @@ def verdict(quality: QualityRecord | None) -> str:
 
 
 def outcome(stage: StageRecord, quality: QualityRecord | None) -> str:
-    """What a stage did: written, already right, from the cache; of verification whether the gate holds."""
+    """The result of a stage: written, up to date or from the cache; for verification whether the gate holds."""
     if stage.stage == "verify" and not stage.cached:
         return verdict(quality)
     return stage.origin or ("already right" if stage.cached else "written")
 
 
 def formats(deployment: DeploymentRecord) -> str:
-    """The number formats in a line."""
+    """The number formats in one line."""
     groups = f" in groups of {deployment.group_size}" if deployment.group_size else ""
     weights = "unquantised" if deployment.quant == "none" else f"{deployment.quant}{groups}"
     words = [f"weights {weights}"]
@@ -112,7 +112,7 @@ def data_used(gate: GateRecord, tokens: int | None = None) -> str:
 
 
 def rounding(record: RoundingRecord) -> str:
-    """How the weights were rounded, and what that leaves of the error."""
+    """How the weights were rounded, and the share of the error that remains."""
     if record.method == "nearest":
         return "weights rounded to the nearest code"
     layers = f"{record.compensated} linear layers rounded with compensation"

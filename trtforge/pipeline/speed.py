@@ -1,6 +1,6 @@
-"""Floor 5: bench.json, the measured speed of a build, kept beside its report for as long as the repository is the same.
+"""Floor 5: bench.json, the measured speed of a build, kept beside its report; valid while the repository is unchanged.
 
-A measurement is of one machine at one time, so the file says which machine and how busy it was before.
+The file names the machine and records how busy it was before the measurement.
 """
 
 import os
@@ -21,7 +21,7 @@ from trtforge.serve.speed import Speed
 
 
 class Measured(Config, extra="ignore"):
-    """One measurement. `repository`: the digest of what was served; `busy`: processors in use before, on average.
+    """One measurement. `repository`: digest of the served repository; `busy`: mean number of processors in use before.
 
     `measured`: ISO 8601.
     """
@@ -55,7 +55,7 @@ def keep_speed(build: Path, speed: Speed, machine: str, busy: float | None) -> P
 
 
 def kept_speed(build: Path) -> Measured | None:
-    """The measured speed of a build directory; None if none was kept, or of another repository than it has now.
+    """The measured speed of a build directory; None if there is none or the repository has changed since.
 
     Raises ForgeError for a damaged file.
     """
@@ -80,7 +80,7 @@ def this_machine(host: Host | None = None) -> str:
 
 
 def busy_processors() -> float | None:
-    """The processors that were in use over the last minute; None where the system does not tell."""
+    """The processors that were in use over the last minute; None if the system does not report it."""
     try:
         return round(os.getloadavg()[0], 2)
     except OSError:

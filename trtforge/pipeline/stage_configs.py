@@ -29,8 +29,10 @@ def calibrate_config(recipe: Recipe) -> CalibrateConfig:
 
 
 def converted_drafting(recipe: Recipe) -> Drafting | None:
-    """The Medusa heads or the EAGLE network that is converted with the model, of a recipe whose backend builds a
-    TensorRT engine. The embedded engine gets their files when it is compiled, for models of all families."""
+    """The Medusa heads or EAGLE network that conversion adds, if the recipe's backend builds a TensorRT engine.
+
+    For the embedded engine, `compile` adds their files, for models of all families.
+    """
     drafting = recipe.engine.features.medusa or recipe.engine.features.eagle
     if drafting is None or drafting.model is None or backend_of(recipe.engine) != "tensorrt_llm":
         return None

@@ -1,4 +1,4 @@
-"""Floor 5: the stages of a build, and those that a recipe has. Imports no stage, so that a command can start fast."""
+"""Floor 5: the stages of a build, and those that a recipe has. Imports no stage, so that commands start fast."""
 
 from typing import Literal, get_args
 
@@ -23,10 +23,10 @@ def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageNa
 
 
 def of_published(recipe: Recipe, stages: tuple[StageName, ...], *, same_weights: bool) -> tuple[StageName, ...]:
-    """Those of `stages` that a model served as it was published has. Raises ForgeError if it has none of them.
+    """The `stages` that apply to a model that is served as it was published. Raises ForgeError if none does.
 
-    `same_weights`: conversion writes the weights that are served, in 16 bits; it and verification run where nothing
-    after them was asked for.
+    `same_weights`: conversion writes the served weights in 16 bits. Conversion and verification then run if no later
+    stage was requested.
     """
     engine: tuple[StageName, ...] = ("compile", "package")
     checkpoint: tuple[StageName, ...] = ("convert", "verify") if same_weights else ()

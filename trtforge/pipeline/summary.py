@@ -1,4 +1,4 @@
-"""Floor 5: what is known of a build before it begins: model, formats, layout, hardware. Needs no network, no weights.
+"""Floor 5: facts of a build before it starts: model, formats, layout, hardware. Needs no network access and no weights.
 
 Imports no stage: `trtforge build` shows this at once.
 """
@@ -21,7 +21,7 @@ _PLAIN = 2  # bytes of a weight in 16 bits
 
 
 def light_model(recipe: Recipe) -> Model | None:
-    """The recipe's model from its config.json alone; None if that is not on this machine or not supported."""
+    """The recipe's model from its config.json alone; None if config.json is not on this machine or not supported."""
     source, revision = recipe.model.source, recipe.model.revision
     try:
         config = known_config(source) if revision == MAIN and not Path(source).is_dir() else None

@@ -1,4 +1,4 @@
-"""Floor 5: one model built in several number formats in turn; a build that fails does not stop the others."""
+"""Floor 5: build one model in several number formats, one after another; a failed build does not stop the others."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from trtforge.pipeline.report import BuildReport
 
 @dataclass(frozen=True)
 class Variant:
-    """A recipe in one format, and its build directory. `named`: what chooses it on a command line."""
+    """A recipe in one format, and its build directory. `named`: the arguments that select it on a command line."""
 
     format: str
     recipe: Recipe
@@ -45,7 +45,8 @@ def check_formats(formats: Sequence[str]) -> None:
 def sweep(
     builds: Sequence[Variant], build: Callable[[Variant], BuildReport], ended: Callable[[Attempt], None]
 ) -> tuple[Attempt, ...]:
-    """Build the variants in turn with `build`, and call `ended` after each. A ForgeError ends only its own build."""
+    """Build the variants in turn with `build`, one after another, and call `ended` after each. A ForgeError ends only
+    its own build."""
     attempts = []
     for variant in builds:
         try:

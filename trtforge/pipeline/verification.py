@@ -1,7 +1,7 @@
-"""Floor 5: the verification of a build's checkpoint, kept as an artifact: later runs go on from its metrics.
+"""Floor 5: the verification of a build's checkpoint, kept as an artifact whose metrics later runs reuse.
 
-The artifact holds metrics, not a verdict: the gate's limits are applied when it is read. How the engine is compiled or
-served has no part in it: builds of the same checkpoint in other directories take it from the cache.
+The artifact holds metrics, not a verdict: the gate's limits are applied when it is read. It does not depend on how the
+engine is compiled or served, so builds of the same checkpoint in other directories take it from the cache.
 """
 
 import json
@@ -34,7 +34,7 @@ def verified(
     """Verify `checkpoint` against the Hugging Face checkpoint, or take the metrics at `out` or from the cache
     if checkpoint, evaluation data and versions are the same. The gate's limits are applied to all.
 
-    Returns the metrics and where they are from. Raises ForgeError as `verify` does.
+    Returns the metrics and their origin. Raises ForgeError as `verify` does.
     """
 
     def write(directory: Path) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def verified(
         return {}
 
     manifest = open_artifact(checkpoint, "checkpoint")
-    # what a foreign checkpoint was made from is not part of its digest
+    # the digest of a foreign checkpoint does not cover the model that it was made from
     cache = None if is_foreign(manifest) else cache_for(about_checkpoint(read_checkpoint_config(checkpoint)))
     produced = produce(out, _identity(manifest, gate), write, force=force, cache=cache)
     return _read(out, gate), produced.origin
@@ -74,7 +74,7 @@ def _read(directory: Path, gate: GateConfig) -> CheckpointMetrics:
 
 
 def _identity(checkpoint: Manifest, gate: GateConfig) -> Identity:
-    """What decides the metrics: the checkpoint, the samples, the content of their data and the computing programs."""
+    """Everything that determines the metrics: checkpoint, samples, the content of their data, and program versions."""
     return Identity(
         stage="verification",
         config=gate.model_dump(mode="json", exclude={"data", *LIMITS}) | {"metrics": sorted(Verification.model_fields)},
@@ -84,5 +84,5 @@ def _identity(checkpoint: Manifest, gate: GateConfig) -> Identity:
 
 
 def data_digest(data: str) -> str:
-    """Hex BLAKE3 that stands for the text that `data` names now, or for its name if the hub does not say."""
+    """Hex BLAKE3 that identifies the text that `data` names now; of its name if the hub does not give its commit."""
     return content_of(data) or text_digest(f"{data} of Python {platform.python_version()}")
