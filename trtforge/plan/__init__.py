@@ -1,1 +1,1 @@
-"""Floor 3: what can be known from metadata before any work starts."""
+"""Floor 3: plans from metadata alone, before any work starts."""

@@ -19,11 +19,12 @@ _WITHOUT_COUNTERPART = {
     ("svdquant_lora_a", "svdquant_lora_b"): ("the low-rank part of SVDQuant", "it"),
     ("compressed", "bitmask"): ("sparse weights", "sparsity"),
 }
-"""What tools store beside quantised weights, by how the names end: what it is, and what to export without."""
+"""Tensors that tools store beside quantised weights, by the end of their names: what they are, for messages, and the
+option to export without."""
 
 
 def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: CheckpointPlan) -> None:
-    """Raises ForgeError naming the tensors that are missing, unexpected, of another shape or dtype."""
+    """Raises ForgeError naming the tensors that are missing, unexpected, or of the wrong shape or dtype."""
     stored = plan.stored.tensors
     required = set(plan.sources) | {name for name, expected in stored.items() if not expected.optional}
     head = [name for name in ("lm_head.qweight", "lm_head.weight_scale") if name in checkpoint.tensors]
@@ -57,7 +58,7 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: 
 
 
 def _require_counterparts(checkpoint: HfCheckpoint, unexpected: list[str]) -> None:
-    """Raises ForgeError, with the reason, for tensors that describe what TensorRT-LLM's layers do not compute."""
+    """Raises ForgeError, with the reason, for tensors whose function TensorRT-LLM's layers lack."""
     for endings, (what, without) in _WITHOUT_COUNTERPART.items():
         found = [name for name in unexpected if name.endswith(endings)]
         if found:
@@ -68,7 +69,7 @@ def _require_counterparts(checkpoint: HfCheckpoint, unexpected: list[str]) -> No
 
 
 def _way_out(checkpoint: HfCheckpoint, family: Family, plan: CheckpointPlan, missing: list[str]) -> str:
-    """What helps where these tensors are missing: some are stored under another name, or are not needed."""
+    """Advice for missing tensors: they may be stored under another name or not needed."""
     for head, table in plan.ties.items():
         if table in missing and head in checkpoint.tensors:
             return f"{head}, which is tied to it, is stored instead: load and save the model with transformers."

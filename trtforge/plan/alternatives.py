@@ -22,9 +22,9 @@ COMMON_GPUS = ("l4", "l40s", "a100-80gb", "h100-80gb", "h200", "b200")
 """If no GPU is named, the best choice on each of these is shown."""
 
 _TENSOR_PARALLEL, _PIPELINE_PARALLEL, _MOST_GPUS = (1, 2, 4, 8), (1, 2, 4), 16
-_BATCH = 256  # concurrent requests for comparing throughput, if none are given and the KV pool holds them
-_ALIKE = 1.05  # figures within 5 % count as equal: estimates are no better than that
-_CLEARLY_MORE = 1.5  # ratio of KV cache sizes from which a choice is worth showing
+_BATCH = 256  # concurrent requests for comparing throughput, if not given and if they fit the KV pool
+_ALIKE = 1.05  # figures within 5 % count as equal: the estimates are not more accurate
+_CLEARLY_MORE = 1.5  # ratio of KV cache sizes from which a larger cache counts as better
 _SHOWN, _SHOWN_OF_A_WIDTH = 8, 2
 _LOSS = ("none", "very low", "low", "medium", "high")
 _MOST_LOSS = 3  # formats with a higher loss are planned on request, never proposed
@@ -32,7 +32,7 @@ _MOST_LOSS = 3  # formats with a higher loss are planned on request, never propo
 
 @dataclass(frozen=True)
 class Alternative:
-    """A legal choice with its estimates at `performance.concurrency` requests of typical length."""
+    """A legal choice with its estimates for `performance.concurrency` requests of typical length."""
 
     evaluation: Evaluation
     performance: Performance
@@ -40,7 +40,7 @@ class Alternative:
 
     @property
     def gpus(self) -> int:
-        """GPUs that it takes."""
+        """Number of GPUs."""
         return self.evaluation.request.tp * self.evaluation.request.pp
 
     @property
@@ -79,7 +79,7 @@ class Alternative:
         return WEIGHTS[request.quant].bits, CACHES[request.kv_cache].itemsize
 
     def beats(self, other: "Alternative") -> bool:
-        """Whether it is at least as good in every respect, within the accuracy of the estimates."""
+        """Whether this alternative is at least as good in every respect, within the accuracy of the estimates."""
         return (
             all(mine <= its for mine, its in zip(self.loss, other.loss, strict=True))
             and self.gpus <= other.gpus
@@ -94,8 +94,8 @@ def alternatives(
 ) -> tuple[Alternative, ...]:
     """The best legal choices on the request's GPU, best first; without a GPU the best one on each common GPU.
 
-    In float16 on a GPU that does not compute in the request's dtype.
-    `kept`: of --quant, --kv-cache, --tp, --pp and --ep those whose values stay the request's.
+    On a GPU without kernels for the request's dtype, they use float16. `kept`: those of --quant, --kv-cache, --tp, --pp
+    and --ep whose values must not change.
     """
     if request.gpu is not None:
         return _best(model, request, goal, _SHOWN, kept)
@@ -135,7 +135,7 @@ def _best(model: Model, request: Request, goal: Goal, most: int, kept: frozenset
 
 
 def _dtype_change(model: Model, request: Request) -> tuple[Change, ...]:
-    """To float16, if the request's GPU has no kernels for its dtype."""
+    """The change to float16, if the request's GPU has no kernels for its dtype."""
     broken = any(problem.rule == "dtype" for problem in evaluate(model, request).problems)
     return (Change("--dtype", "float16"),) if broken else ()
 
@@ -176,7 +176,7 @@ def _layouts() -> list[tuple[int, int]]:
 
 
 def _kept_layouts(request: Request, kept: frozenset[Option]) -> list[tuple[int, int]]:
-    """The layouts to try: one of a size that servers do not have is tried if it was asked for."""
+    """The layouts to try, with the request's --tp or --pp if that is kept, even if the size is unusual."""
     layouts = _layouts()
     if "--tp" in kept:
         layouts = [(request.tp, pp) for pp in dict.fromkeys(pp for _, pp in layouts)]

@@ -16,7 +16,7 @@ from trtforge.plan.speculation import BASES, DRAFTING_ARCHITECTURES, stored
 
 
 def asked_features(model: Model, request: Request, checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
-    """Problems of the features with the request's backend."""
+    """Problems that the request's backend has with the features."""
     if request.engine.backend == "llmapi":
         yield from _of_llm_api(model, request, checkpoint)
     elif request.for_tensorrt is False:
@@ -81,7 +81,7 @@ def beams_with_states(width: int) -> Problem:
 
 
 def _estimate_problems(request: Request) -> Iterator[Problem]:
-    """Effects that the time estimates leave out."""
+    """Warnings about effects that the time estimates leave out."""
     features = request.engine.features
     method = next((name for name in SPECULATION if getattr(features, name) is not None), None)
     if method is not None:

@@ -1,4 +1,4 @@
-"""Mixed precision within a budget of bits: what cannot have one, and how many weights get other formats.
+"""Mixed precision within a budget of bits: which requests cannot have one, and the share of weights per format.
 
 The formats themselves are chosen after calibration (pipeline.mixed).
 """
@@ -14,8 +14,8 @@ from trtforge.plan.legality import Problem
 from trtforge.plan.weights import RankWeights
 
 PLAIN_BITS = 16.0
-_FP8, _INT4 = 8.0, 4.0  # bits of a weight; of INT4 without its groups' scales
-_SCALE = 32.0  # as checkpoints store it
+_FP8, _INT4 = 8.0, 4.0  # bits of a weight; INT4 without its groups' scales
+_SCALE = 32.0  # bits of a scale in checkpoints
 
 
 def bits_of(quant: QuantFormat, group_size: int) -> float:
@@ -32,7 +32,7 @@ def other_formats(budget: float, group_size: int) -> float:
 def least_bits(whole: RankWeights, left: RankWeights, group_size: int) -> float:
     """Mean bits of a weight if all layers but the excluded ones get the first of MIXED_FORMATS.
 
-    `whole`: the unsplit model; `left`: the same with what is excluded.
+    `whole`: the unsplit model; `left`: the same with the excluded layers unquantised.
     """
     every, formatted = (_formatted(weights) for weights in (whole, left))
     return (formatted * bits_of(MIXED_FORMATS[0], group_size) + (every - formatted) * PLAIN_BITS) / max(1, every)
@@ -73,7 +73,8 @@ def budget_problems(budget: float, quant: str, least: float, pp: int, backend: B
 
 
 def experts_problem(family: Family, facts: Facts) -> Problem | None:
-    """The problem of a budget of bits for a model with experts, whose stacks have one format; None without experts."""
+    """The problem of a budget of bits for a model with experts, whose stacked weights have one format; None without
+    experts."""
     if not facts.sparse_layers:
         return None
     return Problem(

@@ -29,7 +29,7 @@ from trtforge.plan.windows import CacheWindows
 def with_memory(
     model: Model, evaluation: Evaluation, limits: EngineLimits, layout: Layout, windows: CacheWindows | None = None
 ) -> Evaluation:
-    """`evaluation` of a legal layout with its memory and the problems that follow from it.
+    """Add the memory, and problems that follow from it, to the `evaluation` of a legal layout.
 
     `windows`: the sliding windows behind which the backend frees KV blocks.
     """
@@ -109,7 +109,7 @@ def _pool_tokens(request: Request, memory: Memory, limits: EngineLimits) -> int:
 def _pool_problems(
     evaluation: Evaluation, limits: EngineLimits, typical: Workload, warnings: list[str]
 ) -> Iterator[Problem]:
-    """A pool that is too small for one request of full length, or for the requested concurrency."""
+    """Problems of a pool that is too small for one request of full length, or for the requested concurrency."""
     request, memory = evaluation.request, evaluation.memory
     assert memory is not None
     if limits.max_seq_len + limits.spare_tokens > memory.longest(limits.tokens_per_block):
@@ -152,7 +152,7 @@ def _typical(workload: Workload, limits: EngineLimits) -> Workload:
 
 
 def _shortened(asked: Workload, planned: Workload, limits: EngineLimits) -> Iterator[str]:
-    """A warning if requests are asked for that the engine does not take; the usual ones are not asked for."""
+    """A warning if the user gave a workload that exceeds the engine's limits; none for the default workload."""
     if asked == Workload(TYPICAL_PROMPT, TYPICAL_OUTPUT):
         return
     instead = f"prompts of {planned.prompt:,} and answers of {planned.output:,} are planned."

@@ -1,4 +1,4 @@
-"""The model of a TensorRT-LLM checkpoint, whoever wrote it: its config.json and the headers of its rank files.
+"""The model of any TensorRT-LLM checkpoint, from its config.json and the headers of its rank files.
 
 A checkpoint has one layout and one format, which a plan cannot change.
 """
@@ -33,7 +33,7 @@ _ROUTER = "mlp.router.weight"
 
 
 def model_to_plan(source: str, revision: str = MAIN) -> Model:
-    """The model of a checkpoint's directory, or what `find_model` finds. Raises ForgeError as that does."""
+    """The model in a checkpoint's directory, or by `find_model` otherwise. Raises ForgeError as `find_model` does."""
     directory = Path(source)
     if directory.is_dir() and is_checkpoint(directory):
         return model_of_checkpoint(source, directory)
@@ -41,7 +41,7 @@ def model_to_plan(source: str, revision: str = MAIN) -> Model:
 
 
 def model_of_checkpoint(name: str, directory: Path) -> Model:
-    """The model of a TensorRT-LLM checkpoint. Raises ForgeError for rank files that its config.json does not say."""
+    """The model of a TensorRT-LLM checkpoint. Raises ForgeError for rank files that contradict its config.json."""
     config = read_checkpoint_config(directory)
     family = family_of_engine(config.base_architecture)
     if family is None:
@@ -80,7 +80,7 @@ def _vision_bytes(directory: Path) -> int:
 
 
 def _require_complete(config: CheckpointConfig, family: Family, directory: Path) -> None:
-    """Raises ForgeError for fields that the family's sizes need and config.json lacks."""
+    """Raises ForgeError for fields that the family's sizes need but config.json lacks."""
     more = config.model_extra or {}
     latent = any(isinstance(row, AbsorbedQuery) for row in family.layer)
     needed = ["kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"] if latent else []
@@ -114,7 +114,7 @@ def _facts(config: CheckpointConfig, family: Family, stored: list[tuple[StoredTe
 def _names(
     config: CheckpointConfig, stored: list[tuple[StoredTensor, ...]]
 ) -> tuple[Mapping[int, frozenset[str]], frozenset[str]]:
-    """The tensors of each layer of the whole model, without their prefix, and those outside of layers."""
+    """Names of the tensors in each layer of the whole model, without prefix, and of the tensors outside layers."""
     parallel: Parallel = config.parallel
     layers: dict[int, set[str]] = {layer: set() for layer in range(config.num_hidden_layers)}
     others = set()
@@ -131,7 +131,7 @@ def _names(
 
 
 def _holding(family: Family, names: frozenset[str]) -> Iterator[Fact]:
-    """The facts whose tensors the checkpoint holds. Of facts that share a tensor, the one with the most tensors."""
+    """The facts whose tensors are in the checkpoint. Of facts that share a tensor, the one with the most tensors."""
     rows: dict[Fact, set[str]] = {}
     for row in (*family.layer, *family.model):
         if isinstance(row, Linear) and row.bias is not None and f"{row.target}.bias" in names:

@@ -23,7 +23,7 @@ _Candidates = Callable[[Model, Evaluation], Iterator[tuple[Change, ...]]]
 def candidates(
     model: Model, evaluation: Evaluation, rule: str, without: frozenset[str]
 ) -> Iterator[tuple[Change, ...]]:
-    """Sets of changes that may fix a rule's problem, without the choices named in `without`."""
+    """Sets of changes that may fix a rule's problem, except the choices named in `without`."""
     for name in _CHOICES.get(rule, ()):
         if name not in without:
             yield from _CANDIDATES[name](model, evaluation)
@@ -42,14 +42,14 @@ def _pipeline(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ..
 
 
 def _same_ranks(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """Less tensor parallelism and more pipeline parallelism: what users of TensorRT-LLM settled on (#729, #843)."""
+    """Less tensor and more pipeline parallelism, which users of TensorRT-LLM settled on (#729, #843)."""
     request = evaluation.request
     for tp in sorted((n for n in _divisors(request.tp) if n < request.tp), reverse=True):
         yield Change("--tp", str(tp)), Change("--pp", str(request.pp * request.tp // tp))
 
 
 def _stages_as_ranks(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """As many ranks without pipeline stages."""
+    """The same number of ranks with tensor parallelism only."""
     request = evaluation.request
     yield Change("--pp", "1"), Change("--tp", str(request.tp * request.pp))
 
@@ -123,13 +123,13 @@ def _length(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]
 
 
 def _concurrency(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """As many requests as fit: a smaller batch leaves at least as much room."""
+    """As many requests as fit; a smaller batch leaves at least as much memory for the KV pool."""
     if evaluation.typical_requests:
         yield (Change("--concurrency", str(evaluation.typical_requests)),)
 
 
 def _lengths(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """The least max_num_tokens, or lengths that are consistent with one another and with the model."""
+    """The smallest legal max_num_tokens, or lengths that are consistent with one another and with the model."""
     engine, positions = evaluation.request.engine, model.facts.sizes.max_positions
     speculation = speculation_of(engine.features)
     each = engine.max_beam_width if speculation is None else speculation.draft_tokens + 1
@@ -218,5 +218,5 @@ def _divisors(number: int) -> list[int]:
 
 
 def _nearest_first(sizes: list[int], now: int) -> list[int]:
-    """Sizes that servers have first: within one server, powers of two."""
+    """Sort by how usual a size is: within one server first, then powers of two, then the nearest to `now`."""
     return sorted(sizes, key=lambda n: (n > max(now, GPUS_PER_SERVER), n & (n - 1) > 0, abs(log2(n) - log2(now)), n))

@@ -1,4 +1,4 @@
-"""What trees of draft tokens (`choices` of Medusa heads and EAGLE networks) the embedded engine takes."""
+"""Which trees of draft tokens (`choices` of Medusa heads and EAGLE networks) the embedded engine supports."""
 
 from collections.abc import Iterator
 
@@ -12,10 +12,10 @@ _BACKEND = "or use the tensorrt_llm backend."
 
 
 def tree_problems(features: FeaturesConfig, model: CheckpointConfig, *, states: bool) -> Iterator[Problem]:
-    """Trees that are too large, or not for this model. `states`: it has linear attention.
+    """Problems of trees that are too large or do not suit the model. `states`: the model has linear attention.
 
-    Tokens of a tree lie behind each other in the KV cache whatever they follow. Windows, chunks and ALiBi count what
-    lies between two tokens, and states of linear attention take in every token.
+    Tokens of a tree are consecutive in the KV cache, whichever token they follow. Windows, chunks and ALiBi depend on
+    the distance of two tokens in the cache, and states of linear attention include every token.
     """
     for name, feature in (("medusa", features.medusa), ("eagle", features.eagle)):
         if feature is None or feature.choices is None:
@@ -40,14 +40,14 @@ def tree_problems(features: FeaturesConfig, model: CheckpointConfig, *, states: 
 
 
 def too_many_nodes(rule: str, where: str, nodes: int, most: int) -> Problem:
-    """A tree of more nodes than draft tokens. `where`: the key of its choices."""
+    """The problem of a tree with more nodes than draft tokens. `where`: the key of its choices."""
     return Problem(
         rule, f"{where} has {nodes} nodes, more than the {most} draft tokens", "Remove the least likely nodes."
     )
 
 
 def _other_attention(model: CheckpointConfig, *, states: bool) -> str | None:
-    """What the model has beside plain attention to all earlier tokens."""
+    """The kind of attention in the model besides plain attention to all earlier tokens; None if there is none."""
     if states:
         return "linear attention"
     if any(attention_windows(model)):

@@ -1,6 +1,6 @@
-"""Memory of the embedded engine (backend torch): weights as its kernels pack them, and a KV pool that requests can use.
+"""Memory of the embedded engine (backend torch): weights as its kernels pack them, and the usable KV pool.
 
-Unlike TensorRT-LLM it holds weights in the compute dtype, unless a kernel takes packed ones.
+Unlike TensorRT-LLM, it keeps weights in the compute dtype unless a kernel takes packed weights.
 """
 
 from collections.abc import Callable
@@ -39,9 +39,11 @@ from trtforge.plan.weights import Matrix, RankWeights
 
 @dataclass(frozen=True)
 class Embedded:
-    """How the embedded engine computes. `kernel`: that of the quantised linear layers; `fp8`: of those in FP8, if
-    precision is mixed; `plain`: of those that are not quantised. `screens`: whether the tokens of large LM heads are
-    screened."""
+    """How the embedded engine computes.
+
+    Kernels: `kernel` of quantised linear layers, `fp8` of those in FP8 in mixed precision, `plain` of unquantised ones.
+    `screens`: whether the tokens of large LM heads are screened.
+    """
 
     device: UsableDevice
     compute_dtype: ModelDtype
@@ -52,7 +54,7 @@ class Embedded:
 
     @classmethod
     def of(cls, request: Request, processor: Processor) -> "Embedded":
-        """What `trtforge compile` would choose; `device: auto` is a GPU if the request names one, else the CPU."""
+        """The choice of `trtforge compile`; `device: auto` is a GPU if the request names one, else the CPU."""
         device = request.engine.device
         if device == "auto":
             device = "cpu" if request.gpu is None else "cuda"
@@ -95,7 +97,7 @@ class Embedded:
                 kv_per_token=per_token + beside.kv_per_token,
                 window_per_token=per_token // cached_layers(sizes, parallel) * sliding[stage],
                 draft=beside.weights,
-                tables=0 if stage else table,  # on the ranks that embed
+                tables=0 if stage else table,  # on the ranks with the embedding
             )
             for stage, rank in enumerate(planned.stages)
         )
@@ -107,10 +109,12 @@ class Embedded:
         )
 
     def pool_tokens(self, request: Request, memory: Memory, limits: EngineLimits) -> tuple[int, int]:
-        """Tokens of the KV pool, of all layers and of those with windows: all requests at full length, or
-        serving.kv_cache_tokens, as far as they fit."""
+        """Tokens of the KV pool, of all layers and of layers with windows.
+
+        Enough for all requests at full length, or serving.kv_cache_tokens, limited to the tokens that fit.
+        """
         block, most = limits.tokens_per_block, request.serving.kv_cache_tokens
-        own = 0  # blocks of layers with windows
+        own = 0  # separate blocks of layers with windows
         if memory.windows is not None:
             own = memory.windows.own_blocks(block, limits.max_batch_size, limits.max_num_tokens)
         wanted = limits.max_batch_size * blocks_of(limits.max_seq_len, block) if most is None else most // block
@@ -131,7 +135,7 @@ class Embedded:
         return KEPT[kernel_of_size(name, matrix.out, matrix.inputs, group)]
 
     def _unquantised(self, matrix: Matrix) -> int:
-        if matrix.absorbed:  # the generation phase uses its factors, as the context phase does
+        if matrix.absorbed:  # both phases use its two factors
             return 0
         if matrix.exact:
             return matrix.weights * matrix.itemsize

@@ -1,4 +1,4 @@
-"""Memory of what drafts beside the embedded engine: a draft model's engine, Medusa heads or an EAGLE network.
+"""Memory of drafters beside the embedded engine: a draft model's engine, Medusa heads or an EAGLE network.
 
 TensorRT-LLM's own speculation is in `drafting`.
 """
@@ -28,17 +28,18 @@ from trtforge.plan.model import Model
 from trtforge.plan.weights import RankWeights
 
 SizeOf = Callable[[RankWeights], int]
-"""Bytes that an engine holds of a model that is not quantised."""
+"""Computes the bytes of an unquantised model's weights in an engine."""
 
 
 def embedded_drafter(
     features: FeaturesConfig, draft: Model | None, target: Target, device: UsableDevice, size_of: SizeOf
 ) -> Drafter:
-    """What drafting adds to a rank; nothing for methods without weights. `draft`: the draft model, if one is named.
+    """The memory that drafting adds to a rank; 0 for methods without weights. `draft`: the draft model, if one is
+    named.
 
-    Heads and an EAGLE network are beside rank 0, each rank of a draft model beside the engine's of the same index. All
-    ranks of a CPU share its memory, so each counts an equal part; a GPU counts the largest. Raises ForgeError for
-    files that are damaged.
+    Heads and an EAGLE network are beside rank 0, each rank of a draft model beside the engine's rank of the same index.
+    On a CPU all ranks share the memory, so each counts an equal part; on a GPU the largest rank counts. Raises
+    ForgeError for damaged files.
     """
     if features.draft is not None:
         ranks = tuple(_draft_ranks(features.draft, draft, target, size_of))
@@ -55,9 +56,9 @@ def embedded_drafter(
 
 
 def with_served_draft(features: FeaturesConfig, serving: ServingConfig) -> FeaturesConfig:
-    """The features of an engine that takes as much memory as this one and the draft engine that is served beside it.
+    """The features with a served draft engine as `draft`, so that its memory is planned with the engine's.
 
-    Both have a KV cache of `serving.kv_cache_tokens`.
+    Both engines have a KV cache of `serving.kv_cache_tokens`.
     """
     if serving.draft_engine is None or features.of_torch is not None:
         return features
@@ -67,7 +68,7 @@ def with_served_draft(features: FeaturesConfig, serving: ServingConfig) -> Featu
 
 
 def draft_warnings(features: FeaturesConfig, draft: Model | None, serving: ServingConfig) -> Iterator[str]:
-    """What is not in the plan, because its sizes are not known."""
+    """Warnings about drafters that are not in the plan, because their sizes are unknown."""
     asked, served = features.draft, with_served_draft(features, serving).draft
     if served is not asked and served is not None and not _compiled(served.engine):
         yield f"the draft engine is not in the plan: there is no engine in {serving.draft_engine} yet."
@@ -83,7 +84,7 @@ def _compiled(engine: str | None) -> bool:
 
 
 def _draft_ranks(asked: DraftFeature, draft: Model | None, target: Target, size_of: SizeOf) -> Iterator[Drafter]:
-    """The ranks of the draft model: of its engine, or before that is compiled, one of the unquantised model."""
+    """The ranks of the draft model: those of its engine or, if it is not compiled yet, one of the unquantised model."""
     if asked.engine is not None and _compiled(asked.engine):
         directory = Path(asked.engine)
         config, values = read_engine_config(directory)
@@ -99,7 +100,7 @@ def _draft_ranks(asked: DraftFeature, draft: Model | None, target: Target, size_
 
 
 def _heads(asked: MedusaFeature, target: Target) -> int:
-    """Bytes of the Medusa heads that are loaded: those that are used."""
+    """Bytes of the Medusa heads that are used; no others are loaded."""
     if asked.model is None:
         return 0
     sizes, directory = target.facts.sizes, Path(asked.model)
@@ -112,9 +113,9 @@ def _heads(asked: MedusaFeature, target: Target) -> int:
 
 
 def _network(asked: Eagle3Feature | EagleFeature, target: Target) -> Drafter:
-    """An EAGLE network; one that is not there yet is assumed to have a layer of the target's sizes.
+    """An EAGLE network; if its files do not exist yet, one layer of the target's sizes is assumed.
 
-    The layer's KV cache has the compute dtype, and blocks for what a full batch drafts beyond its own
+    The layer's KV cache has the compute dtype, and spare blocks for the draft tokens of a full batch
     (runtime/decoder/eagle.py, `spare_blocks`).
     """
     assert asked.model is not None, "see embedded_drafter"

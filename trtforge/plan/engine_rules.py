@@ -1,7 +1,7 @@
-"""Whether TensorRT-LLM builds an engine of a checkpoint: the one judgement that plan, convert and compile share.
+"""Whether TensorRT-LLM builds an engine of a checkpoint; plan, convert and compile share these rules.
 
-Release, family, format, layout, sizes and GPU, from the checkpoint's config.json alone. `convert` asks
-plan.network_rules whether any release takes it. The rules do not apply to the embedded engine.
+They judge release, family, format, layout, sizes and GPU from the checkpoint's config.json alone. `convert` checks with
+plan.network_rules whether any release builds it. The rules do not apply to the embedded engine.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ def mixed_problems(checkpoint: CheckpointConfig) -> Iterator[Problem]:
 
 
 def gpu_problems(gpu: Gpu, weights: WeightFormat | None, cache: CacheFormat | None, dtype: str) -> Iterator[Problem]:
-    """Number formats for which the GPU has no kernels; None: a format that is not known."""
+    """Number formats for which the GPU has no kernels; None: an unknown format."""
     for rule, format in (("gpu_format", weights), ("gpu_kv_cache", cache)):
         if format is not None and (why := refusal(gpu, format)) is not None:
             yield Problem(rule, why, "Choose another format or another --gpu.")
@@ -73,9 +73,9 @@ def gpu_problems(gpu: Gpu, weights: WeightFormat | None, cache: CacheFormat | No
 
 
 def release_problems(checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:
-    """What the release's engine builder does not support; only a warning if that is inferred.
+    """Properties that the release's engine builder does not support; only a warning if that is inferred.
 
-    An architecture that trtforge converts is refused all the same: the data says which release added it.
+    An architecture that trtforge converts is always refused, because the data states which release added it.
     """
     family = family_of_engine(checkpoint.base_architecture)
     if family is not None and not family.engines:
@@ -94,7 +94,7 @@ def release_problems(checkpoint: CheckpointConfig, release: Release) -> Iterator
 
 
 def _unknown_to(release: Release, checkpoint: CheckpointConfig) -> Iterator[ReleaseProblem | None]:
-    """Everything else in config.json that the release may refuse; its nested objects refuse unknown keys."""
+    """Everything else in config.json that the release may reject; it rejects unknown keys of nested objects."""
     quantization = checkpoint.quantization
     yield release.value_problem(release.field("plugin_config", "dtype"), checkpoint.dtype)
     yield release.value_problem(release.flags()["--logits_dtype"], checkpoint.logits_dtype)
@@ -104,7 +104,7 @@ def _unknown_to(release: Release, checkpoint: CheckpointConfig) -> Iterator[Rele
         yield release.key_problem("kv_cache_quant_algo", quantization.kv_cache_quant_algo)
     for key in checkpoint.mapping:
         yield release.key_problem("mapping", key)
-    for key in quantization.model_dump(exclude={"quantized_layers"}):  # in a file of its own
+    for key in quantization.model_dump(exclude={"quantized_layers"}):  # that is in a separate file
         yield release.key_problem("quantization", key)
     moe = (checkpoint.model_extra or {}).get("moe")
     for key in moe if isinstance(moe, dict) else ():
@@ -123,7 +123,7 @@ def link_problems(gpu: Gpu, parallel: Parallel) -> Iterator[Problem]:
 
 
 def kernel_problems(checkpoint: CheckpointConfig) -> Iterator[Problem]:
-    """A head size without attention kernels."""
+    """The problem of a head size without attention kernels."""
     size, latent = checkpoint.head_size, "kv_lora_rank" in (checkpoint.model_extra or {})
     if size not in HEAD_SIZES and not latent:
         message = f"head size {size}: TensorRT-LLM's attention kernels support only {_listed(HEAD_SIZES)}"
@@ -147,7 +147,7 @@ def padding_problems(checkpoint: CheckpointConfig, family: Family, format: Weigh
             continue
         inputs, name = sizes.of(row.inputs), row.parts[0].module
         out = sum(sizes.of(part.out) for part in row.parts)
-        if row.split is Split.HEADS:  # KV heads are repeated where there are fewer than ranks
+        if row.split is Split.HEADS:  # KV heads are repeated if there are fewer than ranks
             repeated = max(1, tp // sizes.num_kv_heads)
             out += sum(sizes.of(part.out) * (repeated - 1) for part in row.parts if part.out == "kv")
         for what, size in (("inputs", inputs), ("outputs", out)):

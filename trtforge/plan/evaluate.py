@@ -47,7 +47,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
         parallel = Parallel(tp=request.tp, pp=request.pp, ep=request.ep)
     except ForgeError as error:
         found.append(Problem("mapping", error.message, error.hint))
-        parallel = Parallel(tp=request.tp, pp=request.pp)  # without ep the other problems are still found
+        parallel = Parallel(tp=request.tp, pp=request.pp)  # without ep, so that other problems are still found
     layout = _layout(model, request, parallel)
     of_layout = problems(model.family, model.facts, layout) or tuple(_exclusion_problems(model, layout))
     found += of_layout
@@ -81,7 +81,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
 
 
 def _if_for_tensorrt(problem: Problem, request: Request) -> Problem:
-    """A problem of TensorRT-LLM's engine. It does not refuse a request whose backend is not chosen yet."""
+    """A problem of TensorRT-LLM's engine; only a warning if the request's backend is not chosen yet."""
     return problem if request.for_tensorrt else replace(problem, refuses=False)
 
 
@@ -94,8 +94,8 @@ def _windows(
 ) -> CacheWindows | None:
     """The windows behind which the backend frees blocks of the KV cache; None if it keeps all tokens.
 
-    The embedded engine frees blocks of all layers at once, while it computes contexts in chunks; where some layers have
-    no window, those with one get blocks of their own, unless blocks are kept in host memory too.
+    The embedded engine frees a block of all layers at once, and only with chunked context. If some layers have no
+    window, the layers with one get separate blocks, unless blocks are also kept in host memory.
     """
     asked = request.serving.max_attention_window_size
     found, pools = attention_windows(checkpoint), pools_of(target)
@@ -168,7 +168,7 @@ def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
 
 
 def _exclusion_problems(model: Model, layout: Layout) -> Iterator[Problem]:
-    """Layers excluded in one pipeline stage but not in another: config.json has one list for all stages."""
+    """Problems of layers excluded in one pipeline stage but not in another: config.json has one list for all stages."""
     try:
         if model.checkpoint is None and (layout.source or layout.exclude_modules):
             checkpoint_config(model.family, model.facts, model.config.architecture, layout)
@@ -177,7 +177,7 @@ def _exclusion_problems(model: Model, layout: Layout) -> Iterator[Problem]:
 
 
 def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
-    """Formats that conversion does not write, and weights that contradict config.json."""
+    """Problems of formats that conversion does not write, and of weights that contradict config.json."""
     if model.complaint is not None:
         yield Problem("source", model.complaint.message, model.complaint.hint)
     stored = model.stored
@@ -228,7 +228,7 @@ def calibration_needs(model: Model, request: Request) -> int:
 
 
 def _checkpoint(model: Model, request: Request, layout: Layout, *, fits: bool) -> CheckpointConfig:
-    """The config.json of the checkpoint; that of an illegal layout lacks what only a legal one has."""
+    """The config.json of the checkpoint; for an illegal layout, without the fields that need a legal one."""
     family, architecture = model.family, model.config.architecture
     if model.checkpoint is not None:
         return model.checkpoint
@@ -242,8 +242,10 @@ def _checkpoint(model: Model, request: Request, layout: Layout, *, fits: bool) -
 
 
 def _with_heads(model: Model, request: Request, checkpoint: CheckpointConfig) -> CheckpointConfig:
-    """The config.json with the Medusa heads or EAGLE networks that conversion adds for a TensorRT engine. Raises
-    ForgeError if these are not for the model."""
+    """The config.json with the Medusa heads or EAGLE networks that conversion adds for a TensorRT engine.
+
+    Raises ForgeError if they are of another model.
+    """
     features = request.engine.features
     drafting, bases = features.medusa or features.eagle, BASES["medusa" if features.medusa is not None else "eagle"]
     if drafting is None or drafting.model is None or not request.for_tensorrt:

@@ -13,7 +13,7 @@ from trtforge.plan.roofline import Roofline, Workload
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Problems, limits and memory of a request. `memory`: None for an illegal layout; `limits`: None for illegal ones.
+    """Problems, limits and memory of a request. `memory`: None for an illegal layout; `limits`: None if impossible.
 
     `typical`: the typical request, clamped to the engine's limits. `embedded`: how the embedded engine computes; None
     for another backend.
@@ -35,17 +35,17 @@ class Evaluation:
 
     @property
     def full_length_requests(self) -> int | None:
-        """Requests of max_seq_len tokens that the KV pool holds at once."""
+        """Requests of max_seq_len tokens that fit the KV pool at once."""
         return self._requests(self.limits.max_seq_len) if self.limits else None
 
     @property
     def typical_requests(self) -> int | None:
-        """Requests of typical length that the KV pool holds at once."""
+        """Requests of typical length that fit the KV pool at once."""
         return self._requests(self.typical.length) if self.typical else None
 
     @property
     def longest_prompt(self) -> int | None:
-        """Tokens of the longest prompt: it must leave room for an answer in the engine and in the KV pool."""
+        """Tokens of the longest prompt: prompt and answer must fit the engine's limits and the KV pool."""
         if self.limits is None or self.memory is None:
             return None if self.limits is None else self.limits.longest_prompt
         return max(0, min(self.limits.longest_prompt, self.memory.longest(self.limits.tokens_per_block) - 1))

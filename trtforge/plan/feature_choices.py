@@ -1,6 +1,6 @@
-"""Candidate changes for problems with features: first the settings that a feature excludes.
+"""Candidate changes for problems with features: first changes of the settings that a feature excludes.
 
-A feature itself is dropped only if nothing else helps: features that a backend lacks, and streamed weights.
+A feature itself is dropped only if no other change helps: features that a backend lacks, and streamed weights.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _SHARES = (0.1, 0.2, 0.4, 0.6, 0.8)
 
 
 def paging(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """Without KV reuse and chunked context, where the KV cache does not support them."""
+    """Without KV reuse and chunked context, which the KV cache format may not support."""
     given = evaluation.request.engine.features.model_fields_set
     names = [name for name in ("kv_reuse", "chunked_context") if name in given]
     yield tuple(_set(f"{_FEATURES}.{name}", "false") for name in names)
@@ -42,7 +42,7 @@ def without_moe(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, 
 
 
 def without_attention_dp(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """Attention split by heads, which with one GPU is the same."""
+    """Attention split by heads; the same as data-parallel attention on one GPU."""
     yield (_set(f"{_FEATURES}.attention_dp", "null"),)
 
 
@@ -86,7 +86,7 @@ def lora_modules(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change,
 
 
 def lora_cache(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """Room for one adapter on the host, and on the GPU."""
+    """Caches for one adapter on the host and on the GPU."""
     request, lora = evaluation.request, evaluation.request.engine.features.lora
     if lora is None or evaluation.memory is None:
         return

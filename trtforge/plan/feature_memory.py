@@ -49,7 +49,7 @@ def with_adapter_cache(
 ) -> Memory:
     """`memory` with the GPU's adapter cache: a share of the `gpu_memory` that engine and KV pool leave.
 
-    Without a GPU, the size of one adapter of the largest rank.
+    Without a GPU, it has the size of one adapter of the largest rank.
     """
     lora = features.lora
     if lora is None:
@@ -65,8 +65,10 @@ def with_adapter_cache(
 def cache_problems(
     memory: Memory, facts: Facts, held: Held, features: FeaturesConfig, limits: EngineLimits
 ) -> Iterator[Problem]:
-    """Adapter caches that are too small for one adapter: the server would fail with `Not enough space allocated to
-    ... LoRA cache to hold 1 max sized LoRA`."""
+    """Problems of adapter caches that are too small for one adapter.
+
+    The server would fail with `Not enough space allocated to ... LoRA cache to hold 1 max sized LoRA`.
+    """
     lora = features.lora
     if lora is None:
         return

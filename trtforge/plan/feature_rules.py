@@ -81,7 +81,7 @@ def feature_problems(checkpoint: CheckpointConfig, engine: EngineConfig, release
 
 
 def drafting_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterator[Problem]:
-    """Medusa heads and EAGLE networks are part of the checkpoint, so checkpoint and features must agree."""
+    """Problems if the Medusa heads or EAGLE networks in the checkpoint and the features do not agree."""
     features = engine.features
     for name, architecture in DRAFTING_ARCHITECTURES.items():
         asked, there = getattr(features, name) is not None, checkpoint.architecture == architecture
@@ -107,8 +107,11 @@ def drafting_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Ite
 def _stored_problems(
     checkpoint: CheckpointConfig, name: str, asked_for: Drafting, fields: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """Given values that differ from the checkpoint's. EAGLE's choices must be as deep as it has layers
-    (examples/eagle/README.md), and a tree has at most as many nodes as draft tokens."""
+    """Problems of values that differ from the checkpoint's.
+
+    EAGLE's choices must be as deep as it has layers (examples/eagle/README.md), and a tree has at most as many nodes as
+    draft tokens.
+    """
     where = f"engine.features.{name}"
     for field, key in fields.items():
         said, held = getattr(asked_for, field), stored(checkpoint, key)

@@ -1,4 +1,4 @@
-"""The nearest legal choice for a problem, found by search: every proposed fix was evaluated as a whole.
+"""The nearest legal choice for a problem, found by search; every proposed fix was evaluated as a whole.
 
 A fix changes a setting that the problem is about; if other problems remain or appear, the search continues with one of
 them. The fewest changes win, then the least intrusive.
@@ -56,9 +56,9 @@ class _Try:
 def _nearest(
     model: Model, evaluation: Evaluation, rule: str, without: frozenset[str] = frozenset()
 ) -> tuple[Change, ...]:
-    """Beam search: each level fixes one more rule; if no candidate does, it continues from those that do not.
+    """Beam search: each level fixes one more rule; if no candidate does, it continues from the other candidates.
 
-    Where a level has no candidates at all, the search goes back to those that earlier levels left out.
+    If a level has no candidates, the search goes back to those that earlier levels left out.
     """
     level, seen = [_Try((), evaluation, rule)], {frozenset[Change]()}
     left_out: list[_Try] = []

@@ -32,7 +32,7 @@ class WeightFormat:
 
     `per_linear`: scales that all experts of a layer share, such as the activations'. `grouped`: weights share scales in
     groups along the input, of `group_size` if the format fixes it. `padded_to`: TensorRT-LLM pads a layer whose inputs
-    or outputs a rank are not a multiple of this (or of the group size); the checkpoint then no longer fits. `sm`:
+    or outputs per rank are not a multiple of this (or of the group size), and the checkpoint then no longer fits. `sm`:
     compute capability x 10. `loss`: loss of accuracy, 0 none to 4 high, in the order of
     docs/source/blogs/quantization-in-TRT-LLM.md.
     """

@@ -18,7 +18,7 @@ GPUS_PER_SERVER = 8
 
 @dataclass(frozen=True)
 class Links:
-    """Links between the GPUs of a server: bytes/s a GPU and direction. NVLink connects `nvlink_gpus` of them."""
+    """Links between the GPUs of a server: bytes/s per GPU and direction. NVLink connects `nvlink_gpus` of them."""
 
     pcie: float
     nvlink: float = 0
@@ -151,7 +151,8 @@ ALIASES = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """A GPU by name or alias, in any case and with spaces for hyphens. Raises ForgeError with the nearest known one."""
+    """A GPU by name or alias, in upper or lower case, with hyphens or spaces. Raises ForgeError with the nearest known
+    one."""
     plain = re.sub(r"[\s_]+", "-", name.strip().lower()).removeprefix("nvidia-").removeprefix("geforce-")
     found = _BY_NAME.get(ALIASES.get(plain, plain))
     if found is not None:

@@ -1,7 +1,8 @@
-"""Host memory for KV blocks, `serving.kv_cache_host_memory_bytes`: whether it holds a block, and whether it is there.
+"""Host memory for KV blocks, `serving.kv_cache_host_memory_bytes`: whether a block fits, and whether the machine has
+it.
 
-TensorRT-LLM rounds down (`blocksInSecondaryPool` in batch_manager/kvCacheManager.cpp): with less than a block it keeps
-none on the host and says nothing. The embedded engine does not start.
+TensorRT-LLM rounds down (`blocksInSecondaryPool` in batch_manager/kvCacheManager.cpp): with less than a block it
+silently keeps no blocks on the host. The embedded engine then does not start.
 """
 
 from collections.abc import Iterator
@@ -20,16 +21,16 @@ from trtforge.plan.legality import Problem
 
 
 def too_small(given: int, block: int) -> Iterator[Problem]:
-    """Host memory of `given` bytes that does not hold a block of `block` bytes."""
+    """The problem of `given` bytes of host memory that are fewer than the `block` bytes of a block."""
     if given < block:
         message = f"serving.kv_cache_host_memory_bytes is {given:,}, a KV block of a rank has {block:,} bytes"
         yield Problem("serving", message, "Give it room for many blocks, or leave it out of serving.")
 
 
 def block_of_engine(model: CheckpointConfig, dtype: ModelDtype, tokens_per_block: int) -> int:
-    """Bytes of a KV block of a rank of an engine that computes in `dtype`.
+    """Bytes of a KV block on one rank of an engine that computes in `dtype`.
 
-    0 if its config.json does not tell: latent attention, and networks whose family is not known.
+    0 if unknown from its config.json: latent attention, and networks of unknown families.
     """
     if "kv_lora_rank" in (model.model_extra or {}) or family_of_engine(model.base_architecture) is None:
         return 0
@@ -39,10 +40,11 @@ def block_of_engine(model: CheckpointConfig, dtype: ModelDtype, tokens_per_block
 
 
 def host_block_problems(evaluation: Evaluation, sizes: Sizes, host: Host | None = None) -> Iterator[Problem]:
-    """Memory of less than a block of a rank, without the layers that a drafter adds, which no server can use.
+    """Problems of host memory that is smaller than one rank's KV block (without a drafter's layers) or larger than the
+    host's.
 
-    A warning, as another machine may serve: more than this machine (None), or `host`, has. On the CPU weights and cache
-    of the embedded engine are in the same memory.
+    More than `host` (None: this machine) has is only a warning, as another machine may serve. On the CPU, weights and
+    KV cache of the embedded engine are in the same memory.
     """
     request, memory, limits = evaluation.request, evaluation.memory, evaluation.limits
     given = request.serving.kv_cache_host_memory_bytes

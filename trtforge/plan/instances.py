@@ -1,6 +1,6 @@
-"""Several instances of one engine on the GPUs of a node, `serving.gpu_device_ids`: what they take together.
+"""Several instances of one engine on the GPUs of a node, `serving.gpu_device_ids`: their total memory.
 
-Each instance is the planned deployment: its own weights, its own KV pool. A GPU may hold ranks of several.
+Each instance is the planned deployment: its own weights, its own KV pool. Several instances may have ranks on one GPU.
 """
 
 from collections import Counter
@@ -14,9 +14,9 @@ from trtforge.plan.legality import Problem
 
 @dataclass(frozen=True)
 class Instances:
-    """All instances together. `gpus`: GPUs that hold them; `per_gpu`: bytes of the fullest one, `total` of all.
+    """All instances together. `gpus`: number of their GPUs; `per_gpu`: bytes on the fullest GPU, `total` on all.
 
-    `shared`: ranks on the GPU that holds most. `max_concurrency`: requests of full length that their KV pools hold.
+    `shared`: the most ranks on one GPU. `max_concurrency`: requests of full length that fit their KV pools.
     """
 
     count: int
@@ -32,7 +32,7 @@ class Instances:
 
 
 def instances_of(evaluation: Evaluation) -> Instances | None:
-    """What the instances take; None if only one is served, or its memory or the GPUs of its ranks are not known."""
+    """The memory of all instances; None if only one is served, or if its memory or its ranks' GPUs are unknown."""
     memory, groups = evaluation.memory, evaluation.request.serving.instances
     if memory is None or len(groups) < 2:
         return None
@@ -56,7 +56,7 @@ def instances_of(evaluation: Evaluation) -> Instances | None:
 
 
 def instance_problems(evaluation: Evaluation) -> Iterator[Problem]:
-    """A GPU that does not hold the ranks of all instances that share it."""
+    """The problem of a GPU whose memory is too small for the ranks of all instances that share it."""
     found, gpu = instances_of(evaluation), evaluation.request.gpu
     if found is not None and gpu is not None and found.shared > 1 and found.per_gpu > gpu.memory:
         message = (

@@ -16,7 +16,7 @@ _FILE = Path(__file__).parent / "known_models.json"
 
 
 def known_config(hub_id: str) -> HfConfig | None:
-    """The config.json keys of a hub id; None if they are not shipped."""
+    """The config.json keys of a hub id; None if they are not shipped with trtforge."""
     values = _by_id().get(hub_id.lower())
     return None if values is None else HfConfig(values, Path(hub_id) / "config.json")
 

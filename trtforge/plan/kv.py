@@ -1,4 +1,4 @@
-"""The KV cache: bytes of a token, and how many tokens, hence requests, a pool holds.
+"""The KV cache: bytes per token, and how many tokens, hence requests, fit a pool.
 
 Formula and rounding are those of TensorRT-LLM's KV cache manager (batch_manager/kvCacheManager.cpp), and reproduce the
 logs of TensorRT-LLM issues #1188, #1400, #2268 and #2894.
@@ -9,7 +9,7 @@ from trtforge.models.family import Sizes
 
 
 def is_latent(sizes: Sizes) -> bool:
-    """Whether the cache holds multi-head latent attention's compressed vector instead of keys and values."""
+    """Whether the cache contains multi-head latent attention's compressed vector instead of keys and values."""
     return "kv_lora" in sizes.more
 
 
@@ -17,7 +17,8 @@ def bytes_per_token(sizes: Sizes, itemsize: int, parallel: Parallel | None = Non
     """Bytes of one token in the KV cache of one rank, over its layers; without `parallel`, of the unsplit model.
 
     Keys and values of the rank's KV heads (one if there are fewer heads than ranks). The latent vector is replicated on
-    every tensor-parallel rank. Where pipeline stages have different numbers of layers with a cache, it is the most.
+    every tensor-parallel rank. If the numbers of layers with a cache differ between pipeline stages, the largest number
+    counts.
     """
     parallel = parallel or Parallel()
     layers = cached_layers(sizes, parallel)
@@ -27,7 +28,7 @@ def bytes_per_token(sizes: Sizes, itemsize: int, parallel: Parallel | None = Non
 
 
 def cached_layers(sizes: Sizes, parallel: Parallel) -> int:
-    """The most layers of a pipeline stage that have a KV cache: linear attention has none."""
+    """The largest number of layers with a KV cache in a pipeline stage; linear attention has none."""
     stages = (parallel.layers_of(stage, sizes.num_layers) for stage in range(parallel.pp))
     return max(len(layers) - len(sizes.linear_layers.intersection(layers)) for layers in stages)
 
@@ -38,10 +39,10 @@ def pool_tokens(pool: int, per_token: int, tokens_per_block: int) -> int:
 
 
 def blocks_of(tokens: int, tokens_per_block: int) -> int:
-    """KV blocks that a sequence takes."""
+    """Number of KV blocks of a sequence of `tokens`."""
     return -(-tokens // tokens_per_block)
 
 
 def requests_that_fit(tokens: int, length: int, tokens_per_block: int) -> int:
-    """Requests of `length` tokens, prompt and answer, that a pool of `tokens` holds at once."""
+    """Requests of `length` tokens, prompt and answer, that fit a pool of `tokens` at once."""
     return tokens // (blocks_of(length, tokens_per_block) * tokens_per_block)

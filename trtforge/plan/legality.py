@@ -18,7 +18,7 @@ from trtforge.plan.formats import WEIGHTS
 
 @dataclass(frozen=True)
 class Problem:
-    """A broken rule and its fix. `refuses`: False for a mere warning."""
+    """A broken rule and its fix. `refuses`: False for a warning."""
 
     rule: str
     message: str
@@ -27,7 +27,7 @@ class Problem:
 
     @property
     def text(self) -> str:
-        """The problem and its fix, as a warning says them."""
+        """The problem and its fix, as the text of a warning."""
         return f"{self.message}. {self.fix}"
 
 
@@ -41,7 +41,7 @@ def sort_problems(problems: Iterable[Problem], refusing: list[Problem], warnings
 
 
 def require_warnings_only(problems: Iterable[Problem]) -> list[str]:
-    """The texts of problems that are mere warnings. Raises ForgeError for the first problem that refuses."""
+    """The texts of the problems that are only warnings. Raises ForgeError for the first problem that refuses."""
     warnings = []
     for problem in problems:
         if problem.refuses:
@@ -66,11 +66,11 @@ def require_legal(family: Family, facts: Facts, layout: Layout) -> None:
 
 
 _OF_TP = frozenset({"heads", "kv_heads", "linear_heads", "columns", "rows"})
-"""The rules that another tensor parallelism can satisfy."""
+"""The rules that another degree of tensor parallelism can satisfy."""
 
 
 def legal_tp(family: Family, facts: Facts, layout: Layout) -> list[int]:
-    """The tensor parallelism with which the layout has no problem at all."""
+    """The degrees of tensor parallelism with which the layout has no problems."""
     now = layout.parallel
     layouts = (
         replace(layout, parallel=replace(now, tp=n)) for n in _divisors(facts.sizes.num_heads) if n % now.ep == 0
@@ -102,7 +102,7 @@ def _problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]
 
 
 def _format_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
-    """Formats that no network of the family has, in any release and on any backend."""
+    """Problems of formats that no network of the family supports, in any release and on any backend."""
     traits: frozenset[Trait] = frozenset({"experts"} if facts.sparse_layers else ())
     if layout.source and not facts.sparse_layers:
         return
@@ -145,7 +145,7 @@ def _expert_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
 
 
 def _expert_group_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
-    """Groups of weights that share a scale must not be split: an expert is split over tp / ep ranks."""
+    """Problems of groups of weights that share a scale but would be split: an expert is split over tp / ep ranks."""
     format, parallel = WEIGHTS[layout.quant], layout.parallel
     group = format.group_size or layout.group_size
     for row in family.experts if format.grouped else ():

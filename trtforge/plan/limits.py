@@ -1,6 +1,6 @@
 """The limits of an engine: those of the recipe, and those derived from it and the model.
 
-They hold for both backends; the rules are those of TensorRT-LLM's builder (tensorrt_llm/builder.py, 0.19 to 1.2).
+They apply to both backends; the rules are those of TensorRT-LLM's builder (tensorrt_llm/builder.py, 0.19 to 1.2).
 """
 
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class EngineLimits:
 
 
 def derive_limits(checkpoint: Positions, engine: EngineConfig, default_tokens_per_block: int) -> EngineLimits:
-    """The limits of an engine for `checkpoint`. Raises ForgeError for a given limit that is impossible."""
+    """The limits of an engine for `checkpoint`. Raises ForgeError for an impossible limit in the recipe."""
     warnings: list[str] = []
     tokens_per_block = engine.tokens_per_block or default_tokens_per_block
     max_seq_len = _max_seq_len(checkpoint, engine, warnings)
@@ -104,7 +104,10 @@ def derive_limits(checkpoint: Positions, engine: EngineConfig, default_tokens_pe
 
 
 def _check_tables(engine: EngineConfig) -> None:
-    """A request has its share of the rows (PromptTuningBuffers, cpp/tensorrt_llm/batch_manager)."""
+    """Raises ForgeError for fewer rows than requests.
+
+    Each request gets an equal share of the rows (PromptTuningBuffers, cpp/tensorrt_llm/batch_manager).
+    """
     rows, batch = engine.features.max_prompt_embedding_table_size, engine.max_batch_size
     if 0 < rows < batch:
         raise ForgeError(
@@ -158,9 +161,10 @@ def _max_num_tokens(
     tokens_per_block: int,
     warnings: list[str],
 ) -> int:
-    """Tokens of one step: at least a token of every beam and one KV block, at most the tokens of all sequences.
+    """Tokens of one step: at least one token per beam and one KV block, at most the tokens of all sequences.
 
-    With speculation at least every sequence's draft tokens plus one, to which `build()` would raise it silently.
+    With speculation at least the draft tokens of all sequences plus one each, to which `build()` would raise it
+    silently.
     """
     each = engine.max_beam_width if speculation is None else speculation.draft_tokens + 1
     generation = engine.max_batch_size * each
@@ -186,7 +190,8 @@ def _max_num_tokens(
 
 
 def _without_chunks(engine: EngineConfig, max_num_tokens: int, warnings: list[str]) -> None:
-    """Without chunked context a prompt must fit one step: an error if a longer one was requested, else a warning."""
+    """Without chunked context a prompt must fit one step: ForgeError if the recipe asks for longer prompts, else a
+    warning."""
     if engine.max_input_len is not None:
         raise ForgeError(
             f"engine.max_input_len {engine.max_input_len} is more than max_num_tokens {max_num_tokens}: without "

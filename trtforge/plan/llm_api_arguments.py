@@ -22,18 +22,18 @@ _CHUNKS_WITH_DRAFTS = 100
 _SINCE_STATES = "1.2"
 """The first line of releases whose PyTorch backend has linear attention (examples of 1.2.0rc0.post1 run Qwen3-Next)."""
 _SINCE_MORE = "1.3"
-"""The first whose linear attention works with data parallelism and with MTP, and whose CUDA graphs are known to hold
-adapters (CudaGraphLoraManager in 1.3.0rc3)."""
+"""The first line whose linear attention works with data parallelism and with MTP, and whose CUDA graphs are known to
+support adapters (CudaGraphLoraManager in 1.3.0rc3)."""
 _GREEDY = ("eagle3", "mtp")
-"""The methods whose network chooses tokens itself: the likeliest, unless the configuration says otherwise."""
+"""The methods with their own samplers, which are greedy unless configured otherwise."""
 GRAPH_BYTES = 200_000_000
 """The most GPU memory of one CUDA graph, by the description of `cuda_graph_config`."""
 
 
 @dataclass(frozen=True)
 class LlmApiModel:
-    """What the rules need to know of a model and its layout. None: not known. `chunk`: tokens of Llama 4's attention,
-    0 without."""
+    """Facts of a model and its layout that the rules need; None: unknown. `chunk`: tokens of a chunk of Llama 4's
+    attention, 0 without."""
 
     tp: int
     has_experts: bool | None = None
@@ -44,7 +44,7 @@ class LlmApiModel:
 
     @property
     def shares_blocks(self) -> bool:
-        """Whether requests can share KV blocks: they hold all that a sequence has."""
+        """Whether requests can share KV blocks, that is, whether a sequence has no state outside them."""
         return self.architecture not in WITH_STATES
 
 
@@ -89,16 +89,17 @@ def feature_arguments(features: FeaturesConfig, version: str) -> Mapping[str, An
 
 
 def _without_graphs(features: FeaturesConfig, version: str) -> bool:
-    """Whether the answers of adapters need CUDA graphs to be off: they are on by default, and those of releases before
-    1.3 hold none (TensorRT-LLM's pull requests 5480 of July 2025 and 8279)."""
+    """Whether CUDA graphs must be off because of adapters: graphs are on by default, and those of releases before 1.3
+    do not support adapters (TensorRT-LLM's pull requests 5480 of July 2025 and 8279)."""
     return features.lora is not None and not at_least(version, _SINCE_MORE)
 
 
 def sampler_arguments(features: FeaturesConfig, version: str) -> Mapping[str, Any]:
-    """The arguments of a release whose default sampler takes the likeliest token whatever a request says.
+    """The arguments of a release whose default sampler always takes the likeliest token, whatever the request's
+    parameters.
 
-    That of 1.0 (`_process_requests` of TorchSampler, _torch/pyexecutor/sampler.py). TRTLLMSampler has all that requests
-    may ask for, but takes no drafted tokens; EAGLE-3 and MTP have samplers of their own, which are greedy.
+    Release 1.0 has such a sampler (`_process_requests` of TorchSampler, _torch/pyexecutor/sampler.py). TRTLLMSampler
+    supports all parameters of requests but no draft tokens; EAGLE-3 and MTP have their own samplers, which are greedy.
     """
     method = _method(features)
     if method in _GREEDY:

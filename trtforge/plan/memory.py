@@ -35,10 +35,10 @@ DECODER_LOGITS = 6.3
 class RankMemory:
     """Bytes on the GPU of a rank of one pipeline stage. `decoder`: sampling buffers that grow with the logits.
 
-    `window_per_token`: the part of `kv_per_token` in layers with windows that have blocks of their own.
-    `state`: of linear attention, for a full batch. `lora`: adapters and their workspace. `draft`: draft model or heads,
-    and the logits of draft tokens. `tables`: prompt tables of a full batch.
-    `streamed`: weights kept in host memory instead; `host`: all of the rank's host memory.
+    `window_per_token`: the part of `kv_per_token` in layers with windows that have separate blocks. `state`: of linear
+    attention, for a full batch. `lora`: adapters and their workspace. `draft`: draft model or heads, and the logits of
+    draft tokens. `tables`: prompt tables of a full batch. `streamed`: weights kept in host memory instead; `host`: all
+    of the rank's host memory.
     """
 
     weights: int
@@ -83,18 +83,18 @@ class Memory:
     windows: CacheWindows | None = None
 
     def requests(self, length: int, tokens_per_block: int) -> int:
-        """Requests of `length` tokens, prompt and answer, that the KV pool holds at once."""
+        """Requests of `length` tokens, prompt and answer, that fit the KV pool at once."""
         if self.windows is None:
             return requests_that_fit(self.kv_tokens, length, tokens_per_block)
         return self.windows.requests(self.kv_tokens, length, tokens_per_block)
 
     def longest(self, tokens_per_block: int) -> int:
-        """Tokens of the longest sequence that the KV pool holds."""
+        """Tokens of the longest sequence that fits the KV pool."""
         return self.kv_tokens if self.windows is None else self.windows.longest(self.kv_tokens, tokens_per_block)
 
     @property
     def fullest(self) -> RankMemory:
-        """The rank that needs most."""
+        """The rank that needs the most memory."""
         return max(self.stages, key=lambda rank: rank.total)
 
     def over_all(self, name: str) -> int:
@@ -128,7 +128,7 @@ class Memory:
 class Held:
     """The weights of the ranks and of the unsplit model, how they are stored, and the KV cache format.
 
-    `vision`: bytes of a multimodal model's vision part. Every GPU is assumed to hold all of it: TensorRT-LLM splits its
+    `vision`: bytes of a multimodal model's vision part. Each GPU is assumed to have all of it: TensorRT-LLM splits its
     matrices, but not its embeddings (_torch/models/modeling_siglip.py, modeling_pixtral.py).
     """
 
@@ -158,7 +158,7 @@ def memory_of(facts: Facts, held: Held, parallel: Parallel, limits: EngineLimits
 
 
 def with_pool(memory: Memory, tokens: int, window_tokens: int | None = None) -> Memory:
-    """`memory` with a KV pool of `tokens`; of `window_tokens` in layers with windows that have blocks of their own."""
+    """`memory` with a KV pool of `tokens`; of `window_tokens` in layers with windows that have separate blocks."""
     spared = 0 if window_tokens is None else tokens - window_tokens
     stages = tuple(
         replace(rank, kv_pool=tokens * rank.kv_per_token - spared * rank.window_per_token) for rank in memory.stages

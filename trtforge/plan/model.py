@@ -32,8 +32,8 @@ class Model:
 
     `complaint`: how its weights contradict config.json; None if they agree or were not read. `shipped`: whether its
     facts come from `known_models.json`. `checkpoint`: config.json of a TensorRT-LLM checkpoint, whose layout and
-    formats are fixed; None for a Hugging Face model. `vision_bytes`: of a multimodal model's vision part, which the
-    LLM API loads; None if they are not known.
+    formats are fixed; None for a Hugging Face model. `vision_bytes`: of a multimodal model's vision part, which the LLM
+    API loads; None if unknown.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Model:
         return self.weights(Layout(Parallel(), dtype, exclude_modules=exclude_modules))
 
     def _formats(self, patterns: tuple[str, ...]) -> Sequence[Mapping[str, WeightFormat]] | None:
-        """The formats of linear layers in each decoder layer that are not the format of all; None if all have that."""
+        """In each decoder layer, the linear layers whose format differs from the model's; None if no layer differs."""
         mixed = self.checkpoint is not None and self.checkpoint.quantization.quantized_layers is not None
         excludes = self._excludes(patterns)
         if not mixed and excludes is None:
@@ -102,7 +102,7 @@ class Model:
         return layers
 
     def _excludes(self, patterns: tuple[str, ...]) -> Callable[[str], bool] | None:
-        """Tells whether a linear layer stays unquantised; None if every quantisable one is quantised."""
+        """Function that tells whether a linear layer stays unquantised; None if all quantisable ones are quantised."""
         stored = self.stored
         if stored is not None:
             return lambda module: not stored.quantizes(module)

@@ -1,4 +1,4 @@
-"""Whether TensorRT-LLM's network of a checkpoint's family takes its format and layout, by formats.networks."""
+"""Whether TensorRT-LLM's network of a checkpoint's family supports its format and layout, by formats.networks."""
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -54,7 +54,7 @@ def _excluded(checkpoint: CheckpointConfig, family: Family) -> Mapping[str, int]
 
 @lru_cache(maxsize=32)
 def _matched(patterns: tuple[str, ...], names: tuple[str, ...], layers: int) -> Mapping[str, int]:
-    """For each name, the number of decoder layers in which a pattern matches it; planning asks many times."""
+    """For each name, the number of decoder layers in which a pattern matches it; cached, as planning calls it often."""
     if not patterns:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""Paged context FMHA: which quantisations have it, and what it means for KV reuse and chunked context."""
+"""Paged context FMHA: which quantisations support it; KV reuse and chunked context need it."""
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,7 +14,7 @@ _NEEDING_IT = ("kv_reuse", "chunked_context")
 
 @dataclass(frozen=True)
 class PagedContext:
-    """`features` with the unavailable ones off; a problem for each one that was explicitly requested."""
+    """`features` with the unavailable ones off; `problems`: one for each of these that was explicitly requested."""
 
     features: FeaturesConfig
     problems: tuple[Problem, ...] = ()

@@ -1,6 +1,6 @@
 """Peak memory of calibration, conversion, verification and the engine build, and the server's shared memory.
 
-For comparison also that of tools that load the whole model and quantise it in place.
+For comparison also the peak of tools that load the whole model and quantise it in place.
 """
 
 from collections.abc import Iterator
@@ -60,9 +60,9 @@ _FLOAT32 = 4
 class Peaks:
     """Peak bytes of the stages before serving. None: not needed, or unknown because the layout is illegal.
 
-    `calibration_gpu`: trtforge's, one decoder layer at a time, with hidden states beyond --memory on disk;
-    `quantise_at_once_gpu`: with the whole model in memory. `build_host_per_worker`: for each rank that is built
-    concurrently.
+    `calibration_gpu`: of trtforge, one decoder layer at a time, with hidden states beyond --memory on disk;
+    `quantise_at_once_gpu`: of a tool with the whole model in memory. `build_host_per_worker`: for each rank that is
+    built concurrently.
     """
 
     calibration_gpu: int | None
@@ -210,7 +210,7 @@ def verify_host_peak(whole: RankWeights, itemsize: int, facts: Facts, gate: Gate
 
 
 def build_gpu_peak(memory: Memory) -> int:
-    """GPU bytes of trtllm-build for the largest rank, which times kernels with weights and activations in memory.
+    """GPU bytes of trtllm-build for the largest rank: it times kernels with weights and activations in memory.
 
     Includes weights that the server will stream.
     """
@@ -223,5 +223,5 @@ def build_host_peak(memory: Memory) -> int:
 
 
 def shared_memory(python_models: int) -> int:
-    """Bytes of /dev/shm that Triton's Python models take, one instance each."""
+    """Bytes of /dev/shm for Triton's Python models, one instance each."""
     return PYTHON_MODEL_SHM_BYTES * python_models

@@ -1,4 +1,4 @@
-"""The whole plan of a deployment: legality with fixes, memory, time estimates, alternatives; nothing is read or run."""
+"""The whole plan of a deployment: legality with fixes, memory, time estimates, alternatives. Reads and runs nothing."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -28,7 +28,7 @@ ESTIMATE = "estimates of a roofline model with assumed efficiencies, not measure
 class Plan:
     """The result of `trtforge plan`. `fits`: the fewest GPUs of each common kind, if no GPU is named.
 
-    `layout_note`: why another layout than the default one is planned, if it is.
+    `layout_note`: why a layout other than the default is planned; None for the default.
     """
 
     model: Model
@@ -45,7 +45,8 @@ class Plan:
 
     @property
     def curve(self) -> tuple[Performance, ...]:
-        """Performance at 1, 2, 4, ... concurrent requests up to what fits; empty without a GPU or when not legal."""
+        """Performance at 1, 2, 4, ... concurrent requests, up to the number that fits; empty without a GPU or if
+        illegal."""
         time, typical = self.evaluation.roofline(self.model), self.evaluation.typical
         if time is None or typical is None:
             return ()
@@ -53,7 +54,7 @@ class Plan:
 
     @property
     def performance(self) -> Performance | None:
-        """At the requested concurrency, else at the largest that fits."""
+        """Performance at the requested concurrency, else at the largest that fits."""
         wanted = self.evaluation.request.concurrency
         return next(
             (point for point in self.curve if point.concurrency == wanted), self.curve[-1] if self.curve else None
@@ -144,7 +145,7 @@ class Plan:
         request = evaluation.request
         published = served_as_published(model.config, request.engine.backend, request.quant)
         quantised = model.stored is not None or model.checkpoint is not None or published
-        builds = evaluation.embedded is None and request.engine.backend != "llmapi"  # others need no trtllm-build
+        builds = evaluation.embedded is None and request.engine.backend != "llmapi"  # others do not use trtllm-build
         built = evaluation.memory if builds else None
         return peaks(
             model.family,
@@ -177,8 +178,8 @@ def plan(
 ) -> Plan:
     """Plan a deployment. Raises ForgeError for an unknown GPU or release.
 
-    `any_layout`: no layout was asked for, so the fewest GPUs are planned if the request's layout is not legal. A
-    TensorRT-LLM checkpoint is planned as it is. Raises UsageError for alternatives of one.
+    `any_layout`: the user gave no layout, so if the request's layout is illegal, the fewest GPUs are planned instead. A
+    TensorRT-LLM checkpoint is planned as it is. Raises UsageError if alternatives to a checkpoint are requested.
     """
     fixed = model.checkpoint is not None
     if fixed and with_alternatives:

@@ -1,8 +1,7 @@
-"""Models that the LLM API serves with the weights that their publisher quantised, which trtforge passes through.
+"""Models with weights quantised by their publisher, which trtforge passes to the LLM API unchanged.
 
-FP8 with block scales (TensorRT-LLM's FP8_BLOCK_SCALES): FP8 is what it is, to quantise it again with one scale a tensor
-would only lose. GPT-OSS, with experts in MXFP4, keeps them. Source of both: `load_hf_quant_config` in
-_torch/model_config.py (1.2).
+FP8 with block scales (TensorRT-LLM's FP8_BLOCK_SCALES): quantising again with one scale per tensor would only lose
+accuracy. GPT-OSS keeps its experts in MXFP4. Source of both: `load_hf_quant_config` in _torch/model_config.py (1.2).
 """
 
 from collections.abc import Iterator
@@ -15,18 +14,18 @@ from trtforge.plan.gpus import Gpu, require_block_scales, require_mxfp4
 from trtforge.plan.legality import Problem
 
 _MXFP4 = WeightFormat("none", 4, "float16", loss=0, per_group=1, grouped=True, group_size=32)
-"""E2M1 experts with a power of two (E8M0) for each 32 weights; what TensorRT-LLM pads is not counted."""
+"""E2M1 experts with a power of two (E8M0) for each 32 weights; TensorRT-LLM's padding is not counted."""
 
 
 def served_as_published(config: HfConfig, backend: str, quant: str) -> bool:
-    """Whether a build with this backend and format takes the checkpoint as it is: no stage before compile runs."""
+    """Whether a build with this backend and format uses the checkpoint unchanged, without stages before compile."""
     if config.mxfp4_experts:
         return backend == "llmapi" and quant == "none"
     return backend == "llmapi" and quant == "fp8" and config.fp8_blocks is not None
 
 
 def published_format(config: HfConfig) -> str:
-    """What the publisher stored: "fp8", "mxfp4", or the dtype of unquantised weights."""
+    """The published format: "fp8", "mxfp4", or the dtype of unquantised weights."""
     method = quantization_method(config)
     return config.dtype if method == "none" else method
 

@@ -26,7 +26,7 @@ Option = Literal[
     "--tp", "--pp", "--ep", "--quant", "--kv-cache", "--group-size", "--dtype", "--gpu", "--target-version",
     "--max-seq-len", "--max-num-tokens", "--concurrency", "--set",
 ]  # fmt: skip
-"""Options of the command line that can be changed; `--set`: a recipe key that has no option here."""
+"""Options of the command line that can be changed; `--set`: a recipe key without its own option here."""
 
 _SETTINGS: dict[Option, str] = {
     "--tp": "parallel.tp",
@@ -44,7 +44,7 @@ _SETTINGS: dict[Option, str] = {
 }
 
 FIXED: frozenset[Option] = frozenset({"--tp", "--pp", "--ep", "--quant", "--kv-cache", "--group-size", "--dtype"})
-"""What a TensorRT-LLM checkpoint decides."""
+"""The options that a TensorRT-LLM checkpoint fixes."""
 
 TYPICAL_PROMPT, TYPICAL_OUTPUT = 1024, 256
 """Tokens of a typical request, unless given."""
@@ -120,7 +120,7 @@ class Request:
 
     @property
     def for_tensorrt(self) -> bool | None:
-        """Whether TensorRT-LLM's rules for engines apply; None if the backend is not decided."""
+        """Whether TensorRT-LLM's rules for engines apply; None if the backend is not chosen yet."""
         backend, target = self.engine.backend, self.engine.target
         if backend == "auto":
             return True if target.gpu is not None or "tensorrt_llm" in target.model_fields_set else None
@@ -217,7 +217,7 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
     given = [Change(name, str(value)) for name, value in options.items() if value is not None and name != "--dtype"]
     request = request.changed(*given)
     if request.gpu is not None:
-        request = request.changed(Change("--gpu", request.gpu.name))  # an alias by its name
+        request = request.changed(Change("--gpu", request.gpu.name))  # replaces an alias
     for option, name, known in (("--quant", request.quant, WEIGHTS), ("--kv-cache", request.kv_cache, CACHES)):
         if name not in known:
             nearest = nearest_format(name, known)

@@ -23,7 +23,7 @@ COMPUTE_EFFICIENCY: Mapping[Compute, float] = MappingProxyType({"float16": 0.6, 
 """Share of the tensor cores' dense rate that matrix products of a full step reach."""
 
 UNPACKING_EFFICIENCY = 0.8
-"""Further factor for kernels that dequantise weights before they multiply (4-bit and weight-only formats)."""
+"""Additional factor for kernels that dequantise weights before they multiply (4-bit and weight-only formats)."""
 
 ATTENTION_EFFICIENCY = 0.5
 """Share of the dense rate that attention over the prompt reaches."""
@@ -160,7 +160,7 @@ class Roofline:
         return seconds
 
     def _link(self, gpus: int) -> float:
-        """Bytes/s between this many GPUs."""
+        """Bytes/s between `gpus` GPUs."""
         links = self.gpu.links
         beyond = gpus > max(GPUS_PER_SERVER, links.nvlink_gpus)
         return min(links.pcie, NETWORK_BYTES_PER_SECOND) if beyond else links.among(gpus)

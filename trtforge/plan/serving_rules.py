@@ -1,4 +1,4 @@
-"""Which serving settings a backend and a release have, and what they need of the engine.
+"""Which serving settings a backend and a release have, and which engines they require.
 
 Sources: triton_backend/inflight_batcher_llm/src/model_instance_state.cc (0.19), docs/model_config.md of
 tensorrtllm_backend, and the parameters of each release in `formats/release_data/triton-model-config.json`.
@@ -23,14 +23,14 @@ LLM_ARGUMENTS: Mapping[str, str] = {
 }
 """The LLM API's arguments for settings of the engine executor; it has no others."""
 EMBEDDED_SETTINGS = frozenset({"kv_cache_host_memory_bytes"})
-"""Those that the embedded engine has too."""
+"""The ones that the embedded engine has too."""
 
 _LEAVE_OUT = "Leave it out of serving."
 
 
 @dataclass(frozen=True)
 class ServedEngine:
-    """What the rules need to know of an engine. `release`: that serves it; `layers` None: not known.
+    """Facts of an engine that the rules need. `release`: the release that serves it; `layers` None: unknown.
 
     `has_windows`: whether the network can attend to a window instead of all tokens.
     """
@@ -49,7 +49,7 @@ class ServedEngine:
 
 
 def serving_problems(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
-    """Settings that the backend or the release does not have, and settings that contradict the engine or each other."""
+    """Problems of settings that the backend or the release lacks, or that contradict the engine or each other."""
     for key in serving.executor_settings:
         yield from _availability(key, serving, engine)
     if engine.backend == "tensorrt_llm":
@@ -70,7 +70,7 @@ def serving_problems(serving: ServingConfig, engine: ServedEngine) -> Iterator[P
 
 
 def limit_problems(serving: ServingConfig, max_batch_size: int, tokens_per_block: int) -> Iterator[Problem]:
-    """Settings of the embedded engine that its own limits rule out."""
+    """Problems of settings that the limits of the embedded engine do not allow."""
     if serving.kv_cache_tokens is not None and serving.kv_cache_tokens < tokens_per_block:
         message = f"kv_cache_tokens is {serving.kv_cache_tokens}, a block of the KV cache holds {tokens_per_block}"
         yield _problem(message, f"Give at least {tokens_per_block}.")
@@ -99,7 +99,7 @@ def _availability(key: str, serving: ServingConfig, engine: ServedEngine) -> Ite
 
 
 def _instances(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
-    """Each instance needs a GPU, and in orchestrator mode an MPI rank, for each rank of the engine."""
+    """Problems of instances: each needs a GPU, in orchestrator mode also an MPI rank, for each rank of the engine."""
     for key, groups in (("gpu_device_ids", serving.instances), ("participant_ids", serving.participants)):
         for group in groups:
             if len(group) != engine.world_size:
@@ -124,7 +124,7 @@ def _instances(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem
 
 
 def _draft(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
-    """What a draft engine beside the served one needs."""
+    """Problems of a draft engine beside the served one."""
     if serving.draft_engine is None:
         if serving.draft_gpu_device_ids is not None:
             yield _problem("draft_gpu_device_ids: there is no draft_engine", _LEAVE_OUT)
@@ -151,7 +151,7 @@ def _draft(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
 
 
 def _embedded_draft(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
-    """Two embedded engines run beside each other, each in its own process."""
+    """Problems of two embedded engines, which run side by side, each in its own process."""
     if engine.features.of_torch is not None:
         message = "draft_engine: the engine has a drafter of its own"
         yield _problem(message, "Leave draft_engine out, or compile the engine without speculative decoding.")
@@ -163,7 +163,7 @@ def _embedded_draft(serving: ServingConfig, engine: ServedEngine) -> Iterator[Pr
 
 
 def _needs(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
-    """Settings without effect unless something else is set."""
+    """Problems of settings that have no effect without another one."""
     if serving.kv_cache_host_memory_bytes is not None and not engine.kv_reuse:
         message = "kv_cache_host_memory_bytes: only blocks that requests share are kept on the host, kv_reuse is off"
         yield _problem(message, "Set engine.features.kv_reuse to true, or leave it out of serving.")

@@ -1,4 +1,4 @@
-"""Speculative decoding of an engine: the method, draft tokens of a step, and the KV positions that they need.
+"""Speculative decoding of an engine: the method, the draft tokens of a step and the KV positions that they need.
 
 Sources: tensorrt_llm/builder.py, `build()`; models/medusa/config.py and models/eagle/config.py (0.17 to 1.2).
 """
@@ -100,11 +100,11 @@ def speculation_of(features: FeaturesConfig, checkpoint: CheckpointConfig | None
 def with_stored_heads(
     features: FeaturesConfig, checkpoint: CheckpointConfig | None, *, embedded: bool
 ) -> FeaturesConfig:
-    """The features of an engine of `checkpoint`: Medusa heads or EAGLE networks that it holds draft, unless another
-    method is asked for.
+    """The features of an engine of `checkpoint`: its Medusa heads or EAGLE networks draft, unless the features name
+    another method.
 
-    `embedded`: the engine is of the torch backend, which keeps them in files of its own. Raises ForgeError if it is
-    told of others.
+    `embedded`: the engine is of the torch backend, which stores them in separate files. Raises ForgeError if its
+    features name other files.
     """
     if checkpoint is None:
         return features
@@ -134,7 +134,7 @@ _KEPT: Mapping[SpeculationMethod, str] = MappingProxyType({"medusa": MEDUSA_DIRE
 
 
 def _beside(asked: Drafting, checkpoint: CheckpointConfig | None) -> bool:
-    """Whether the embedded engine drafts, with files or with the heads or the network of the checkpoint."""
+    """Whether the embedded engine drafts, with the files of `asked` or the heads or network of the checkpoint."""
     method: SpeculationMethod = "medusa" if isinstance(asked, MedusaFeature) else "eagle"
     holds = checkpoint is not None and checkpoint.architecture == DRAFTING_ARCHITECTURES[method]
     return asked.model is not None and (not holds or asked.model == _KEPT[method])

@@ -6,7 +6,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfCheckpoint
 from trtforge.formats.shards import RowReader, StoredTensor
 
-_SLAB = 16 << 20  # bytes that are compared at once
+_SLAB = 16 << 20  # bytes compared at once
 
 
 def require_equal_heads(checkpoint: HfCheckpoint, ties: Mapping[str, str]) -> None:

@@ -1,6 +1,6 @@
-"""Whether TensorRT-LLM builds an engine for a family, format and layout in a release: yes or no, why, by which source.
+"""Whether TensorRT-LLM builds an engine for a family, format and layout in a release, with reason and source.
 
-The table that docs/formats.md shows. Sizes, GPUs and features are judged by plan.engine_rules.
+docs/formats.md shows these verdicts as a table. Sizes, GPUs and features are judged by plan.engine_rules.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ BUILD_CONFIG = "release_data/build-config.json"
 
 @dataclass(frozen=True)
 class Verdict:
-    """`why` is empty if it loads. `sources`: names in `networks.json`, or a data file."""
+    """`why`: empty if `loads`. `sources`: names in `networks.json`, or a data file."""
 
     loads: bool
     why: str

@@ -21,7 +21,8 @@ from trtforge.plan.formats import WeightFormat
 class Stored:
     """How weights are stored: a format, the bytes of the model's dtype, and the group size of grouped formats.
 
-    `bits`: of mixed precision whose formats are not chosen yet: mean bits of a weight with its scales, at most.
+    `bits`: for mixed precision whose formats are not chosen yet, the upper limit of the mean bits of a weight with
+    scales.
     """
 
     format: WeightFormat
@@ -41,9 +42,9 @@ class Stored:
 class Matrix:
     """`count` matrices (out, inputs) of a rank; `name`: of their layer in a checkpoint.
 
-    `formatted`: stored in the number format, else with `itemsize` bytes a weight. `own`: its format in mixed
-    precision. `expert`: of experts, of which a token uses few. `head`: the LM head. `absorbed`: the product of two
-    others, for the generation phase of MLA. `exact`: always in a type that the family names.
+    `formatted`: stored in the number format, else with `itemsize` bytes a weight. `own`: its format in mixed precision.
+    `expert`: of an expert, of which a token uses only some. `head`: the LM head. `absorbed`: the product of two others,
+    for the generation phase of MLA. `exact`: always in a dtype that the family fixes.
     """
 
     count: int
@@ -96,7 +97,8 @@ class Block:
 
 @dataclass(frozen=True)
 class RankWeights:
-    """The weights of a tensor-parallel rank; all are alike. `layers`: the index of each layer's kind in `kinds`."""
+    """The weights of a tensor-parallel rank; all ranks have the same shapes. `layers`: the index of each layer's kind
+    in `kinds`."""
 
     first: Block
     kinds: tuple[Block, ...]
@@ -104,7 +106,7 @@ class RankWeights:
     last: Block
 
     def blocks(self, parallel: Parallel, stage: int) -> Iterator[tuple[Block, int]]:
-        """The blocks of one pipeline stage, and how many there are of each."""
+        """The kinds of blocks in one pipeline stage, and the number of each."""
         if stage == 0:
             yield self.first, 1
         held = Counter(self.layers[layer] for layer in parallel.layers_of(stage, len(self.layers)))

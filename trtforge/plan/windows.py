@@ -1,8 +1,8 @@
-"""Requests that a KV cache holds if layers with sliding windows keep only the blocks within their window.
+"""Requests that fit a KV cache if layers with sliding windows keep only the blocks within their window.
 
-The embedded engine frees a block of all layers at once, behind the widest window, or, where some layers have none,
-gives those with windows blocks of their own. TensorRT-LLM frees those of each layer. How it divides the memory among
-windows differs between releases (`formats/attention_windows.py`).
+The embedded engine frees a block of all layers at once, behind the widest window; if some layers have no window, the
+layers with windows get separate blocks. TensorRT-LLM frees blocks per layer; how it divides the memory among windows
+differs between releases (`formats/attention_windows.py`).
 """
 
 from collections import Counter
@@ -22,7 +22,8 @@ SPARE_BLOCKS = 1
 
 @dataclass(frozen=True)
 class CacheWindows:
-    """The windows of a model's layers, in tokens: `max_seq_len` for a layer without one. `stages`: of the pipeline."""
+    """The windows of a model's layers, in tokens: `max_seq_len` for a layer without one. `stages`: number of pipeline
+    stages."""
 
     layers: tuple[int, ...]
     pools: Pools
@@ -30,28 +31,29 @@ class CacheWindows:
     stages: int = 1
 
     def requests(self, tokens: int, length: int, tokens_per_block: int) -> int:
-        """Requests of `length` tokens that fit a cache of `tokens`, counted as if all layers kept all tokens."""
+        """Requests of `length` tokens that fit a cache with the bytes of `tokens` tokens in all layers."""
         return min(
             int(tokens * share / tokens_per_block) // self._blocks(window, length, tokens_per_block)
             for window, share in self._shares()
         )
 
     def tokens_for(self, requests: int, length: int, tokens_per_block: int) -> int:
-        """The smallest cache, counted so, that holds that many requests of `length` tokens."""
+        """The smallest cache, counted as in `requests`, that `requests` requests of `length` tokens fit."""
         blocks = max(
             requests * self._blocks(window, length, tokens_per_block) / share for window, share in self._shares()
         )
         return ceil(blocks) * tokens_per_block
 
     def own_blocks(self, tokens_per_block: int, max_batch_size: int, max_num_tokens: int) -> int:
-        """Blocks that the embedded engine gives layers with windows; 0 if they have the blocks of others."""
+        """Separate blocks of the embedded engine for layers with windows; 0 if they share the blocks of the other
+        layers."""
         if self.pools != "full_batch":
             return 0
         widest = max(window for window in self.layers if window < self.max_seq_len)
         return window_blocks_for(widest, tokens_per_block, max_batch_size, max_num_tokens)
 
     def own_layers(self, stage: int) -> int:
-        """Layers of a stage that have blocks of their own."""
+        """Layers of a stage that have separate blocks."""
         own = self.pools == "full_batch"
         return sum(own and window < self.max_seq_len for window in self._of_stage(stage))
 
@@ -70,7 +72,7 @@ class CacheWindows:
         return kept + SPARE_BLOCKS if length > window else kept
 
     def as_json(self) -> dict[str, Any]:
-        """`layers`: how many layers have which window."""
+        """`layers`: the number of layers with each window."""
         counted = sorted(Counter(self.layers).items())
         return {"pools": self.pools, "layers": {str(window): count for window, count in counted}}
 
@@ -79,7 +81,8 @@ class CacheWindows:
         return self.layers[stage * size : (stage + 1) * size]
 
     def _shares(self) -> Iterator[tuple[int, Fraction]]:
-        """Windows of each stage, and tokens of a window's pool for each token of a cache where layers keep all."""
+        """Windows of each stage, with the tokens of a window's pool per token of a cache in which layers keep all
+        tokens."""
         size = len(self.layers) // self.stages
         for stage in range(self.stages):
             counted = Counter(self._of_stage(stage))
