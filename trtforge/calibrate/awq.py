@@ -18,9 +18,9 @@ ALPHAS = tuple(step / 10 for step in range(11))
 CLIP_RATIOS = (*(round(0.5 + 0.05 * step, 2) for step in range(10)), 1.0)
 _MAX_ELEMENTS = 1 << 22  # weight elements times candidates, evaluated at once
 _CLIP_ROWS = 1024  # output rows whose blocks are clipped at once
-_ROWS, _PROBED_ROWS = 256, 48  # output rows evaluated at once; of the first ones, those with exact errors
+_ROWS, _PROBED_ROWS = 256, 48  # output rows evaluated at once; number of the first rows with exact errors
 _WIDE = 1024  # input features from which evaluation is slow and the second tolerance applies
-_TOLERANCE, _TOLERANCE_OF_WIDE = 0.003, 0.01  # relative error by which the best candidate may be missed
+_TOLERANCE, _TOLERANCE_OF_WIDE = 0.003, 0.01  # relative error by which the chosen candidate may be worse than the best
 _Z_ESTIMATED, _Z_EXACT = 2.5, 3.0  # z-thresholds for dropping a candidate: estimate phase, exact phase
 
 
@@ -65,8 +65,8 @@ def _candidates(
 ) -> list[int]:
     """Indices of the scales that may be best, by estimates on the rows `sample` of a weight with `rows` rows.
 
-    The exact errors of the first rows show how far the estimates are off. These deviations average out over rows, with
-    a standard error that follows from their size relative to a row's estimate.
+    The exact errors of the first rows show the deviations of the estimates. These average out over rows; their standard
+    error follows from their size relative to a row's estimate.
     """
     estimates, probes = [], []
     for differences in _differences(sample, scales, group_size):
@@ -87,8 +87,8 @@ def _leaders(
 ) -> tuple[int, list[int]]:
     """The best candidate by `errors` (candidates, sampled outputs of `rows`), and those that may still be better.
 
-    Better means by a share `tolerance` or more; `z` standard errors exclude a candidate. `variance` (candidates,) of
-    each mean's difference from the best one's, in addition to the sampling variance.
+    A candidate is better if its error is lower by a share of at least `tolerance`; `z` standard errors exclude it.
+    `variance` (candidates,) of each mean's difference from the best one's, in addition to the sampling variance.
     """
     total = errors.mean(dim=1)
     best = int(total.argmin())
@@ -107,7 +107,7 @@ def _differences(rows: Tensor, scales: Tensor, group_size: int) -> Iterator[Tens
 
 
 def sampled_rows(rows: int) -> Tensor:
-    """The at most 256 rows of a weight with `rows` whose errors are reported."""
+    """The rows, at most 256, of a weight with `rows` rows whose errors are reported."""
     return _shuffled(rows)[:_ROWS]
 
 
@@ -123,7 +123,7 @@ def quantization_error(weight: Tensor, scales: Tensor, group_size: int) -> Tenso
     # not torch.aminmax, which takes ten times as long on a CPU
     largest = torch.maximum(blocks.amax(dim=3, keepdim=True), blocks.amin(dim=3, keepdim=True).neg_())
     steps = largest.div_(INT4_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
-    blocks.div_(steps).round_().mul_(steps)  # within -7 and 7 by the choice of the step
+    blocks.div_(steps).round_().mul_(steps)  # the step keeps them within -7 and 7
     return error.div_(scales.unsqueeze(1)).sub_(weight)
 
 
@@ -138,8 +138,7 @@ def smoothing_scales(mean_magnitude: Tensor, importance: Tensor) -> Tensor:
 def clip_ratios(weight: Tensor, pre_quant_scale: Tensor, sketch: Tensor, group_size: int) -> Tensor:
     """(out, in / group) float32: the best clip threshold of each block, as a share of its amax.
 
-    Minimises each block's own output error on its part of the scaled input (ModelOpt's awq_clip uses 64 tokens a
-    batch).
+    Minimises each block's output error on its part of the scaled input (ModelOpt's awq_clip uses 64 tokens per batch).
     """
     blocks = (weight / pre_quant_scale).unflatten(1, (-1, group_size))
     scaled = (sketch * pre_quant_scale).unflatten(1, (-1, group_size)).transpose(0, 1)

@@ -1,11 +1,11 @@
 """Compensated rounding: the codes of a weight's columns one after another, each correcting the errors before it.
 
 GPTQ (Frantar et al., arXiv:2210.17323) in the form of QuIP's LDLQ (Chee et al., arXiv:2307.13304): with the Gram matrix
-of the inputs H = L Lᵀ, L lower triangular, the output error of a weight error D is ‖D L‖²; its column j depends on the
-columns of D from j on only, so each column, from the last to the first, is rounded to what makes its own part smallest.
-Columns with the largest inputs are the last ones, and rounded first (GPTQ's act-order), because those after them can
-make up for their errors; the scales of all groups are searched before, so that the groups of the layout stay. Then each
-column is rounded again, to what is best with all others as they are (coordinate descent).
+of the inputs H = L Lᵀ, L lower triangular, the output error of a weight error D is ‖D L‖²; its column j depends only on
+columns j and later of D. So the columns are rounded from the last to the first, each to the value that minimises its
+column of D L. Columns with the largest inputs come last and are rounded first (GPTQ's act-order), because the remaining
+columns can compensate for their errors; the scales of all groups are searched before, so that the groups keep the
+layout's order. Then each column is rounded again, to the best value with all others fixed (coordinate descent).
 """
 
 from collections.abc import Iterator
@@ -19,14 +19,14 @@ from trtforge.calibrate.precision import search_dtype
 from trtforge.models.transforms import TORCH
 from trtforge.runtime.native.rounding import LONGEST, rounding_kernels
 
-DAMPING = 0.03  # of the mean diagonal of H; GPTQ's 0.01 was no better with many tokens and worse with few
-_MOST_DAMPING = 10  # times that, with fewer tokens than inputs, which leave directions of the input unseen
+DAMPING = 0.03  # of the mean diagonal of H; GPTQ's 0.01 was not better with many tokens and worse with few
+_MOST_DAMPING = 10  # times DAMPING, with fewer tokens than inputs, which leave some input directions unobserved
 _WIDE = 512  # columns whose gradients are computed together
-_SWEEPS = 3  # over the columns in the refinement; fewer if none moves
-_SPAN = 16  # columns within a block that those before them in it correct in one matrix product, without kernels
-_PARTS = 4  # of a triangular factor's columns; what is zero above each is left out of products
+_SWEEPS = 3  # over the columns in the refinement; fewer if no level changes
+_SPAN = 16  # columns of a block that are corrected for earlier ones in one matrix product, without kernels
+_PARTS = 4  # of a triangular factor's columns; the zeros above each part are left out of products
 _TINY = torch.finfo(torch.float32).tiny
-_ATTEMPTS = 4  # each with ten times the damping of the one before
+_ATTEMPTS = 4  # each with ten times the damping of the previous one
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Factor:
     """`lower` L of H = L Lᵀ (in, in) float32, lower triangular.
 
     Rows and columns are in `order` (in,): from the smallest inputs to the largest, the last column is rounded first.
-    `gram`: H. `damping`: what was added to the diagonal of H.
+    `gram`: H. `damping`: the value added to the diagonal of H.
     """
 
     lower: Tensor
@@ -44,7 +44,8 @@ class Factor:
 
     @classmethod
     def of(cls, gram: Tensor, tokens: int) -> "Factor | None":
-        """The factor of the damped Gram matrix (in, in) of `tokens` inputs; None if none is positive definite."""
+        """The factor of the damped Gram matrix (in, in) of `tokens` inputs; None if it is not positive definite with
+        any damping."""
         order = gram.diagonal().argsort(stable=True)
         gram = gram[order]
         gram = gram[:, order]
@@ -64,7 +65,7 @@ class Factor:
 
     @property
     def weights(self) -> Tensor:
-        """(in,), in the layout's order: the weight of each column's squared error, if later ones make up for it."""
+        """(in,), in the layout's order: the weight of each column's squared error, if others compensate for it."""
         diagonal = self.lower.diagonal()
         return torch.empty_like(diagonal).index_copy_(0, self.order, diagonal.square())
 
@@ -77,7 +78,8 @@ class Factor:
         return total
 
     def adapted(self, weight: Tensor, cross: Tensor) -> Tensor:
-        """The weight (out, in) whose outputs of rounded inputs are closest to those of `weight` and the original ones.
+        """The weight (out, in) whose outputs for rounded inputs are closest to those of `weight` for the original
+        inputs.
 
         H is of the rounded inputs X + N, `cross` (in, in) Nᵀ(X + N): W' = W Xᵀ(X + N) H⁻¹ = W - W Nᵀ(X + N) H⁻¹.
         """
@@ -87,7 +89,7 @@ class Factor:
         return weight.index_add(1, self.order, found, alpha=-1)
 
     def undamped_errors(self, difference: Tensor) -> Tensor:
-        """(out,) squared output errors of a weight error (out, in), without the part of the damping."""
+        """(out,) squared output errors of a weight error (out, in), without the contribution of the damping."""
         return self.errors(difference) - self.damping * difference.square().sum(dim=1)
 
 
@@ -101,7 +103,7 @@ class Compensated:
 
     @property
     def values(self) -> Tensor:
-        """(out, in) float32 values of the scaled weight that the levels stand for."""
+        """(out, in) float32 values of the levels, of the scaled weight."""
         grouped = self.levels.float().unflatten(1, (self.steps.shape[1], -1))
         values: Tensor = grouped.mul_(self.unit * self.steps.unsqueeze(2)).flatten(1)
         return values
@@ -112,7 +114,7 @@ class Compensated:
 
 
 def compensate(weight: Tensor, pre_quant_scale: Tensor, factor: Factor, grid: Grid) -> Compensated:
-    """Round `weight` (out, in) / `pre_quant_scale` (in,), whose inputs are multiplied by the latter.
+    """Round `weight` (out, in) / `pre_quant_scale` (in,), whose inputs are multiplied by `pre_quant_scale`.
 
     `factor`: of the inputs before that multiplication.
     """
@@ -147,7 +149,7 @@ class _Work:
         self._kernels = rounding_kernels(columns.device)
 
     def round(self) -> None:
-        """Round all columns, from the last to the first, so that each makes up for the errors of those behind it."""
+        """Round all columns, from the last to the first, so that each compensates for the errors of later columns."""
         lower = self._factor.lower
         for block in self._blocks():
             shares = lower[block.start :, block] / lower.diagonal()[block]
@@ -155,9 +157,9 @@ class _Work:
             self._round(block, shares[width:], shares[:width].tril_(-1), self._errors[block.stop :])
 
     def refine(self) -> None:
-        """Round all columns once more, to what is best with all others as they are."""
+        """Round all columns again, each to the best level with all others fixed."""
         if self._kernels is not None:
-            del self._columns, self._errors  # their memory
+            del self._columns, self._errors  # to free memory
             levels = self.levels.T.contiguous()
             ends = None if self._ends is None else self._ends.T.contiguous()
             gradients, steps = self._gradients(), self._steps.T.contiguous()
@@ -170,7 +172,7 @@ class _Work:
         for block in self._blocks():
             shares = gram[:, block] / gram.diagonal()[block]
             inside = shares[block].tril(-1)
-            shares[block].triu_(1)  # the columns behind count with their new errors, in `inside`
+            shares[block].triu_(1)  # later columns of the block count with their new errors, in `inside`
             self._round(block, shares, inside, self._errors)
 
     def _blocks(self) -> Iterator[slice]:
@@ -195,7 +197,7 @@ class _Work:
         """Round the columns of a block to their targets: themselves, less shares of errors.
 
         `outside` (columns, block): the shares of the `errors` (columns, out); `inside` (block, block), lower
-        triangular: those of the errors that are made here.
+        triangular: the shares of this block's own errors.
         """
         product = outside.to(errors.dtype).T @ errors if len(errors) else None
         quanta = (self._steps[self._groups[block]] * self._scales[block].unsqueeze(1)).clamp_(min=_TINY)
@@ -222,7 +224,7 @@ def _round_block(
     targets = (columns if product is None else columns - product).flip(0)
     quanta, negative = quanta.flip(0), columns.flip(0).neg_()
     limits = None if ends is None else ends.flip(0)
-    levels, differences = torch.empty_like(targets), torch.zeros_like(targets)  # columns to come add nothing
+    levels, differences = torch.empty_like(targets), torch.zeros_like(targets)  # zero for columns to come
     for first in range(0, len(columns), _SPAN):
         span = slice(first, min(first + _SPAN, len(columns)))
         if first:

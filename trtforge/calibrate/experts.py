@@ -17,16 +17,16 @@ def watch_experts(experts: nn.Module, seen: Seen) -> Callable[[], None]:
 
 
 def watch_stacked_experts(experts: nn.Module, seen: Seen) -> Callable[[], None]:
-    """As `watch_experts`, of Llama 4, whose experts get all tokens, scaled by their scores: zero where not chosen."""
+    """`watch_experts` for Llama 4: each expert gets all tokens scaled by their scores, zero for tokens of others."""
     compute_chosen(experts, seen)
     return lambda: compute_chosen(experts)
 
 
 def watch_biased_experts(experts: nn.Module, seen: Seen) -> Callable[[], None]:
-    """As `watch_experts`, of GPT-OSS, whose experts are stacked and have biases and a gate of their own."""
+    """`watch_experts` for GPT-OSS, whose experts are stacked and have biases and their own gate function."""
 
     def forward(self: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """As `_routed`'s."""
+        """Like the function that `_routed` returns."""
         result = torch.zeros_like(hidden)
         for expert in chosen.unique().tolist():
             tokens, slot = torch.where(chosen == expert)

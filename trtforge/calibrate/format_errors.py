@@ -1,4 +1,4 @@
-"""What each number format does to a linear layer: its weights' output error from second moments, its inputs' rounding.
+"""Errors of each number format in a linear layer: the weights' output error from second moments, the inputs' rounding.
 
 With inputs X and a weight error D, the squared output error is ‖X Dᵀ‖².
 """
@@ -34,7 +34,7 @@ from trtforge.runtime.linears.nvfp4_linear import from_e2m1, round_to_nvfp4
 
 @dataclass(frozen=True)
 class Modules:
-    """Modules of linear layers: `joined` in one matrix, with one AWQ scale; `together`: those of one FP8 scale."""
+    """Modules of linear layers: `joined` in one matrix with one AWQ scale; `together`: with one FP8 scale."""
 
     joined: Sequence[str]
     together: Sequence[str]
@@ -53,11 +53,11 @@ class ObservedLinear:
 def weight_errors(linear: ObservedLinear, quant: QuantFormat, calibration: Calibration) -> Tensor:
     """(out,) squared output errors of the format's weights, summed over the tokens of the statistics.
 
-    `calibration`: of this format, or for fp8 of any. Raises ForgeError if it lacks what the format needs.
+    `calibration`: for this format; for fp8, any. Raises ForgeError if it lacks data that the format needs.
     """
     restored, statistics = _restored(linear, quant, calibration), linear.statistics
     errors = statistics.output_errors(restored - linear.weight)
-    if quant == "nvfp4" and statistics.noise is not None:  # of which compensated weights let less pass
+    if quant == "nvfp4" and statistics.noise is not None:  # input noise, which compensated weights reduce
         errors += (restored.square() - linear.weight.square()) @ statistics.noise
     return errors.clamp_(min=0.0)
 
@@ -65,7 +65,7 @@ def weight_errors(linear: ObservedLinear, quant: QuantFormat, calibration: Calib
 def input_rounding(modules: Modules, quant: QuantFormat, calibration: Calibration) -> Callable[[Tensor], Tensor]:
     """A function that rounds inputs (tokens, in) float32 as the format does, with the calibration's scales."""
     bound, vector = {"fp8": FP8_MAX, "w4a8_awq": FP8_MAX, "int8_sq": INT8_MAX, "nvfp4": E2M1_MAX * FP8_MAX}, None
-    if quant not in bound:  # the inputs of weight-only formats stay as they are
+    if quant not in bound:  # weight-only formats do not round inputs
         return lambda inputs: inputs
     amax = torch.stack([calibration.input_amax(module) for module in modules.together]).amax()
     if quant in ("w4a8_awq", "int8_sq"):
@@ -88,7 +88,7 @@ def input_rounding(modules: Modules, quant: QuantFormat, calibration: Calibratio
 
 
 def _restored(linear: ObservedLinear, quant: QuantFormat, calibration: Calibration) -> Tensor:
-    """The weight that the format's codes stand for."""
+    """The dequantised weight."""
     weight = linear.weight
     match quant:
         case "fp8":

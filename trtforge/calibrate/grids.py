@@ -20,7 +20,7 @@ from trtforge.runtime.linears.float8 import round_to_e4m3
 from trtforge.runtime.linears.nvfp4_linear import round_to_e2m1
 from trtforge.runtime.native.rounding import Levels, rounding_kernels
 
-INT4_RATIOS = tuple(round(1 - 0.05 * step, 2) for step in range(7))  # of a group's amax, tried as its range
+INT4_RATIOS = tuple(round(1 - 0.05 * step, 2) for step in range(7))  # of a group's amax, candidates for its range
 NVFP4_RATIOS = (1.0, 0.94, 0.88, 0.82, 0.76, 1.125, 1.25, 1.375, 1.5)  # 1.5: the largest weight becomes 4, not 6
 _ROWS = 1024  # outputs whose steps are searched at once
 _TINY = torch.finfo(torch.float32).tiny
@@ -29,7 +29,7 @@ _TINY = torch.finfo(torch.float32).tiny
 class Grid(Protocol):
     """Levels (multiples of a step) that a weight can have; `group` weights of an output share a step.
 
-    Levels are multiples of `unit`; `levels` names them for the kernels.
+    Levels are multiples of `unit`; `levels`: their name for the kernels.
     """
 
     @property
@@ -43,23 +43,23 @@ class Grid(Protocol):
 
     @property
     def ends(self) -> Tensor | None:
-        """(in, out) int8: the level that a weight is limited to, or 0; None if none is."""
+        """(in, out) int8: the fixed level of a weight, 0 if free; None if all weights are free."""
 
     def round_(self, values: Tensor) -> Tensor:
         """`values`, overwritten by the nearest levels."""
 
     def best_steps(self, columns: Tensor, weights: Tensor) -> Tensor:
-        """(out,) each output's step in a group of `columns` (group, out): the one with the least squared error, by the
-        `weights` (group,) of the columns."""
+        """(out,) the step of each output in a group of `columns` (group, out), with the least squared error weighted by
+        `weights` (group,)."""
 
     def nearest(self, weight: Tensor) -> Tensor:
-        """(out, in) `weight` rounded to the nearest, with the steps that the largest magnitudes of groups give."""
+        """(out, in) `weight` rounded to the nearest level, with steps from the largest magnitudes of groups."""
 
     def fitted(self, weight: Tensor, weights: Tensor) -> "Grid":
-        """The grid for a weight (out, in), with what is chosen for it as a whole, by the `weights` (in,) of columns."""
+        """The grid with parameters fitted to a whole weight (out, in); `weights` (in,) of the columns' errors."""
 
     def stored(self, levels: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes and scales as in rank files, of `levels` (out, in) int8 in units and `steps` (out, in / group)."""
+        """Codes and scales as in rank files, from `levels` (out, in) int8 in units and `steps` (out, in / group)."""
 
     def of_rows(self, rows: slice | Tensor) -> "Grid":
         """The grid of some outputs."""

@@ -1,8 +1,8 @@
-"""The scale of a layer's KV cache that disturbs its attention least, instead of the one that the largest value needs.
+"""Searches the scale of a layer's KV cache with the smallest error of its attention, instead of using the amax.
 
 A smaller scale clips the few largest keys and values and rounds all others less (INT8), or moves more of them out of
-E4M3's subnormal numbers. Each candidate is tried on some of the samples: the layer computes with its keys and values
-rounded as the cache would hold them.
+E4M3's subnormal numbers (FP8). Each candidate is tried on some of the samples: the layer computes with keys and values
+rounded as in the cache.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from trtforge.models.transforms import quantize_fp8
 from trtforge.reference.streaming import CacheObserver, LoadedLayer
 
 PROBED_BATCHES = 4
-_SHARES = tuple(round(1 - 0.05 * step, 2) for step in range(1, 13))  # of the largest magnitude, tried as INT8's range
-_PATIENCE = 2  # ranges in a row that are worse than the best
-_HEADROOM = (2.0, 2.5, 3.2, 8.0, 32.0)  # times the largest magnitude, tried as FP8's range: a range may not clip
-_LEAST_GAIN = 0.02  # of the squared error, below which the scale of the largest magnitude stays
+_SHARES = tuple(round(1 - 0.05 * step, 2) for step in range(1, 13))  # of the amax, candidates for INT8's range
+_PATIENCE = 2  # consecutive ranges that are worse than the best
+_HEADROOM = (2.0, 2.5, 3.2, 8.0, 32.0)  # times the amax, candidates for FP8's range, which must not clip
+_LEAST_GAIN = 0.02  # of the squared error; with a smaller gain the scale of the largest magnitude is kept
 
 
 def largest_scale(amax: Tensor, quant: KvCacheFormat) -> Tensor:
-    """(1,) the scale for the largest magnitude `amax` (1,); of FP8 at least 1, as ModelOpt's."""
+    """(1,) the scale for the largest magnitude `amax` (1,); for FP8 at least 1, as in ModelOpt."""
     scale = amax / CACHE_BOUNDS[quant]
     return scale.clamp(min=1.0) if quant == "fp8" else scale
 
@@ -38,8 +38,8 @@ def search_scale(
 ) -> Tensor:
     """(1,) float32: the candidate with the smallest squared error of the attention's output.
 
-    `attention`: the module of the layer whose output counts. `inputs`: hidden states of the first batches before the
-    layer. `amax`: largest key or value of all batches.
+    `attention`: the module of the layer whose output is compared. `inputs`: hidden states of the first batches before
+    the layer. `amax`: largest key or value of all batches.
     """
     plain = largest_scale(amax, quant)
     expected = [_output(layer, attention, batch, hidden) for batch, hidden in enumerate(inputs)]
@@ -62,12 +62,12 @@ def search_scale(
             least, best = found, scale
         if worse == _PATIENCE and quant == "int8":  # clipping only grows from here
             break
-    cache.take()  # the candidates' values are not the model's
+    cache.take()  # discards the amax of the candidates' rounded values
     return best.clone()
 
 
 class _Computed(BaseException):
-    """Ends a layer's forward pass: nothing after the attention is needed. No error, so that nothing handles it."""
+    """Ends a layer's forward pass after the attention. Not an Exception, so that no handler catches it."""
 
     def __init__(self, output: Tensor) -> None:
         super().__init__()

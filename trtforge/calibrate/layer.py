@@ -22,12 +22,12 @@ from trtforge.models.weight_only import row_parts
 
 @dataclass(frozen=True)
 class Needs:
-    """What the weight and KV cache formats need from calibration. `group_size`: of AWQ.
+    """The measurements that the weight and KV cache formats need. `group_size`: of AWQ.
 
-    `kv_search`: the format for which scales of the KV cache are searched; none: the amax is enough.
-    `magnitudes`: the amax of each linear's input becomes a scaling factor. `compensated`: weights are rounded here,
-    with compensation: to INT4; to NVFP4 if the noise of NVFP4 inputs is measured (`nvfp4`); or to what TensorRT-LLM's
-    build makes INT4 with one scale an output (`whole_rows`). `clip` has no effect then: ranges are always searched.
+    `kv_search`: the format for which scales of the KV cache are searched; none: the amax suffices. `magnitudes`: the
+    amax of each linear's input becomes a scaling factor. `compensated`: weights are rounded here, with compensation: to
+    INT4; to NVFP4 if the noise of NVFP4 inputs is measured (`nvfp4`); or to values that TensorRT-LLM's build rounds to
+    INT4 with one scale per output (`whole_rows`). `clip` then has no effect, as ranges are always searched.
     """
 
     magnitudes: bool = True
@@ -115,7 +115,7 @@ class LayerObserver:
 
     @property
     def attention(self) -> nn.Module:
-        """The module with the query, key and value projections; the whole layer if they are spread."""
+        """The module with the query, key and value projections; the whole layer if they are not in one module."""
         row = next((row for row in self._linears if row.target == "attention.qkv"), None)
         name = row.parts[0].module.rpartition(".")[0] if row else ""
         return self.module(name) if name else self._layer
@@ -124,7 +124,7 @@ class LayerObserver:
         rounded = round_linears(inputs, smoothed=self._needs.awq, columns=self._needs.channels)
         found.codes |= rounded.codes
         for name, tensor in rounded.tensors.items():
-            if name.endswith(".weight_column_amax"):  # what the codes stand for may be larger than the weight
+            if name.endswith(".weight_column_amax"):  # dequantised codes may be larger than the weight
                 tensor = torch.maximum(found.tensors[name], tensor)
             found.tensors[name] = tensor
 
@@ -165,12 +165,12 @@ class LayerObserver:
             yield from self._expert_weights(experts)
 
     def _inputs(self, measured: Mapping[str, Tensor]) -> Iterator[list[Input]]:
-        """The inputs of the linears, those together whose linears share a pre-quantisation scale.
+        """The inputs of the linears, grouped by shared pre-quantisation scale.
 
         `measured`: results so far.
 
-        All linears that read one input share one, also those that TensorRT-LLM's layers do not join: so the codes are
-        right for every layout (models.checkpoint_plan, `shared_pre_quant_scale`).
+        All linears that read one input share a scale, also those that TensorRT-LLM's layers do not join, so that the
+        codes are valid for every layout (models.checkpoint_plan, `shared_pre_quant_scale`).
         """
         for row in self._linears:
             if row.shares_input is None:
@@ -218,7 +218,7 @@ class LayerObserver:
         return Input(statistics, names, heights, stored.float, grid)
 
     def _int4_grid(self, inputs: Tensor, *readers: Linear | Experts) -> Grid:
-        """The grid of linears that read `inputs`, one value each."""
+        """The grid of the linears `readers`; `inputs` (in,) has one value per input."""
         if not self._needs.whole_rows:
             return Int4Grid(self._needs.group_size)
         split = any(row.split is Split.ROW for row in readers)
@@ -231,7 +231,8 @@ class LayerObserver:
         return tensor.mT if row.stacked else tensor
 
     def _expert_module(self) -> nn.Module:
-        """The module with all experts; the classes of `transformers` 5 call it alike unless checkpoints stack them."""
+        """The module with all experts; it is mlp.experts in all classes of `transformers` 5 unless checkpoints stack
+        experts."""
         row = self._experts[0]
         return self._layer.get_submodule(row.parts[0].module.partition(".{}")[0] if row.stacked else "mlp.experts")
 

@@ -9,7 +9,7 @@ def forward_dtype(source: str, device: str, *, means_only: bool) -> ModelDtype:
     """Dtype of the forward pass of a model in `source`: the model's own on a GPU, as in other tools; float32 on a CPU.
 
     `means_only` (INT4-AWQ): only mean activations are kept, in which rounding averages out; an amax would become a
-    scaling factor as it is. Then a bfloat16 model runs in bfloat16 on a CPU too, if that is faster.
+    scaling factor directly. Then a bfloat16 model runs in bfloat16 on a CPU too, if that is faster.
     """
     if device != "cpu":
         return model_dtype("auto", source)

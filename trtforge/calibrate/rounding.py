@@ -1,4 +1,4 @@
-"""Compensated rounding of the linears that read an input: which codes they get, and with which scale."""
+"""Compensated rounding of the linears that read an input: their codes and scales."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,15 +12,15 @@ from trtforge.calibrate.grids import Grid
 from trtforge.calibrate.statistics import InputStatistics
 from trtforge.formats.calibration import LEAST_TOKENS
 
-_REPORTED_ROWS = 64  # outputs of each linear whose errors are reported, and decide between the ways of rounding
+_REPORTED_ROWS = 64  # outputs of each linear whose errors are reported and decide how it is rounded
 _MAX_ELEMENTS = 1 << 24  # weight elements rounded at once
 
 
 @dataclass(frozen=True)
 class Input:
-    """An input and the linears that read it: their names within the layer, and their outputs.
+    """An input and the linears that read it: their names within the layer and their numbers of outputs.
 
-    `weight` returns their matrices, one below the other, (sum of `outputs`, in) float32; `grid`: of their outputs.
+    `weight` returns their concatenated matrices, (sum of `outputs`, in) float32; `grid`: of all outputs.
     """
 
     statistics: InputStatistics
@@ -39,12 +39,12 @@ class Rounded:
 
 
 def round_linears(inputs: Sequence[Input], *, smoothed: bool = True, columns: bool = False) -> Rounded:
-    """Round all linears of `inputs`, which share one pre-quantisation scale if `smoothed`. Uses up the statistics.
+    """Round all linears of `inputs`, which share one pre-quantisation scale if `smoothed`. Consumes the statistics.
 
-    It is one, unless several inputs share it (a layer's experts): then the mean of the scales that AWQ finds. Linears
-    without codes in the result are to be rounded to the nearest: those of an input with fewer tokens than LEAST_TOKENS,
-    and those that compensation does not improve.
-    `columns`: also the largest magnitude in each column of what the codes stand for.
+    That scale is 1, unless several inputs share it (a layer's experts) or the input has fewer tokens than LEAST_TOKENS:
+    then it is the mean of the scales that AWQ finds. Linears without codes in the result must be rounded to the
+    nearest: those of an input with fewer tokens than LEAST_TOKENS, and those that compensation does not improve.
+    `columns`: also return the largest magnitude in each column of the dequantised codes.
     """
     found = Rounded()
     choice = AwqChoice(0.0, torch.ones_like(inputs[0].statistics.channel_amax), 0.0)
@@ -67,14 +67,14 @@ def _mean_of_awq(inputs: Sequence[Input]) -> AwqChoice:
 
 
 def _in_every_dtype(scale: Tensor) -> Tensor:
-    """The scale rounded to values that all dtypes of a checkpoint hold: the codes are right for each of them."""
+    """The scale rounded to values of all dtypes of a checkpoint, so that the codes are valid for each dtype."""
     return scale.bfloat16().float()
 
 
 class _Linears:
     """The linears of an input, with the pre-quantisation scale of `choice`.
 
-    What is rounded with compensation is `_target`, the weight itself unless the inputs are rounded.
+    `_target` is rounded with compensation: the weight itself, unless inputs are rounded too.
     """
 
     def __init__(self, own: Input, choice: AwqChoice) -> None:
@@ -117,7 +117,7 @@ class _Linears:
     def _report(
         self, errors_of: Callable[[Tensor], Tensor], found: Rounded, smoothed: bool
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """What rounding to the nearest leaves; the energies of the outputs and their errors.
+        """Add the errors of rounding to the nearest to `found`; returns the outputs' energies and errors.
 
         `errors_of`: the output errors (rows,) of a weight error (rows, in).
         """
@@ -134,11 +134,11 @@ class _Linears:
             }
             if smoothed:
                 found.tensors[f"{name}.alpha"] = torch.tensor([self._choice.alpha])
-                found.tensors[f"{name}.pre_quant_scale"] = self._choice.pre_quant_scale.clone()  # none shares memory
+                found.tensors[f"{name}.pre_quant_scale"] = self._choice.pre_quant_scale.clone()  # not shared in memory
         return energies, errors
 
     def _by_name(self, errors: Tensor) -> dict[str, float]:
-        """The sums of the errors of the reported outputs; at least 0, whatever the damping takes off."""
+        """The sums of the errors of the reported outputs; at least 0, also after the damping's part is subtracted."""
         parts = errors.split(self._sampled)
         return {name: max(0.0, float(part.sum())) for name, part in zip(self._own.names, parts, strict=True)}
 

@@ -1,8 +1,8 @@
-"""INT4 with one scale an output, as TensorRT-LLM's build finds it in a weight-only checkpoint.
+"""INT4 with one scale per output, as TensorRT-LLM's build computes it from a weight-only checkpoint.
 
-The build takes the largest magnitude of an output / 8 as its scale (runtime.linears.weight_only), a rank of a
-row-parallel linear that of its own columns. Codes can be handed to it only where each of these parts has a code at the
-end of the range, 7 or -8 (models.weight_only): one column of each part is limited to that code.
+The build takes the largest magnitude of an output / 8 as its scale (runtime.linears.weight_only), on a rank of a
+row-parallel linear, of the rank's columns. The build reproduces codes only if each of these parts has a code at an end
+of the range, 7 or -8 (models.weight_only). So one column of each part is fixed to such a code.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from trtforge.runtime.linears.weight_only import quantize_weight_only
 from trtforge.runtime.native.rounding import Levels
 
 _LOWEST, _HIGHEST = -8, 7
-_RATIOS = tuple(round(1.075 - 0.05 * step, 3) for step in range(11))  # of an output's amax, tried as its range
+_RATIOS = tuple(round(1.075 - 0.05 * step, 3) for step in range(11))  # of an output's amax, candidates for its range
 _WIDTH = 64  # columns rounded together
 _FITTED_ROWS = 1024  # outputs whose steps are searched at once
 _TINY = torch.finfo(torch.float32).tiny
@@ -24,10 +24,10 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True)
 class RowGrid:
-    """Integers from -8 to 7; a step for each output. `parts`: of the `inputs`, each with a code at an end of the range.
+    """Integers from -8 to 7, one step per output. `parts`: of the `inputs`, each with a code at an end of the range.
 
-    Once fitted: `steps` (out,) float32 values that bfloat16 has, and `ends` (in, out) int8: 7 or -8 where a column is
-    limited to it, else 0.
+    Once fitted: `steps` (out,) float32 values that bfloat16 can represent, and `ends` (in, out) int8: 7 or -8 if fixed,
+    else 0.
     """
 
     inputs: int
@@ -60,7 +60,7 @@ class RowGrid:
             steps = (amax * (ratio / -_LOWEST)).bfloat16().float().clamp_(min=_TINY)
             scaled = rows / steps.unsqueeze(1)
             squares = (scaled.round().clamp_(_LOWEST, _HIGHEST) - scaled).square_() * weights
-            forced = self._to_ends(scaled)[0] * weights - squares  # what the column of a part with an end costs more
+            forced = self._to_ends(scaled)[0] * weights - squares  # additional loss if this column has the end
             loss = squares.sum(dim=1) + forced.unflatten(1, (self.parts, -1)).amin(dim=2).sum(dim=1)
             loss *= steps.square()
             better = (loss < least) & (amax > 0)

@@ -1,8 +1,8 @@
 """Predicts the damage of quantising linear layers, alone and in each format, in one pass over a few samples.
 
-The output error of a linear layer follows from the second moments of its input (calibrate.format_errors). How far such
-an error reaches, the output of the decoder layer tells once for all formats: noise of that size is added to the linear
-layer's output in the first samples.
+The output error of a linear layer follows from the second moments of its input (calibrate.format_errors). Its effect on
+the decoder layer's output is measured in the first samples, with noise of the same size added to the linear layer's
+output.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from trtforge.reference.streaming import LayerStream, LoadedLayer
 from trtforge.reference.weights import LayerWeights
 
 _WINDOWS = 16  # of the gate's data
-_PROBED = 2  # of them are disturbed
+_PROBED = 2  # of them get noise
 
 
 def predict_damages(
@@ -41,8 +41,8 @@ def predict_damages(
 ) -> tuple[Predicted, ...]:
     """The linear layers of `source` that can be left unquantised, in order, with the damage in each of `formats`.
 
-    Experts are skipped, because they cannot be excluded. Raises ForgeError for a damaged calibration, one of another
-    model or without what a format needs, and for unusable data.
+    Experts are skipped, because they cannot be excluded. Raises ForgeError for a calibration that is damaged, of
+    another model or lacks what a format needs, and for unusable data.
     """
     calibrated, checkpoint = open_calibration(calibration), open_checkpoint(source)
     family = family_of_checkpoint(checkpoint)
@@ -92,15 +92,15 @@ def _observed(observer: LayerObserver, groups: Sequence[tuple[str, ...]]) -> dic
 
 @dataclass(frozen=True)
 class _Probe:
-    """Disturbs linear layers, on some batches, and sees what becomes of the decoder layer's output."""
+    """Disturbs linear layers on some batches and measures the error of the decoder layer's output."""
 
     loaded: LoadedLayer
     inputs: Sequence[Tensor]
     observer: LayerObserver
 
     def damage(self, disturbed: Mapping[str, tuple[Callable[[Tensor], Tensor], Tensor]]) -> float:
-        """Relative error of the layer's output. `disturbed`: by module, what rounds its inputs, and the standard
-        deviation of each output's noise."""
+        """Relative error of the layer's output. `disturbed`: by module, the function that rounds its inputs, and the
+        standard deviation of each output's noise."""
         generator, hooks = torch.Generator().manual_seed(0), []
         for name, (rounded, deviation) in disturbed.items():
             module = self.observer.module(name.removeprefix(f"{self.observer.prefix}."))

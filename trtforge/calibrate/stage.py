@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
 TOKENS_AT_ONCE = 1024  # enough for efficient matrix products
 METHOD = 2
-"""Raised when the same model and data give other tensors than before: earlier calibrations are not used again."""
+"""Version of the method; raised if the same model and data give different tensors, so that earlier calibrations are not
+reused."""
 
 
 class CalibrateConfig(Config):
@@ -75,8 +76,7 @@ def calibrate(
 
     Raises ForgeError, before the model runs, for an unknown architecture, tensors that do not match config.json, an LM
     head that differs from the embedding it is tied to, a group size that fits no layout, and data that is missing,
-    empty or of another vocabulary; for a rounding that the format does not have or that needs no calibration
-    (UsageError).
+    empty or of another vocabulary. Raises UsageError for a rounding that the format lacks or that needs no calibration.
     """
     require_measured(config)
     checkpoint = open_checkpoint(source)
@@ -127,12 +127,12 @@ def calibrate(
 
 
 def rounding_here(config: CalibrateConfig) -> RoundingMethod:
-    """How the calibration rounds weights: it has data, so the default is never that of a format without."""
+    """How the calibration rounds weights; the default is that for formats with data."""
     return rounding_method(config.format, config.rounding, data=True)
 
 
 def require_measured(config: CalibrateConfig) -> None:
-    """Raises UsageError for a rounding that the format does not have, or for which nothing has to be measured."""
+    """Raises UsageError for a rounding that the format lacks, or that needs no measurements."""
     if config.format != "none" and not measured(config.format, rounding_here(config)):
         raise UsageError(
             f"--rounding {config.rounding} of {config.format} needs no calibration",
@@ -162,7 +162,7 @@ def _require_finite(tensors: "Mapping[str, Tensor]", dtype: ModelDtype) -> None:
 
 
 def needs_of(config: CalibrateConfig) -> "Needs":
-    """What the configured formats need from calibration."""
+    """The measurements that the configured formats need."""
     from trtforge.calibrate.layer import Needs
 
     wanted = FORMATS[config.format]
@@ -193,7 +193,7 @@ def _batches(windows: TokenWindows, size: int) -> "Iterator[torch.Tensor]":
 def _identity(
     config: CalibrateConfig, digests: dict[str, str], samples: SampleFacts, device: UsableDevice, dtype: ModelDtype
 ) -> Identity:
-    """What decides the calibration: a cache hit needs all of it equal."""
+    """Everything that determines the calibration; all of it must match for a cache hit."""
     return Identity(
         stage="calibration",
         config={

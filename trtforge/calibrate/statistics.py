@@ -24,16 +24,16 @@ _BLOCKS = 8  # of columns, in which the upper half of a Gram matrix is computed
 class InputStatistics:
     """Statistics of an input that one or more linears read, float32 on the computing device.
 
-    `channel_amax` and `absolute_sum` (in,). For the AWQ search also `sketch` S (up to SKETCH_ROWS, in): token i, with
-    a random sign, is added to row i mod SKETCH_ROWS. The expectation of SᵀS is the Gram matrix XᵀX of all tokens, so
-    ‖S Dᵀ‖² estimates the output error ‖X Dᵀ‖² of a weight error D (out, in): exact until rows are shared, then a few
-    per cent off, nearly the same for every D (count sketch: Charikar, Chen and Farach-Colton, 2002; of matrices:
-    Clarkson and Woodruff, 2013). Updating it takes no matrix product, and its memory is linear in the width, a Gram
-    matrix's quadratic. Compensated rounding takes a Gram matrix `gram` (in, in) instead, of which only the blocks on
-    and above the diagonal are up to date: with fewer rows than inputs a sketch has directions without any error. It is
-    exact for the first _EXACT tokens for each input, later ones are sketched (`_folded`). For NVFP4 also `noise` (in,):
-    the squared errors that rounding the input to NVFP4 makes. With a Gram matrix, that is one of the rounded inputs
-    X + N instead, and `cross` (in, in) Nᵀ(X + N) takes the place of `noise`.
+    `channel_amax` and `absolute_sum` (in,). For the AWQ search also `sketch` S (up to SKETCH_ROWS, in): token i, with a
+    random sign, is added to row i mod SKETCH_ROWS. The expectation of SᵀS is the Gram matrix XᵀX of all tokens, so ‖S
+    Dᵀ‖² estimates the output error ‖X Dᵀ‖² of a weight error D (out, in): exact until rows are shared, then a few per
+    cent off, nearly the same for every D (count sketch: Charikar, Chen and Farach-Colton, 2002; of matrices: Clarkson
+    and Woodruff, 2013). Updating it takes no matrix product, and its memory is linear in the width, while a Gram
+    matrix's is quadratic. Compensated rounding takes a Gram matrix `gram` (in, in) instead, of which only the blocks on
+    and above the diagonal are up to date: a sketch with fewer rows than inputs has directions of zero error. It is
+    exact for the first _EXACT tokens per input; later ones are sketched (`_folded`). For NVFP4 also `noise` (in,): the
+    squared errors of rounding the input to NVFP4. If there is a Gram matrix, it is that of the rounded inputs X + N,
+    and `cross` (in, in) Nᵀ(X + N) replaces `noise`.
     """
 
     channel_amax: Tensor
@@ -84,7 +84,7 @@ class InputStatistics:
             self.tokens += len(rows)
 
     def _rounded(self, cross: Tensor, rows: Tensor) -> Tensor:
-        """Inputs in NVFP4, with the scale that the largest so far gives; adds their errors to `cross`."""
+        """Inputs in NVFP4, with the scale for the largest magnitude so far; adds their errors to `cross`."""
         scale = nvfp4_global_scale(self.channel_amax.amax())
         rounded: Tensor = round_to_nvfp4(rows, scale).mul_(scale)
         cross += _to_search_dtype(rounded - rows).T @ _to_search_dtype(rounded)  # small beside a sketch's errors
@@ -120,14 +120,14 @@ class InputStatistics:
         return product.mul_(difference if self._products.shape[0] == self._products.shape[1] else product).sum(dim=-1)
 
     def independent_errors(self, difference: Tensor) -> Tensor:
-        """(..., out) the same, as if the errors of a row's elements were uncorrelated; rounding errors nearly are.
+        """(..., out) the same if the errors of a row's elements are uncorrelated, as rounding errors nearly are.
 
         Overwrites `difference`.
         """
         return difference.square_() @ self.square_sum
 
     def take_gram(self) -> Tensor:
-        """The Gram matrix, for the caller to overwrite: no error can be computed any more."""
+        """Release the Gram matrix to the caller, who may overwrite it; errors can no longer be computed."""
         assert self.gram is not None, "the format needs no Gram matrix"
         _mirror(self.gram)
         gram, self.gram = self.gram, None
@@ -135,7 +135,7 @@ class InputStatistics:
         return gram
 
     def take_cross(self) -> Tensor:
-        """`cross`, which is needed no more."""
+        """Release `cross` to the caller."""
         assert self.cross is not None, "the inputs are not rounded"
         cross, self.cross = self.cross, None
         return cross
@@ -158,7 +158,7 @@ class InputStatistics:
 
 
 def nvfp4_errors(rows: Tensor) -> Tensor:
-    """(tokens, in) the errors of inputs in NVFP4, but for the rounding of their block scales to E4M3."""
+    """(tokens, in) the errors of inputs in NVFP4, without the rounding of their block scales to E4M3."""
     blocks = rows.unflatten(1, (-1, NVFP4_BLOCK))
     steps = (blocks.abs().amax(dim=2, keepdim=True) / E2M1_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
     errors: Tensor = round_to_e2m1(blocks / steps).mul_(steps).sub_(blocks).flatten(1)
@@ -166,9 +166,10 @@ def nvfp4_errors(rows: Tensor) -> Tensor:
 
 
 def _folded(rows: Tensor, seen: int) -> Tensor:
-    """Fewer rows with the same expected Gram matrix, once `seen` tokens are many for the width: signed sums of rows.
+    """Signed sums of rows, fewer than `rows`, with the same expected Gram matrix, if `seen` tokens are many for the
+    width.
 
-    The matrix products of a Gram matrix then grow with the logarithm of the tokens.
+    So the cost of a Gram matrix's products grows with the logarithm of the tokens.
     """
     count = min(_MOST_FOLDED, seen // (_EXACT * rows.shape[1]))
     height = len(rows) // count if count > 1 else 0
@@ -187,8 +188,8 @@ def _add_products(gram: Tensor, rows: Tensor) -> None:
 def _add_bfloat16_products(gram: Tensor, rows: Tensor, share: float) -> None:
     """The same in half the time, given bfloat16 rows.
 
-    The result of such a product is rounded to bfloat16. To round little, the product minus what the rows are expected
-    to add, `share` of the matrix so far, is computed; both are added to the float32 sums.
+    The result of such a product is rounded to bfloat16. To keep the rounding small, the expected contribution of the
+    rows (`share` of the matrix so far) is subtracted within the product and added in float32.
     """
     for start, stop in _column_blocks(rows.shape[1]):
         sums = gram[:stop, start:stop]
@@ -212,7 +213,7 @@ def _to_search_dtype(matrix: Tensor) -> Tensor:
 
 
 def _grown(sketch: Tensor, tokens: int) -> Tensor:
-    """The sketch with rows for `tokens` tokens; on demand, because a rarely chosen expert needs few."""
+    """The sketch with rows for `tokens` tokens; grown on demand, because a rarely chosen expert needs few."""
     wanted = min(SKETCH_ROWS, tokens)
     if len(sketch) >= wanted:
         return sketch

@@ -30,7 +30,7 @@ from trtforge.reference.weights import LayerWeights
 _LOG = logging.getLogger(__name__)
 _SAVED = "hidden-states"
 _SECONDS_BETWEEN_SAVES = 60.0
-_PASS_OF_SEARCH = 0.5  # share of the pass over the data in a layer whose scales are searched for, for progress bars
+_PASS_OF_SEARCH = 0.5  # share of the data pass in the time of a layer with an AWQ search, for progress bars
 
 
 class Walk:
@@ -66,7 +66,7 @@ class Walk:
         of_pass = _PASS_OF_SEARCH if self._needs.awq else 1.0
 
         def passed(share: float) -> None:
-            """A part of a layer's pass over the data is done; the search for its scales comes after it."""
+            """Advance the bar by a part of a layer's pass over the data, which precedes the search for its scales."""
             bar.advance(share * of_pass)
 
         first = self._resume(hidden)
@@ -102,7 +102,7 @@ class Walk:
         return self._collect()
 
     def _keep(self, layer: int, tensors: dict[str, Tensor], codes: dict[str, Tensor]) -> None:
-        """Write a layer's results; its codes stay in a file of their own, which conversion reads by rows."""
+        """Write a layer's results; its codes stay in a separate file, which conversion reads by rows."""
         contents = {_results(layer): {name: tensor.float() for name, tensor in tensors.items()}}
         if self._needs.compensated:
             contents[codes_file(layer)] = codes

@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AskedTarget:
-    """The build site's answer, and the GPUs to build on, named as in CUDA_VISIBLE_DEVICES."""
+    """The versions and GPUs that the build site reports, and the GPUs to build on, named as in CUDA_VISIBLE_DEVICES."""
 
     target: EngineTarget
     gpus: tuple[str, ...]
@@ -84,7 +84,8 @@ def asked_target(build: EngineBuild) -> AskedTarget:
 
 
 def _require_target(gpu: Gpu, found: _FoundGpu) -> None:
-    """An engine does not run on another SM; on another GPU of its SM it runs, with kernels tuned for the first."""
+    """Raises ForgeError for another SM, on which the engine cannot run. Warns of another GPU with the target's SM: the
+    engine runs, with kernels tuned for the build's GPU."""
     if str(gpu.sm) != found.sm:
         raise ForgeError(
             f"the engine is for {gpu.name} (SM {gpu.sm}), and the GPU here is {found.gpu} (SM {found.sm})",

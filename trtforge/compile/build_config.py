@@ -65,9 +65,9 @@ class PluginPlan:
 class BuildPlan:
     """The build settings of one engine.
 
-    `limits` and `features` are those of the engine; where they are below the recipe's defaults, `warnings` explains
-    it. `notes` explain settings without a disadvantage. `logits_dtype` is the checkpoint's. `windows`: its sliding
-    windows as the executor takes them; empty without any.
+    `limits` and `features` are those of the engine; if they are below the recipe's defaults, `warnings` explains it.
+    `notes` explain settings without a disadvantage. `logits_dtype` is the checkpoint's. `windows`: its sliding windows
+    in the executor's form; empty without any.
     """
 
     release: Release
@@ -83,7 +83,7 @@ class BuildPlan:
 
     @property
     def runtime_defaults(self) -> dict[str, JsonValue]:
-        """What the engine's config.json tells the executor besides the build; empty if there is nothing to tell.
+        """Settings for the executor in the engine's config.json, besides those of the build; may be empty.
 
         Source: `runtime_defaults` in tensorrt_llm/models/modeling_utils.py (0.17 to 1.2), read by the executor's
         `KvCacheConfig::fillEmptyFieldsFromRuntimeDefaults`.

@@ -1,8 +1,8 @@
 """Whether the config.json that TensorRT-LLM wrote for an engine agrees with the plan.
 
 `build()` changes some fields by itself, with at most a log line. An engine is refused for a difference that the recipe
-or the server would notice: layout, number format, limits below the plan's, the kind of KV cache. Any other one is a
-warning: a choice of kernels, a key that a release leaves out.
+or the server would notice: layout, number format, limits below the plan's, the kind of KV cache. Any other difference
+is a warning: a choice of kernels, a key that a release leaves out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -64,8 +64,8 @@ def _differences(
 ) -> Iterator[str]:
     """Warnings about the fields that we set, except objects and lists: `Engine.save` rewrites the paths in them.
 
-    `dtype` is what a release may write for a plugin's `auto`. `modes`: the speculative decoding modes by their numbers,
-    which a release writes as either. `drafts`: whether the engine speculates.
+    `dtype` is what a release may write for a plugin's `auto`. `modes`: names of the speculative decoding modes by
+    number, as releases write either. `drafts`: whether the engine speculates.
     """
     for name, wanted in decided.items():
         if isinstance(wanted, dict | list):
@@ -98,7 +98,7 @@ def _require(name: str, found: object, wanted: object) -> None:
 
 
 def _spelled(value: object, modes: Mapping[str, str]) -> object:
-    """A value for comparison, whichever way a release writes it.
+    """The common form of a value, for comparison, as releases write it differently.
 
     Enumerations are PAGED up to 1.1, paged from 1.2 on, KVCacheType.PAGED where an encoder falls back to `str`; numbers
     of `modes` are their names; plugins write enable and disable for booleans and null; null and false are both off.

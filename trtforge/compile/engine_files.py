@@ -34,7 +34,7 @@ def check_rank(directory: Path, rank: int) -> tuple[str, ...]:
 def add_runtime_defaults(directory: Path, plan: BuildPlan) -> None:
     """Write the plan's runtime defaults into the engine's config.json, which TensorRT-LLM has just written.
 
-    They are not given to the build: whether every release can write the object that it makes of them is not known.
+    They are not passed to the build, as it is unknown whether every release can write them.
     """
     if not plan.runtime_defaults:
         return

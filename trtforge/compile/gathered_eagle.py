@@ -1,7 +1,7 @@
-"""The EAGLE network of a checkpoint, gathered from its ranks into a directory as Hugging Face has such networks.
+"""Gathers the EAGLE network of a checkpoint from its ranks into a directory in Hugging Face's format.
 
-Of the copies in a checkpoint the first is taken. Rows of fused and split matrices are put back in the order that
-`models.eagle_plan` took them in.
+Of several copies in a checkpoint, the first is used. Rows of fused and split matrices return to the order of the
+source, the reverse of `models.eagle_plan`.
 """
 
 import json

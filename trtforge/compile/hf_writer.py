@@ -1,4 +1,4 @@
-"""Write a TensorRT-LLM checkpoint as the shards of a Hugging Face one, gathering blocks in row slabs.
+"""Write a TensorRT-LLM checkpoint as shards of a Hugging Face checkpoint, gathering blocks in row slabs.
 
 Memory is bounded by the slab size. Digests are computed while writing; finished shards of an interrupted run are
 reused.

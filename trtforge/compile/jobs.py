@@ -1,4 +1,4 @@
-"""Run programs in parallel, each with its own log; the first failure ends the others, and none outlives trtforge."""
+"""Run programs in parallel, each with its own log; the first failure ends the others, and all end with trtforge."""
 
 import os
 import signal
@@ -73,7 +73,7 @@ def run_jobs(lanes: Sequence[Sequence[AnyJob]], observer: Observer[AnyJob]) -> N
                 for lane, process in list(running.items()):
                     observer.look(process.job)
                     status = process.poll()
-                    signals.raise_if_any()  # before the job's failure is raised, which may be caused by the same signal
+                    signals.raise_if_any()  # before the job's failure, which may have the same cause
                     if status is None:
                         continue
                     process.end(_GRACE)

@@ -103,7 +103,7 @@ class LlmapiPlan:
 
 @dataclass(frozen=True)
 class _HfPositions:
-    """The position limits of a model that trtforge has no family for."""
+    """The position limits of a model whose family trtforge does not have."""
 
     max_position_embeddings: int | None
     rotary_scaling: dict[str, Any] | None
@@ -145,7 +145,7 @@ def plan_for_hugging_face(
 def plan_for_hf_config(
     found: HfConfig, parallel: Parallel, config: EngineConfig, *, fp8_cache: bool = False
 ) -> LlmapiPlan:
-    """As `plan_for_hugging_face`, for the config.json of a checkpoint that need not be on this machine."""
+    """Like `plan_for_hugging_face`, from the config.json of a checkpoint that need not be on this machine."""
     _require_split(found, parallel)
     warnings = _require_stored_formats(found, None if config.target.gpu is None else gpu_named(config.target.gpu))
     text = _text_config(found)
@@ -176,8 +176,11 @@ def _facts(config: HfConfig, text: HfConfig, parallel: Parallel) -> LlmApiModel:
 
 
 def _require_split(config: HfConfig, parallel: Parallel) -> None:
-    """Key and value heads are split, or repeated where there are fewer than ranks (`duplicate_kv_weight`,
-    _torch/models/modeling_utils.py); pipeline stages may differ by one layer (`pp_layers`, mapping.py)."""
+    """Raises ForgeError if the ranks cannot split the heads or layers.
+
+    Key and value heads are repeated if there are fewer than ranks (`duplicate_kv_weight`,
+    _torch/models/modeling_utils.py); pipeline stages may differ by one layer (`pp_layers`, mapping.py).
+    """
     values = _text_config(config).values
     heads, kv_heads, layers = (
         value if isinstance(value := values.get(f"num_{name}"), int) and value > 0 else None
@@ -275,7 +278,7 @@ def _with_lora(features: FeaturesConfig) -> FeaturesConfig:
 
 
 def _tokens_per_block(config: EngineConfig, limits: EngineLimits) -> int | None:
-    """None where the release has no such argument and none is asked for: its blocks have TOKENS_PER_BLOCK tokens."""
+    """None if the release lacks the argument and the recipe does not set it: blocks have TOKENS_PER_BLOCK tokens."""
     key = "kv_cache_config.tokens_per_block"
     had = has_argument(config.target.tensorrt_llm, key)
     return limits.tokens_per_block if had or config.tokens_per_block is not None else None

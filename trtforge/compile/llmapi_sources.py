@@ -115,7 +115,7 @@ class CheckpointSource:
 class HuggingFaceSource:
     """A Hugging Face checkpoint that is used as it is.
 
-    Its weights are hard-linked into the artifact if possible, which is then complete, movable and takes little space.
+    Its weights are hard-linked into the artifact if possible; so the artifact is complete, movable and small.
     """
 
     checkpoint: HfCheckpoint
@@ -149,7 +149,7 @@ class HuggingFaceSource:
         return {}
 
     def _add_older_names(self, path: Path) -> None:
-        """Leaves a config.json that has them, or needs none, as it is."""
+        """Add the older names of config.json's keys, unless it has them or does not need them."""
         values = self.checkpoint.config.values
         if (named := with_older_names(values)) != values:
             _write_json(path, named)
@@ -160,7 +160,7 @@ Source = CheckpointSource | HuggingFaceSource
 
 @dataclass(frozen=True)
 class Beside:
-    """What lies in an engine's directory beside the model: a draft model and LoRA adapters, by their directories."""
+    """The files in an engine's directory beside the model: a draft model and LoRA adapters, by their directories."""
 
     draft: HuggingFaceSource | None
     adapters: tuple[Path, ...]
@@ -179,7 +179,7 @@ class Beside:
         return {f"{DRAFT_DIRECTORY}/{name}": digest for name, digest in draft.items()} | files
 
     def write(self, out: Path, progress: Progress) -> None:
-        """Write them below `out`. The task id of an adapter is its place in the recipe, from 1."""
+        """Write the files below `out`. The task id of an adapter is its position in the recipe, from 1."""
         if self.draft is not None:
             (out / DRAFT_DIRECTORY).mkdir(exist_ok=True)
             self.draft.write(out / DRAFT_DIRECTORY, progress)
@@ -208,17 +208,20 @@ def write_engine(
 
 
 def _with_names_inside(modules: Sequence[str]) -> tuple[str, ...]:
-    """Excluded modules, those of a multimodal model's language model also under the names that they have in it.
+    """The excluded modules; those of a multimodal model's language model also by their names within that model.
 
-    TensorRT-LLM makes the language model a model of its own and gives it the list unchanged (`get_sub_model_config` in
-    tensorrt_llm/_torch/models/modeling_gemma3vl.py, 1.3.0rc3; modeling_mistral.py likewise).
+    TensorRT-LLM creates the language model as a separate model and passes it the list unchanged (`get_sub_model_config`
+    in tensorrt_llm/_torch/models/modeling_gemma3vl.py, 1.3.0rc3; modeling_mistral.py likewise).
     """
     inside = (name.removeprefix(NESTED) for name in modules if name.startswith(NESTED))
     return (*modules, *inside)
 
 
 def _require_published_names(checkpoint: HfCheckpoint) -> None:
-    """Source: `filter_weights("language_model", ...)` in tensorrt_llm/_torch/models/modeling_gemma3vl.py."""
+    """Raises ForgeError for names that TensorRT-LLM does not read.
+
+    Source: `filter_weights("language_model", ...)` in tensorrt_llm/_torch/models/modeling_gemma3vl.py.
+    """
     if checkpoint.of_modules:
         tensor = checkpoint.of_modules[0]
         raise ForgeError(

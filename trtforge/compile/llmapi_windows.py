@@ -1,4 +1,4 @@
-"""Sliding windows for the LLM API: the windows of a model, and what a release's PyTorch backend makes of them."""
+"""Sliding windows for the LLM API: the windows of a model, and which of them a release's PyTorch backend applies."""
 
 from dataclasses import dataclass
 
@@ -40,8 +40,8 @@ class Windows:
     def applied(self, version: str, max_seq_len: int) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
         """`kv_cache_config.max_attention_window` for a release, and warnings.
 
-        The KV cache frees blocks behind these windows, so they are written only where the network attends to nothing
-        else.
+        The KV cache frees blocks behind these windows, so they are written only if the network attends to nothing
+        behind them.
         """
         windows = executor_windows(self.layers, max_seq_len)
         if not windows:
@@ -56,8 +56,11 @@ class Windows:
 
 
 def _listed(text: HfConfig) -> tuple[int | None, ...]:
-    """The windows by `sliding_window` and `layer_types`, else by the period of layers that attend to all tokens
-    (`sliding_window_pattern`, as Cohere 2 is published), else of all layers."""
+    """The windows of all layers, from `sliding_window` and `layer_types`.
+
+    Without `layer_types`, from the period of layers that attend to all tokens (`sliding_window_pattern`, as in
+    published Cohere 2); without both, all layers have the window.
+    """
     window, count = text.values.get("sliding_window"), text.values.get("num_hidden_layers")
     usable = isinstance(window, int) and not isinstance(window, bool) and window > 0
     if not usable or not isinstance(count, int) or not text.flag("use_sliding_window", True):

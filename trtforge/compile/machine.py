@@ -1,4 +1,4 @@
-"""What this machine has for a TensorRT-LLM build, found without importing or starting anything."""
+"""What this machine offers for a TensorRT-LLM build, found without importing or starting anything."""
 
 import shutil
 from dataclasses import dataclass

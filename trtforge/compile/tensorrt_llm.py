@@ -72,7 +72,8 @@ def in_container(command: RankCommand, checkpoint: Path, out: Path, image: str) 
 
 
 def _options(release: Release, section: Section, settings: dict[str, JsonValue]) -> tuple[str, ...]:
-    """The options for `settings`. A setting without an option is the release's default or follows from another.
+    """The options for `settings`. A setting without an option has the release's default or follows from another
+    setting.
 
     LoRA options have the names of their fields. A flag has no value.
     """

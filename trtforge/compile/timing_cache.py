@@ -1,8 +1,8 @@
 """TensorRT's timing cache, kept between builds, so that a kernel is timed only once per GPU.
 
 `build()` reads `input_timing_cache` if that file exists, and rank 0 writes `output_timing_cache`
-(tensorrt_llm/builder.py). Both are relative to the rank's working directory: parallel ranks share no file, and no path
-of this machine gets into an engine's config.json.
+(tensorrt_llm/builder.py). Both are relative to the rank's working directory: so parallel ranks share no file, and an
+engine's config.json contains no path of this machine.
 """
 
 import os

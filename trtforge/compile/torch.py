@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TorchPlan:
-    """An engine of the embedded runtime. `compute_dtype` is the dtype of its computations; `draft`: the engine of its
-    draft model; `adapters`: directories of LoRA adapters, `features` has their names; `beside`: files of Medusa heads
-    or of an EAGLE network; `warnings`: beside those of the limits."""
+    """An engine of the embedded runtime.
+
+    `compute_dtype`: dtype of its computations; `draft`: engine of its draft model; `adapters`: directories of LoRA
+    adapters, whose names are in `features`; `beside`: files of Medusa heads or of an EAGLE network; `warnings`: in
+    addition to those of the limits.
+    """
 
     model: CheckpointConfig
     limits: EngineLimits
@@ -169,7 +172,7 @@ def torch_plan(model: CheckpointConfig, config: EngineConfig, limits: EngineLimi
 def _kernels(
     spec: "DecoderSpec", model: CheckpointConfig, config: EngineConfig, device: UsableDevice, dtype: ModelDtype
 ) -> "Kernels":
-    """The fastest kernels for what is asked. Raises ForgeError."""
+    """The fastest kernels for the request. Raises ForgeError if there are none."""
     from trtforge.runtime.linears.kernels import choose_kernels
 
     kernels = choose_kernels(
@@ -250,7 +253,7 @@ def _draft_engine(draft: DraftFeature, model: CheckpointConfig) -> Path:
 
 
 def copy_adapters(plan: TorchPlan, out: Path) -> None:
-    """Put the adapters into the engine."""
+    """Copy the adapters into the engine."""
     for place, path in adapter_files(plan.adapters):
         (out / place).mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, out / place / path.name)

@@ -1,4 +1,5 @@
-"""Medusa heads and EAGLE networks that become part of a torch engine: whether they fit its model, and their files."""
+"""Medusa heads and EAGLE networks that become part of a torch engine: checks them against its model, copies their
+files."""
 
 import shutil
 from dataclasses import dataclass
@@ -17,19 +18,18 @@ from trtforge.models.medusa_plan import require_heads
 
 @dataclass(frozen=True)
 class Beside:
-    """Files to copy, and the engine's directory for them. Without files it is for the checkpoint's own heads or
-    network."""
+    """Files to copy and their directory in the engine. No files: the checkpoint's own heads or network are used."""
 
     directory: str
     files: tuple[Path, ...]
 
     @property
     def digests(self) -> dict[str, str]:
-        """The digest of each file, by its place in the engine."""
+        """The digest of each file, by its path in the engine."""
         return {f"{self.directory}/{path.name}": file_digest(path) for path in self.files}
 
     def copy(self, model: CheckpointConfig, checkpoint: Path, out: Path) -> None:
-        """Put them into the engine of `model`, whose directory is `checkpoint`."""
+        """Copy or gather the files into the engine `out` of `model`, whose directory is `checkpoint`."""
         (out / self.directory).mkdir()
         if not self.files:
             from trtforge.compile.gathered_eagle import gather_eagle
@@ -41,7 +41,7 @@ class Beside:
 
 
 def files_beside(features: FeaturesConfig, model: CheckpointConfig, longest: int) -> Beside | None:
-    """The drafting files that the features need beside the model; None without. `longest`: maximum sequence length.
+    """The drafting files that the features need beside the model; None if none. `longest`: maximum sequence length.
 
     Raises ForgeError for files that do not fit the model, and for settings that the torch backend does not support.
     """
@@ -91,7 +91,7 @@ def _eagle_files(
 
 
 def _require_alone(network: EagleNetwork, model: CheckpointConfig) -> None:
-    """Rank 0 runs the network without the others, which hold parts of the LM head and perhaps of the embedding."""
+    """Raises ForgeError if rank 0 cannot run the network alone: other ranks have parts of the LM head or embedding."""
     needed = {"lm_head.weight": "LM head", "embed_tokens.weight": "embedding"}
     if not model.use_parallel_embedding:
         del needed["embed_tokens.weight"]

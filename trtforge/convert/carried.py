@@ -1,6 +1,6 @@
-"""Copies tensors that no rank computes with into the checkpoint: an LLM API model gets them as they are.
+"""Copies tensors that no rank uses into the checkpoint, so that an LLM API model gets them unchanged.
 
-These are layers for multi-token prediction and the vision part of a multimodal model.
+They are the layers for multi-token prediction and the vision part of a multimodal model.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def carried_tensors(checkpoint: HfCheckpoint, family: Family, facts: Facts) -> t
 def write_carried(
     tensors: Sequence[StoredTensor], source: HfCheckpoint, out: Path, progress: Progress
 ) -> dict[str, FileRecord]:
-    """Write them to one file, or keep that of an interrupted run; returns its record, or nothing without tensors."""
+    """Write the tensors to one file, or keep that of an interrupted run; returns its record, empty without tensors."""
     if not tensors:
         return {}
     names = [tensor.spec.name for tensor in tensors]

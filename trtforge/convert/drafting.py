@@ -36,7 +36,7 @@ from trtforge.plan.speculation import BASES
 class Drafters:
     """Medusa heads or an EAGLE network to convert with the model. `files`: by name among the checkpoint's inputs.
 
-    `settings`: the options for them without paths, for the checkpoint's identity.
+    `settings`: their options without paths, for the checkpoint's identity.
     """
 
     files: Mapping[str, Path]
@@ -51,7 +51,8 @@ class Drafters:
 
 @dataclass(frozen=True)
 class Drafted:
-    """A conversion with what drafts: the source with its tensors, the plan with its targets, and config.json."""
+    """A conversion with heads or a network: the source with their tensors, the plan with their targets, and
+    config.json."""
 
     drafters: Drafters
     checkpoint: HfCheckpoint
@@ -78,8 +79,7 @@ def add_drafting(
 ) -> Drafted:
     """The conversion with heads or a network.
 
-    Raises ForgeError for a model for which TensorRT-LLM does not have the method, and for heads or a network of another
-    model.
+    Raises ForgeError if TensorRT-LLM lacks the method for the model, or if the heads or network are of another model.
     """
     name = "medusa" if isinstance(drafting, MedusaFeature) else "eagle"
     bases = BASES["medusa"] if isinstance(drafting, MedusaFeature) else BASES["eagle"]

@@ -1,4 +1,4 @@
-"""Encodes slabs of source rows: the arithmetic that each kind of target applies to a rank's part of a slab.
+"""Encodes slabs of source rows: the arithmetic of each kind of target, applied to a rank's part of a slab.
 
 Imports torch, so conversions that only copy must not import this module.
 """

@@ -14,8 +14,8 @@ _LOG = logging.getLogger(__name__)
 class FiniteWeights:
     """Checks every source slab as it is read. Not thread-safe.
 
-    `allowed`: warn instead of raising, except for tensors in `rounded` (quantised ones): a row or block with such a
-    weight has no finite scaling factor.
+    `allowed`: warn instead of raising, except for tensors in `rounded` (quantised ones): a row or block with a
+    non-finite weight has no finite scaling factor.
     """
 
     def __init__(self, *, allowed: bool = False, rounded: Iterable[str] = ()) -> None:

@@ -1,6 +1,7 @@
 """Quantises slabs of a weight: divides by the smoothing vector, computes row and block scales, rounds.
 
-Where the calibration has codes (compensated rounding), these are taken instead."""
+If the calibration contains codes (compensated rounding), they are used instead.
+"""
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from trtforge.models.transforms import (
 
 
 class Quantizer:
-    """Quantises one target. Row scales are computed over whole rows, whichever columns a rank gets."""
+    """Quantises one target. Row scales are computed over whole rows, also if a rank gets only some columns."""
 
     def __init__(self, content: Quantized, calibration: Calibration | None, model_dtype: Dtype) -> None:
         self._content, self._calibration = content, calibration
@@ -93,7 +94,7 @@ class Quantizer:
         return weight if self._fold is None else weight / self._fold[columns]
 
     def _clipped(self, scales: Tensor, piece: int, rows: range, cut: Cut) -> Tensor:
-        """The block scales times the clip ratios, if the calibration has these."""
+        """The block scales times the clip ratios, if the calibration contains clip ratios."""
         module = self._content.pieces[piece].source.removesuffix(".weight")
         ratios = needed(self._calibration).clip_ratio(module)
         if ratios is None:
@@ -102,7 +103,7 @@ class Quantizer:
         return scales * ratios[rows.start : rows.stop, cut.cols.start // group : cut.cols.stop // group]
 
     def _compensated(self, piece: Piece) -> RoundedWeight | None:
-        """The codes that the calibration has of a piece. Raises ForgeError if they are of another shape."""
+        """The calibration's codes for a piece, None without. Raises ForgeError if their shape differs."""
         if self._packing is None:
             return None
         found = needed(self._calibration).rounded.get(piece.source.removesuffix(".weight"))

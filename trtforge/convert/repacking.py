@@ -52,7 +52,7 @@ class SmallTensors:
         return torch.frombuffer(data, dtype=TORCH[stored.spec.dtype.name])
 
     def finite(self, name: str) -> Tensor:
-        """As `take`. Raises ForgeError for scaling factors that are not finite."""
+        """Like `take`, but raises ForgeError for scaling factors that are not finite."""
         vector = self.take(name)
         if not all_finite(vector):
             raise ForgeError(f"{name} holds NaN or infinity, scaling factors must be finite", hint=_DAMAGED)
@@ -70,7 +70,7 @@ class SmallTensors:
 
 
 def check_values(wanted: StoredSources, sources: Mapping[str, StoredTensor]) -> None:
-    """Raises ForgeError naming a tensor whose values TensorRT-LLM's layout cannot hold. Assumes checked shapes."""
+    """Raises ForgeError naming a tensor whose values TensorRT-LLM's layout cannot represent. Assumes checked shapes."""
     small = SmallTensors(sources)
     for name, expected in wanted.tensors.items():
         if name in sources:
@@ -170,7 +170,7 @@ def _rescaled(part: Part, dtype: Dtype, cut: Cut, *, scale: Tensor, new_scale: T
 
 
 def stored_vector(content: StoredVector, small: SmallTensors, tp_rank: int, model_dtype: Dtype) -> Bytes:
-    """A rank's tensor that is made of scalars or one vector of the source."""
+    """A rank's tensor, made from scalars or one vector of the source."""
     match content:
         case StoredScalar(names=names, least=least, divisors=divisors):
             return as_bytes(small.largest(names, least, divisors=divisors))

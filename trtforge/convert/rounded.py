@@ -17,7 +17,7 @@ from trtforge.models.transforms import TORCH, pack_int4, unpack_int4
 
 @dataclass(frozen=True)
 class Packing:
-    """How the codes of a format lie in bytes: two outputs a byte, or two inputs; a scale for `group_size` inputs.
+    """How a format packs codes: two outputs or two inputs per byte, one scale per `group_size` inputs.
 
     `codes` and `scales`: TensorRT-LLM's names of their dtypes.
     """
@@ -30,7 +30,7 @@ class Packing:
 
 
 def packing_of(rounding: Rounding, group_size: int) -> Packing | None:
-    """The packing of the formats that have compensated rounding, else None."""
+    """The packing of a format with compensated rounding, else None."""
     match rounding:
         case "int4":
             return Packing(2, 1, group_size, "int8", "float32")
@@ -41,7 +41,7 @@ def packing_of(rounding: Rounding, group_size: int) -> Packing | None:
 
 
 def require_fit(piece: Piece, rounded: RoundedWeight, packing: Packing) -> None:
-    """Raises ForgeError unless the codes and scales have the shapes of the piece's matrix, and the format's dtypes."""
+    """Raises ForgeError unless codes and scales have the shapes of the piece's matrix and the format's dtypes."""
     out, inputs = piece.shape[::-1] if piece.transposed else piece.shape
     for stored, dtype, shape in (
         (rounded.codes, packing.codes, (out // packing.outputs, inputs // packing.inputs)),
@@ -85,7 +85,7 @@ def rounded_columns(reader: RowReader, rounded: RoundedWeight, rows: range, cut:
 
 
 def rounded_scales(reader: RowReader, rounded: RoundedWeight, rows: range) -> Tensor:
-    """(rows, groups) scales. Raises ForgeError for one that is not a finite number above zero."""
+    """(rows, groups) scales. Raises ForgeError for a scale that is not a finite number above zero."""
     scales = _rows(reader, rounded.scales, rows)
     numbers = scales.float()
     if not bool((numbers.isfinite() & (numbers > 0)).all()):

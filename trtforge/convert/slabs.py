@@ -17,7 +17,7 @@ from trtforge.models.content import Absorbed, Content, Piece, pieces_of
 from trtforge.models.split import Cut
 
 SLAB_BYTES = 2 << 20  # stays in the CPU cache from read to write
-COLUMN_BLOCK_BYTES = 16 << 20  # of a transposed source, read in parts of file rows: larger blocks mean fewer reads
+COLUMN_BLOCK_BYTES = 16 << 20  # of a transposed source, read in parts of file rows: larger blocks need fewer reads
 _AHEAD = 3
 
 Slab = NDArray[Any]
@@ -26,7 +26,7 @@ Slab = NDArray[Any]
 
 @dataclass(frozen=True)
 class Read:
-    """Rows of a source's (out, in) matrix; `transposed`: the file holds them as columns."""
+    """Rows of a source's (out, in) matrix; `transposed`: they are columns in the file."""
 
     source: str
     rows: range
@@ -46,7 +46,7 @@ def reads_of(content: Content, sources: Mapping[str, StoredTensor]) -> Iterator[
 
 
 def piece_reads(piece: Piece, sources: Mapping[str, StoredTensor]) -> Iterator[Read]:
-    """Reads of the rows that any rank gets, an even number each but for the last, to keep INT4 row pairs whole."""
+    """Reads of the rows that any rank gets; all but the last have an even number, to keep INT4 row pairs whole."""
     size = COLUMN_BLOCK_BYTES if piece.transposed else SLAB_BYTES
     step = max(2, size // _bytes_of_row(piece.source, piece.transposed, sources) // 2 * 2)
     for wanted in union(piece.cuts):
@@ -75,9 +75,9 @@ def union(cuts: tuple[Cut, ...]) -> list[range]:
 
 
 class Slabs:
-    """The slabs of `contents` in order; each is valid until the next is taken.
+    """The slabs of `contents` in order; each is valid until the next `take`.
 
-    Memory: `_AHEAD` + 1 buffers of the largest read. The bytes are digested, and checked by `finite`, as they are read.
+    Memory: `_AHEAD` + 1 buffers of the largest read. While reading, the bytes are hashed and checked by `finite`.
     `release`: called before a slab that was taken is overwritten.
     """
 
@@ -129,7 +129,7 @@ class Slabs:
             self._finite.look(stored, read.rows, range(stored.spec.row_bytes // stored.spec.dtype.size), data)
             slab = np.frombuffer(data, element).reshape(stop - start, -1)
         if self._last_use[read.source] == number:
-            self._digests.of_tensor(read.source)  # now, while the bytes that were not read are still in the page cache
+            self._digests.of_tensor(read.source)  # now, while the bytes of unread rows are still in the page cache
         return slab
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Smoothing vectors, by which inputs are multiplied and weights divided, and the scaling factors that they change.
+"""Smoothing vectors, which multiply inputs and divide weights, and the scaling factors that depend on them.
 
 As in NVIDIA ModelOpt: AWQ's is the mean over the linears that read one input (export/quant_utils.py,
 `preprocess_linear_fusion`); SmoothQuant's, with α = 1, the inverse of each input channel's amax (model_calib.py).
@@ -25,12 +25,12 @@ def needed(calibration: Calibration | None) -> Calibration:
 
 
 def stored_vector(calibration: Calibration, modules: tuple[str, ...], smoothing: Smoothing, dtype: Dtype) -> Tensor:
-    """(in,) of the model's dtype: what the runtime multiplies inputs by."""
+    """(in,) of the model's dtype: the factors by which the runtime multiplies inputs."""
     return _vector(calibration, modules, smoothing).to(TORCH[dtype.name])
 
 
 def folding_vector(calibration: Calibration, modules: tuple[str, ...], smoothing: Smoothing, dtype: Dtype) -> Tensor:
-    """(in,) float32: what weights are divided by. AWQ divides by the rounded vector, SmoothQuant by the exact one."""
+    """(in,) float32 divisors of the weights: AWQ divides by the rounded vector, SmoothQuant by the exact one."""
     if smoothing == "awq":
         return stored_vector(calibration, modules, smoothing, dtype).float()
     return _vector(calibration, modules, smoothing)
@@ -39,7 +39,8 @@ def folding_vector(calibration: Calibration, modules: tuple[str, ...], smoothing
 def activation_scale(calibration: Calibration, content: ActivationScale) -> Tensor:
     """(1,) float32 scaling factor of the input; 1 if every input was zero.
 
-    As in ModelOpt, linears that share one vector use their own vectors here: their largest amax covers the mean's.
+    As in ModelOpt, linears that share one vector use their own vectors here; the largest of their amax values also
+    covers the mean vector.
     """
 
     def largest(module: str) -> Tensor:

@@ -91,13 +91,13 @@ def convert(
 ) -> Produced:
     """Write the TensorRT-LLM checkpoint of `source` to `out`, or reuse a matching one there.
 
-    `drafting`: Medusa heads or an EAGLE network that becomes part of it.
+    `drafting`: Medusa heads or an EAGLE network to include.
 
     Raises ForgeError, before anything is written, for an unknown architecture, an illegal layout, a tensor that is
-    missing, unexpected or of another shape, an LM head that differs from the embedding it is tied to, a calibration
-    for another format, a damaged tokenizer, an end id beyond the vocabulary, and too little disk space; while weights
-    are read, for one that is NaN or infinite; at the end, with nothing published, for a source that changed and a
-    calibration of other weights, because each byte is read only once (a stored tied head twice).
+    missing, unexpected or of another shape, an LM head that differs from the embedding it is tied to, a calibration for
+    another format, a damaged tokenizer, an end id beyond the vocabulary, and too little disk space. Raises ForgeError
+    while reading weights for NaN or infinity. As each byte is read only once (a stored tied head twice), a source that
+    changed and a calibration of other weights are found at the end; nothing is published then.
     """
     watch = Watch(source)
     conversion = plan_conversion(config, source, calibration, drafting)
@@ -147,7 +147,7 @@ def convert(
 
 
 def _write_tokenizer(directory: Path, files: Sequence[Path], config: HfConfig) -> None:
-    """Copies of a model's files; a generation_config.json that is missing or names no end id gets config.json's."""
+    """Copy a model's files; a generation_config.json that is missing or has no end id gets the one of config.json."""
     directory.mkdir()
     for path in files:
         copy_tokenizer_file(path, directory)
@@ -157,7 +157,7 @@ def _write_tokenizer(directory: Path, files: Sequence[Path], config: HfConfig) -
 
 
 def _identity(config: ConvertConfig, conversion: "Conversion", source: Path, tokenizer: Sequence[Path]) -> Identity:
-    """What decides the checkpoint before its weights are read."""
+    """Everything that determines the checkpoint and is known before its weights are read."""
     calibrated = conversion.calibration
     rounding = {"rounding": "compensated"} if conversion.layout.compensated else {}
     settings = settings_of(calibrated.manifest) if calibrated else {}
@@ -178,7 +178,7 @@ def _identity(config: ConvertConfig, conversion: "Conversion", source: Path, tok
 
 @dataclass(frozen=True)
 class Conversion:
-    """Everything that is decided before weights are converted."""
+    """All results of planning, before weights are converted."""
 
     checkpoint: HfCheckpoint
     calibration: Calibration | None
@@ -219,14 +219,14 @@ def plan_conversion(
 
 
 def _warn_without_engine(description: CheckpointConfig) -> None:
-    """Other backends run a checkpoint of which no TensorRT-LLM release builds an engine, so it is written."""
+    """Warn if no TensorRT-LLM release builds an engine of the checkpoint. It is written for other backends."""
     problem = unbuildable(description)
     if problem is not None:
         _LOG.warning(f"no TensorRT-LLM release builds an engine of this checkpoint: {problem.text}")
 
 
 def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:
-    """The layout that `config` asks for; `source_dtype`: the dtype in the model's config.json."""
+    """The layout by `config`; `source_dtype`: the dtype in the model's config.json."""
     return Layout(
         parallel=Parallel(config.tp, config.pp, config.ep, config.cp),
         dtype=model_dtype(config.dtype, source_dtype),
@@ -242,7 +242,7 @@ def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:
 
 
 def layout_for(config: ConvertConfig, source: HfConfig) -> Layout:
-    """The layout that `config` asks for, with the quantisation of an already quantised source.
+    """The layout by `config`, with the quantisation of an already quantised source.
 
     Raises ForgeError for an unsupported quantisation of the source, and for a `quant` that differs from it.
     """
@@ -314,9 +314,9 @@ def _calibration(
 
 
 def _require_parts(plan: CheckpointPlan) -> None:
-    """Raises ForgeError if a rank gets so few columns of a weight that its build would find other codes.
+    """Raises ForgeError if a rank gets too few columns of a weight for its build to find the calibration's codes.
 
-    Of weight-only formats: the build rounds them, with a scale for the columns of a rank.
+    Applies to weight-only formats, which the build rounds, with a scale for the columns of a rank.
     """
     for target in plan.targets:
         for piece in target.content.pieces if isinstance(target.content, WeightOnly) else ():

@@ -1,7 +1,8 @@
-"""Weights that TensorRT-LLM's build rounds to the INT4 codes of a calibration.
+"""Writes weights such that TensorRT-LLM's build rounds them to the INT4 codes of a calibration.
 
 The build takes the largest magnitude of an output / 8 as its scale, and clamps 8 to 7 (runtime.linears.weight_only). So
-a code of 7 is written as eight steps: an output with a code of 7 or -8 gets the scale that its codes were found with.
+a code of 7 is written as eight steps: then the build finds the scale of the codes for each output with a code of 7 or
+-8.
 """
 
 import torch
@@ -19,7 +20,7 @@ _HIGHEST = 7  # code; the build clamps 8 to it
 
 
 class RoundedRows:
-    """The rows of a piece whose codes the calibration has; `found`: whether it has them."""
+    """The rows of a piece by the calibration's codes; `found`: whether the calibration contains them."""
 
     def __init__(self, piece: Piece, calibration: Calibration | None, dtype: Dtype) -> None:
         rounded = calibration.rounded if calibration is not None else {}

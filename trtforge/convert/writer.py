@@ -1,4 +1,4 @@
-"""Executes a checkpoint plan: sources are read in row slabs, every rank file is written front to back.
+"""Executes a checkpoint plan: reads sources in row slabs and writes each rank file sequentially.
 
 The rank files of a pipeline stage are written in lock step, so each source row is read once. Memory depends on the slab
 size, not on the model or its largest tensor. Tensors that need no arithmetic are copied without loading torch.

@@ -1,7 +1,7 @@
-"""The draft engine of a repository: a smaller engine of the same backend whose tokens the served one verifies.
+"""The draft engine of a repository: a smaller engine of the same backend, whose tokens the served engine verifies.
 
-Triton runs both, and the text models pass the tokens on (`drafted_engine` and, of embedded engines, `drafted_served` of
-model_repo_templates/lib).
+Triton runs both, and the text models pass the draft tokens on (`drafted_engine` and, for embedded engines,
+`drafted_served` in the templates' lib).
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from trtforge.package.target import check_target
 
 @dataclass(frozen=True)
 class DraftEngine:
-    """A draft engine and how it is packaged: with the settings of the served engine that are not of its network."""
+    """A draft engine and its packaging: the settings of the served engine that do not depend on the network."""
 
     directory: Path
     manifest: Manifest
@@ -66,7 +66,7 @@ def read_draft(config: PackageConfig, served: EngineFacts) -> DraftEngine | None
 
 
 def _engine_at(place: Path) -> Path:
-    """An engine directory, or that of a build directory."""
+    """The engine directory of `place`, which is an engine or a build directory."""
     inside = place / "engine"
     return inside if inside.is_dir() and not (place / CONFIG_FILE).is_file() else place
 

@@ -27,13 +27,13 @@ from trtforge.plan.host_blocks import block_of_engine
 class EngineFacts:
     """A complete engine.
 
-    `release`: the TensorRT-LLM release whose interface it is served with; `served_by`: the release that runs it.
-    `features`: what it was compiled for; determines keys that an engine's config.json lacks. `target`: the versions
-    and GPU that TensorRT built it with and for, empty for other backends. `windows`: sliding windows as the executor
-    of a TensorRT engine takes them; empty without any. `layers`: None if not known. `llm_args`: of an llmapi engine.
-    `max_draft_len`: of a TensorRT engine. `has_windows`: whether its network can attend to windows. `adapters`: task
-    ids of the engine's own LoRA adapters; `adapter_names`: those of a torch engine by name. `kv_block`: bytes of a KV
-    block of a rank, `tokens_per_block`: its tokens; 0 if not known.
+    `release`: the TensorRT-LLM release whose interface serves it; `served_by`: the release that runs it. `features`:
+    those of its build; they determine keys that an engine's config.json lacks. `target`: the versions and GPU that
+    TensorRT built it with and for, empty for other backends. `windows`: sliding windows in the form for a TensorRT
+    engine's executor; empty without any. `layers`: None if unknown. `llm_args`: of an llmapi engine. `max_draft_len`:
+    of a TensorRT engine. `has_windows`: whether its network can attend to windows. `adapters`: task ids of the engine's
+    own LoRA adapters; `adapter_names`: those of a torch engine by name. `kv_block`: bytes of a KV block on one rank,
+    `tokens_per_block`: its tokens; 0 if unknown.
     """
 
     backend: ResolvedBackend
@@ -125,7 +125,7 @@ def _target(values: Mapping[str, Any], manifest: Manifest) -> EngineTarget:
 
 
 def _features(forge: object, manifest: Manifest, build: Mapping[str, Any], *, paged_context: bool) -> FeaturesConfig:
-    """The features that the engine records; those that it does not record follow from its build_config."""
+    """The features recorded in the engine; the others follow from its build_config."""
     implied: dict[str, Any] = {"kv_reuse": paged_context, "chunked_context": paged_context}
     if _lora_rank(build):
         implied["lora"] = {"max_rank": _lora_rank(build)}
@@ -164,7 +164,7 @@ def _lora_rank(build: Mapping[str, Any]) -> int:
 
 
 def _vocabulary(config: HfConfig, text: HfConfig) -> int:
-    """The vocabulary size. Published Gemma 3 leaves it to its configuration class."""
+    """The vocabulary size, which published Gemma 3 leaves to its configuration class."""
     if text.values.get("vocab_size") is None and config.architecture in architectures():
         return family_of(config.architecture).facts(config).sizes.vocab
     return text.integer("vocab_size")
@@ -207,7 +207,7 @@ def _llmapi_engine(directory: Path, manifest: Manifest) -> EngineFacts:
 
 
 def _adapter_names(features: FeaturesConfig) -> Mapping[str, int]:
-    """The adapters in a torch engine; the task id is the place, from 1."""
+    """The adapters in a torch engine; the task id is the position, from 1."""
     names = () if features.lora is None else features.lora.adapters
     return {name: number for number, name in enumerate(names, start=1)}
 

@@ -1,4 +1,4 @@
-"""The parameters of the models' config.pbtxt, and an LLM API model's arguments: from settings, engine and tokenizer."""
+"""The parameters of the models' config.pbtxt and an LLM API model's arguments, from settings, engine and tokenizer."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,11 +21,11 @@ from trtforge.plan.runtime_keys import runtime_keys
 from trtforge.plan.serving_rules import LLM_ARGUMENTS, ServedEngine, limit_problems, serving_problems
 
 ENGINE_DIRECTORY = "engine"
-"""Where a repository keeps the engine, below the version of its engine model."""
+"""The engine's directory in a repository, below the version of its engine model."""
 TOKENIZER_INFO_FILE = "xgrammar_tokenizer_info.json"
-"""What guided decoding needs of the tokenizer, beside the engine."""
+"""The tokenizer data for guided decoding, beside the engine."""
 DRAFTING_INPUTS = tuple((name, name) for name in ("num_draft_tokens", "use_draft_logits"))
-"""Inputs of `tensorrt_llm_bls` that say how a request is drafted."""
+"""Inputs of `tensorrt_llm_bls` that control drafting."""
 _CANCELLATION_PERIOD_MS = 100
 
 
@@ -39,7 +39,7 @@ def text_parameters(
     *,
     by_text: bool,
 ) -> dict[str, str]:
-    """A text model tokenizes itself, so it has the parameters of preprocessing too.
+    """The parameters of a text model; as it tokenizes itself, they include those of preprocessing.
 
     `bfloat16_inputs`: inputs of the engine model that are bfloat16.
     """
@@ -64,12 +64,12 @@ def text_parameters(
 
 
 def request_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, str]:
-    """Parameters against which our own models check requests; a TensorRT engine's executor checks them itself."""
+    """Limits by which our Python models check requests; a TensorRT engine's executor checks requests itself."""
     values: dict[str, str] = {}
     if engine.backend == "llmapi":
         values |= {
             "guided_decoding": _boolean(config.serving.guided_decoding_backend is not None),
-            "random_seed": _boolean(True),  # of requests without one
+            "random_seed": _boolean(True),  # for requests without a seed
             "takes_drafts": _boolean(False),
             "takes_phases": _boolean(False),
         }
@@ -89,7 +89,7 @@ def request_parameters(config: PackageConfig, engine: EngineFacts) -> dict[str, 
 
 
 def drafting_parameters(engine: EngineFacts, facts: RepositoryFacts) -> dict[str, str]:
-    """What text models need in addition to drive a draft engine; empty without one."""
+    """The additional parameters of text models for a draft engine; empty without one."""
     if facts.draft_model is None:
         return {}
     most = (engine.features.draft or DraftFeature()).tokens
@@ -115,7 +115,7 @@ def preprocessing_parameters(
 def engine_parameters(
     config: PackageConfig, engine: EngineFacts, facts: RepositoryFacts, tokenizer: TokenizerAssets
 ) -> dict[str, str]:
-    """TensorRT-LLM's parameters; the other engines read the same ones and four more.
+    """TensorRT-LLM's parameters; the other engines read these and four more.
 
     Its C++ backend accepts booleans only as `true` and `false` and silently ignores any other spelling.
     """
@@ -170,7 +170,7 @@ def engine_parameters(
 def _executor_parameters(
     serving: ServingConfig, engine: EngineFacts, facts: RepositoryFacts
 ) -> Iterator[tuple[str, str]]:
-    """The settings that only TensorRT-LLM's executor has; a window that the recipe asks for replaces the model's."""
+    """The settings that only TensorRT-LLM's executor has; a window in the recipe replaces the model's."""
     if engine.windows:
         yield "max_attention_window_size", _spelled(engine.windows)
     yield from ((key, _spelled(value)) for key, value in serving.executor_settings.items())
@@ -179,7 +179,7 @@ def _executor_parameters(
 
 
 def require_servable(config: PackageConfig, engine: EngineFacts) -> Iterator[str]:
-    """Warnings about the serving settings. Raises ForgeError for one that this engine or its release does not have."""
+    """Warnings about the serving settings. Raises ForgeError for a setting that the engine or its release lacks."""
     reuse = _feature("kv_reuse", config.kv_reuse, engine.features.kv_reuse, engine)
     features = engine.features.model_copy(update={"kv_reuse": reuse})
     served = ServedEngine(
@@ -238,7 +238,7 @@ def _feature(name: str, wanted: bool | None, built: bool, engine: EngineFacts) -
 
 
 def queue_size(serving: ServingConfig) -> int:
-    """The most requests that wait for the engine."""
+    """The largest number of requests that wait for the engine."""
     return serving.max_queue_size or DEFAULT_QUEUE_SIZE
 
 

@@ -24,13 +24,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Path, *, force: bool = False) -> Produced:
-    """Write the Triton model repository of an engine to `out`, unless it is already there.
+    """Write the Triton model repository of an engine to `out`, or reuse a matching one there.
 
-    `tokenizer`: a Hugging Face directory; None: the files that compile put into the engine. The repository holds the
+    `tokenizer`: a Hugging Face directory; None: the files that compile put into the engine. The repository contains the
     engine (hard-linked if possible) and the tokenizer, so it can be moved. Raises ForgeError, before anything is
     written, for an incomplete engine, a missing or damaged tokenizer, ids beyond the vocabulary, a setting that the
     engine cannot serve, and an engine that cannot run on `config.target`; logs warnings if it may not run there, and
-    for another tokenizer than the engine's own.
+    for a tokenizer other than the engine's own.
     """
     manifest = engine_manifest(engine)
     if config.features is not None:

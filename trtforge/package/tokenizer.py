@@ -1,4 +1,4 @@
-"""The tokenizer that goes into a repository: tokenizer.json for serving, the other files for clients, the end ids."""
+"""The tokenizer of a repository: tokenizer.json for serving, the other files for clients, the end ids."""
 
 import json
 import logging
@@ -48,7 +48,7 @@ class TokenizerAssets:
             target.write_text(json.dumps(self.chat.as_json(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     def write_guidance(self, target: Path) -> None:
-        """Write the tokenizer as the executor's guided decoding reads it.
+        """Write the tokenizer in the form that the executor reads for guided decoding.
 
         Source: `getGuidedDecodingConfigFromParams` in model_instance_state.cc; TensorRT-LLM's
         examples/generate_xgrammar_tokenizer_info.py writes the same.
@@ -85,7 +85,7 @@ def find_tokenizer(given: Path | None, engine: Path) -> Path:
 
 
 def _own_directory(engine: Path) -> Path:
-    """Where compile puts an engine's tokenizer: of backend llmapi beside its other files."""
+    """Where compile puts an engine's tokenizer; for the llmapi backend beside its other files."""
     beside = engine / TOKENIZER_DIRECTORY
     return beside if beside.is_dir() else engine
 
@@ -98,10 +98,10 @@ def read_tokenizer(directory: Path, vocab_size: int) -> TokenizerAssets:
 
 
 def other_tokenizer(given: Path, engine: Path, vocab_size: int, *, guides: bool) -> tuple[str, ...]:
-    """A warning for a tokenizer that gives tokens other ids than the engine's own; nothing if either is not fast.
+    """A warning for a tokenizer whose token ids differ from the engine's own; empty if either is not fast.
 
-    `guides`: whether the engine makes guides, from its own tokenizer. Raises ForgeError for ids of words beyond
-    `vocab_size`, which the engine refuses.
+    `guides`: whether the engine supports guided decoding, which uses its own tokenizer. Raises ForgeError for ids of
+    words beyond `vocab_size`, which the engine refuses.
     """
     file, own_file = given / TOKENIZER_FILE, _own_directory(engine) / TOKENIZER_FILE
     if not file.is_file():

@@ -34,7 +34,7 @@ from trtforge.package.parameters import (
 from trtforge.package.tokenizer import TokenizerAssets
 
 ModelCode = Literal["1", "llmapi", "triton"]
-"""Directory of a role's model.py: the default, for the LLM API, or for an engine model that Triton itself runs."""
+"""Directory of a role's model.py: the default, the LLM API's, or that for an engine model that Triton itself runs."""
 TEXT_ROLES: tuple[ModelRole, ...] = ("ensemble", "tensorrt_llm_bls")
 """The models that take text, or messages, and return text."""
 _BFLOAT16 = "TYPE_BF16"
@@ -43,12 +43,12 @@ _DTYPES = {"float16": "TYPE_FP16", "bfloat16": "TYPE_BF16", "float32": "TYPE_FP3
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """The values of one config.pbtxt. `code`: the directory of the role's templates that holds its model.py.
+    """The values of one config.pbtxt. `code`: the directory with model.py in the role's templates.
 
-    `draft`: the engine model of the draft engine. `max_queue_size`: of Triton's dynamic batcher, which only
-    TensorRT-LLM's own backend has. Python models take each request at once, and the engine behind them batches; the
-    batcher, which passes only requests with the same optional inputs together, would let others wait half a second at
-    a time (`default_wait_microseconds`, triton-inference-server/core, src/dynamic_batch_scheduler.cc).
+    `draft`: whether it is the draft engine's engine model. `max_queue_size`: of Triton's dynamic batcher, which only
+    TensorRT-LLM's own backend uses. Python models get each request at once, and their engine batches. The dynamic
+    batcher would combine only requests with the same optional inputs and delay the others by half a second at a time
+    (`default_wait_microseconds`, triton-inference-server/core, src/dynamic_batch_scheduler.cc).
     """
 
     role: ModelRole
@@ -89,7 +89,7 @@ def repository_facts(config: PackageConfig, engine: EngineFacts, draft: EngineFa
 def model_specs(
     config: PackageConfig, engine: EngineFacts, tokenizer: TokenizerAssets, draft: DraftEngine | None = None
 ) -> tuple[ModelSpec, ...]:
-    """The five models, and that of the draft engine. Raises ForgeError for a setting that the engine cannot serve."""
+    """The five models, and the one of a draft engine. Raises ForgeError for a setting that the engine cannot serve."""
     facts = repository_facts(config, engine, None if draft is None else draft.facts)
     specs = _five(config, engine, tokenizer, facts)
     taken = next((spec.name for spec in specs if spec.name in engine.adapter_names), None)
@@ -102,7 +102,7 @@ def model_specs(
 
 
 def _draft_spec(config: PackageConfig, draft: DraftEngine, tokenizer: TokenizerAssets) -> ModelSpec:
-    """The engine model of a draft engine: as if it were packaged alone, under another name."""
+    """The engine model of a draft engine: packaged as if alone, with another name."""
     alone = _five(draft.config, draft.facts, tokenizer, repository_facts(draft.config, draft.facts))
     spec = next(each for each in alone if each.role == "tensorrt_llm")
     name = f"{config.name_prefix}{DRAFT_MODEL}"
@@ -158,8 +158,8 @@ def _tensors(
 ) -> tuple[Tensor, ...]:
     """A model's tensors. Adapters have the engine's type, which the executor requires of them.
 
-    Text models take float16 in place of bfloat16, which numpy lacks, and convert it; so does the embedded engine.
-    Sources: TensorRT-LLM issue #2434 (`loraValidateRequestTensors` in cpp/tensorrt_llm/runtime/loraUtils.cpp),
+    Text models and the embedded engine take float16 in place of bfloat16, which numpy lacks, and convert it. Sources:
+    TensorRT-LLM issue #2434 (`loraValidateRequestTensors` in cpp/tensorrt_llm/runtime/loraUtils.cpp),
     tensorrtllm_backend issue #403.
     """
     if dtypes.prompt_table == _BFLOAT16 and (role in TEXT_ROLES or engine.backend == "torch"):

@@ -190,8 +190,7 @@ def _max_num_tokens(
 
 
 def _without_chunks(engine: EngineConfig, max_num_tokens: int, warnings: list[str]) -> None:
-    """Without chunked context a prompt must fit one step: ForgeError if the recipe asks for longer prompts, else a
-    warning."""
+    """Warn that without chunked context a prompt must fit one step. Raises ForgeError if max_input_len is longer."""
     if engine.max_input_len is not None:
         raise ForgeError(
             f"engine.max_input_len {engine.max_input_len} is more than max_num_tokens {max_num_tokens}: without "
