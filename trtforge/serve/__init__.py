@@ -1,1 +1,1 @@
-"""Serving a repository with the Triton server, probing it and calling it."""
+"""Serve a repository with the Triton server, probe it and send it requests."""

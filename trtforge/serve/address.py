@@ -1,4 +1,4 @@
-"""Where a server listens: a TCP address or a Unix socket."""
+"""The address on which a server listens: TCP or a Unix socket."""
 
 from dataclasses import dataclass
 
@@ -22,6 +22,6 @@ class Address:
         host, _, port = text.rpartition(":")
         if not host or not port.isdecimal():
             raise ValueError(f"{text!r} is neither HOST:PORT nor unix:/PATH")
-        if int(port) > LAST_PORT:  # getaddrinfo would take the lowest 16 bits of it, another port
+        if int(port) > LAST_PORT:  # getaddrinfo would use only its lowest 16 bits
             raise ValueError(f"port {port} does not exist, ports end at {LAST_PORT}")
         return cls(path=None, host=host.strip("[]"), port=int(port))

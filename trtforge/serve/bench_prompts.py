@@ -1,4 +1,4 @@
-"""English prompts of a number of tokens, for measuring a server's speed."""
+"""English prompts of a given number of tokens, for measuring a server's speed."""
 
 from collections.abc import Callable, Iterator
 from itertools import chain, count, islice
@@ -8,19 +8,19 @@ from trtforge.formats.stdlib_text import stdlib_documents
 from trtforge.formats.tokenizer import load_tokenizer
 
 Count = Callable[[str], int | None]
-"""The tokens that the server counts in a text; None if it does not tell."""
+"""Returns the number of tokens of a text by the server's count; None if the server does not report it."""
 
 _WORDS_OF_A_TOKEN = 0.7  # if the server does not count
-_FIRST_SHARE, _SHARES = 0.3, (0.9, 1.0, 1.0, 1.0)  # of the wanted tokens, from below: the engine may take no more
-_NEAR = 16  # characters around a token's end at which a cut is tried
-_STEP = 7919  # words from the start of one prompt to that of the next, a prime
+_FIRST_SHARE, _SHARES = 0.3, (0.9, 1.0, 1.0, 1.0)  # of the wanted tokens, from below: the engine may accept no more
+_NEAR = 16  # characters around a token's end that are tried as cuts
+_STEP = 7919  # words between the starts of successive prompts, a prime
 
 
 class BenchPrompts:
-    """Texts of `tokens` tokens as the server counts them, each with its number first: no two begin alike.
+    """Texts of `tokens` tokens by the server's count, each starting with its number, so that no two begin alike.
 
-    `tokenizer`: the served tokenizer.json, with which the length is exact. Without it all prompts are the same words,
-    each from another one on, as many as the server counts `tokens` in; the length then differs by a few tokens.
+    `tokenizer`: the served tokenizer.json, with which the length is exact. Without it, all prompts are rotations of the
+    same words, whose number is chosen by the server's count; lengths then differ by a few tokens.
     """
 
     def __init__(self, tokens: int, tokenizer: Path | None, counted: Count) -> None:
@@ -52,14 +52,15 @@ class BenchPrompts:
         return self._cut(text)
 
     def _text(self) -> str:
-        """The words from another one on, after the text's number."""
+        """The text's number and the words, rotated to a different start."""
         self._words += islice(self._more, max(0, self._size - len(self._words)))
         number = next(self._numbers)
         start = number * _STEP % self._size
         return f"{number}. {' '.join(chain(self._words[start : self._size], self._words[:start]))}"
 
     def _cut(self, text: str) -> str:
-        """The start of a text with the wanted tokens; the nearest, if a cut there changes how its end is divided."""
+        """The start of a text with the wanted number of tokens, or the nearest, as a cut may change the tokens at its
+        end."""
         assert self._tokenizer is not None
         end: int = self._tokenizer.encode(text, add_special_tokens=False).offsets[self._tokens - 1][1]
         cuts = sorted(range(max(1, end - _NEAR), min(len(text), end + _NEAR) + 1), key=lambda cut: abs(cut - end))

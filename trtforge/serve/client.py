@@ -43,8 +43,8 @@ def generate(
 ) -> Generated:
     """Run one request to completion; `on_text` receives each piece of text. `timeout`: seconds without any data.
 
-    A repository that does not stream gives the whole answer, unless the request `needs_stream`.
-    Raises ForgeError if the server cannot be reached or refuses the request.
+    If the repository does not stream, the whole answer is one piece. Raises ForgeError if the server cannot be reached
+    or refuses the request, and with `needs_stream` if it does not stream.
     """
     client = _client(url, protocol, timeout)
     sampling = _supported(client, model, prompt, sampling)
@@ -93,10 +93,10 @@ def _client(url: str, protocol: Protocol, timeout: float | None) -> "GrpcClient 
 
 
 def _supported(client: "GrpcClient | HttpClient", model: str, prompt: Prompt, sampling: Sampling) -> Sampling:
-    """The options without asking for what the model cannot tell.
+    """The options without outputs that the model lacks.
 
-    Asks the server if the finish reason or a cut stop word is wanted, or there are chat messages. Raises ForgeError if
-    those have no template.
+    Queries the server only for the finish reason, cut stop words or chat messages. Raises ForgeError for chat messages
+    if the served tokenizer has no chat template.
     """
     if not sampling.finish_reason and not sampling.cuts_stop and isinstance(prompt, str):
         return sampling

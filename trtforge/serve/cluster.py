@@ -1,4 +1,4 @@
-"""Which hosts and nodes a launcher divides the ranks over."""
+"""Checks of the hosts and nodes over which a launcher distributes the ranks."""
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.triton import RepositoryFacts
@@ -7,7 +7,7 @@ from trtforge.serve.config import Launcher, ServeConfig
 
 
 def require_cluster(config: ServeConfig, facts: RepositoryFacts, launcher: Launcher) -> None:
-    """Raises ForgeError for hosts or nodes that this launcher does not take, or that do not divide the ranks."""
+    """Raises ForgeError for hosts or nodes that the launcher does not support, or that do not divide the ranks."""
     if config.hosts and launcher != "mpi":
         raise ForgeError("--hosts applies only to --launcher mpi", hint="Add --launcher mpi, or leave --hosts out.")
     if config.nodes > 1 and launcher not in ("slurm", "trtllm-serve"):
@@ -22,7 +22,7 @@ def require_cluster(config: ServeConfig, facts: RepositoryFacts, launcher: Launc
             hint="Use a number of nodes that divides the ranks.",
         )
     if launcher in ("slurm", "orchestrator") and facts.backend == "torch":
-        return  # the launcher itself is refused
+        return  # the launcher itself is refused elsewhere
     if launcher == "slurm" and facts.orchestrated:
         raise ForgeError(
             "--launcher slurm starts a server a rank, and this repository's server leads several instances",

@@ -1,4 +1,4 @@
-"""A chat with a served model: the messages so far, and the next answer as it is generated."""
+"""A chat with a served model: the messages so far and the streamed next answer."""
 
 import json
 from collections.abc import Callable
@@ -19,9 +19,9 @@ _ROLES = ("system", "user", "assistant")
 class Conversation:
     """The messages of a chat with the text model `model` of the server at `url` (gRPC).
 
-    `complete`: the tokenizer has no chat template, so each prompt is completed as it is, without history. `parser`:
-    of the reasoning of answers to messages; None: it is part of their text. `seeds`: the model takes seeds, so that
-    an answer without one gets a random one: to the same message it is another answer then.
+    `complete`: the tokenizer has no chat template, so each prompt is completed as it is, without history. `parser`: of
+    the reasoning in answers to messages; None: reasoning stays in the text. `seeds`: the model takes seeds, so requests
+    without one get a random seed and the answers to equal messages differ.
     """
 
     url: str
@@ -38,9 +38,9 @@ class Conversation:
     ) -> Generated:
         """Send the user's `text` and return the answer without its reasoning.
 
-        `on_text` receives it piece by piece, `on_reasoning` what the model writes before it. Later prompts have the
-        reasoning as `reasoning_content` of the message, for chat templates that show it again.
-        An answer that is interrupted (KeyboardInterrupt, ForgeError) leaves the conversation as it was.
+        `on_text` receives the answer piece by piece, `on_reasoning` the reasoning before it. Later prompts contain the
+        reasoning as the message's `reasoning_content`, for chat templates that use it. An interrupted answer
+        (KeyboardInterrupt, ForgeError) does not change the conversation.
         """
         sampling = self.sampling.seeded() if self.seeds else self.sampling
         if self.complete:
@@ -63,7 +63,7 @@ class Conversation:
         write_new(path, f"{text}\n")
 
     def load(self, path: Path) -> None:
-        """Continue the chat that `save` wrote. Raises ForgeError for a file that is not one."""
+        """Continue the chat that `save` wrote. Raises ForgeError for any other file."""
         hint = "Give a file that /save wrote."
         values = read_json_object(path, hint=hint).get("messages")
         if not isinstance(values, list) or not all(_is_message(value) for value in values):
@@ -76,7 +76,7 @@ class Conversation:
 
 
 class _Apart:
-    """Hands out an answer's text and its reasoning apart. `reader` None: it has none."""
+    """Separates an answer's text from its reasoning. `reader` None: no reasoning."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class _Apart:
 
     @property
     def reasoning_content(self) -> Message:
-        """The part of the answer's message that says what the model thought."""
+        """The reasoning as a part of the answer's message; empty without."""
         return {"reasoning_content": self._reasoning} if self._reasoning else {}
 
 

@@ -23,7 +23,7 @@ class DeathOrder:
         threading.Thread(target=self._run, name="death-order", daemon=True).start()
 
     def place(self, process: int) -> int:
-        """Position in that order, from 0; a process that is not known to have ended comes last."""
+        """Position in that order, from 0; processes without a known end come last."""
         ended = tuple(self._ended)
         return ended.index(process) if process in ended else len(ended)
 

@@ -24,7 +24,7 @@ _LEAST_SM: Mapping[str, int] = {"fp8_scaled_mm": FP8_SM} | dict.fromkeys(CUDA_KE
 
 
 def check_trace(facts: RepositoryFacts, trace: Path | None) -> None:
-    """Raises ForgeError if a trace is asked of an engine that writes none, or cannot be written."""
+    """Raises ForgeError if a trace is requested but the engine writes none or its file cannot be written."""
     if trace is None:
         return
     if facts.backend != "torch":
@@ -37,13 +37,13 @@ def check_trace(facts: RepositoryFacts, trace: Path | None) -> None:
 
 
 def remove_trace(trace: Path | None) -> None:
-    """Remove what an earlier server wrote: an engine that is restarted writes beside it."""
+    """Remove the trace of an earlier server; a restarted engine writes its trace beside it."""
     if trace is not None and trace.is_file():
         trace.unlink()
 
 
 def check_kv_cache_dir(facts: RepositoryFacts, directory: Path | None) -> None:
-    """Raises ForgeError if KV blocks are to be stored for an engine that stores none."""
+    """Raises ForgeError if a directory for KV blocks is given but the engine stores none."""
     if directory is not None and facts.backend != "torch":
         raise ForgeError(
             f"--kv-cache-dir: an engine of backend {facts.backend} stores no KV blocks in files",
@@ -97,7 +97,7 @@ def check_embedded(facts: RepositoryFacts, repository: Path, load: LoadNvml = lo
 
 
 def compile_kernels(facts: RepositoryFacts) -> None:
-    """Compile the CPU kernels of an embedded engine, unless that was done before: its process starts sooner then."""
+    """Compile the CPU kernels of an embedded engine, unless they exist, so that its process starts faster."""
     if facts.backend == "torch" and facts.device == "cpu":
         compile_ahead()
 

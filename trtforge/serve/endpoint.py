@@ -13,7 +13,7 @@ _EXAMPLE = f"Give HOST:PORT, such as {HTTP_URL} for HTTP or {GRPC_URL} for gRPC.
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where to send requests: HOST:PORT without scheme, or unix:PATH, and the protocol that is spoken there."""
+    """Where to send requests: HOST:PORT without scheme, or unix:PATH, and its protocol."""
 
     url: str
     protocol: Protocol
@@ -42,8 +42,8 @@ class Endpoint:
     def of(cls, url: str | None, protocol: str | None) -> "Endpoint":
         """The endpoint of `--url` and `--protocol`; None: not given.
 
-        Without an address it is the protocol's default one; without a port the protocol's default port. A scheme
-        (http:// or grpc://) chooses the protocol. Without either, the protocol is gRPC. Raises UsageError.
+        Without an address or port, the protocol's defaults apply. A scheme (http:// or grpc://) chooses the protocol.
+        Without either, the protocol is gRPC. Raises UsageError.
         """
         if protocol not in (None, "grpc", "http"):
             raise UsageError(f"--protocol {protocol}: neither grpc nor http", hint="Use --protocol grpc or http.")

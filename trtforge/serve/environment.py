@@ -23,7 +23,7 @@ _NOT_SECRET = re.compile(r"TOKENIZERS_.*|.*_MAX_\w*TOKENS?|.*MAX_NUM_TOKENS", re
 def server_environment(added: Mapping[str, str], environment: Mapping[str, str] | None = None) -> dict[str, str]:
     """This process's environment with `added`, without the variables whose names indicate a secret.
 
-    An allow-list would break GPU, MPI and site set-ups, whose variables are not all known. A server needs no secret:
+    An allow-list would break GPU, MPI and site setups, whose variables are not all known. A server needs no secret:
     models and tokenizers are in the repository.
     """
     here = os.environ if environment is None else environment

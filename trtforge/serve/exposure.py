@@ -1,4 +1,4 @@
-"""Warnings before a server starts: what clients can reach (gRPC without keys, any host name, known vulnerabilities)."""
+"""Warnings before a server starts: exposure to clients (gRPC without keys, any host name, known vulnerabilities)."""
 
 import logging
 

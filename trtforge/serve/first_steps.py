@@ -1,4 +1,4 @@
-"""Commands to paste once a server is ready: curl, `trtforge infer` and Python. They never hold a key."""
+"""Commands to paste once a server is ready: curl, `trtforge infer` and Python. They never contain a key."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Free ports in place of those that are asked for as 0."""
+"""Chooses free ports for those given as 0."""
 
 import errno
 import random
@@ -11,13 +11,13 @@ from trtforge.serve.config import ServeConfig
 
 _PORTS = ("http_port", "grpc_port", "metrics_port", "openai_port")
 _LOWEST, _END = 10_000, 65_536
-"""The ports that may be chosen: below them lie many that other services use by custom."""
+"""The range of ports to choose from; lower ports are customary for many other services."""
 
 
 def ports_chosen(config: ServeConfig) -> dict[str, int]:
     """A free port of `config.host` for each of the configuration's ports that is 0. Raises ForgeError.
 
-    None is one that is asked for, which may lie in the range that the system chooses from.
+    The chosen ports differ from the given ones.
     """
     names = [name for name in _PORTS if getattr(config, name) == 0]
     if names and config.launcher == "slurm":
@@ -38,8 +38,8 @@ def ports_chosen(config: ServeConfig) -> dict[str, int]:
 def free_ports(host: str, count: int) -> list[int]:
     """Different ports on which nothing listens. Raises OSError if `host` is no address of this machine.
 
-    They lie outside the range from which the kernel gives connections theirs, where that leaves ports above 10,000: no
-    connection of another process can take one before the server listens on it.
+    They are outside the kernel's ephemeral port range if that leaves ports above 10,000, so that no outgoing connection
+    of another process takes one before the server listens on it.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     connections = ports_of_connections() or range(_LOWEST, _END)

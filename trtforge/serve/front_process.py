@@ -1,4 +1,4 @@
-"""How the front is started, and where Triton's own HTTP listens behind it."""
+"""The command that starts the front, and the address of Triton's own HTTP behind it."""
 
 import socket
 import sys
@@ -15,7 +15,7 @@ _LONGEST_SOCKET_PATH = 100
 
 @dataclass(frozen=True)
 class FrontCommand:
-    """The command that starts a front: where it and Triton's own HTTP listen. Holds no secret."""
+    """The command that starts a front, with its address and that of Triton's own HTTP. Contains no secret."""
 
     host: str
     port: int
@@ -37,7 +37,7 @@ class FrontCommand:
 
 
 def behind_front(config: ServerConfig, runtime: Path) -> tuple[Listening, FrontCommand]:
-    """Where Triton itself listens, and the front that clients reach."""
+    """Triton's own addresses, and the front that clients reach."""
     upstream = private_http(runtime)
     keys = None if config.api_key_file is None else config.api_key_file.absolute()
     front = FrontCommand(config.host, config.http_port, upstream, config.open, keys, config.allowed_hosts)

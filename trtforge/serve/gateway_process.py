@@ -1,4 +1,4 @@
-"""How the gateway with OpenAI's API is started, and the port that it gets."""
+"""The command that starts the gateway with OpenAI's API, and the choice of its port."""
 
 import errno
 import logging
@@ -17,15 +17,15 @@ from trtforge.formats.triton import RepositoryFacts
 from trtforge.serve.config import ServeConfig
 
 _LOG = logging.getLogger(__name__)
-_TRIED = 32  # ports above the others, before any free one
-_DRAIN = 2  # seconds for answers in flight: the engine was drained before
+_TRIED = 32  # ports tried above the others, before any free port
+_DRAIN = 2  # seconds for answers in flight; the engine has been drained before
 
 
 @dataclass(frozen=True)
 class GatewayCommand:
-    """The command that starts a gateway: where it and Triton's gRPC listen. Holds no secret.
+    """The command that starts a gateway, with its address and that of Triton's gRPC. Contains no secret.
 
-    `required`: the server fails without it, because its port was given; else the server goes on without it.
+    `required`: the server fails without the gateway, because its port was given; else the server continues without it.
     """
 
     host: str
@@ -74,10 +74,11 @@ def gateway_command(config: ServeConfig, facts: RepositoryFacts, *, required: bo
 
 @contextmanager
 def with_openai_port(config: ServeConfig) -> Iterator[ServeConfig]:
-    """`config` with the port of OpenAI's API settled, or without that API: no packages, or (with a warning) no port.
+    """`config` with the port of OpenAI's API chosen, or without that API if packages or (with a warning) a port are
+    missing.
 
-    A port that was chosen here is kept from other programs within the block; a dry run binds none. Raises ForgeError if
-    an option of that API is given and the packages are missing.
+    A chosen port is reserved within the block; a dry run reserves none. Raises ForgeError if an option of that API is
+    given and the packages are missing.
     """
     given = {"--openai-port": config.openai_port, "--reasoning-parser": config.reasoning_parser}
     option = next((name for name, value in given.items() if value is not None), None)
@@ -98,14 +99,14 @@ def with_openai_port(config: ServeConfig) -> Iterator[ServeConfig]:
 
 @contextmanager
 def _kept_port(config: ServeConfig) -> Iterator[int | None]:
-    """The first free port above the others, else any, which no other `trtforge serve` chooses meanwhile; None: no port.
+    """Reserve the first free port above the others, else any free port, within the block; None: no port.
 
-    The first port above the others for a dry run, and if this address has no ports for another reason: the check of all
-    ports says which.
+    In a dry run, and if the address cannot be bound for another reason, it is the first port above the others; the
+    check of all ports then reports the reason.
 
-    The socket is bound and does not listen: on Linux the gateway can bind the same port, with SO_REUSEADDR as here,
-    and so could another `trtforge serve`. Hence a second one, whose abstract name belongs to the network namespace as
-    ports do.
+    The socket is bound but does not listen. On Linux the gateway can bind the same port with SO_REUSEADDR, but so could
+    another `trtforge serve`. Therefore a second socket is a lock: its abstract name is unique in the network namespace,
+    like ports.
     """
     used = config.ports.values()
     if config.dry_run:
@@ -126,7 +127,7 @@ def _kept_port(config: ServeConfig) -> Iterator[int | None]:
 
 
 def _bound(host: str, port: int, sockets: ExitStack) -> int:
-    """The port to which a socket is bound, beside its lock. Raises OSError if either is taken."""
+    """Bind a socket and its lock; returns the port. Raises OSError if either is taken."""
     kept = sockets.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     kept.bind((host, port))
@@ -137,5 +138,5 @@ def _bound(host: str, port: int, sockets: ExitStack) -> int:
 
 
 def _unused(used: Collection[int]) -> int:
-    """The first port above these, or the highest that is not one of them."""
+    """The first port above `used`, or the highest unused port."""
     return next(port for port in chain(range(max(used) + 1, 65536), range(65535, 0, -1)) if port not in used)

@@ -1,4 +1,4 @@
-"""The processes of one server: programs started here, and the model and engine processes that they start."""
+"""The processes of one server: the programs started here, and their model and engine processes."""
 
 import signal
 import subprocess
@@ -26,7 +26,7 @@ _POLL = 0.05
 
 @dataclass(frozen=True)
 class Member:
-    """A process that the server cannot run without. `started` tells it from a later process with the same id."""
+    """A process that the server needs. `started` distinguishes it from a later process with the same id."""
 
     name: str
     pid: int
@@ -40,7 +40,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Lost:
-    """An optional program that has ended. `log`: of its own; None: our standard error."""
+    """An optional program that has ended. `log`: its own; None: our standard error."""
 
     name: str
     pid: int
@@ -51,8 +51,8 @@ class Lost:
 class Group:
     """Programs, each in its own session, and all processes of these sessions.
 
-    `log`: file for their output; None: our standard error. The server goes on without the optional programs, each of
-    which has a log of its own.
+    `log`: file for their output; None: our standard error. The server continues without optional programs, each of
+    which has its own log.
     """
 
     def __init__(self, log: Path | None) -> None:
@@ -70,7 +70,7 @@ class Group:
         optional: bool = False,
         directory: Path | None = None,
     ) -> None:
-        """Start a program with this environment, in a directory; only its user can access files that it creates."""
+        """Start a program with this environment and directory; only its user can access the files that it creates."""
         log = self._log
         if optional:
             log = log.with_suffix(f".{len(self._programs)}.log") if log is not None else None
@@ -140,7 +140,7 @@ class Group:
     def terminate(self, patience: float) -> list[str]:
         """Send SIGTERM to each program, last started first, and wait `patience` seconds for each.
 
-        Returns the names of those that did not end.
+        Returns the names of the programs that did not end.
         """
         left = []
         for name, program in reversed(self._programs.items()):
@@ -168,7 +168,7 @@ class Group:
 
 
 def _wait(program: "subprocess.Popen[bytes]", patience: float) -> bool:
-    """Unlike `Popen.wait`, notices soon that a signal handler of ours has killed the program."""
+    """Wait like `Popen.wait`, but notice soon if one of our signal handlers has killed the program."""
     until = time.monotonic() + patience
     while program.poll() is None:
         if time.monotonic() > until:

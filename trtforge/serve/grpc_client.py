@@ -28,7 +28,7 @@ class GrpcClient:
         self._timeout = timeout
 
     def inputs(self, model: str) -> frozenset[str]:
-        """The names of a model's inputs; none if the server does not tell.
+        """The names of a model's inputs; empty if the server does not report them.
 
         Raises ForgeError if it is unreachable or has no such model.
         """

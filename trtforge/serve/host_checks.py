@@ -18,7 +18,8 @@ _LOG = logging.getLogger(__name__)
 def check_versions(facts: RepositoryFacts, launch: Launch) -> None:
     """Compare a TensorRT-LLM engine with the versions of the launch: the image's, or those installed here.
 
-    Raises ForgeError naming the field that prevents the engine from running; logs a warning for one that may.
+    Raises ForgeError naming the field that prevents the engine from running; logs a warning for a field that may
+    prevent it.
     """
     if facts.backend == "llmapi" and launch.container is None:
         _check_llm_api(facts)
@@ -64,7 +65,7 @@ def installed() -> TargetEnvironment:
 
 
 def visible_gpus(load: LoadNvml, chosen: str | None) -> tuple[GpuFacts, ...] | None:
-    """The GPUs that CUDA_VISIBLE_DEVICES (`chosen`) leaves visible, in the driver's order.
+    """The GPUs that are visible with CUDA_VISIBLE_DEVICES=`chosen`, in the driver's order.
 
     Empty without a working driver; None if nvidia-ml-py is not installed.
     """

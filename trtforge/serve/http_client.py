@@ -20,7 +20,8 @@ class HttpClient:
         self._timeout = httpx.Timeout(timeout, connect=10.0)
 
     def inputs(self, model: str) -> frozenset[str]:
-        """The names of a model's inputs; none if the server does not tell. Raises ForgeError if it is unreachable."""
+        """The names of a model's inputs; empty if the server does not report them. Raises ForgeError if it is
+        unreachable."""
         with self._client() as client:
             try:
                 response = client.get(f"/v2/models/{model}")
@@ -57,7 +58,7 @@ class HttpClient:
                 raise self._error(error) from None
 
     def _client(self) -> httpx.Client:
-        """Bypasses web proxies, because servers are internal. TRTFORGE_API_KEY is sent as the API key if it is set."""
+        """The HTTP client. It bypasses web proxies, as servers are internal, and sends TRTFORGE_API_KEY if set."""
         base = f"http://{self._url}"
         return httpx.Client(base_url=base, headers=key_header(), timeout=self._timeout, trust_env=False)
 

@@ -1,4 +1,4 @@
-"""The Triton server of this machine: `tritonserver` on PATH, or the one that the nvidia-pytriton wheel carries.
+"""The Triton server of this machine: `tritonserver` on PATH, or that of the nvidia-pytriton wheel.
 
 The wheel keeps its Python backend and the process stubs (one per Python version) in separate directories. Symbolic
 links in the server's runtime directory join them; the wheel is not modified. The stub is an isolated Python: it ignores
@@ -38,7 +38,7 @@ class Installation:
 
     @property
     def preparation(self) -> tuple[tuple[str, ...], ...]:
-        """The commands that do what `prepare` does."""
+        """The commands equivalent to `prepare`."""
         commands: list[tuple[str, ...]] = []
         for directory in dict.fromkeys(link.parent for link in self.links):
             targets = [str(target) for link, target in sorted(self.links.items()) if link.parent == directory]

@@ -1,4 +1,5 @@
-"""The launch of a repository: Triton here, NVIDIA's container, an MPI rank for each GPU, or a Slurm batch script."""
+"""The launch of a repository: Triton on this machine, NVIDIA's container, one MPI rank per GPU, or a Slurm batch
+script."""
 
 import ctypes
 import os
@@ -41,10 +42,10 @@ _HIDDEN = "REPLACE_WITH_A_RANDOM_VALUE"
 class Launch:
     """A command and the variables that it adds to the environment.
 
-    `installation` and `view` must be prepared first; `cleanup`: a command that ends what outlives the process.
-    `container`: the image to run; None: this machine's server. `front`: the HTTP server that clients talk to; None:
-    they talk to Triton's own. `gateway`: OpenAI's API. `secret`: the header value that opens closed doors. `script`: a
-    batch script to submit; trtforge does not start it. `hostfile`: the nodes that mpirun starts ranks on, with slots.
+    `installation` and `view` must be prepared first; `cleanup`: a command that ends processes that survive this one.
+    `container`: the image to run; None: this machine's server. `front`: the HTTP server for clients; None: they use
+    Triton's own. `gateway`: OpenAI's API. `secret`: the header value that opens closed doors. `script`: a batch script
+    to submit; trtforge does not start it. `hostfile`: the nodes on which mpirun starts ranks, with their slots.
     """
 
     launcher: ResolvedLauncher
@@ -76,17 +77,18 @@ class Launch:
 
 
 def _command(words: Iterable[str]) -> str:
-    """For a shell, a word a line."""
+    """A command for a shell, one word per line."""
     return " \\\n  ".join(map(shlex.quote, words))
 
 
 def plan_launch(
     config: ServeConfig, repository: Path, facts: RepositoryFacts, runtime: Path, *, openai_required: bool = True
 ) -> Launch:
-    """The launch of `repository`, with `runtime` for its files. `openai_required`: it fails without OpenAI's API.
+    """The launch of `repository`, with `runtime` for its files. `openai_required`: the server fails without OpenAI's
+    API.
 
-    Raises ForgeError if this launcher cannot serve it. `require_runnable` checks that docker, MPI and GPUs are
-    available, so that a dry run works everywhere.
+    Raises ForgeError if this launcher cannot serve it. Whether docker, MPI and GPUs are available is checked by
+    `require_runnable`, so that a dry run works everywhere.
     """
     require_cluster(config, facts, config.launcher)
     launch = _planned(config, repository, facts, runtime)
@@ -184,7 +186,7 @@ def _chosen(config: ServeConfig, facts: RepositoryFacts) -> ResolvedLauncher:
 
 
 def _mpi(config: ServeConfig, facts: RepositoryFacts, runtime: Path, launcher: ResolvedLauncher) -> Launch:
-    """Over several hosts the repository is read where it was packaged for, on a file system that all of them have."""
+    """The launch by mpirun. With several hosts, the repository must be at its packaged path on a shared file system."""
     listening, front = behind_front(config, runtime)
     view = None if config.hosts else runtime / "repository"
     repository = view or packaged_root(facts)

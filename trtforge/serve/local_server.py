@@ -1,4 +1,4 @@
-"""A server for one command: `trtforge serve` in a child process, on free ports of this machine, ended with it."""
+"""A server for one command: `trtforge serve` in a child process on free ports, which ends with the command."""
 
 import contextlib
 import subprocess
@@ -19,7 +19,7 @@ from trtforge.serve.free_ports import free_ports
 from trtforge.serve.request import Unavailable, Unreachable
 
 _STOP_SECONDS = 20.0
-_END_SECONDS = 5.0  # from the end of an engine, which clients see at once, to that of its server
+_END_SECONDS = 5.0  # time from the end of an engine, which clients see at once, to the end of its server
 _LINES = 12  # of the log, shown when the server does not start
 
 
@@ -27,7 +27,7 @@ _LINES = 12  # of the log, shown when the server does not start
 class LocalServer:
     """A server that is ready: addresses as HOST:PORT.
 
-    `why_ended`: its error, if it has ended or ends within these seconds, else None.
+    `why_ended`: returns its error if it has ended or ends within the given seconds, else None.
     """
 
     grpc: str
@@ -36,7 +36,7 @@ class LocalServer:
     why_ended: Callable[[float], ForgeError | None] = lambda _: None
 
     def error_behind(self, error: ForgeError) -> ForgeError | None:
-        """The server's own error, if its end is why a request got `error`; None if it goes on."""
+        """The server's own error if the request's `error` is due to the server's end; None if the server still runs."""
         return self.why_ended(_END_SECONDS if isinstance(error, Unavailable | Unreachable) else 0.0)
 
 
@@ -44,8 +44,8 @@ class LocalServer:
 def local_server(repository: Path, *, ready_timeout: float) -> Iterator[LocalServer]:
     """Serve `repository` for as long as the context is open.
 
-    The child is in a session of its own, so that Ctrl-C in a terminal interrupts only the command that asks. Raises
-    ForgeError, with the server's error, if it does not become ready, and if it ends before a request was answered.
+    The child is in its own session, so that Ctrl-C in a terminal interrupts only this command. Raises ForgeError, with
+    the server's error, if the server does not become ready or ends before a request was answered.
     """
     ports = free_ports(LOOPBACK, 3)
     names = ("--http-port", "--grpc-port", "--metrics-port")
@@ -78,7 +78,7 @@ def local_server(repository: Path, *, ready_timeout: float) -> Iterator[LocalSer
 
 
 def _why_ended(child: "subprocess.Popen[str]", log: IO[str], seconds: float) -> ForgeError | None:
-    """The error of a server that ended by itself; None if it goes on for so many seconds."""
+    """The error of a server that ended by itself; None if it still runs after `seconds`."""
     try:
         status = child.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -96,7 +96,7 @@ def _not_ready(log: str, repository: Path) -> ForgeError:
 
 
 def _own_error(log: str, again: str) -> ForgeError | None:
-    """The server's last error and its hint, all lines of them; `again` where the hint is to start it otherwise."""
+    """The server's last error with its whole hint; `again` replaces a hint about the options of `trtforge serve`."""
     _, told, last = f"\n{log}".rpartition("\nerror: ")
     if told:
         error, _, hint = last.partition("\nhint: ")

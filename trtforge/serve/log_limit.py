@@ -1,4 +1,4 @@
-"""Bounds the log of a server that runs for long: one that is full is emptied."""
+"""Bounds the log of a long-running server by emptying it when it is full."""
 
 import os
 import shutil
@@ -9,10 +9,10 @@ MOST_BYTES = 64 * 2**20
 
 
 def emptied(log: Path, kept: Path | None = None, most: int = MOST_BYTES) -> bool:
-    """Empty a log of more than `most` bytes, after copying it to `kept`; whether it was emptied.
+    """Empty a log of more than `most` bytes, after copying it to `kept`; returns whether it was emptied.
 
-    It is not renamed, because several processes hold it open. They append, so that they go on at the new end; what they
-    write between copy and truncation is lost. A disk without room gets no copy.
+    It is not renamed, because several processes have it open; they append, so they continue at the new end. Text
+    written between copying and truncation is lost. If the disk is full, no copy is kept.
     """
     try:
         if log.stat().st_size <= most:

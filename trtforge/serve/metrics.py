@@ -15,7 +15,7 @@ READ_BYTES = 4 << 20
 
 
 def read_metrics(address: str) -> tuple[Sample, ...]:
-    """All samples at HOST:PORT now. Raises NoAnswer without an answer, ForgeError for what are no metrics."""
+    """All samples at HOST:PORT now. Raises NoAnswer without an answer, ForgeError for an answer that is not metrics."""
     answer = get(address, "/metrics", READ_SECONDS, longest=READ_BYTES)
     if answer.status != HTTPStatus.OK:
         raise ForgeError(f"{address} answers /metrics with HTTP {answer.status}", hint=METRICS_HINT)

@@ -1,4 +1,4 @@
-"""Threads that poll a running server, so that an unanswered query blocks nothing else."""
+"""Threads that poll a running server, so that an unanswered query does not block other work."""
 
 import threading
 import time
@@ -73,7 +73,7 @@ class HealthObserver:
 
 
 class PathCheck:
-    """On `start`, sends a request that generates nothing through the server. An error counts as an answer."""
+    """Sends a request that generates nothing through the server on `start`. An error counts as an answer."""
 
     def __init__(self, url: str, model: str) -> None:
         self._url, self._model = url, model
@@ -81,7 +81,7 @@ class PathCheck:
         self.error = ""
 
     def start(self) -> None:
-        """Send one, unless the last one is still unanswered."""
+        """Send a request, unless the last one is still unanswered."""
         if not self._busy:
             self._busy = True
             threading.Thread(target=self._run, name="path-check", daemon=True).start()

@@ -1,4 +1,4 @@
-"""One small HTTP request over TCP or a Unix socket: for probes, which must be cheap."""
+"""A small HTTP request over TCP or a Unix socket, for probes, which must be cheap."""
 
 import json
 import socket

@@ -17,11 +17,11 @@ Probe = Literal["startup", "live", "ready"]
 _PROMPT = "Hello"
 _PATHS: dict[Probe, str] = {"startup": "ready", "live": "live", "ready": "ready"}
 _PING = {"text_input": "", "max_tokens": 1, "trtforge_ping": True}
-"""A text model answers it after one iteration of the engine's loop, however many requests wait."""
+"""Request that a text model answers after one iteration of the engine's loop, however many requests wait."""
 
 
 def probe(kind: Probe, url: str = HTTP_URL, *, model: str = "ensemble", timeout: float = 10.0) -> None:
-    """Raises ForgeError unless the server at `url` (HTTP) passes. `timeout`: seconds for the whole probe.
+    """Raises ForgeError unless the server at `url` (HTTP) passes the probe. `timeout`: seconds for the whole probe.
 
     `live`: a request gets through to the engine and back; `startup`: all models are loaded; `ready`: all models are
     loaded and the probe's own request generated a token.
@@ -40,7 +40,7 @@ def probe(kind: Probe, url: str = HTTP_URL, *, model: str = "ensemble", timeout:
 def ping(url: str, model: str, timeout: float) -> None:
     """Send a request that generates nothing through text model and engine. Raises ForgeError if that fails.
 
-    A repository that does not know this request refuses its empty prompt: that counts as an answer.
+    Older repositories refuse its empty prompt, which counts as an answer.
     """
     answer = send_ping(url, model, timeout)
     if answer.status == HTTPStatus.UNAUTHORIZED:
@@ -61,7 +61,7 @@ def send_ping(url: str, model: str, timeout: float) -> plain_http.Answer:
 def is_serving(http: str, grpc: str, model: str, timeout: float) -> bool:
     """Whether the models are loaded and generate a token over gRPC. Raises ForgeError if generating fails.
 
-    A text model that is not connected to the engine process yet refuses with UNAVAILABLE: not ready.
+    Not ready if a text model refuses with UNAVAILABLE, as it is not connected to the engine process yet.
     """
     if health(http, "ready", min(timeout, 2.0)) != HTTPStatus.OK:
         return False

@@ -1,4 +1,4 @@
-"""A server's files: its runtime directory and its shared memory, each beside a file that its owner locks."""
+"""A server's runtime directory and shared memory, each with a lock file that its owner holds."""
 
 import os
 import re
@@ -18,7 +18,7 @@ _NAME = re.compile(rf"{_PREFIX}\d+-\w{{8}}")
 def runtime_directory() -> Iterator[Path]:
     """A directory for a server's files, removed at the end together with the shared memory of the same name.
 
-    Files of servers whose owner is gone are removed first.
+    Files of servers without a living owner are removed first.
     """
     for parent in _parents():
         remove_ownerless(parent, _PREFIX, _NAME)

@@ -1,4 +1,4 @@
-"""The reaper, `python -m trtforge.serve.reap`: ends a server and removes its files when `trtforge serve` was killed.
+"""The reaper, `python -m trtforge.serve.reap`: ends a server and removes its files if `trtforge serve` is killed.
 
 Its standard input is a pipe from `trtforge serve`, which writes one JSON object per line. The last one lists what
 to clean up when the pipe closes. Imports are kept small: this process lives as long as the server.
@@ -18,7 +18,7 @@ from trtforge.serve.processes import remove_traces
 
 @dataclass(frozen=True)
 class Remains:
-    """What to end and remove: sessions (by process id of their leader), runtime directories, commands to run."""
+    """Things to clean up: sessions to end (by their leaders' process ids), runtime directories, commands to run."""
 
     sessions: tuple[int, ...] = ()
     directories: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Remains:
 
 
 def main() -> None:
-    """Read until the pipe closes, then clean up as the last complete line says."""
+    """Read until the pipe closes, then clean up according to the last complete line."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     remains = Remains()

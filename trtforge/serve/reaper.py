@@ -1,4 +1,4 @@
-"""Keeps the reaper process alive, and tells it what to clean up if this process is killed."""
+"""Keeps the reaper process alive and sends it the list of things to clean up if this process is killed."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ class Reaper:
         return self._process.pid
 
     def tell(self, remains: Remains) -> None:
-        """Replace what the reaper is to clean up."""
+        """Replace the reaper's list."""
         self._remains = remains
         with suppress(OSError):  # the reaper was killed: `keep` starts another
             os.write(self._pipe, remains.encode())
@@ -51,8 +51,7 @@ class Reaper:
     def _start(self) -> None:
         """Start a reaper in its own session, so that neither Ctrl-C nor the end of the server's session reaches it.
 
-        What it is to clean up is in its pipe before it runs. Its working directory is `/`, so that no local file
-        shadows a module.
+        Its list is in its pipe before it runs. Its working directory is `/`, so that no local file shadows a module.
         """
         read, self._pipe = os.pipe()
         os.write(self._pipe, self._remains.encode())

@@ -1,4 +1,4 @@
-"""A client's request as the input tensors of the text models, its answer, its errors and its warnings."""
+"""A client's request as input tensors of the text models, and its answer, errors and warnings."""
 
 import json
 import re
@@ -17,7 +17,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Chat:
-    """A prompt of chat messages, which the served model's own template renders."""
+    """A prompt of chat messages, rendered by the served model's chat template."""
 
     messages: Sequence[Message]
 
@@ -35,9 +35,9 @@ _COUNT_INPUTS = frozenset({"return_num_input_tokens", "return_num_output_tokens"
 class Sampling:
     """Options of one request; None: the server's default (greedy).
 
-    `finish_reason`: ask why the answer ended, `counts`: for the numbers of tokens; other repositories may have neither.
-    `cuts_stop`: the text ends before the first text of `stop`, however the tokenizer splits it; without, and where the
-    repository cannot, it ends with the tokens of one.
+    `finish_reason`, `counts`: request the finish reason and the token counts, which other repositories may lack.
+    `cuts_stop`: the text ends before the first text of `stop`, however the tokenizer splits it. Without it, or if the
+    repository lacks this, the text ends with the tokens of the stop word.
     """
 
     max_tokens: int = 64
@@ -57,11 +57,11 @@ class Sampling:
     cuts_stop: bool = False
 
     def seeded(self) -> "Sampling":
-        """With a random seed if tokens are drawn and none is given."""
+        """These options with a random seed if tokens are sampled and no seed is given."""
         return replace(self, seed=seed_of(self.seed, draws=self.top_k is not None or self.top_p is not None))
 
     def known_to(self, inputs: frozenset[str]) -> "Sampling":
-        """These options for a model with these inputs, without asking for what it cannot tell."""
+        """These options for a model with these inputs, without outputs that it lacks."""
         return replace(
             self,
             finish_reason=self.finish_reason and FINISH_REASON_INPUT in inputs,
@@ -109,7 +109,7 @@ class Piece:
 class Generated:
     """A finished answer. `first_token_seconds`: time to the first response, equal to `seconds` without streaming.
 
-    `finish_reason`: stop, length or cancelled; None if it was not asked for or the repository does not tell.
+    `finish_reason`: stop, length or cancelled; None if it was not requested or the repository does not report it.
     """
 
     text: str
@@ -121,13 +121,13 @@ class Generated:
 
     @property
     def pace(self) -> str:
-        """Time to the first text, and the rate if the tokens were counted."""
+        """The time to the first text, and the rate if tokens were counted, as text."""
         rate = f", {self.output_tokens / self.seconds:.0f} tokens/s" if self.output_tokens else ""
         return f"first text after {self.first_token_seconds * 1000:.0f} ms{rate}"
 
 
 def request_warnings(sampling: Sampling) -> tuple[str, ...]:
-    """Warnings about options that have no effect, or not the expected one; shown before the request is sent."""
+    """Warnings about options with no effect or an unexpected one, shown before the request is sent."""
     found = []
     if sampling.temperature and not sampling.top_k and not sampling.top_p:
         found.append(
@@ -168,11 +168,11 @@ class Unavailable(ForgeError):
 
 
 class Refused(ForgeError):
-    """The server does not take this request, such as one that is too long."""
+    """The server refuses this request, for example because it is too long."""
 
 
 def not_loaded(message: str) -> Unavailable:
-    """The error for a request that Triton refused as one that stops or has not loaded the model."""
+    """The error for a request that Triton refused because it is stopping or has not loaded the model."""
     named = re.search(rf"'([^']*)' {TRITON_NOT_LOADED}", message)
     model = named[1] if named else "the model"
     return Unavailable(

@@ -7,13 +7,13 @@ from typing import Protocol
 from trtforge.core.errors import ForgeError
 
 _CHANCES = 2
-"""Starts that are repeated after a known race of Triton, without a restart policy too."""
+"""Number of repeated starts after a known race of Triton, also without a restart policy."""
 
 
 class ServerFailed(ForgeError):
-    """A server that ended by itself or was ended as broken. `was_ready`: it had become ready before.
+    """A server ended by itself or was ended as broken. `was_ready`: it had become ready before.
 
-    `by_chance`: it hit a known race of Triton while starting, so that the next start very likely succeeds.
+    `by_chance`: it hit a known race of Triton while starting, so the next start will very likely succeed.
     """
 
     def __init__(self, message: str, *, hint: str, was_ready: bool, by_chance: bool = False) -> None:
@@ -32,7 +32,8 @@ class RestartPolicy:
     longest: float = 30.0
 
     def delay(self, failures: Sequence[float], now: float) -> float | None:
-        """Seconds to wait before the next start; None to give up. `failures`: all times of failure, also the last."""
+        """Seconds to wait before the next start; None to give up. `failures`: times of all failures, including the
+        last."""
         recent = sum(now - failure <= self.window for failure in failures)
         if recent > self.limit:
             return None
@@ -55,12 +56,12 @@ def run_with_restarts(
     clock: Callable[[], float],
     restarting: Callable[[ServerFailed], None] = lambda failure: None,
 ) -> int:
-    """Run a server, again after each ServerFailed that `policy` allows; the exit status of the run without one.
+    """Run a server, and again after each ServerFailed if `policy` allows; returns the exit status of the last run.
 
-    `restarting` gets each failure after which it pauses and runs the server again.
+    `restarting` is called with each failure that leads to a restart.
 
-    Raises the ServerFailed of `run` without a policy, if the first start never became ready (another would not either),
-    and when the policy gives up. Returns 0 if a stop is requested while it waits.
+    Raises the ServerFailed of `run` if there is no policy, if the first start never became ready (another would not
+    either), and when the policy gives up. Returns 0 if a stop is requested during a pause.
     """
     failures: list[float] = []
     chances = _CHANCES
@@ -90,5 +91,5 @@ def run_with_restarts(
 
 
 def _on_one_line(message: str) -> str:
-    """What ended, and the error below it: the log of a supervisor has one line for each restart."""
+    """The failure and its error on one line, as a supervisor's log has one line per restart."""
     return " ".join(line.strip() for line in message.splitlines())

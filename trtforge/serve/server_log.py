@@ -12,13 +12,13 @@ _ENTRY = re.compile(r"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d+ \d+ (?P<where>\S+)\] (?P<s
 _ERROR = re.compile(r"[EF]\d{4} ")
 _OTHER_ERROR = re.compile(r"^(\S*Error\b|error:|Signal \(|terminate called|\[libprotobuf FATAL)", re.IGNORECASE)
 _ABORT = re.compile(r"Signal \(|terminate called")
-"""How the end of a process may go on that logged an error."""
+"""Lines that may follow the error of a process that aborts."""
 _NOISE = ("CudaDriverHelper has not been initialized", "Failed to initialize NVML")
-_SAID = r"hint: (.+(?:\n  .+)*)"  # several mistakes have indented lines
+_SAID = r"hint: (.+(?:\n  .+)*)"  # hints with several parts have indented lines
 _HINTS = (re.compile(rf" \({_SAID}\)$", re.MULTILINE), re.compile(rf"\n?^{_SAID}$", re.MULTILINE))
-"""As the models of a repository raise errors, and as our other programs print them."""
+"""Hints in errors raised by the models of a repository, and in those printed by our other programs."""
 _LINES = 6
-_RECENT = 5.0  # seconds before a failure in which its cause may have been logged
+_RECENT = 5.0  # a failure's cause may have been logged up to this many seconds before
 
 
 class LogMark:
@@ -32,7 +32,7 @@ class LogMark:
     def advance(self, now: float) -> None:
         """Record that the server is healthy at `now` (seconds); the mark follows some seconds later.
 
-        A log that is full is emptied: nobody needs what a healthy server has logged.
+        A full log is emptied, as the log of a healthy server is not needed.
         """
         if self._log is None or (self._next is not None and now - self._next[0] < _RECENT):
             return
@@ -49,7 +49,7 @@ def first_error(log: Path | None, offset: int = 0) -> str:
 
 
 def without_hint(error: str) -> tuple[str, str]:
-    """A logged error of ours without its hint, and the hint; empty if there is none."""
+    """An error logged by our programs without its hint, and the hint, which may be empty."""
     found = next((match for hint in _HINTS if (match := hint.search(error))), None)
     return (error, "") if found is None else (error[: found.start()] + error[found.end() :], found[1])
 

@@ -1,4 +1,4 @@
-"""Draining: unfinished requests may finish until a timeout; the rest are cut, with an error."""
+"""Draining: unfinished requests may finish until a timeout; the rest are cut with an error."""
 
 import time
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Drainable(Protocol):
 
 @dataclass(frozen=True)
 class Toll:
-    """Number of requests that finished and that were cut, of those unfinished when the stop began."""
+    """Of the requests that were unfinished when the stop began, the numbers of finished and of cut ones."""
 
     finished: int
     cut: int
@@ -51,8 +51,8 @@ def drain(
 ) -> Toll:
     """Refuse new requests, wait up to `timeout` seconds for the unfinished ones and cut the rest.
 
-    `hurry`: the reason to stop waiting; empty if there is none. `last`: the last known status; if the engine does not
-    answer at all, its unfinished requests count as cut.
+    `hurry`: returns the reason to stop waiting, empty if none. `last`: the last known status; if the engine does not
+    answer, its unfinished requests count as cut.
     """
     until = clock() + timeout
     try:

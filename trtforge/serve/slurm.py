@@ -1,4 +1,4 @@
-"""A batch script for Slurm: `srun --mpi=pmix` starts a server a rank, or for the LLM API trtllm-llmapi-launch.
+"""A batch script for Slurm: `srun --mpi=pmix` starts one server per rank, or trtllm-llmapi-launch for the LLM API.
 
 Sources: examples/llm-api/llm_mgmn_trtllm_serve.sh and docs of TensorRT-LLM for srun and trtllm-llmapi-launch;
 --container-image and --container-mounts are options of the plug-in pyxis.
@@ -34,7 +34,7 @@ def slurm_script(
     prefix: str,
     container: Container | None,
 ) -> str:
-    """The text of the script, for `sbatch`. Raises ForgeError for what only the HTTP front and the gateway do."""
+    """The text of the script, for `sbatch`. Raises ForgeError for options of the HTTP front and the gateway."""
     if config.api_key_file is not None:
         raise ForgeError(
             "--launcher slurm does not support --api-key-file: clients reach Triton's own HTTP, which checks no keys",
@@ -47,7 +47,7 @@ def slurm_script(
         )
     root, nodes = packaged_root(facts), nodes_of(config)
     listener = ("tritonserver", *server_arguments(config, facts, root, f"{prefix}_0", listening))
-    # One task that fails ends all of them.
+    # A failing task ends all tasks.
     srun = ("srun", "--mpi=pmix", "--kill-on-bad-exit=1", *_container_options(container, repository, root))
     lines = [
         *batch_header(facts.world_size, nodes),
@@ -72,7 +72,7 @@ def slurm_script(
 
 
 def batch_header(tasks: int, nodes: int) -> list[str]:
-    """The first lines of a script for `sbatch`: a task a GPU, the same number on each node."""
+    """The first lines of a script for `sbatch`: one task per GPU, the same number on each node."""
     wanted = {"job-name": "trtforge", "nodes": nodes, "ntasks": tasks}
     wanted |= {"ntasks-per-node": tasks // nodes, "gpus-per-node": tasks // nodes}
     return ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in wanted.items())]
@@ -83,7 +83,7 @@ def _environment(config: ServeConfig) -> dict[str, str]:
 
 
 def _container_options(container: Container | None, repository: Path, root: Path) -> Iterable[str]:
-    """Options that run the tasks in the release's image, with the repository where it was packaged for."""
+    """Options that run the tasks in the release's image, with the repository at its packaged path."""
     if container is None:
         return
     registry, _, image = container.image.partition("/")

@@ -1,4 +1,4 @@
-"""Which protocol a port speaks, asked after a request failed: HTTP/1 and gRPC (HTTP/2) have a port each."""
+"""Detects a port's protocol after a failed request: HTTP/1 and gRPC (HTTP/2) have separate ports."""
 
 import socket
 from contextlib import suppress
@@ -20,7 +20,7 @@ _PORTS = {"grpc": GRPC_PORT, "http": HTTP_PORT}
 
 
 def spoken(url: str) -> Protocol | None:
-    """The protocol of the server at `url` (HOST:PORT or unix:PATH); None if none answers, or with another protocol."""
+    """The protocol of the server at `url` (HOST:PORT or unix:PATH); None without an answer or for another protocol."""
     first = _first_bytes(url, _HTTP2)
     if len(first) > 3 and first[3] == _SETTINGS and not first.startswith(b"HTTP/"):
         return "grpc"
@@ -30,7 +30,7 @@ def spoken(url: str) -> Protocol | None:
 
 
 def other_protocol(url: str, asked: Protocol) -> ForgeError | None:
-    """The error for a port that speaks the protocol that was not asked for; None if that is not what is wrong."""
+    """The error for a port that has the protocol other than `asked`; None if that is not the problem."""
     found = spoken(url)
     if found is None or found == asked:
         return None

@@ -36,14 +36,14 @@ from trtforge.serve.view import make_view
 
 _LOG = logging.getLogger(__name__)
 _POLL = 0.05
-_FEWEST_FILES = 128  # Triton has 68 open without a request, and without more its accept() fails in an endless loop
+_FEWEST_FILES = 128  # Triton has 68 open when idle, and without more its accept() fails in an endless loop
 
 
 def serve(config: ServeConfig, repo: Path, told: Announcements | None = None) -> int:
     """Serve `repo` until SIGTERM, SIGINT or SIGHUP; the exit status (see `Server.shut_down`).
 
-    `told` hears that the ensemble has generated a token, after each restart too, and that OpenAI's API is served; by
-    default `ready http=… grpc=… metrics=…` and `openai=…` are printed on stdout, and commands to try the server on
+    `told` is called when the ensemble has generated a token, also after each restart, and when OpenAI's API is served.
+    By default it prints `ready http=… grpc=… metrics=…` and `openai=…` on stdout, and commands to try the server on
     stderr. Raises ForgeError for a damaged repository, an engine that cannot run here or in the image, a port in use,
     and a server that fails to start or breaks (with --restart on-failure: too often).
     """
@@ -85,7 +85,7 @@ def _serve(config: ServeConfig, repo: Path, told: Announcements, *, openai_requi
 
 
 def warn_of_version(manifest: Manifest) -> None:
-    """Warn of a repository of another version, whose models may not fit the interfaces of this one."""
+    """Warn of a repository of another version, whose models may not match this version's interfaces."""
     packaged = manifest.identity.versions.get("trtforge")
     if packaged != __version__:
         _LOG.warning(
@@ -95,7 +95,7 @@ def warn_of_version(manifest: Manifest) -> None:
 
 
 def warn_of_batcher(facts: RepositoryFacts, repository: Path) -> None:
-    """Warn of a repository of an earlier version, whose Python models Triton's dynamic batcher stands before."""
+    """Warn of a repository of an earlier version, which uses Triton's dynamic batcher for its Python models."""
     if read_message(repository / facts.model("ensemble") / "config.pbtxt").messages("dynamic_batching"):
         _LOG.warning(
             "the repository is of an earlier trtforge: requests with different options wait for Triton's batcher, half "
@@ -104,7 +104,7 @@ def warn_of_batcher(facts: RepositoryFacts, repository: Path) -> None:
 
 
 def require_free_ports(config: ServeConfig) -> None:
-    """Raises ForgeError naming the ports that cannot be listened on, all that are in use at once, and their options."""
+    """Raises ForgeError naming the ports on which it cannot listen (all used ones in one error) and their options."""
     if len(set(config.ports.values())) < len(config.ports):
         names = "HTTP, gRPC, metrics and OpenAI" if "openai" in config.ports else "HTTP, gRPC and metrics"
         raise ForgeError(f"the {names} ports must differ", hint="Choose different ports.")
@@ -127,7 +127,7 @@ def require_free_ports(config: ServeConfig) -> None:
 
 
 def require_open_files() -> None:
-    """Raises ForgeError if so few files may be open at once that the server would not answer."""
+    """Raises ForgeError if the limit of open files is too low for the server to answer."""
     limit = raise_open_file_limit()
     if limit < _FEWEST_FILES:
         raise ForgeError(
@@ -148,7 +148,7 @@ def _why_not(host: str, port: int) -> OSError | None:
 
 
 def _free_above(config: ServeConfig) -> Iterator[int]:
-    """Ports above those that are asked for that can be listened on."""
+    """Free ports above the configured ones."""
     for port in range(max(config.ports.values()) + 1, LAST_PORT + 1):
         if _why_not(config.host, port) is None:
             yield port
@@ -211,8 +211,8 @@ def _announce(
 ) -> None:
     """Announce where the server listens, then commands to try it.
 
-    The gateway begins to import its packages when Triton listens, so that it does not delay the start; a thread
-    announces it. `over`: the server has ended.
+    A thread announces the gateway, which imports its packages only after Triton listens, so as not to delay the start.
+    `over`: set when the server has ended.
     """
     told.ready(config.address(config.http_port), config.grpc_address, config.address(config.metrics_port))
     if launch.gateway is None:

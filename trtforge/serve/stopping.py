@@ -1,4 +1,4 @@
-"""SIGTERM, SIGINT and SIGHUP: the first requests a stop, the second an immediate one unless it is SIGHUP."""
+"""SIGTERM, SIGINT and SIGHUP: the first requests a stop, the second (except SIGHUP) an immediate stop."""
 
 import signal
 import time
@@ -38,7 +38,7 @@ class StopRequest:
         return self.asked
 
     def kills(self, at_once: Callable[[], None] | None) -> None:
-        """Call `at_once` for every signal from now on, including the first, because nothing is served yet."""
+        """From now on, call `at_once` for each signal including the first, because nothing is served yet."""
         self._at_once, self._draining_allowed = at_once, False
 
     def allow_draining(self) -> None:
@@ -46,7 +46,8 @@ class StopRequest:
         self._draining_allowed = True
 
     def note(self, number: int) -> None:
-        """Record a signal; SIGHUP only as the first: a closed terminal's shell and the kernel both send one."""
+        """Record a signal; SIGHUP only as the first, because the shell of a closed terminal and the kernel both send
+        one."""
         if number == signal.SIGHUP:
             leave_lost_terminal()
             if self.asked:

@@ -29,19 +29,20 @@ from trtforge.serve.watchdog import IdleClock, ProcessSample, ProcessState, Samp
 
 _LOG = logging.getLogger(__name__)
 _POLL = 0.1
-_PAUSED = 2.0  # seconds between two looks that only a stop of this process explains
+_PAUSED = 2.0  # a longer interval in seconds between two checks means that this process was stopped
 _PATIENCE = 8.0  # seconds for a server without unfinished requests to end; it takes over 3 on a busy machine
 _DELIVERY = 0.7  # seconds for errors in flight to clients
 _SIGNALLED = 128
 _GATEWAY, _TRITON = "the OpenAI gateway", "the Triton server"
 _LOADING_RACE = "boost::interprocess::lock_exception"
-"""Triton's Python backend aborts with it in one of some hundred starts while it loads models (Triton server #8882)."""
+"""Error with which Triton's Python backend aborts while loading models, once in some hundred starts (Triton server
+#8882)."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """How to reach a server. `http`: Triton's own endpoint, HOST:PORT or unix:PATH, never a front, whose clients must
-    not make the server look wedged. `model`: a text model; `engine`: the engine model behind it. `log`: the server's
+    """How to reach a server. `http`: Triton's own endpoint, HOST:PORT or unix:PATH; never a front, so that its clients
+    cannot make the server look wedged. `model`: a text model; `engine`: the engine model behind it. `log`: the server's
     log; None: our standard error.
     """
 
@@ -54,14 +55,14 @@ class Service:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a server ended that was asked to: its exit status, and a line that says what became of the requests."""
+    """The end of a server that was asked to stop: its exit status, and a line about the outcome of its requests."""
 
     status: int
     line: str
 
 
 class Server:
-    """A running server. `gateway_lost`: it goes on without the gateway, which has ended."""
+    """A running server. `gateway_lost`: set if the gateway has ended and the server continues without it."""
 
     def __init__(self, launch: Launch, service: Service, stop: StopRequest, reaper: Reaper) -> None:
         self._launch, self._service, self._stop, self._reaper = launch, service, stop, reaper
@@ -81,7 +82,7 @@ class Server:
         if launch.gateway is not None:
             optional = not launch.gateway.required
             self._group.start(_GATEWAY, launch.gateway.argv, server_environment({}), optional=optional)
-        # Its Python backend would find modules in the current directory, which may be anybody's.
+        # In the current directory, which may be anybody's, its Python backend would find modules.
         own = launch.view.parent if launch.launcher == "local" and launch.view is not None else None
         self._group.start(_TRITON, launch.argv, launch.process_environment(), directory=own)
         commands = (launch.cleanup,) if launch.cleanup else ()
@@ -116,7 +117,7 @@ class Server:
 
     def watch(self) -> None:
         """Return when a stop is requested. If the server breaks, end it and raise ServerFailed."""
-        last = time.monotonic()  # before all that counts silence: this process may be stopped from here on
+        last = time.monotonic()  # before anything measures silence: this process may be stopped from here on
         if self._observer is not None:
             self._observer.restart()
         watchdog, idle = Watchdog(), IdleClock()
@@ -126,7 +127,7 @@ class Server:
             while not self._stop.wait(_POLL):
                 now = time.monotonic()
                 if now - last > _PAUSED:
-                    # This process itself was stopped: what is silent since then was not asked.
+                    # This process itself was stopped, so nothing was queried since then.
                     watchdog, path = Watchdog(), PathCheck(self._service.http, self._service.model)
                     health.restart()
                     if self._observer is not None:
@@ -170,7 +171,7 @@ class Server:
         self._reaper.tell(Remains())
 
     def _begin(self) -> bool:
-        """The server is ready: record its processes. False if a stop is requested."""
+        """Record the processes of the ready server. False if a stop is requested."""
         self._control = engine_of(self._service.runtime, self._service.engine)
         others: dict[int, str] = {}
         if self._control is not None:
@@ -195,7 +196,8 @@ class Server:
         return status, now - answered_at
 
     def _processes(self) -> tuple[ProcessSample, ...]:
-        """In the order of their ends. One may end first and be read before its end: then all are read again."""
+        """The processes, ended ones in the order of their ends. If one has ended, all are read again, as the first to
+        end may have been read before its end."""
         samples = self._read_processes()
         if any(sample.state == "ended" for sample in samples):
             samples = self._read_processes()
@@ -216,13 +218,13 @@ class Server:
         return samples
 
     def _why_hurry(self) -> str:
-        """Why draining must not wait any longer; empty if it may."""
+        """Why draining must stop waiting; empty if it may continue."""
         if self._stop.again is not None:
             return "the server was stopped at once"
         return next((f"{member.name} ended" for member in self._members if member.stat() is None), "")
 
     def _shut_down_triton(self, drain_timeout: float) -> Ending:
-        """Let Triton itself drain, because only Triton can count its requests."""
+        """Let Triton drain, because only Triton can count its requests."""
         left = self._group.terminate(max(_PATIENCE, drain_timeout))
         if self._stop.again is not None:
             return self._stopped_at_once(None)
@@ -237,7 +239,7 @@ class Server:
         return Ending(_SIGNALLED + self._stop.again, f"stopped at once by a second {name}{cut}")
 
     def _broken(self, verdict: Verdict) -> ServerFailed:
-        """Show the stacks of what hangs, end the requests with an error, and kill everything."""
+        """Show the stacks of hanging processes, end the requests with an error, and kill everything."""
         if verdict.kind in ("frozen", "wedged"):
             _say(f"{verdict.reason}; stacks of its model and engine processes follow")
             stacks = dump_stacks([*self._group.model_processes(), *self._engine_pid()], self._service.log)
@@ -250,7 +252,7 @@ class Server:
         time.sleep(_DELIVERY)
         self._group.kill_program(_TRITON)
         if self._launch.front is not None or self._launch.gateway is not None:
-            time.sleep(_DELIVERY)  # they tell those clients whose requests had not reached the engine
+            time.sleep(_DELIVERY)  # they send errors to clients whose requests had not reached the engine
         self._group.kill()
         said = f":\n{error}" if error else ""
         return ServerFailed(f"{verdict.reason}{said}", hint=hint or "Start it again.", was_ready=self._was_ready)
@@ -266,7 +268,7 @@ class Server:
         if verdict.error or verdict.kind != "died":
             return verdict.error, verdict.hint
         error = first_error(self._service.log, self._mark.offset)
-        while not error and time.monotonic() < until:  # it may be on its way to the log
+        while not error and time.monotonic() < until:  # it may not be in the log yet
             time.sleep(_POLL)
             error = first_error(self._service.log, self._mark.offset)
         return without_hint(error)
@@ -283,7 +285,7 @@ class Server:
             )
 
     def _warn_of_lost(self) -> None:
-        """Say once which optional program has ended, and why."""
+        """Warn once per optional program that has ended, with the reason."""
         lost = None if self._stop.asked else self._group.lost()
         if lost is None:
             return
@@ -296,7 +298,7 @@ class Server:
         )
 
     def _failure(self, what: str, hint: str, who: str = _TRITON) -> ServerFailed:
-        """The failure with the log's first error, and the hint in the log, else `hint`."""
+        """The failure with the log's first error and its hint, else `hint`."""
         log, offset = self._service.log, self._mark.offset
         error, own = without_hint(first_error(log, offset) or last_lines(log, offset))
         return ServerFailed(

@@ -1,8 +1,8 @@
 """NVIDIA's own server of the LLM API, for releases without a Triton image: trtllm-serve in TensorRT-LLM's image.
 
-It has OpenAI's API and none of Triton's, so trtforge prints its command, or a batch script, and starts nothing.
-Sources: TensorRT-LLM's quick-start guide (docker options), tests/unittest/api_stability/references/
-trtllm_serve_cli.yaml (options), examples/llm-api/llm_mgmn_trtllm_serve.sh (trtllm-llmapi-launch).
+It serves OpenAI's API but not Triton's, so trtforge only prints its command or a batch script. Sources: TensorRT-LLM's
+quick-start guide (docker options), tests/unittest/api_stability/references/ trtllm_serve_cli.yaml (options),
+examples/llm-api/llm_mgmn_trtllm_serve.sh (trtllm-llmapi-launch).
 """
 
 import shlex
@@ -19,7 +19,7 @@ from trtforge.serve.slurm import batch_header
 
 
 def require_llm_api_repository(config: ServeConfig, facts: RepositoryFacts) -> None:
-    """Raises ForgeError for a repository of another backend, and for what this server does not have."""
+    """Raises ForgeError for a repository of another backend, and for options that this server lacks."""
     if facts.backend != "llmapi":
         raise ForgeError(
             f"--launcher trtllm-serve cannot serve backend {facts.backend}: it runs the LLM API",
@@ -33,7 +33,7 @@ def require_llm_api_repository(config: ServeConfig, facts: RepositoryFacts) -> N
 
 
 def docker_command(config: ServeConfig, repository: Path, facts: RepositoryFacts, name: str) -> tuple[str, ...]:
-    """The command that runs the server in TensorRT-LLM's image; it starts a process for each GPU itself."""
+    """The command that runs the server in TensorRT-LLM's image; the server itself starts one process per GPU."""
     return (
         *("docker", "run", "--rm", "--name", name),
         *("--gpus", "all", "--network", "host", "--ipc", "host"),
@@ -55,7 +55,7 @@ def serve_command(config: ServeConfig, facts: RepositoryFacts) -> tuple[str, ...
 
 
 def batch_script(config: ServeConfig, repository: Path, facts: RepositoryFacts) -> str:
-    """The text of a script for `sbatch`: a task a GPU, of which the first listens."""
+    """The text of a script for `sbatch`: one task per GPU, the first of which listens."""
     registry, _, image = release_image(facts.tensorrt_llm).partition("/")
     srun = ("srun", "--mpi=pmix", "--kill-on-bad-exit=1")
     container = (

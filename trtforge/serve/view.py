@@ -1,7 +1,7 @@
 """One server's view of a repository: symbolic links in the server's runtime directory.
 
-Python writes compiled modules beside the sources, which must not change the artifact. And a TensorRT-LLM config.pbtxt
-holds the paths of its files inside the container, which differ here.
+Python writes compiled modules beside the sources, which must not change the artifact. Also, a TensorRT-LLM config.pbtxt
+contains the paths of its files inside the container, which differ here.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""Diagnoses a server from samples of its processes and its engine; neither takes the samples nor acts.
+"""Diagnoses a server from samples of its processes and engine; taking samples and acting are left to others.
 
-A process that uses the CPU gets more time than an idle one: a loaded machine is slow, a deadlock is idle.
+A process that uses the CPU gets more time than an idle one: on a loaded machine it is slow, in a deadlock idle.
 """
 
 import math
@@ -27,7 +27,7 @@ class WatchdogLimits:
     computing: float = 0.2
     """Share of one core above which a process counts as computing, not idle."""
     late: float = 1.0
-    """Between two samples: the machine is then so loaded that a process without CPU time may be waiting for it."""
+    """Interval between two samples above which the machine is so loaded that a process may be waiting for CPU time."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Sample:
     """State of a server. `processes`: ended ones first, in the order of their ends. `engine`: its last answer.
 
     `engine_silent`: seconds since that answer (0 without an engine process). `health_silent`: seconds since Triton's
-    health endpoint last answered. `path_error`: why the test request through the idle server failed; empty if it
-    succeeded or none was sent.
+    health endpoint last answered. `path_error`: why the test request to the idle server failed; empty if it succeeded
+    or none was sent.
     """
 
     time: float
@@ -60,7 +60,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong. `error` and `hint`: as the engine reported them, if it did. `pid`: the process at fault."""
+    """A diagnosed problem. `error` and `hint`: as reported by the engine, else empty. `pid`: the process at fault."""
 
     kind: Kind
     reason: str
@@ -92,7 +92,7 @@ class Watchdog:
         )
 
     def _remember(self, sample: Sample) -> None:
-        """Record since when each process is stopped, since when it is idle, and when this process itself came late."""
+        """Record since when each process has been stopped or idle, and when this process itself was late."""
         if sample.time - self._sampled > self._limits.late:
             self._late_at = sample.time
         self._sampled = sample.time
@@ -117,7 +117,7 @@ class Watchdog:
                 yield Verdict("frozen", f"{process.name} (process {process.pid}) is stopped", pid=process.pid)
 
     def _silent(self, sample: Sample) -> Iterator[Verdict]:
-        """The engine process does not answer, or a model process sends no heartbeats."""
+        """Verdicts if the engine process does not answer or a model process sends no heartbeats."""
         engine = sample.engine
         if engine is None:
             return
@@ -140,14 +140,15 @@ class Watchdog:
                 )
 
     def _too_silent(self, sample: Sample, pid: int, silent: float) -> bool:
-        """A process without samples counts as idle, but for a machine too loaded to tell."""
+        """Whether a process is silent for too long. Without samples it counts as idle, unless the machine is too
+        loaded."""
         if self._too_loaded(sample):
             return silent > self._limits.silent_computing
         idle = sample.time - self._idle_since.get(pid, sample.time) if pid in self._last else silent
         return min(silent, idle) > self._limits.silent or silent > self._limits.silent_computing
 
     def _too_loaded(self, sample: Sample) -> bool:
-        """Whether this process itself came late a while ago."""
+        """Whether this process itself was late recently."""
         return sample.time - self._late_at < self._limits.unanswered
 
     def _wedged(self, sample: Sample) -> Iterator[Verdict]:
@@ -188,7 +189,7 @@ def _ended(sample: Sample) -> Iterator[Verdict]:
 
 
 class IdleClock:
-    """Decides when an idle server is due for a test request."""
+    """Decides when an idle server needs a test request."""
 
     def __init__(self, period: float = 30.0) -> None:
         self._period = period

@@ -1,6 +1,6 @@
-"""Where this user's servers in the background keep their files, and their names.
+"""Names and file locations of this user's servers in the background.
 
-Light, because a shell that completes a name waits for it.
+Imports little, because shell completion of names waits for it.
 """
 
 import re
@@ -17,7 +17,7 @@ _LONGEST = 100  # characters; file systems take 255 bytes
 
 
 def servers_directory() -> Path:
-    """One directory for each server is in it. Raises ForgeError if the user has no home directory."""
+    """The directory with a subdirectory for each server. Raises ForgeError if the user has no home directory."""
     try:
         return xdg_directory("XDG_STATE_HOME", ".local/state") / "servers"
     except RuntimeError:
@@ -36,7 +36,8 @@ def server_names(directory: Path) -> list[str]:
 
 
 def new_name(repository: Path, taken: Collection[str]) -> str:
-    """A name that is not taken, from a repository's path: of its build if it is in one, else its own; with a number."""
+    """An unused name from a repository's path: the name of its build directory if any, else its own, with a number if
+    taken."""
     name = _OTHER.sub("-", base_name(repository)).strip("-._")[:_LONGEST] or REPOSITORY
     number = 1
     while (found := name if number == 1 else f"{name}-{number}") in taken:

@@ -1,4 +1,4 @@
-"""The process of a server in the background: it keeps its record, and dates what happens in its log."""
+"""The process of a server in the background: it updates its record and adds times to the events in its log."""
 
 import os
 import sys
@@ -18,14 +18,14 @@ from trtforge.serve.detached.registry import Registry
 from trtforge.serve.log_limit import emptied
 from trtforge.serve.restart import ServerFailed
 
-_LOOK = 30.0  # seconds between two looks at the size of the log
+_LOOK = 30.0  # seconds between checks of the log's size
 
 VARIABLE = "TRTFORGE_DETACHED"
-"""The variable by which the command that starts a server hands it LOCK:NAME; LOCK is an inherited descriptor."""
+"""The variable by which the starting command passes LOCK:NAME to the server; LOCK is an inherited descriptor."""
 
 
 def inherited() -> "Background | None":
-    """This process as a server in the background; None if it was not started as one. Its children are not."""
+    """This process as a server in the background; None if it was not started as one, as for a server's children."""
     lock, _, name = os.environ.pop(VARIABLE, "").partition(":")
     if not name:
         return None
@@ -39,20 +39,20 @@ def inherited() -> "Background | None":
 
 
 class Log(TextIOWrapper):
-    """Standard error of a server in the background: what a full disk does not take is left out, and raises no error."""
+    """Standard error of a server in the background: text that a full disk cannot store is dropped, without an error."""
 
     def __init__(self, descriptor: int) -> None:
         super().__init__(FileIO(descriptor, "w", closefd=False), "utf-8", "backslashreplace", write_through=True)
 
     def write(self, text: str) -> int:
-        """Write what there is room for."""
+        """Write as much as there is room for."""
         with suppress(OSError):
             return super().write(text)
         return len(text)
 
 
 class Background:
-    """The announcements of a server in the background: they go to its record and its log."""
+    """The announcements of a server in the background: written to its record and its log."""
 
     def __init__(self, registry: Registry, name: str, record: Record) -> None:
         self._registry, self._name, self._record = registry, name, record
@@ -60,9 +60,9 @@ class Background:
         self._line = ""
 
     def run(self, serve: Callable[[], int]) -> int:
-        """The exit status of `serve`, which is recorded as its errors are.
+        """Run `serve` and record its exit status or error; returns the exit status.
 
-        Nothing is left of a server that has ended before it was complete: whoever started it is told.
+        The record of a server that ends before it is complete is removed, as the starting command reports its error.
         """
         threading.Thread(target=self._bound_log, name="log-limit", daemon=True).start()
         try:
@@ -74,38 +74,38 @@ class Background:
         return status
 
     def starting(self) -> None:
-        """Counts a restart; the first start is not one, nor what was tried until the server was ready."""
+        """Record the start. It counts as a restart only if the server was complete before."""
         again = bool(self._record.commands)
         self._note("starting", f", process {os.getpid()}", restarts=self._record.restarts + again)
 
     def ready(self, http: str, grpc: str, metrics: str) -> None:
-        """From now on the server does not end with the command that started it."""
+        """Record the addresses; from now on the server does not end with the command that started it."""
         outlive_parent()
         self._note("ready", ready_line(http, grpc, metrics).removeprefix("ready"), reason="", hint="")
 
     def openai(self, url: str) -> None:
-        """On record until it ends."""
+        """Record the address of OpenAI's API."""
         self._note(None, openai_line(url), openai=url)
 
     def complete(self, commands: Sequence[str]) -> None:
-        """Whoever started it is told from the record."""
+        """Record the commands, which the starting command reads."""
         self._note(None, "", commands=tuple(commands))
 
     def restarting(self, failure: ServerFailed) -> None:
-        """On record until it is ready again."""
+        """Record the failure until the server is ready again."""
         self._note("restarting", f": {first_line(failure)}", reason=failure.message, hint=failure.hint)
 
     def draining(self) -> None:
-        """`trtforge stop` shows it."""
+        """Record the state, which `trtforge stop` shows."""
         self._note("draining", "")
 
     def stopped(self, line: str) -> None:
-        """Kept for the end."""
+        """Print the line and keep it for the last record."""
         self._line = line
         print(line, file=sys.stderr, flush=True)
 
     def _bound_log(self) -> None:
-        """For as long as this process lives: two logs at most, the older one as `log.1`."""
+        """Limit the log while this process lives: at most two files, the older one is `log.1`."""
         log = self._registry.log(self._name)
         while True:
             emptied(log, log.with_name(f"{log.name}.1"))
@@ -120,7 +120,7 @@ class Background:
         self._note(state, "", reason=reason, hint=hint, exit_status=exit_status)
 
     def _note(self, state: State | None, said: str, **changes: Any) -> None:
-        """Write a line with the time to the log, and the changes to the record; a full disk does not end the server."""
+        """Write a line with the time to the log and the changes to the record; a full disk does not end the server."""
         with self._writing:
             now = time.time()
             if state is not None:

@@ -1,4 +1,4 @@
-"""The record of a server in the background: small, holds no secret, and is written whole."""
+"""The record of a server in the background: small, without secrets, replaced as a whole."""
 
 import json
 from pathlib import Path
@@ -18,11 +18,12 @@ State = Literal["starting", "ready", "draining", "restarting", "stopped", "faile
 
 
 class Record(Config):
-    """What is known of a server. Its own process writes it; the command that starts it writes the first one.
+    """The state of a server. The starting command writes the first record, then the server's process updates it.
 
-    `host` and `ports`: where it listens; the addresses are for clients on this machine. `commands`: to try it, once all
-    addresses are served. `pid`, `started`, `boot`: see ProcessIdentity; `machine`: its name, for people. `begun` and
-    `since` (of the state) are seconds since 1970. `reason` and `hint`: of the last failure, `reason` also of a stop.
+    `host` and `ports`: where it listens; the addresses are for clients on this machine. `commands`: to try the server;
+    set once all addresses are served. `pid`, `started`, `boot`: see ProcessIdentity; `machine`: its host name, for
+    display. `begun` and `since` (of the state) are seconds since 1970. `reason` and `hint`: of the last failure;
+    `reason` also of a stop.
     """
 
     repository: str
@@ -48,12 +49,12 @@ class Record(Config):
 
     @property
     def process(self) -> ProcessIdentity:
-        """The process that serves."""
+        """The server's process."""
         return ProcessIdentity(self.pid, self.started, self.boot)
 
 
 def read_record(directory: Path, name: str) -> Record | None:
-    """The record in a server's directory; None if there is none. Raises ForgeError for one that is damaged."""
+    """The record in a server's directory; None if there is none. Raises ForgeError for a damaged record."""
     try:
         values = read_json_object(directory / _FILE, hint=f"End the server, and delete {directory}.")
     except AbsentFile:

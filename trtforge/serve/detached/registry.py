@@ -1,7 +1,7 @@
-"""This user's servers in the background: a directory for each, with its record, its log and the lock that it holds.
+"""This user's servers in the background: a directory for each, with its record, its log and its lock.
 
-A server's process holds its lock for as long as it lives, so that neither a recycled process id nor a record that was
-left behind is taken for a server. What changes which directories there are happens under the lock of all of them.
+A server's process holds its lock while it lives, so that neither a recycled process id nor a stale record counts as a
+running server. Directories are created and removed only under a common lock.
 """
 
 import os
@@ -19,14 +19,14 @@ from trtforge.serve.detached.places import server_names, servers_directory
 from trtforge.serve.detached.record import Record, read_record
 
 _MODE = 0o700
-_KEPT = 7 * 86400.0  # seconds that the record and the log of a server that has ended are kept
+_KEPT = 7 * 86400.0  # seconds for which the record and log of an ended server are kept
 
 
 @dataclass(frozen=True)
 class Found:
-    """A server of which there is a directory. `alive`: its process runs, perhaps on another machine.
+    """A server that has a directory. `alive`: its process runs, perhaps on another machine.
 
-    `record` is None where there is none, or where it is damaged: `damage` says how.
+    `record`: None if missing or damaged; `damage` describes the damage.
     """
 
     name: str
@@ -44,12 +44,13 @@ class Registry:
 
     @classmethod
     def of_user(cls) -> "Registry":
-        """Those of this user."""
+        """The registry of this user."""
         return cls(servers_directory())
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else begins or removes a server within the block. Raises ForgeError if the directory is of no use."""
+        """Hold the lock for creating and removing servers within the block. Raises ForgeError if the directory is
+        unusable."""
         with ExitStack() as held:
             try:
                 self._prepare()
@@ -78,7 +79,7 @@ class Registry:
         return read_record(self.directory(name), name)
 
     def found(self) -> list[Found]:
-        """All servers. Only under the lock. Removes first what nobody needs: see `_is_over`."""
+        """All servers; requires the lock. Removes directories that are no longer needed (`_is_over`) first."""
         servers = []
         for server in map(self.find, server_names(self.root)):
             if _is_over(server):
@@ -88,7 +89,7 @@ class Registry:
         return servers
 
     def find(self, name: str) -> Found:
-        """A server as it is now."""
+        """The present state of a server."""
         alive = self.is_alive(name)
         try:
             return Found(name, self.log(name), alive, self.record(name))
@@ -96,24 +97,25 @@ class Registry:
             return Found(name, self.log(name), alive, None, error.message)
 
     def seen(self) -> list[Found]:
-        """As `found`, taking the lock; nothing is created where there is no server."""
+        """Like `found`, but takes the lock; creates nothing if there are no servers."""
         if not server_names(self.root):
             return []
         with self.locked():
             return self.found()
 
     def create(self, name: str) -> int:
-        """A new directory for a server, in place of one that has ended; the descriptor of its lock. Under the lock."""
+        """Create a server's directory, replacing that of an ended server; returns the descriptor of its lock. Requires
+        the lock."""
         self.remove(name)
         self.directory(name).mkdir(_MODE)
         return take_lock(self._lock(name))
 
     def remove(self, name: str) -> None:
-        """Delete what is left of a server. Only under the lock, of one that has ended, or by its own process."""
+        """Delete a server's directory; requires the lock. Only for ended servers, or by the server's own process."""
         shutil.rmtree(self.directory(name), ignore_errors=True)
 
     def remove_ended(self, name: str) -> None:
-        """Delete what is left of a server, unless one of this name runs."""
+        """Delete a server's directory, unless a server of this name runs."""
         with self.locked():
             if not self.is_alive(name):
                 self.remove(name)
@@ -122,7 +124,7 @@ class Registry:
         return self.directory(name) / "lock"
 
     def _prepare(self) -> None:
-        """Make the directory, which only this user can read. Raises ForgeError if it is another user's."""
+        """Create the directory, readable only by this user. Raises ForgeError if it belongs to another user."""
         for place in (self.root.parent, self.root):
             place.mkdir(_MODE, parents=True, exist_ok=True)
             if place.stat().st_uid != os.geteuid():
@@ -145,7 +147,7 @@ def named(servers: list[Found], name: str) -> Found:
 
 
 def _is_over(server: Found) -> bool:
-    """Whether a server has ended that nobody was told of, because it never was ready, or that ended long ago."""
+    """Whether a server has ended without ever being complete, or ended long ago."""
     if server.alive or server.damage:
         return False
     record = server.record

@@ -1,4 +1,4 @@
-"""The start of a server in the background: its process, and what whoever starts it sees until it is ready."""
+"""Starts a server in the background and shows its output until it is ready."""
 
 import os
 import platform
@@ -24,11 +24,11 @@ from trtforge.serve.detached.registry import Found, Registry
 _POLL = 0.05
 _ALL = ("0.0.0.0", "::")
 _DATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
-"""Begins the lines of a log that `told` hears of."""
+"""Start of the log lines that are also announced to `told`."""
 
 
 class NotReadyError(Exception):
-    """A server has ended before it was ready, and has said why. `status`: its exit status."""
+    """A server ended before it was ready and printed the reason. `status`: its exit status."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"exit status {status}")
@@ -49,21 +49,21 @@ def start(
 ) -> Started:
     """Start `command`, which serves `repository` with `config`, in the background; returns when it is ready.
 
-    `told` hears what the server announces until then, `show` gets the other lines of its log. Raises ForgeError if
-    another server in the background has one of the ports, and if this one is stopped or killed; NotReadyError if it
-    fails. Nothing of it is left then, nor if this function is interrupted.
+    `told` receives the server's announcements until then, `show` the other lines of its log. Raises ForgeError if
+    another server in the background has one of the ports, or if the new server is stopped or killed; NotReadyError if
+    it fails. In these cases, and if this function is interrupted, nothing of the server remains.
     """
     registry = Registry.of_user()
     with _begun(registry, config, repository, command) as (name, child):
         record = _follow(registry, name, child, told, show)
-        child.returncode = 0  # it outlives this process, which does not wait for it
+        child.returncode = 0  # it outlives this process, which does not wait for its end
         return Started(name, registry.log(name), record)
 
 
 def require_unserved(config: ServeConfig, repository: Path, servers: Sequence[Found]) -> None:
     """Raises ForgeError if a server in the background has one of the ports, also while it does not listen yet.
 
-    One of another machine or container is left out: its ports may be others.
+    Servers of other machines or containers are ignored, as they may have separate ports.
     """
     for server in servers:
         record = server.record
@@ -88,7 +88,7 @@ def _meet(one: str, other: str) -> bool:
 def _begun(
     registry: Registry, config: ServeConfig, repository: Path, command: Sequence[str]
 ) -> "Iterator[tuple[str, subprocess.Popen[bytes]]]":
-    """The name and the process of a new server; an error within the block ends it and removes what is left of it."""
+    """The name and the process of a new server; an error within the block ends it and removes its directory."""
     with registry.locked():
         servers = registry.found()
         require_unserved(config, repository, servers)
@@ -123,7 +123,7 @@ def _ended_by_errors(child: "subprocess.Popen[bytes]") -> Iterator[None]:
 
 
 def _spawn(log: Path, name: str, lock: int, command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """The process, in a session of its own. Until it is ready it ends with this one, whatever ends this one."""
+    """Start the process in its own session. Until it is ready, it ends together with this process in any case."""
     with os.fdopen(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as output:
         return subprocess.Popen(
             command,
@@ -164,12 +164,12 @@ def _follow(
     told: Announcements,
     show: Callable[[str], None],
 ) -> Record:
-    """The record of a server when it is complete."""
+    """Wait until a server is complete; returns its record."""
     was_ready, had_openai = 0.0, False
     with registry.log(name).open(encoding="utf-8", errors="replace") as log:
         lines = _Lines(log, show)
         while True:
-            status = child.poll()  # before the rest, so that nothing is missed
+            status = child.poll()  # read first, so that no output is missed
             record = registry.record(name)
             lines.show_new()
             if record is not None and record.state == "ready" and record.since != was_ready:
@@ -188,13 +188,13 @@ def _follow(
 
 
 class _Lines:
-    """The lines of a growing log, each shown once and when it is whole."""
+    """The lines of a growing log; each is shown once, when it is complete."""
 
     def __init__(self, log: IO[str], show: Callable[[str], None]) -> None:
         self._log, self._show, self._rest = log, show, ""
 
     def show_new(self, *, end: bool = False) -> None:
-        """Show what is new. `end`: the last line may lack its end."""
+        """Show the new lines. `end`: also a last line without line feed."""
         *whole, self._rest = (self._rest + self._log.read()).split("\n")
         if end and self._rest:
             whole.append(self._rest)

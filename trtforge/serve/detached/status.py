@@ -1,4 +1,4 @@
-"""How the servers in the background are: as their records say, unless their process is gone."""
+"""The status of servers in the background: that of their records, unless their process is gone."""
 
 import platform
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ _OVER = ("stopped", "failed")
 
 @dataclass(frozen=True)
 class Status:
-    """A server as it is now. `state`: its record's, or `unknown` without a usable one.
+    """The status of a server. `state`: its record's, or `unknown` without a usable record.
 
-    `since`: of the state, in seconds since 1970; None if nobody saw it begin. `reason`, `hint`: of a failure or a stop.
-    `elsewhere`: the machine that it runs on, empty for this one.
+    `since`: start of the state in seconds since 1970; None if unknown. `reason`, `hint`: of a failure or a stop.
+    `elsewhere`: the machine on which it runs, empty for this one.
     """
 
     name: str
@@ -54,7 +54,7 @@ def status_of(server: Found) -> Status:
 
 
 def _gone(record: Record) -> str:
-    """Why a server has ended whose process did not say so."""
+    """Why a server whose process recorded no end has ended."""
     if record.machine != platform.node():
         return f"its process {record.pid} on {record.machine} was killed, or {record.machine} was restarted"
     if record.boot != boot_of_machine():

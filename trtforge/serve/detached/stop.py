@@ -1,4 +1,4 @@
-"""The end of a server in the background: it is asked once, drains as it does in the foreground, and is waited for."""
+"""Stops a server in the background: asks it once, then waits while it drains as in the foreground."""
 
 import os
 import signal
@@ -14,9 +14,9 @@ from trtforge.serve.detached.registry import Found, Registry, named
 from trtforge.serve.detached.status import status_of
 
 MARGIN = 30.0
-"""Seconds beyond the drain timeout that a server has to end its processes."""
+"""Seconds after the drain timeout in which a server must end its processes."""
 _POLL = 0.1
-_KILLED = 5.0  # seconds until a killed process is gone
+_KILLED = 5.0  # seconds to wait for a killed process
 _ASKED = "stopping"
 _WAITING = "waiting"
 _REMOVED = "its record was removed meanwhile"
@@ -26,9 +26,10 @@ Outcome = Literal["stopped", "failed", "killed", "had ended"]
 
 @dataclass(frozen=True)
 class Stopped:
-    """What became of a server. `stopped`: as it was asked to; `killed`: it did not end in time; `had ended`: before.
+    """The outcome for a server. `stopped`: as requested; `killed`: it did not end in time; `had ended`: before the
+    request.
 
-    `exit_status`: of its process, None if it did not say one.
+    `exit_status`: of its process, None if not recorded.
     """
 
     name: str
@@ -38,12 +39,12 @@ class Stopped:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was lost by the stop."""
+        """Whether the stop lost nothing."""
         return self.outcome == "had ended" or (self.outcome == "stopped" and self.exit_status == 0)
 
 
 def chosen(registry: Registry, name: str | None) -> Found:
-    """The server to stop; without a name the only one that runs, else the only one. Raises ForgeError."""
+    """The server to stop; without a name the only running server, else the only server. Raises ForgeError."""
     servers = registry.seen()
     if name is not None:
         return named(servers, name)
@@ -60,9 +61,9 @@ def chosen(registry: Registry, name: str | None) -> Found:
 
 
 def ask(registry: Registry, server: Found) -> None:
-    """Send SIGTERM to a server that runs and was not asked before: a second signal would cut its requests.
+    """Send SIGTERM to a running server, once only: a second signal would cut its requests.
 
-    Raises ForgeError if its process is not one of this machine.
+    Raises ForgeError if its process is not on this machine.
     """
     with registry.locked():
         now = registry.find(server.name)
@@ -88,9 +89,9 @@ def ask(registry: Registry, server: Found) -> None:
 
 
 def wait(registry: Registry, server: Found) -> Stopped:
-    """Wait until a server that was asked has ended; kill it if that takes too long.
+    """Wait until a server that got SIGTERM has ended; kill it if that takes too long.
 
-    Its record is removed by the last of those who wait for it, so that all of them can read how it ended.
+    The last waiting process removes its record, so that all of them can read how it ended.
     """
     if not server.alive:
         registry.remove_ended(server.name)
@@ -106,7 +107,7 @@ def wait(registry: Registry, server: Found) -> Stopped:
 
 
 def _waited(registry: Registry, server: Found, waiting: int) -> Stopped:
-    """`waiting`: the descriptor of the lock that all who wait for the server share."""
+    """Wait as `wait` does. `waiting`: descriptor of the lock that all processes waiting for the server share."""
     assert server.record is not None, "it was asked"
     last = server.record
     longest = last.drain_timeout + MARGIN
@@ -115,7 +116,7 @@ def _waited(registry: Registry, server: Found, waiting: int) -> Stopped:
     while registry.is_alive(server.name):
         current = registry.record(server.name)
         if current is not None and current.process != last.process:
-            break  # it has ended, and another server has got its name
+            break  # it has ended, and a new server has its name
         last = current or last
         if time.monotonic() > until:
             if killed:
@@ -134,7 +135,7 @@ def _waited(registry: Registry, server: Found, waiting: int) -> Stopped:
 
 
 def _taken(registry: Registry, name: str, last: Record, waiting: int) -> Record | None:
-    """The last record of a server that has ended, which is removed if nobody else waits for it; None if it is gone."""
+    """The last record of an ended server, None if gone; removes it if no other process waits for the server."""
     with registry.locked():
         found = registry.record(name)
         alone = release_shared(waiting)
@@ -146,7 +147,7 @@ def _taken(registry: Registry, name: str, last: Record, waiting: int) -> Record 
 
 
 def _outcome(name: str, record: Record, *, is_last: bool) -> Stopped:
-    """What a record says of the end. `is_last`: no later one was written."""
+    """The outcome by a record. `is_last`: no later record was written."""
     if record.state in ("stopped", "failed"):
         outcome: Outcome = "stopped" if record.state == "stopped" else "failed"
         return Stopped(name, outcome, record.reason, record.exit_status)

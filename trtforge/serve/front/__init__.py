@@ -1,1 +1,1 @@
-"""The front: an HTTP server before Triton's own with limits, restricted endpoints and API keys, in its own process."""
+"""The front: an HTTP server in its own process, before Triton's own, with limits, restricted endpoints and API keys."""

@@ -1,4 +1,4 @@
-"""Triton's errors as HTTP errors: the status that the text implies, Retry-After, no paths of this machine."""
+"""Triton's errors as HTTP errors: status by the text, Retry-After, without paths of this machine."""
 
 import json
 import re
@@ -19,7 +19,7 @@ _ERROR = b'{"error":'
 _STREAM_ERROR = re.compile(rb"""\s*data: ?(\{"error": ?.*?\})\s*(?:\n|$)""", re.DOTALL)
 _LATER = (TRITON_QUEUE_FULL, TRITON_NOT_LOADED, TRITON_STOPPING)
 _WRONG = ("attempt to access JSON", "Unable to parse", "parameter key '", "explicit model load / unload is not allowed")
-"""What Triton calls an internal error, or says with 503, of requests that no retry helps."""
+"""Texts of Triton's internal errors and 503 errors for requests that will also fail if retried."""
 
 
 def as_refusal(status: int, body: bytes, retry: int) -> Refusal:
@@ -39,13 +39,13 @@ def as_refusal(status: int, body: bytes, retry: int) -> Refusal:
 
 
 def stream_error(first: bytes) -> bytes | None:
-    """The error object of server-sent events that begin with one, None if they begin with an answer."""
+    """The error object if server-sent events begin with one, None if they begin with an answer."""
     found = _STREAM_ERROR.match(first)
     return None if found is None else found[1]
 
 
 def whole_error(first: bytes) -> bytes | None:
-    """A JSON answer that is an error, None if it is none: Triton sends one with status 200 for a second response."""
+    """The JSON answer if it is an error, else None: Triton sends errors of a second response with status 200."""
     return first if first.startswith(_ERROR) else None
 
 

@@ -1,4 +1,4 @@
-"""Relays requests to Triton: checked, sent on in one piece, answers returned as they arrive."""
+"""Relays requests to Triton: checks them, sends them on in one piece and returns answers as they arrive."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -32,7 +32,7 @@ _LARGE = 32 * KIB
 
 @dataclass(frozen=True)
 class Policy:
-    """Where Triton listens, the open endpoint groups, the API keys, the limits and the check of Host and Origin."""
+    """Triton's address, the open endpoint groups, the API keys, the limits and the check of Host and Origin."""
 
     upstream: Address
     opened: Collection[str] = ()
@@ -51,7 +51,7 @@ class Handler:
         self._held = HeldBytes(held, lambda: unavailable(f"bodies of {held} bytes are in flight", retry))
 
     async def answer(self, client: Incoming, request: h11.Request) -> None:
-        """Answer one request. Raises Refusal if it fails before any of the answer was sent."""
+        """Answer one request. Raises Refusal if it fails before any part of the answer was sent."""
         limits = self._policy.limits
         headers = _headers(request)
         route, path = find_route(
@@ -96,7 +96,7 @@ class Handler:
             parse_object(body, limits)
 
     async def _metadata(self, path: str) -> bytes:
-        """Triton's answer about a model, whatever it is."""
+        """Triton's answer about a model, also if it is an error."""
         limits = self._policy.limits
         async with exchange(self._policy.upstream, limits) as triton:
             await _within(limits.answer_seconds, triton.send("GET", path, [], b""))
@@ -111,7 +111,7 @@ class Handler:
         body: bytes,
         seconds: float | None,
     ) -> None:
-        """Relay request and answer; the connection to Triton ends as soon as the client's does."""
+        """Relay request and answer; the connection to Triton is closed as soon as the client closes its own."""
         passed = [(name, value) for name, value in headers.items() if name in _PASSED_ON]
 
         async def relay() -> None:
@@ -153,7 +153,7 @@ class Handler:
 
 
 async def _within(seconds: float | None, answer: Awaitable[T]) -> T:
-    """The answer. Raises Refusal (504) if it takes longer; None: however long that is."""
+    """The answer. Raises Refusal (504) if it takes longer; None: no limit."""
     try:
         return await asyncio.wait_for(answer, seconds)
     except asyncio.TimeoutError:
@@ -161,7 +161,7 @@ async def _within(seconds: float | None, answer: Awaitable[T]) -> T:
 
 
 async def _broken_off(client: Incoming, *, streaming: bool) -> None:
-    """Report an answer that broke off: by a status, by a last event, or by closing the connection."""
+    """Report an incomplete answer: by a status, by a last event, or by closing the connection."""
     message = "UNAVAILABLE: the server ended during the answer"
     if not client.answering:
         raise Refusal(HTTPStatus.BAD_GATEWAY, message)
@@ -183,7 +183,7 @@ def _body_bound(route: Route, headers: Mapping[bytes, bytes], limits: FrontLimit
 
 
 async def _run(body: bytes, check: Callable[[], T]) -> T:
-    """What `check` returns, which is run in a thread for a large body, so that streams continue."""
+    """The result of `check`, which runs in a thread if the body is large, so that streams continue."""
     return await asyncio.to_thread(check) if len(body) > _LARGE else check()
 
 

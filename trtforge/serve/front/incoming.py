@@ -15,16 +15,16 @@ from trtforge.serve.front.refusal import Refusal, error_body
 _PIECE = 64 * 1024
 _NAME = b"trtforge"
 _GRACE = 0.05  # seconds
-_QUOTED = re.compile(r": bytearray\(.*", re.DOTALL)  # the line of the client, as h11 shows it
+_QUOTED = re.compile(r": bytearray\(.*", re.DOTALL)  # the client's line in h11's messages
 T = TypeVar("T")
 
 
 class ClientGone(Exception):
-    """The client closed the connection, or does not read its answer."""
+    """The client has closed the connection or does not read its answer."""
 
 
 class Incoming:
-    """A client's connection, which carries one request after the other."""
+    """A client's connection, which carries successive requests."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: FrontLimits) -> None:
         self._reader = reader
@@ -42,7 +42,7 @@ class Incoming:
 
     @property
     def unread(self) -> bool:
-        """Whether no request has arrived whole, and none is answered."""
+        """Whether no request has arrived completely and no answer is being sent."""
         states = self._connection.states
         return states[h11.CLIENT] in (h11.IDLE, h11.SEND_BODY) and states[h11.SERVER] in (h11.IDLE, h11.SEND_RESPONSE)
 
@@ -71,7 +71,8 @@ class Incoming:
         return event
 
     async def body(self, limit: int, hold: Callable[[int], None]) -> bytes:
-        """The body of the request in one piece. `hold` is told how many bytes arrive, and may raise a Refusal itself.
+        """The body of the request in one piece. `hold` is called with the number of arriving bytes and may raise
+        Refusal.
 
         Raises Refusal (400, 408, 413).
         """
@@ -83,7 +84,7 @@ class Incoming:
             ) from None
 
     async def gone(self) -> None:
-        """Return when the client closes the connection. What it sends before that is kept for the next request."""
+        """Return when the client closes the connection. Data that it sends before is kept for the next request."""
         kept = 0
         while kept < _PIECE:
             data = await self._reader.read(_PIECE)
@@ -94,7 +95,7 @@ class Incoming:
         await asyncio.Event().wait()
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """Send the head of the answer."""
+        """Send status and headers of the answer."""
         self.answering = True
         await self._send(h11.Response(status_code=status, headers=[(b"server", _NAME), *headers]))
 
@@ -127,7 +128,7 @@ class Incoming:
         return True
 
     async def close(self) -> None:
-        """Close the connection. Raises ClientGone if the client does not take the rest of its answer."""
+        """Close the connection. Raises ClientGone if the client does not read the rest of its answer."""
         self._writer.close()
         try:
             await asyncio.wait_for(self._writer.wait_closed(), self._limits.stalled_seconds)
@@ -198,7 +199,7 @@ class Incoming:
 
 
 async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
-    """Read and drop what the client still sends, at most `seconds`: a TCP reset would destroy the answer."""
+    """Read and drop further data of the client for at most `seconds`: a TCP reset would destroy the answer."""
 
     async def drop() -> None:
         while await reader.read(_PIECE):
@@ -211,7 +212,7 @@ async def linger(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
 
 
 async def _within(seconds: float, read: Callable[[], Awaitable[T]]) -> T:
-    """The result of `read` within `seconds`, or a little later for data that a busy event loop reads late."""
+    """The result of `read` within `seconds`, with some grace for data that a busy event loop reads late."""
     try:
         return await asyncio.wait_for(read(), seconds)
     except asyncio.TimeoutError:

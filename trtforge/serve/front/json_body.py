@@ -13,7 +13,7 @@ _OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 def parse_object(body: bytes, limits: FrontLimits) -> dict[str, Any]:
-    """The object that `body` holds. Raises Refusal (400, 413) naming the problem; never RecursionError."""
+    """The object in `body`. Raises Refusal (400, 413) naming the problem; never RecursionError."""
     if len(body) > limits.json_bytes:
         raise Refusal(
             HTTPStatus.REQUEST_ENTITY_TOO_LARGE,

@@ -12,13 +12,13 @@ class FrontLimits:
 
     Triton 24.10 crashes with SIGSEGV if its recursive JSON parser overflows an 8 MiB stack (between 50,000 and 200,000
     levels), or if the table of a body's pieces does (`alloca` of 16 bytes per piece, about 500,000 pieces). The front's
-    limits are far below both, and it sends a body on in one piece.
+    limits are far below both, and it sends a body in one piece.
     """
 
     connections: int = 4096
-    """Connections at once; more are answered with 503."""
+    """Concurrent connections; more are answered with 503."""
     requests: int = 2048
-    """Requests at once in Triton, health checks not counted; more are answered with 503."""
+    """Concurrent requests in Triton, without health checks; more are answered with 503."""
     head_bytes: int = 16 * KIB
     """Request line and headers together."""
     headers: int = 64
@@ -29,7 +29,7 @@ class FrontLimits:
     binary_bytes: int = 8 * MIB
     """A whole body with binary tensors."""
     held_bytes: int = 256 * MIB
-    """Bodies of all requests together; more are answered with 503."""
+    """Total size of the bodies of all requests; more are answered with 503."""
     chunks: int = 8192
     """Pieces of a chunked body."""
     depth: int = 32
@@ -39,8 +39,8 @@ class FrontLimits:
     number_digits: int = 40
     """Characters of one number in JSON."""
     members: int = 128
-    """Names in an object that Triton makes parameters of: the time that it takes grows with the square of their number,
-    and some requests of 40,000 names each keep all its HTTP threads busy for longer than it may be silent."""
+    """Names in an object whose members become Triton's parameters. Its time grows with the square of their number: a
+    few requests of 40,000 names each block all its HTTP threads for longer than the watchdog tolerates."""
     tensors: int = 64
     """Inputs, and outputs, of one inference request."""
     dimensions: int = 8
@@ -58,7 +58,7 @@ class FrontLimits:
     connect_seconds: float = 5.0
     """Until Triton accepts the connection."""
     answer_seconds: float = 60.0
-    """Until Triton answers a request other than inference: health, metadata, settings."""
+    """Until Triton answers a request that is not inference: health, metadata, settings."""
     linger_seconds: float = 2.0
     """How long the rest of a refused request is read and dropped, so that the client sees the refusal."""
     retry_seconds: int = 1

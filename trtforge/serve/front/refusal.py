@@ -1,4 +1,4 @@
-"""A request that is answered with an error, and how the error is written."""
+"""The error with which a request is answered, and its JSON."""
 
 import json
 from http import HTTPStatus

@@ -1,4 +1,4 @@
-"""Triton's HTTP endpoints: the kind of request that each takes, and the door that closes it."""
+"""Triton's HTTP endpoints: the kind of request that each accepts, and the group that must be open for it."""
 
 import re
 from collections.abc import Collection
@@ -17,7 +17,7 @@ _PLAIN_PATH = re.compile(r"/[A-Za-z0-9._/-]*", re.ASCII)
 
 @dataclass(frozen=True)
 class Route:
-    """Endpoints of one kind, closed unless `door` is open."""
+    """Endpoints of one kind, closed unless the group `door` is open."""
 
     pattern: re.Pattern[str]
     methods: tuple[str, ...]

@@ -12,10 +12,10 @@ from trtforge.serve.front.incoming import ClientGone, Incoming, linger
 from trtforge.serve.front.refusal import Refusal, error_body, unavailable
 
 _BACKLOG = 4096
-_UNREAD_SECONDS = 1.0  # for the rest of requests that arrive when the front is told to stop
+_UNREAD_SECONDS = 1.0  # for the rest of requests that are arriving when the front stops
 _SPARE_FILES = 32
 _FILES_PER_CONNECTION = 3
-"""The client's, Triton's, and one for a client that is turned away."""
+"""One for the client, one for Triton, and one for a rejected client."""
 
 
 class Front:
@@ -100,7 +100,7 @@ class Front:
             first = False
 
     async def _turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer 503: too many connections. Without a file descriptor to linger on, a TCP reset may come first."""
+        """Answer 503: too many connections. If no file descriptor is left to linger on, a TCP reset may come first."""
         self._turned_away += 1
         try:
             writer.write(self._too_many)
@@ -115,7 +115,7 @@ class Front:
 
 
 def _refusal_bytes(refusal: Refusal) -> bytes:
-    """A whole response, for a client whose request is not read."""
+    """A complete response, for a client whose request is not read."""
     body = error_body(refusal.message)
     fixed = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
     lines = [f"{name}: {value}" for name, value in (fixed | refusal.headers).items()]

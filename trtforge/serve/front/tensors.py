@@ -16,7 +16,7 @@ _RANGES = {
     **{f"INT{bits}": (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) for bits in (8, 16, 32, 64)},
     **{f"UINT{bits}": (0, (1 << bits) - 1) for bits in (8, 16, 32, 64)},
 }
-"""Least and largest number of each type: Triton takes others modulo their number, without a word."""
+"""Smallest and largest number of each type: Triton silently wraps other numbers around."""
 _SHARED_MEMORY = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size")
 
 
@@ -39,7 +39,7 @@ def check_infer(body: bytes, header_length: int | None, limits: FrontLimits, *, 
     if not shared_memory and any(name in parameters for parameters in given for name in _SHARED_MEMORY):
         raise Refusal(HTTPStatus.FORBIDDEN, "shared memory is closed on this server")
     for output, parameters in zip(outputs, given[len(inputs) :], strict=True):
-        if "classification" in parameters:  # of a text it ends Triton before 25.07
+        if "classification" in parameters:  # on a text output it crashes Triton before 25.07
             refuse(f"output {printable(output['name'])}: classification is not supported")
     binary = sum(_check_input(one, limits) for one in inputs)
     if binary != len(body) - header_length:
@@ -49,7 +49,7 @@ def check_infer(body: bytes, header_length: int | None, limits: FrontLimits, *, 
 def check_generate(body: bytes, limits: FrontLimits) -> Mapping[str, list[int]]:
     """Check the body of `/generate` and `/generate_stream`. Raises Refusal (400, 413).
 
-    Returns the whole numbers beyond INT32 of each input that has some, for `check_numbers`.
+    Returns the whole numbers beyond INT32 by input, for `check_numbers`.
     """
     document = parse_object(body, limits)
     _check_members("the request", document, limits)
@@ -58,9 +58,9 @@ def check_generate(body: bytes, limits: FrontLimits) -> Mapping[str, list[int]]:
 
 
 def check_numbers(numbers: Mapping[str, list[int]], metadata: bytes, limits: FrontLimits) -> None:
-    """Check numbers against the types of a model's inputs. Raises Refusal (400) for one that its type does not hold.
+    """Check numbers against the types of a model's inputs. Raises Refusal (400) for a number out of its type's range.
 
-    `metadata`: Triton's answer about the model; another answer says nothing of types.
+    `metadata`: Triton's answer about the model; any other answer has no types.
     """
     try:
         described = parse_object(metadata, limits)["inputs"]
@@ -72,14 +72,14 @@ def check_numbers(numbers: Mapping[str, list[int]], metadata: bytes, limits: Fro
 
 
 def _check_whole(name: str, value: object, datatype: object) -> None:
-    """Check the whole numbers in `value` if the type is one of theirs."""
+    """Check the whole numbers in `value` if the type is an integer type."""
     if isinstance(datatype, str) and datatype in _RANGES and (wrong := _beyond(value, datatype)):
         low, high = _RANGES[datatype]
         refuse(f"{printable(name)} is {wrong[0]}; it must be a whole number from {low} to {high}")
 
 
 def _beyond(value: object, datatype: str) -> list[int]:
-    """The whole numbers in arrays, or the one number, that the type does not hold."""
+    """The whole numbers in nested arrays, or the single number, that are out of the type's range."""
     low, high = _RANGES[datatype]
     found, left = [], [value]
     while left:

@@ -42,7 +42,7 @@ class Exchange:
         raise Refusal(HTTPStatus.BAD_GATEWAY, "UNAVAILABLE: the server ended the request without an answer")
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body. Raises ConnectionError if it breaks off."""
+        """The body. Raises ConnectionError if it is incomplete."""
         while True:
             try:
                 event = await self._event()
@@ -74,7 +74,7 @@ class Exchange:
 
 @contextlib.asynccontextmanager
 async def exchange(address: Address, limits: FrontLimits) -> AsyncIterator[Exchange]:
-    """A new connection to Triton, closed at the end in any case. Raises Refusal (503) if connecting fails."""
+    """A new connection to Triton, always closed at the end. Raises Refusal (503) if connecting fails."""
     opening = (
         asyncio.open_unix_connection(address.path)
         if address.path is not None
