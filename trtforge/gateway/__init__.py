@@ -1,1 +1,1 @@
-"""OpenAI's API over text models that KServe v2 gRPC serves: `trtforge gateway`, and a child process of `serve`."""
+"""OpenAI's API for text models served over KServe v2 gRPC: `trtforge gateway`, and a child process of `serve`."""

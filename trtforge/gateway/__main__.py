@@ -32,7 +32,7 @@ def main() -> int:
     end_with_parent()
     if options.wait:
         _wait_for(options.backend[0])
-    # Imported late: until then it takes no time from the server that it waits for.
+    # Imported late, so as not to slow down the start of the server that it waits for.
     from trtforge.formats.adapter import named_adapters
     from trtforge.gateway.config import GatewayConfig
     from trtforge.gateway.server import run

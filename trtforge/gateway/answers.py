@@ -1,7 +1,7 @@
-"""Answers in OpenAI's form: whole, and as events of a stream.
+"""Answers in OpenAI's format: whole, and as events of a stream.
 
-Written as JSON text directly: a stream has an event for every few tokens, and validating each with the classes of
-`openai.types` would take longer than sending it. The tests parse every kind of answer strictly with those classes.
+They are written directly as JSON text: a stream has an event for every few tokens, and validating each with the classes
+of `openai.types` would take longer than sending it. Tests parse each kind of answer strictly with these classes.
 """
 
 import codecs
@@ -24,7 +24,7 @@ _DONE = b"data: [DONE]\n\n"
 
 
 class Answer(Protocol):
-    """The form of the answers of one endpoint."""
+    """The format of the answers of one endpoint."""
 
     def whole(self, choices: Sequence[Choice], usage: Usage | None) -> bytes:
         """The body of an answer that is not streamed."""
@@ -40,7 +40,7 @@ class Answer(Protocol):
 
 
 class ChatAnswer:
-    """/v1/chat/completions. `with_usage`: a stream ends with the usage, which is null before, as OpenAI's are.
+    """/v1/chat/completions. `with_usage`: a stream ends with the usage, which is null before, as in OpenAI's API.
 
     `use`: how the answers may call functions.
     """
@@ -128,7 +128,7 @@ class ChatAnswer:
 
 
 class CompletionAnswer:
-    """/v1/completions. `echoes`: the prompt's text by choice, if it is returned too; empty: it comes from scores."""
+    """/v1/completions. `echo`: answers begin with their prompts (`set_prompt`); `nothing_new`: they are only that."""
 
     def __init__(self, model: str, *, with_usage: bool, logprobs: int | None, echo: bool, nothing_new: bool) -> None:
         self._head = _head("cmpl", model) | {"object": "text_completion"}
@@ -142,7 +142,8 @@ class CompletionAnswer:
         self._prompts: dict[int, tuple[str | None, Sequence[TokenScore]]] = {}
 
     def set_prompt(self, index: int, text: str | None, scores: Sequence[TokenScore]) -> None:
-        """The prompt of a choice, before its first event. `text` None: a prompt of token ids, known by its scores."""
+        """Set the prompt of a choice before its first event. `text` None: token ids, whose text follows from the
+        scores."""
         if index not in self._prompts:
             self._prompts[index] = (text, scores)
 
@@ -187,7 +188,7 @@ class CompletionAnswer:
         return replace(usage, completion_tokens=0) if usage is not None and self._nothing_new else usage
 
     def _with_prompt(self, index: int, text: str, scores: Sequence[TokenScore]) -> tuple[str, Sequence[TokenScore]]:
-        """Text and scores with those of the prompt before a choice's first ones."""
+        """Text and scores; the first ones of a choice are preceded by those of the prompt."""
         if self._nothing_new:
             text, scores = "", ()
         if not self._echo or index in self._scores:
@@ -195,7 +196,7 @@ class CompletionAnswer:
         prompt, prompt_scores = self._prompts.get(index, ("", ()))
         scored = _joined(prompt_scores)
         before = scored if prompt is None else prompt
-        # The scores of a text begin with those of special tokens that the tokenizer put before it.
+        # The scores of a text prompt begin with those of special tokens that the tokenizer added before it.
         self._scores[index] = CompletionScores(len(before) - len(scored) if scored.endswith(before) else 0)
         return before + text, [*prompt_scores, *scores] if self._logprobs is not None else ()
 
@@ -206,7 +207,7 @@ class CompletionAnswer:
 
 
 class CompletionScores:
-    """The scores of one choice in the form of /v1/completions, with the offset of each token in its text.
+    """The scores of one choice in the format of /v1/completions, with each token's offset in the text.
 
     `start`: the first token's offset, negative if it is not part of the text.
     """
@@ -216,12 +217,12 @@ class CompletionScores:
         self._offset = start
 
     def take(self, scores: Sequence[TokenScore], top: int) -> Mapping[str, object]:
-        """The form of the following tokens."""
+        """The formatted scores of the next tokens."""
         offsets = []
         for score in scores:
             begun = self._decoder.getstate()[0]
             text = self._decoder.decode(bytes(score["bytes"]))
-            # Bytes that become no character are one before the token that shows it.
+            # Bytes that do not form a character become one replacement character, before the token that reveals this.
             broken = len(begun.decode(errors="replace")) if text.startswith("\ufffd") else 0
             offsets.append(max(0, self._offset + broken))
             self._offset += len(text)
@@ -234,7 +235,7 @@ class CompletionScores:
 
 
 def _streamed(call: CallDelta) -> Mapping[str, object]:
-    """What is new of a call: its id and name come first."""
+    """The new part of a call; the first one has its id and name."""
     function = {"arguments": call.arguments}
     if call.name is None:
         return {"index": call.index, "function": function}
@@ -243,7 +244,7 @@ def _streamed(call: CallDelta) -> Mapping[str, object]:
 
 
 def _named(token: TokenScore | TopToken) -> str:
-    """A token's text; its bytes if they are a part of a character, as OpenAI writes them."""
+    """A token's text; its bytes in OpenAI's notation if they are only a part of a character."""
     try:
         return bytes(token["bytes"]).decode() or token["token"]
     except UnicodeDecodeError:
@@ -251,7 +252,7 @@ def _named(token: TokenScore | TopToken) -> str:
 
 
 def _alternatives(score: TokenScore) -> Mapping[str, float]:
-    """The likely tokens at one position, the chosen one among them; empty for the first token of a prompt."""
+    """The likely tokens at one position, including the chosen one; empty for the first token of a prompt."""
     if score["logprob"] is None:
         return {}
     found: dict[str, float] = {}
@@ -286,7 +287,7 @@ def _ending(*, with_usage: bool) -> str:
 
 
 def _usage(usage: Usage | None) -> dict[str, object]:
-    """Nothing if the server behind does not count tokens."""
+    """The usage; empty if the backend does not count tokens."""
     if usage is None:
         return {}
     cached = usage.cached_tokens

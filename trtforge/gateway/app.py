@@ -14,7 +14,7 @@ from trtforge.gateway.metrics import CONTENT_TYPE
 from trtforge.gateway.service import Service
 
 HEALTH = "/health"
-"""Whether the gateway runs, whatever is behind it."""
+"""Path of the gateway's own health, independent of the backends."""
 _PROBED = ["GET", "HEAD"]
 
 
@@ -81,7 +81,7 @@ def make_app(service: Service) -> FastAPI:
 
 
 async def _reply(service: Service, request: Request, find: Callable[[], Awaitable[object]]) -> Response:
-    """The JSON of what `find` returns, or its error, if the client may ask."""
+    """The result of `find` as JSON, or its error, after checking Host, Origin and key."""
     try:
         service.authorise(dict(request.headers.raw))
         return Response(json.dumps(await find()).encode(), media_type="application/json")
@@ -90,7 +90,7 @@ async def _reply(service: Service, request: Request, find: Callable[[], Awaitabl
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:
-    """An unknown path, or another method than the path's."""
+    """The error for an unknown path or a method that the path does not support."""
     assert isinstance(error, HTTPException)
     headers: dict[str, str] = dict(error.headers or {})
     known = "/v1/models, /v1/chat/completions, /v1/responses, /v1/completions"

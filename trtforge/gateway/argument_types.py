@@ -1,4 +1,4 @@
-"""The JSON of an argument that a model wrote as text, by the types that its function's schema says."""
+"""Converts an argument that a model wrote as text to JSON, by the types in its function's schema."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from trtforge.core.json_text import parse_json
 Types = frozenset[str]
 """Names of JSON Schema's types."""
 Values = tuple[Types, frozenset[str]]
-"""The types of values, and the texts that are listed among them."""
+"""The types of values, and the strings among listed values."""
 TEXT: Types = frozenset({"string"})
 _ANY: Types = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 _NO_TEXTS = frozenset[str]()
@@ -20,25 +20,25 @@ _DEEPEST = 20
 
 
 class ArgumentTypes:
-    """The types of one function's arguments, by the `schema` of the object of all.
+    """The types of one function's arguments, from the `schema` of the arguments object.
 
-    Each part of the schema is read once, however many arguments it is about: it is a client's, and may be large.
+    Each part of the schema is read only once, as it comes from a client and may be large.
     """
 
     def __init__(self, schema: Mapping[str, object]) -> None:
         self._root = schema
         self._references: dict[str, Values] = {}
-        self._parts: dict[int, Values] = {}  # by their identity: the schema holds them
+        self._parts: dict[int, Values] = {}  # by identity; the schema keeps them alive
 
     def of(self, name: str) -> Values:
-        """The types of an argument, all where the schema does not say; and the texts that `enum` and `const` list."""
+        """The types of an argument (all types if the schema gives none) and the strings of its `enum` and `const`."""
         found = [self._of_part(_property(each, name)) for each in self._objects]
         types = _ANY.intersection(*(types for types, _ in found)) or _ANY
         return types, _NO_TEXTS.union(*(texts for _, texts in found))
 
     @cached_property
     def _objects(self) -> list[Mapping[str, object]]:
-        """The schemas of the object: the root, and those that it says to apply too."""
+        """The schemas that apply to the object: the root, and those in its `allOf` and `$ref`."""
         found, todo, seen = list[Mapping[str, object]](), list[object]([self._root]), set[str]()
         while todo:
             schema = todo.pop()
@@ -58,7 +58,7 @@ class ArgumentTypes:
         return self._parts[id(part)]
 
     def _read(self, schema: object, depth: int = 0) -> Values:
-        """What a schema says of its values. A loop of references says nothing."""
+        """The types and strings that a schema allows. Circular references allow all."""
         if not isinstance(schema, dict) or depth > _DEEPEST:
             return _ANY, _NO_TEXTS
         types, texts = [_named(schema.get("type"))], set[str]()
@@ -82,7 +82,7 @@ class ArgumentTypes:
 
 
 def as_json(text: str, types: Types) -> str:
-    """A value of one of the types: as the JSON that the text is (or what Python writes for it), else a string."""
+    """The text as a value of one of the types: parsed as JSON (or Python's True, False, None), else as a string."""
     bare = text.strip()
     bare = _PYTHON.get(bare, bare)
     try:
@@ -97,7 +97,7 @@ def as_json(text: str, types: Types) -> str:
 
 
 def _property(schema: Mapping[str, object], name: str) -> object:
-    """The schema that an object's says of a property, by `properties` or `additionalProperties`."""
+    """The schema of a property, from an object schema's `properties` or `additionalProperties`."""
     properties, others = schema.get("properties"), schema.get("additionalProperties")
     return properties.get(name, others) if isinstance(properties, dict) else others
 
@@ -112,7 +112,7 @@ def _named(given: object) -> Types:
 
 
 def _referred(reference: str, root: object) -> object:
-    """What a reference within the schema names; None if there is no such place."""
+    """The part of the schema at a reference; None if it does not exist."""
     try:
         return referred(reference, root)
     except (ValueError, KeyError):
@@ -120,5 +120,5 @@ def _referred(reference: str, root: object) -> object:
 
 
 def _type(value: object) -> str:
-    """The type of a value as it is written: 5.0 is no integer."""
+    """The JSON Schema type of a value; 5.0 counts as a number, not as an integer."""
     return "number" if isinstance(value, float) else type_of(value)

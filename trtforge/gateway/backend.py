@@ -1,4 +1,4 @@
-"""What the gateway needs of a server of text models; routers, caches and batch tiers can stand in for one."""
+"""Interface of the gateway to a server of text models, which routers, caches and batch tiers can also implement."""
 
 from collections.abc import AsyncGenerator, Mapping, Set
 from dataclasses import dataclass
@@ -7,9 +7,9 @@ from typing import Protocol
 from trtforge.gateway.request import Piece, TextRequest
 
 GUIDE_TYPE = "guided_decoding_guide_type"
-"""The input that asks for guided decoding; releases of TensorRT-LLM before 0.19 do not have it."""
+"""The input for guided decoding; TensorRT-LLM before 0.19 lacks it."""
 GONE = "GONE"
-"""Code of a backend that cannot be reached or that ended: another one may serve the request."""
+"""Code of a backend that is unreachable or has ended; another backend may serve the request."""
 
 
 SEEDS = ("random_seed", "seed")
@@ -19,7 +19,7 @@ ADAPTER = "lora_task_id"
 
 
 class BackendError(Exception):
-    """A request that a backend did not serve. `code`: a gRPC status, or GONE; None: unknown."""
+    """The error for a request that a backend did not serve. `code`: a gRPC status, or GONE; None: unknown."""
 
     def __init__(self, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class ServedModel:
 
     @property
     def takes_guides(self) -> bool:
-        """Whether it has the inputs of guided decoding, which it may still refuse."""
+        """Whether it has the inputs of guided decoding; it may still refuse guides."""
         return GUIDE_TYPE in self.inputs
 
     @property

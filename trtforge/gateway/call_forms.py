@@ -1,6 +1,6 @@
-"""The forms in which models write calls of functions: those that their chat templates teach them.
+"""The formats in which models write function calls, as taught by their chat templates.
 
-An answer may also be nothing but JSON, an object or an array with `name` and `arguments` or `parameters` (Llama 3.1).
+An answer may also be only JSON: an object or an array with `name` and `arguments` or `parameters` (Llama 3.1).
 """
 
 import re
@@ -24,21 +24,21 @@ from trtforge.core.call_tags import (
 from trtforge.gateway.tagged_arguments import ParameterTags
 
 JSON_TAGS = {**call_tags.JSON_TAGS, mistral_tokens.CALLS: ""}
-"""What stands around the JSON of a call, or of an array of calls; "": the end of the answer."""
+"""Opening to closing tag around the JSON of a call or of an array of calls; "": the end of the answer."""
 ARGUMENTS = ("arguments", "parameters")
 _BLANK = r"\s{0,99}"
 _NAME = r"(?P<name>[A-Za-z0-9_-]{1,64})"
 _HEAD = (
     rf'\{{{_BLANK}"name"{_BLANK}:{_BLANK}"{_NAME}"{_BLANK},{_BLANK}"(?:{"|".join(ARGUMENTS)})"{_BLANK}:{_BLANK}(?=\{{)'
 )
-"""A call up to its arguments. Its length is bounded, so that a long text is not searched again for each token."""
+"""A call up to its arguments, of bounded length, so that a long text is not searched again for each token."""
 FIRST = re.compile(rf"{_BLANK}(?P<mark>\[?){_BLANK}{_HEAD}")
 NEXT = re.compile(rf"{_BLANK}(?P<mark>[,;]?){_BLANK}{_HEAD}")
 ELEMENT = re.compile(rf"{_BLANK},?{_BLANK}(?=\{{)")
-"""Up to an object in an array that does not begin as a call does."""
+"""Text before an object in an array that does not begin like a call."""
 _OBJECT = r'(?=\{\s{0,99}["}])'
 BARE = re.compile(rf"{_BLANK}{_NAME}{_OBJECT}")
-"""A name with its arguments: what is left of a call in Mistral's form where special tokens give no text."""
+"""A name with its arguments: a call in Mistral's format whose special tokens have no text."""
 NAME_SO_FAR = re.compile(rf"{_BLANK}(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<whole>\{{{_BLANK})?")
 LONGEST_HEAD = 1000
 _CALLS, _SEPARATOR, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁calls▁end｜>"
@@ -50,9 +50,9 @@ _MINIMAX_CALLS, _MINIMAX_CALLS_END = "<minimax:tool_call>", "</minimax:tool_call
 class CallForm:
     """A call between tags.
 
-    `head`: all up to the arguments; `closing`: what may follow them, in this order; `tags`: of arguments that are not
-    JSON; `in_object`: the JSON of the arguments is the last value of an object; `in_array`: that object is the first of
-    an array; `end`: what ends them even within a string.
+    `head`: everything up to the arguments; `closing`: tags that may follow them, in this order; `tags`: of arguments
+    that are not JSON; `in_object`: the arguments are the last value of a JSON object; `in_array`: that object is the
+    first of an array; `end`: text that ends the arguments even within a string.
     """
 
     head: re.Pattern[str]
@@ -132,17 +132,17 @@ TAGGED = (
         (INVOKE_END, _MINIMAX_CALLS_END),
         _MINIMAX,
     ),
-    CallForm(  # gpt-oss, as `HarmonyText` leaves it
+    CallForm(  # gpt-oss, in the output of `HarmonyText`
         re.compile(rf"{re.escape(harmony.CALL_HEAD)}{_NAME}{re.escape(harmony.MESSAGE)}{_BLANK}(?=\{{)"),
         (harmony.CALL,),
         end=harmony.CALL,
     ),
 )
 MARKS = (*JSON_TAGS, FUNCTION, INVOKE, _CALLS, DEEPSEEK_CALL, _KIMI_CALLS, KIMI_CALL, _MINIMAX_CALLS, harmony.CALL_HEAD)
-"""How the forms begin."""
+"""The beginnings of the formats."""
 MARK = re.compile("|".join(map(re.escape, MARKS)))
 JSON_BEGINS = re.compile(rf"{_BLANK}[{{[]")
-"""What follows a tag around JSON."""
+"""Begins the JSON after a tag."""
 _SOME_NAME = r"(?P<name>[A-Za-z0-9_-]{0,64})"
 _KIMI_SO_FAR = re.compile(
     rf"{_BLANK}(?:{re.escape(KIMI_CALL)}{_BLANK})?[\w.-]{{0,99}}{_BLANK}(?::[\s\d]{{0,99}})?(?s:<.*)?"
@@ -157,4 +157,4 @@ SO_FAR = {
     **dict.fromkeys((_KIMI_CALLS, KIMI_CALL), _KIMI_SO_FAR),
     _MINIMAX_CALLS: _MINIMAX_SO_FAR,
 }
-"""What may follow a mark before the head of a call is complete; after other marks anything may."""
+"""By mark, the text that may follow before the head of a call is complete; any text for other marks."""

@@ -1,4 +1,4 @@
-"""Calls in a whole JSON text."""
+"""Finds calls in a complete JSON text."""
 
 import json
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from trtforge.gateway.tools import ToolUse
 
 
 def calls_in(use: ToolUse, text: str) -> Sequence[tuple[str, str]]:
-    """Names and arguments of the calls in a JSON text: one, or an array of them; none if it is anything else."""
+    """Names and arguments of the calls in a JSON text: one call or an array of calls; empty for anything else."""
     try:
         values = parse_json(text, "the call", hint="", unique=False)
     except ForgeError:

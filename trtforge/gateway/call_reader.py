@@ -1,6 +1,6 @@
-"""Reads the calls of functions in an answer's text as it comes: a name once it is known, then its arguments.
+"""Reads function calls in the streamed text of an answer: each name once it is known, then its arguments.
 
-What a call looks like, `call_forms.py` says. A whole answer is read as a stream is, in one piece.
+The formats of calls are in `call_forms.py`. A whole answer is read as a stream of one piece.
 """
 
 import re
@@ -32,16 +32,16 @@ from trtforge.gateway.tools import ToolUse
 
 _LONGEST_MARK = max(map(len, MARKS))
 _MOST_GUESSES = 20
-"""Tags of one answer with JSON that was expected to be a call, and was none: more are not tried, as each takes time."""
+"""The most tags per answer whose JSON is parsed and is not a call; no more are tried, as each takes time."""
 _FIRST_SHOWN = re.compile(r"\s*(\S?)")
 
 
 @dataclass(frozen=True)
 class CallDelta:
-    """What is new of the call with this `index` in its answer.
+    """New data of the call number `index` of its answer.
 
-    `name`: with its first delta; `arguments`: more of their JSON; `last`: they are complete. A call without a last
-    delta was cut, or its arguments are no JSON.
+    `name`: in its first delta; `arguments`: further JSON text; `last`: the arguments are complete. A call without a
+    last delta was cut, or its arguments are not JSON.
     """
 
     index: int
@@ -51,20 +51,20 @@ class CallDelta:
 
 
 class CallReader:
-    """The text of one answer goes in; what is said to the user and the calls come out."""
+    """Splits the text of one answer into text for the user and calls."""
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
         self._unread = ""
-        self._searched = 0  # characters of it without what is searched for
-        self._pieces: list[str] = []  # that came after it
-        self._awaited = ""  # a character without which they tell nothing new
+        self._searched = 0  # its characters that were already searched without result
+        self._pieces: list[str] = []  # later pieces of text
+        self._awaited = ""  # the pieces need not be read before this character
         self._reason: str | None = None
         self._read: Callable[[], bool] = self._named if use.mode == "named" else self._opening
         self._end = JsonEnd()
-        self._ended = False  # what the answer is, if it is nothing but arguments
+        self._ended = False  # in mode `named`: the arguments are complete
         self._tagged: TaggedArguments | None = None
-        self._after: Callable[[], bool] = self._text  # the arguments, and what follows them in the object of a call
+        self._after: Callable[[], bool] = self._text  # the next state after the arguments
         self._in_object = True
         self._closing_tags: Sequence[str] = ()
         self._certain_end = ""
@@ -78,9 +78,9 @@ class CallReader:
         """Whether the latest call has no end."""
 
     def push(self, text: str, reason: str | None) -> Sequence[str | CallDelta]:
-        """What can be told after more text, in its order: text for the user, and what is new of calls.
+        """Take more text; returns, in order, the text for the user and the new data of calls.
 
-        Text that may be part of a call is held back until more of it, or the end, decides. `reason`: the finish reason
+        Text that may be part of a call is held back until further text or the end decides. `reason`: the finish reason
         with the last text, else None.
         """
         self._pieces.append(text)
@@ -101,11 +101,11 @@ class CallReader:
 
     @property
     def found(self) -> bool:
-        """Whether the answer has a call."""
+        """Whether the answer contains a call."""
         return self._count > 0
 
     def _named(self) -> bool:
-        """The answer is nothing but arguments."""
+        """State: the whole answer is the arguments."""
         if not self._count:
             self._tell(self._use.names[0])
         arguments = self._take(len(self._unread))
@@ -115,7 +115,7 @@ class CallReader:
         return False
 
     def _opening(self) -> bool:
-        """The answer may begin with a thought, whose calls are none."""
+        """State: the answer may begin with reasoning, in which calls do not count."""
         ahead = self._unread.lstrip()
         tags = begun_thought(ahead)
         if tags is None and may_begin_thought(ahead) and not self._last:
@@ -125,7 +125,7 @@ class CallReader:
         return True
 
     def _thought(self) -> bool:
-        """Text up to the end of the thought."""
+        """State: text up to the end of the reasoning."""
         end = self._unread.find(self._thought_end)
         held = 0 if self._last else overlap(self._unread, self._thought_end)
         self._said.add(self._take(len(self._unread) - held if end < 0 else end + len(self._thought_end)))
@@ -134,7 +134,7 @@ class CallReader:
         return end >= 0
 
     def _beginning(self) -> bool:
-        """The answer may be nothing but calls."""
+        """State: the whole answer may be calls."""
         if head := self._known(FIRST.match(self._unread)):
             self._begin(head)
             self._read_json(self._listed if head["mark"] else self._bare)
@@ -152,7 +152,7 @@ class CallReader:
         return True
 
     def _shown_first(self) -> str:
-        """The first character that is no white space."""
+        """The first character that is not white space."""
         found = _FIRST_SHOWN.match(self._unread)
         return found[1] if found else ""
 
@@ -162,12 +162,12 @@ class CallReader:
         return found is not None
 
     def _await_tag(self) -> bool:
-        """Of a text that is too long for the head of a call nothing changes before the `>` of a tag."""
+        """Wait for more text; if the text is too long for the head of a call, only the `>` of a tag matters."""
         self._awaited = ">" if len(self._unread) > LONGEST_HEAD else ""
         return False
 
     def _may_be_named(self) -> bool:
-        """Whether the answer so far is the beginning of a function's name and of its arguments."""
+        """Whether the answer so far may be the beginning of a function's name and arguments."""
         return self._use.mode == "auto" and self._may_be_of(NAME_SO_FAR)
 
     def _may_be_of(self, head_so_far: "re.Pattern[str]", start: int = 0) -> bool:
@@ -181,7 +181,7 @@ class CallReader:
         return begun in names if named["whole"] else any(name.startswith(begun) for name in names)
 
     def _text(self) -> bool:
-        """Text for the user, up to the next tag."""
+        """State: text for the user, up to the next tag."""
         tags = self._use.mode == "auto"
         if tags and (mark := MARK.search(self._unread)):
             self._said.add(self._take(mark.start()))
@@ -192,7 +192,7 @@ class CallReader:
         return False
 
     def _tag(self) -> bool:
-        """A tag, and what follows it up to the arguments."""
+        """State: a tag and the text up to the arguments."""
         for form in TAGGED:
             if head := self._known(form.head.match(self._unread, 0, LONGEST_HEAD)):
                 self._begin(head)
@@ -217,7 +217,7 @@ class CallReader:
             self._read = self._parameters
 
     def _tagged_json(self, tag: str, end_tag: str) -> bool:
-        """A tag with JSON that does not begin as a call does."""
+        """A tag with JSON that does not begin like a call."""
         end = self._unread.find(end_tag, max(0, self._searched - len(end_tag))) if end_tag else -1
         if end < 0 and not self._last:
             self._searched = len(self._unread)
@@ -241,7 +241,7 @@ class CallReader:
         self._read, self._after, self._in_object = self._arguments, after, in_object
 
     def _parameters(self) -> bool:
-        """The arguments between tags of the call that has begun."""
+        """State: arguments in tags."""
         assert self._tagged is not None
         size, arguments = self._tagged.of(self._unread, self._reason)
         self._take(size)
@@ -252,7 +252,7 @@ class CallReader:
         return self._tagged.closed
 
     def _arguments(self) -> bool:
-        """The arguments of the call that has begun."""
+        """State: arguments in JSON."""
         end = self._unread.find(self._certain_end) if self._certain_end else -1
         size, ended = self._end.of(self._unread if end < 0 else self._unread[:end])
         ended = ended or end >= 0
@@ -263,7 +263,7 @@ class CallReader:
         return ended
 
     def _rest_of_call(self) -> bool:
-        """What follows the arguments in the object of a call, which has no effect."""
+        """State: the rest of a call's object after the arguments, which is ignored."""
         size, ended = self._end.of(self._unread)
         self._take(size)
         if ended:
@@ -271,7 +271,7 @@ class CallReader:
         return ended
 
     def _closing(self) -> bool:
-        """The tags that may follow, in their order."""
+        """State: the closing tags, in their order."""
         while self._closing_tags:
             ahead = self._unread.lstrip()
             tag = self._closing_tags[0]
@@ -284,13 +284,13 @@ class CallReader:
         return True
 
     def _bare(self) -> bool:
-        """After a call without a tag: another one (Llama 3.1 writes `;` between them), else text."""
+        """State after a call without a tag: another call (Llama 3.1 writes `;` between them), else text."""
         return self._follows(self._text, ("", ";"))
 
     def _listed(self) -> bool:
-        """After a call in an array: the next one, or another object, which may be a call too.
+        """State after a call in an array: the next call, or another object, which may also be a call.
 
-        What follows an array between tags is text; after an array that is the answer, it is left out.
+        After an array in tags, text follows; anything after an array that is the whole answer is ignored.
         """
         between_tags = bool(self._closing_tags)
         otherwise = self._closing if between_tags else self._ignored
@@ -305,7 +305,7 @@ class CallReader:
         return True
 
     def _object(self) -> bool:
-        """An object in an array, to its end."""
+        """State: an object in an array."""
         size, ended = self._end.of(self._unread)
         self._element.append(self._take(size))
         if ended:
@@ -333,7 +333,7 @@ class CallReader:
         return head if head and head["name"] in self._use.names else None
 
     def _parsed(self, text: str) -> bool:
-        """Whether a whole text is calls whose arguments do not come last; they come in one piece."""
+        """Add the calls in a complete JSON text, whose arguments need not come last; returns whether there are any."""
         calls = calls_in(self._use, text)
         for name, arguments in calls:
             self._tell(name)
@@ -341,7 +341,7 @@ class CallReader:
         return bool(calls)
 
     def _begin(self, head: "re.Match[str]") -> None:
-        """A call whose arguments follow."""
+        """Begin a call whose arguments follow."""
         self._take(head.end())
         self._end = JsonEnd()
         self._tell(head["name"])

@@ -1,4 +1,4 @@
-"""A request to /v1/chat/completions as one to a text model."""
+"""Converts a request to /v1/chat/completions to one for a text model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ _PARTS = {"text": "text", "refusal": "refusal"}
 
 @dataclass(frozen=True)
 class ChatCall:
-    """A request for chat. `name`: of the model, as the client gave it; `thinks`: see `asks_to_think`."""
+    """A request for chat. `name`: the model's name in the request; `thinks`: see `asks_to_think`."""
 
     name: str
     request: TextRequest
@@ -55,9 +55,10 @@ class ChatCall:
     thinks: bool = True
 
     def new_reader(self, model: ReasoningParser | None) -> NewReader | None:
-        """Makes what finds the reasoning in an answer, given the parser that fits the model.
+        """Creates readers that find the reasoning in answers; `model`: the model's parser.
 
-        A guided answer has none. Where the model shall not think, only an answer that begins with `<think>` has.
+        None for guided answers, which have no reasoning. If thinking is off, only answers that begin with `<think>`
+        have some.
         """
         if self.request.guide is not None:
             return None
@@ -137,7 +138,7 @@ def _message(given: object, where: str, limits: GatewayLimits) -> Mapping[str, o
 
 
 def _answered(given: Mapping[str, Any], where: str, limits: GatewayLimits) -> Mapping[str, object]:
-    """An earlier answer, as clients repeat it: its text may be null beside calls or a refusal."""
+    """An earlier answer in a request; its text may be null beside calls or a refusal."""
     calls, name = given.get("tool_calls"), "content"
     if given.get(name) is None and given.get("refusal") is not None:
         name = "refusal"

@@ -1,4 +1,4 @@
-"""A request to /v1/completions as one or several to a text model."""
+"""Converts a request to /v1/completions to one or more for a text model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,9 +27,10 @@ _LARGEST_ID = (1 << 31) - 1
 
 @dataclass(frozen=True)
 class CompletionCall:
-    """A request for completions. `name`: of the model, as the client gave it.
+    """A request for completions. `name`: the model's name in the request.
 
-    `logprobs`: alternatives of each token; None: no scores. `nothing_new`: max_tokens is 0, only the prompt returns.
+    `logprobs`: number of alternatives of each token; None: no scores. `nothing_new`: max_tokens is 0, so only the
+    prompt is returned.
     """
 
     name: str
@@ -79,7 +80,7 @@ def read_completion(values: Mapping[str, Any], limits: GatewayLimits) -> Complet
 
 
 def _prompts(fields: Fields, limits: GatewayLimits) -> tuple[Prompt, ...]:
-    """A string, strings, token ids or arrays of token ids, as prompts."""
+    """The prompts: from a string, strings, token ids or arrays of token ids."""
     given = fields.get("prompt")
     if given is None:
         raise bad_request("you must provide the parameter prompt", "prompt")

@@ -1,4 +1,4 @@
-"""What a gateway serves and where it listens."""
+"""The configuration of a gateway: backends, models, addresses."""
 
 import re
 from pathlib import Path

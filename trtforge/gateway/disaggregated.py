@@ -1,7 +1,7 @@
-"""Disaggregated serving: some servers compute prompts, others generate the answers from what these hand on.
+"""Disaggregated serving: some servers compute the context phase, others generate the answers from its result.
 
-As TensorRT-LLM's `disaggregated_serving_bls` (triton_backend/all_models/disaggregated_serving, 1.3.0rc3): a request of
-the type context_only, and with what it returns the same request as generation_only.
+As TensorRT-LLM's `disaggregated_serving_bls` (triton_backend/all_models/disaggregated_serving, 1.3.0rc3): first a
+request of the type context_only, then the same request as generation_only with the result of the first.
 """
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -16,10 +16,10 @@ from trtforge.gateway.router import Router
 
 
 class Disaggregated(Router):
-    """A Router of the servers that generate. `contexts`: servers of the same models that compute prompts.
+    """A Router of the servers for the generation phase. `contexts`: servers of the same models for the context phase.
 
-    Requests for several answers, and for scores of the prompt, are not split. Nor are others while no server of
-    `contexts` can be reached: the servers that generate compute their prompts too.
+    Requests for several answers or for scores of the prompt are not split, nor is any request while no server of
+    `contexts` can be reached: the generating servers then compute the prompts too.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Disaggregated(Router):
         await super().close()
 
     async def _context(self, request: TextRequest) -> Piece | None:
-        """What the server that computed the prompt answered; None if none is to, or none can be reached.
+        """The answer of the context server; None if the request is not split or no context server can be reached.
 
         Raises BackendError.
         """

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, with the statuses that its clients map to their exception classes."""
+"""Errors in OpenAI's format, with the statuses that its clients map to exception classes."""
 
 import json
 import re
@@ -30,7 +30,7 @@ _TYPES = {
 }
 _BUSY = ("queue is full", TRITON_QUEUE_FULL, "too many ")
 _FIELDS = {"num_return_sequences": "n", "stop_words": "stop", "random_seed": "seed"}
-"""Tensors of text models with other names than the request's fields."""
+"""Tensors of text models whose names differ from the request's fields."""
 _PROMPTS = ("text_input", "input_ids", "messages")
 _NAMES = frozenset((*_FIELDS, *_PROMPTS, "max_tokens", *(each.name for each in fields(Sampling))))
 _FIRST_WORD = re.compile(r"\w+")
@@ -41,7 +41,7 @@ _TOO_LONG = re.compile(
 
 @dataclass(frozen=True)
 class AskedBy:
-    """The fields of a request that hold its `prompt` and ask for its `guide`; empty: none does."""
+    """The names of a request's fields for its `prompt` and its `guide`; empty: none."""
 
     prompt: str = ""
     guide: str = ""
@@ -92,7 +92,7 @@ def unknown_model(name: str) -> ApiError:
 
 
 def of_backend(error: BackendError, asked: AskedBy | None = None) -> ApiError:
-    """The client's error for an error of the server behind. A full queue is 429, a server that is gone 503."""
+    """The client's error for a backend's error: 429 for a full queue, 503 for a server that is gone."""
     message = without_paths(without_code(error.message))
     if error.code == GONE:
         return ApiError(HTTPStatus.SERVICE_UNAVAILABLE, message, code="server_unavailable", headers=_after(message))
@@ -109,9 +109,9 @@ def of_backend(error: BackendError, asked: AskedBy | None = None) -> ApiError:
 
 
 def _refused(message: str, asked: AskedBy) -> ApiError:
-    """The error for what the server behind refuses, with the names that the request has for it."""
+    """The error for a request that the backend refuses, with the names of the request's fields."""
     if _TOO_LONG.search(message):
-        # Clients (LiteLLM) know the error by these words.
+        # Clients (LiteLLM) recognise the error by these words.
         text = f"this model's maximum context length is exceeded: {message}"
         return bad_request(text, asked.prompt or None, "context_length_exceeded")
     if message.startswith("the guide "):

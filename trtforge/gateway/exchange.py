@@ -1,4 +1,4 @@
-"""One HTTP request and its response over ASGI: bounded body, whole or streamed answer, and the client that leaves."""
+"""One HTTP request and its response over ASGI: bounded body, whole or streamed answer, detection of disconnects."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
@@ -31,7 +31,7 @@ class Exchange:
         self.failure: Callable[[ApiError], bytes] | None = None
 
     def require_bounded(self) -> None:
-        """Raises ApiError for a body that is compressed, or larger by its declaration than is accepted."""
+        """Raises ApiError for a body that is compressed or whose declared length is too large."""
         if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise ApiError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not accepted")
         declared = self.headers.get(b"content-length")
@@ -41,7 +41,7 @@ class Exchange:
             raise self._too_large()
 
     async def body(self, hold: Callable[[int], None]) -> bytes:
-        """The whole body. `hold` is told how many bytes arrive, and may raise an ApiError itself.
+        """The whole body. `hold` is called with the number of arriving bytes and may raise ApiError.
 
         Raises ApiError (408, 413) and ClientGone.
         """
@@ -52,7 +52,7 @@ class Exchange:
             raise ApiError(HTTPStatus.REQUEST_TIMEOUT, message, headers={"connection": "close"}) from None
 
     async def unless_gone(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run `work`, after the body was read; cancel it and raise ClientGone as soon as the client leaves."""
+        """Run `work` after the body was read; cancel it and raise ClientGone as soon as the client disconnects."""
         working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self._gone())
         try:
             await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -84,7 +84,7 @@ class Exchange:
         await self._sent({"type": "http.response.body", "body": events, "more_body": more})
 
     async def _sent(self, message: MutableMapping[str, Any]) -> None:
-        """Send; a client that does not read for long is treated as gone."""
+        """Send a message; a client that does not read for long counts as gone."""
         task = asyncio.current_task()
         assert task is not None
         timer = asyncio.get_running_loop().call_later(self._limits.stalled_seconds, task.cancel)

@@ -1,4 +1,4 @@
-"""The fields of a request's JSON, checked. Every error names the field, as OpenAI's errors do. null means absent."""
+"""Reads and checks the fields of a request's JSON. Errors name the field, as OpenAI's do. null means absent."""
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
@@ -13,9 +13,9 @@ INT64 = 1 << 63
 
 
 class Fields:
-    """The object in a request's body. `known`: names that are accepted, with or without effect.
+    """The object in a request's body. `known`: accepted names, with or without effect.
 
-    `within`: the field whose object it is, with a dot after it; empty: it is the body.
+    `within`: the field of a nested object, followed by a dot; empty for the body.
     """
 
     def __init__(self, values: Mapping[str, Any], known: Collection[str], within: str = "") -> None:
@@ -29,7 +29,7 @@ class Fields:
         return name in self._values
 
     def get(self, name: str, absent: Any = None) -> Any:
-        """The value as it is; `absent` if it is."""
+        """The unchecked value; `absent` if it is missing."""
         return self._values.get(name, absent)
 
     def text(self, name: str) -> str:
@@ -42,7 +42,7 @@ class Fields:
         return value
 
     def flag(self, name: str, absent: bool = False) -> bool:
-        """A boolean, `absent` if it is."""
+        """A boolean; `absent` if it is missing."""
         value = self._values.get(name, absent)
         if not isinstance(value, bool):
             raise wrong(self._within + name, "true or false", value)

@@ -1,4 +1,4 @@
-"""The answers to one API request: its prompts run at the same time, each with as many sequences as asked for."""
+"""The answers to one API request: its prompts run concurrently, each with the requested number of sequences."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -13,7 +13,7 @@ from trtforge.gateway.sequence import CANCELLED, AnswerSequence, Delta
 
 @dataclass(frozen=True)
 class Usage:
-    """Exact numbers of tokens. `cached_tokens`: of the prompts, that the KV cache had; None: it is not told."""
+    """Exact numbers of tokens. `cached_tokens`: tokens of the prompts that were in the KV cache; None: not reported."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -30,17 +30,18 @@ class Choice:
 
     @property
     def reasoning(self) -> str:
-        """All of its reasoning."""
+        """The whole reasoning."""
         return "".join(reasoning for reasoning, _ in self.parts)
 
     @property
     def text(self) -> str:
-        """All of its text without the reasoning."""
+        """The whole text without reasoning."""
         return "".join(text for _, text in self.parts)
 
 
 class Generation:
-    """One prompt and its sequences. `first`: index of its first choice; `new_reader`: of their answers."""
+    """One prompt and its sequences. `first`: index of its first choice; `new_reader`: creates the readers of its
+    answers."""
 
     def __init__(
         self, backend: Backend, request: TextRequest, first: int = 0, new_reader: NewReader | None = None
@@ -70,7 +71,7 @@ class Generation:
                 for delta in self._take(piece):
                     yield delta
                 if self._overrun and all(sequence.finished for sequence in self._sequences):
-                    break  # the server did not notice a stop word
+                    break  # the gateway found a stop word that the server did not
         for sequence in self._sequences:
             for delta in sequence.end():
                 yield delta
@@ -80,7 +81,7 @@ class Generation:
         if piece.input_tokens is not None:
             self._input_tokens = piece.input_tokens
         if piece.cached_tokens is not None:
-            # Of several sequences, later ones may have found what the first one left.
+            # Later sequences may have reused KV blocks of the first one.
             found = (piece.cached_tokens, self._cached_tokens)
             self._cached_tokens = min(count for count in found if count is not None)
         if piece.prompt_logprobs:

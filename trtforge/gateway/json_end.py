@@ -1,4 +1,4 @@
-"""Where an object ends in JSON that comes in pieces."""
+"""Finds the end of an object in JSON that arrives in pieces."""
 
 import re
 
@@ -7,9 +7,9 @@ _IN_STRING = re.compile(r'["\\]')
 
 
 class JsonEnd:
-    """Follows the brackets and strings of one object. `depth`: how many of its brackets are open before the text.
+    """Tracks the brackets and strings of one object. `depth`: number of brackets that are open before the text.
 
-    `closed`: the last bracket was found. It does not tell whether all between is JSON.
+    `closed`: the last bracket was found; the text before it need not be valid JSON.
     """
 
     def __init__(self, depth: int = 0) -> None:
@@ -18,9 +18,9 @@ class JsonEnd:
         self.closed = False
 
     def of(self, text: str) -> tuple[int, bool]:
-        """How many characters of the following text belong to the object, and whether it ends there.
+        """The number of characters of the next text that belong to the object, and whether it ends there.
 
-        A `<` outside of strings, with which no JSON can go on, ends it too, before it.
+        A `<` outside of strings, which is never valid JSON, also ends the object, before the `<`.
         """
         at = int(self._escaped and bool(text))
         self._escaped = self._escaped and not text

@@ -1,4 +1,4 @@
-"""A server of KServe v2 gRPC as a backend: Triton with a repository of ours, whatever engine runs in it."""
+"""A KServe v2 gRPC server as a backend: Triton with a repository of trtforge, with any engine."""
 
 from collections.abc import AsyncGenerator
 from typing import Any
@@ -26,10 +26,10 @@ _CHANNEL = [
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
-_ANSWER_SECONDS = 5.0  # for everything but generation
+_ANSWER_SECONDS = 5.0  # for all calls except generation
 _ENSEMBLE, _BLS = "ensemble", "tensorrt_llm_bls"
 _OLDER = "the field 'guide_allows_calls' is not one of"
-"""What text models say that were packaged before there was this field of messages."""
+"""Error of text models that were packaged before this field of messages existed."""
 _NOT_SERVING = "the model server is stopping, or its model is not loaded"
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN, grpc.StatusCode.CANCELLED)  # cancelled: by the server
 
@@ -49,7 +49,7 @@ class KServeBackend:
         """See Backend."""
         names = self._names or await self._listed()
         found = [model for name in names if (model := await self._model(name)).is_text_model]
-        if not found and not await self.ready():  # Triton's index lists no model that is unloaded, or not loaded yet
+        if not found and not await self.ready():  # Triton's index does not list models that are not loaded
             raise BackendError(_NOT_SERVING, GONE)
         if not found:
             raise BackendError(f"the server at {self.address} has no text model", "NOT_FOUND")
@@ -93,7 +93,7 @@ class KServeBackend:
             await self._channel.close()
 
     def _calls(self) -> Any:
-        """The methods of the server. The channel belongs to the running event loop."""
+        """The gRPC methods of the server. The channel belongs to the running event loop."""
         if self._stub is None:
             self._channel = grpc.aio.insecure_channel(self.address, options=_CHANNEL)
             self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
@@ -129,7 +129,7 @@ class KServeBackend:
         return known
 
     async def _model_for(self, request: TextRequest) -> ServedModel:
-        """The model that serves a request: for stop words the one beside the ensemble that finds them in the text."""
+        """The model for a request: with stop words, the one beside the ensemble that finds them in the text."""
         name = request.model
         if request.stop and name.endswith(_ENSEMBLE) and name not in self._without_stop_model:
             try:
@@ -141,7 +141,7 @@ class KServeBackend:
         return await self._model(name)
 
     def _failed(self, error: Any) -> BackendError:
-        """The error of a call that failed as a whole. After a lost connection the models may be others."""
+        """The error of a call that failed as a whole. After a lost connection, the models may have changed."""
         status, details = error.code(), error.details() or ""
         code = code_of(details)
         if code is None and (TRITON_NOT_LOADED in details or TRITON_STOPPING in details):
@@ -154,7 +154,7 @@ class KServeBackend:
         return BackendError(details or status.name, code or status.name)
 
     def _refused(self, message: str) -> BackendError:
-        """The error for a request that was refused: GONE from a server that stops, as another one may serve it."""
+        """The error for a request that was refused: GONE if the server is stopping, as another server may serve it."""
         if TRITON_NOT_LOADED in message or TRITON_STOPPING in message:
             self._forget()
             return BackendError(_NOT_SERVING, GONE)

@@ -16,18 +16,18 @@ _WIDTHS = {"INT32": 32, "UINT32": 32, "INT64": 64, "UINT64": 64}
 
 _Value = str | int | float | bool | bytes | tuple[int, ...] | tuple[str, ...]
 _REQUEST_TYPE, _PHASE = _PHASES = "request_type", "context_phase_params"
-"""What a gateway with servers for contexts sends, not its client."""
+"""Inputs that a gateway with context servers sets itself."""
 _ASKED = (
     "return_num_input_tokens",
     "return_num_output_tokens",
     "return_num_cached_tokens",
     "return_finish_reason",
 )
-"""What every request asks for, if the model has it."""
+"""Outputs that every request asks for, if the model has them."""
 
 
 def infer_request(model: ServedModel, request: TextRequest) -> Any:
-    """The ModelInferRequest of a request. Raises BackendError for an input that the model does not have."""
+    """The ModelInferRequest of a request. Raises BackendError for an input that the model lacks."""
     message = service_pb2.ModelInferRequest(model_name=model.name)
     message.parameters["triton_enable_empty_final_response"].bool_param = True
     for name, value in _inputs(model, request).items():
@@ -127,7 +127,7 @@ def _raw(datatype: str, values: tuple[Any, ...]) -> bytes:
 
 
 def _fitting(value: int, bits: int, *, signed: bool) -> int:
-    """The whole number with the same last `bits` bits: a seed of another width is as good."""
+    """The integer with the same lowest `bits` bits; a truncated seed is equally good."""
     value &= (1 << bits) - 1
     return value - (1 << bits) if signed and value >> (bits - 1) else value
 

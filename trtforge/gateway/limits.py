@@ -11,11 +11,11 @@ class GatewayLimits:
     body_seconds: float = 30.0
     """From the headers of a request until its body is complete."""
     json_values: int = 500_000
-    """Values in the JSON of a body: token ids of prompts are the most."""
+    """Values in the JSON of a body; prompts of token ids need the most."""
     requests: int = 2048
-    """Requests at once; more are answered with 429."""
+    """Concurrent requests; more are answered with 429."""
     held_bytes: int = 256 * 1024 * 1024
-    """Bodies of all requests together; more are answered with 429."""
+    """Total size of the bodies of all requests; more are answered with 429."""
     messages: int = 4096
     parts: int = 1024
     """Text parts of one message."""

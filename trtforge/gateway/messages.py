@@ -1,4 +1,4 @@
-"""The messages of a conversation as chat templates take them: texts, earlier calls and their results."""
+"""The messages of a conversation in the format for chat templates: texts, earlier calls and their results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ TEMPLATE_FIELDS = (*_FLAGS, "chat_template_kwargs")
 """Fields that are passed on to the chat template."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 MESSAGE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""Roles of messages to those of chat templates, which know no developer."""
+"""Roles of messages to roles of chat templates, which lack the developer."""
 
 
 def conversation(
@@ -24,9 +24,10 @@ def conversation(
     fields: Fields,
     effort: str | None,
 ) -> str:
-    """The JSON of the tensor `messages`. Raises ApiError for a wrong field of the template.
+    """The JSON of the tensor `messages`. Raises ApiError for an invalid template field.
 
-    `effort`: of the reasoning, which templates read as `reasoning_effort` (gpt-oss) unless they get another one.
+    `effort`: of the reasoning, passed to templates as `reasoning_effort` (gpt-oss), unless the template's fields set
+    it.
     """
     options: dict[str, object] = {"tools": structure.tools} if structure.tools else {}
     options |= {"guide_allows_calls": True} if structure.guide_allows_calls else {}
@@ -40,20 +41,20 @@ def conversation(
 
 
 def effort_of(given: object, where: str) -> str | None:
-    """The effort of the reasoning that a request asks for. Raises ApiError for another value than OpenAI's."""
+    """The requested reasoning effort. Raises ApiError for values that OpenAI does not have."""
     if given is not None and given not in _EFFORTS:
         raise wrong(where, f"one of {', '.join(_EFFORTS)}", given)
     return given
 
 
 def asks_to_think(fields: Fields) -> bool:
-    """False where the options of the chat template say that the model shall not think (Qwen3, DeepSeek-V3.1)."""
+    """False if options of the chat template turn thinking off (Qwen3, DeepSeek-V3.1)."""
     options = fields.object("chat_template_kwargs")
     return all(options.get(name) is not False for name in ("enable_thinking", "thinking"))
 
 
 def text_of(given: object, where: str, kinds: Mapping[str, str], limits: GatewayLimits) -> str:
-    """The text of a content: a string, or parts. `kinds`: the accepted types of parts, with the field of their text."""
+    """The text of a content: a string, or parts. `kinds`: the accepted types of parts and the fields of their text."""
     if isinstance(given, str):
         return given
     if not isinstance(given, list):

@@ -1,4 +1,4 @@
-"""Which of several servers got a prompt's beginning before: its KV blocks are probably still there."""
+"""Tracks which server got a prompt's beginning before, as its KV blocks are probably still cached there."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -9,15 +9,15 @@ from trtforge.gateway.request import TextRequest
 _CHARACTERS = 256
 _TOKENS = 64
 _MOST_PARTS = 512
-"""Of a prompt; longer ones are compared by their first 131,072 characters."""
+"""Parts of a prompt; longer prompts are compared by their first 131,072 characters."""
 _MOST_KEPT = 1 << 14
-"""Parts that are known of each server: some 3 MB."""
+"""Parts stored per server: about 3 MB."""
 
 
 def parts_of(request: TextRequest) -> list[bytes]:
-    """A digest for each whole part of the prompt or conversation; it includes all parts before.
+    """A digest for each complete part of the prompt or conversation, including all parts before.
 
-    Equal ones mean equal beginnings, for requests that may share KV blocks. A part has about 64 tokens.
+    Equal digests mean equal beginnings of requests that may share KV blocks. A part has about 64 tokens.
     """
     content = request.prompt if request.prompt is not None else request.messages or ""
     size = _CHARACTERS if isinstance(content, str) else _TOKENS
@@ -39,12 +39,12 @@ class Prefixes:
         self._parts = [OrderedDict[bytes, None]() for _ in range(servers)]
 
     def known(self, server: int, parts: Sequence[bytes]) -> int:
-        """How many of the first parts the server got before."""
+        """The number of leading parts that the server got before."""
         own = self._parts[server]
         return next((index for index, part in enumerate(parts) if part not in own), len(parts))
 
     def note(self, server: int, parts: Sequence[bytes]) -> None:
-        """The server gets these parts; the beginnings are forgotten last."""
+        """Record that the server gets these parts; beginnings are forgotten last."""
         own = self._parts[server]
         for part in reversed(parts):
             own[part] = None
@@ -53,5 +53,5 @@ class Prefixes:
             own.popitem(last=False)
 
     def forget(self, server: int) -> None:
-        """The server has lost its KV cache."""
+        """Forget all parts of a server that has lost its KV cache."""
         self._parts[server].clear()

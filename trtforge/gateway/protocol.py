@@ -1,4 +1,4 @@
-"""HTTP/1.1 of uvicorn by h11, which bounds the size of headers, with limits of time for clients that do nothing."""
+"""uvicorn's HTTP/1.1 with h11, which bounds the size of headers, and with timeouts for inactive clients."""
 
 import asyncio
 import sys
@@ -16,9 +16,9 @@ from trtforge.gateway.limits import GatewayLimits
 HEAD_SECONDS = 10.0
 """From the start of a connection, or the first byte of a later request, until its headers are complete."""
 REFUSED_SECONDS = 1.0
-"""As HEAD_SECONDS, of a connection beyond the limit."""
+"""HEAD_SECONDS for a connection beyond the limit."""
 HEAD_BYTES = 64 * 1024
-"""Of the path and the headers of a request, in pieces or whole."""
+"""Size of a request's path and headers together."""
 UNREAD_SECONDS = 60.0
 """For a client that does not read."""
 _TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
@@ -26,9 +26,9 @@ _CLOSE = {"connection": "close"}
 
 
 class BoundedProtocol(H11Protocol):
-    """A connection that ends if a request's headers do not come, or what was sent is not read.
+    """A connection that is closed if a request's headers do not arrive or the client does not read the answer.
 
-    uvicorn itself would wait for ever, and count the connection: until then others could be refused.
+    uvicorn itself would wait for ever, and the connection would count towards the limit.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -42,7 +42,7 @@ class BoundedProtocol(H11Protocol):
         self._served, self.app = self.app, self._unless_refused
 
     async def _unless_refused(self, scope: Any, receive: Any, send: Any) -> None:
-        """The application, which counts no connections and measures no headers."""
+        """The application, unless the connection or the headers are over a limit."""
         error = self._why_refused(scope)
         if error is None:
             await self._served(scope, receive, closing(send) if self._beyond else send)
@@ -60,7 +60,7 @@ class BoundedProtocol(H11Protocol):
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
             message = "Content-Length and Transfer-Encoding exclude each other"
             return ApiError(HTTPStatus.BAD_REQUEST, message, headers=_CLOSE)
-        # h11 bounds only what it waits for, and headers may come whole.
+        # h11 bounds only incomplete headers, and they may arrive in one piece.
         size = len(scope["raw_path"]) + len(scope["query_string"])
         size += sum(len(name) + len(value) for name, value in scope["headers"])
         return _too_large() if size > HEAD_BYTES else None
@@ -72,7 +72,7 @@ class BoundedProtocol(H11Protocol):
         self._start()
 
     def _within(self) -> int:
-        """The connections that are not to be closed at once, this one included."""
+        """The number of connections, including this one, that will not be closed at once."""
         return sum(not (isinstance(each, BoundedProtocol) and each._beyond) for each in self.connections)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -111,7 +111,7 @@ class BoundedProtocol(H11Protocol):
         self._closes()
 
     def send_400_response(self, msg: str) -> None:
-        """See H11Protocol, which fails if a response has begun: bytes after a request that was refused early."""
+        """See H11Protocol, which fails if a response has begun, as for bytes after a request that was refused early."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             refusal = _refusal_of(sys.exc_info()[1])  # uvicorn calls this while it handles h11's error
             body = refusal.body()
@@ -128,7 +128,7 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def _waiting(self) -> bool:
-        """Whether the headers of a request are incomplete, or none has begun."""
+        """Whether a request's headers are incomplete or no request has begun."""
         return self.cycle is None or self.cycle.response_complete
 
     def _start(self) -> None:
@@ -146,7 +146,7 @@ class BoundedProtocol(H11Protocol):
             self._closes()
 
     def _closes(self) -> None:
-        """A transport that is closing waits until everything is sent, however long that takes."""
+        """Bound the time of a closing transport, which waits until everything is sent."""
         if self.transport.is_closing():
             self._is_unread()
 
@@ -161,7 +161,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def closing(send: Any) -> Any:
-    """`send` of a response after which the connection is closed."""
+    """A `send` that closes the connection after the response."""
 
     async def send_last(message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -174,7 +174,7 @@ def closing(send: Any) -> Any:
 def _refusal_of(error: BaseException | None) -> ApiError:
     if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == _TOO_LARGE:
         return _too_large()
-    why = str(error or "").partition(": bytearray(")[0]  # without what was sent
+    why = str(error or "").partition(": bytearray(")[0]  # without the client's data
     return bad_request(f"the request is not HTTP/1.1{why and ': '}{why:.200}")
 
 

@@ -1,4 +1,4 @@
-"""Requests to a text model and their answers, independent of HTTP and of the protocol of the server behind."""
+"""Requests to a text model and their answers, independent of HTTP and of the backend's protocol."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -45,15 +45,15 @@ class Sampling:
     logit_bias: str | None = None
     """JSON: token id to bias."""
     priority: float | None = None
-    """From 0 to 1, as trtllm-serve's field of this name: of waiting requests the highest runs first."""
+    """From 0 to 1, as in trtllm-serve: the waiting request with the highest priority runs first."""
     cache_salt: str | None = None
-    """As trtllm-serve's field of this name: KV blocks are shared only among requests with the same one."""
+    """As in trtllm-serve: KV blocks are shared only among requests with the same salt."""
     min_p: float | None = None
     no_repeat_ngram_size: int | None = None
     prompt_ignore_length: int | None = None
 
     def seeded(self) -> "Sampling":
-        """With a random seed if tokens are drawn and none is given."""
+        """A copy with a random seed if tokens are sampled and no seed is given."""
         return replace(self, seed=seed_of(self.seed, draws=self.top_k is not None or self.top_p is not None))
 
 
@@ -62,8 +62,8 @@ class TextRequest:
     """One prompt, or one conversation as `messages` (the JSON of the tensor of that name).
 
     `sequences`: number of answers. `logprobs`: scores of the answer's tokens, with `top_logprobs` alternatives each;
-    `prompt_logprobs`: those of the prompt too. `adapter`: task id of a LoRA adapter of the model.
-    `request_type`: phases to compute; `context_phase`: what the server of the context handed on (`disaggregated.py`).
+    `prompt_logprobs`: those of the prompt too. `adapter`: task id of a LoRA adapter of the model. `request_type`:
+    phases to compute; `context_phase`: the result of the context server (`disaggregated.py`).
     """
 
     model: str
@@ -85,10 +85,10 @@ class TextRequest:
 
 @dataclass(slots=True)
 class Piece:
-    """A response: what is new in one sequence. `finish_reason`: "stop", "length" or "cancelled" in its last piece.
+    """A response: the new part of one sequence. `finish_reason`: "stop", "length" or "cancelled" in its last piece.
 
     `input_tokens` of the prompt, `output_tokens` of the sequence so far, `cached_tokens` of the prompt that were in the
-    KV cache; None: not reported. `context_phase`: what a server hands on that computed the context only.
+    KV cache; None: not reported. `context_phase`: the result of a server that computed only the context.
     """
 
     sequence: int = 0

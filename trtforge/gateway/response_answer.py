@@ -1,4 +1,4 @@
-"""Answers of /v1/responses: whole, and as the events of a stream, which ends with the whole one."""
+"""Answers of /v1/responses: whole, and as events of a stream, the last of which contains the whole answer."""
 
 import json
 from collections.abc import Sequence
@@ -83,7 +83,7 @@ class ResponseAnswer:
         return self._event("response.failed", response=self._response.failed(error, output)).encode()
 
     def _thinks(self, text: str) -> list[str]:
-        """The events of new reasoning, which comes before other text; after other items it is an item of its own."""
+        """The events of new reasoning, which precedes other text; after other items it becomes a separate item."""
         if not text:
             return []
         events = []
@@ -113,7 +113,7 @@ class ResponseAnswer:
         ]
 
     def _says(self, text: str) -> list[str]:
-        """The events of new text. White space before it is left out after other items."""
+        """The events of new text, without leading white space after other items."""
         events = []
         if self._message is None:
             events += self._item_ends("incomplete")
@@ -124,7 +124,7 @@ class ResponseAnswer:
         return [*events, self._text(self._message, text)] if text or self._unsent else events
 
     def _says_last(self) -> bool:
-        """Whether the message needs one more event: for scores, or because there is nothing else."""
+        """Whether the message needs another event: for unsent scores, or because there is no other output."""
         if self._message is not None:
             return bool(self._unsent)
         return self._call is None and not self._output
@@ -143,7 +143,7 @@ class ResponseAnswer:
         ]
 
     def _text(self, message: "_Message", text: str) -> str:
-        """The event of a text. A stream has one for every few tokens, so it is written without an object for all."""
+        """The event of a text. As a stream has one for every few tokens, it is composed as text."""
         scores = _encode(listed(self._unsent)) if self._unsent else "[]"
         message.texts.append(text)
         message.scores += self._unsent
@@ -164,7 +164,7 @@ class ResponseAnswer:
         ]
 
     def _calls_on(self, delta: CallDelta) -> list[str]:
-        """The events of what is new of a call."""
+        """The events of new data of a call."""
         events = []
         if delta.name is not None:
             events += self._item_ends("completed")
@@ -194,7 +194,7 @@ class ResponseAnswer:
 
 
 class _Reasoning:
-    """Reasoning in an answer, as far as it came, and the `index` of its item. `place`: of its text."""
+    """The reasoning so far and the `index` of its item. `place`: of its text."""
 
     def __init__(self, index: int, texts: list[str]) -> None:
         self.identity = new_id("rs")
@@ -204,7 +204,7 @@ class _Reasoning:
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(self.texts)
 
     def item(self, status: Status) -> Item:
@@ -213,9 +213,9 @@ class _Reasoning:
 
 
 class _Message:
-    """The message of an answer, as far as it came, and the `index` of its item.
+    """The message so far and the `index` of its item.
 
-    `place`: of its text; `beginning`: of the events of that.
+    `place`: of its text; `beginning`: of its text's events.
     """
 
     def __init__(self, index: int, texts: list[str], scores: list[TokenScore]) -> None:
@@ -229,7 +229,7 @@ class _Message:
         self.beginning = f'event: {kind}\ndata: {head[:-1]},"sequence_number":'
 
     def part(self) -> Item:
-        """Its content."""
+        """Its content part."""
         return text_part("".join(self.texts), self.scores)
 
     def item(self, status: Status) -> Item:
@@ -238,7 +238,7 @@ class _Message:
 
 
 class _Call:
-    """A call, as far as it came, and the `index` of its item. `place`: of its arguments."""
+    """A call so far and the `index` of its item. `place`: of its arguments."""
 
     def __init__(self, index: int, name: str, arguments: list[str]) -> None:
         self._identity, self._call_id, self._name = new_id("fc"), new_id("call"), name

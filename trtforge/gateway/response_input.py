@@ -1,4 +1,4 @@
-"""The `input` and `instructions` of /v1/responses as the messages of a chat."""
+"""Converts `input` and `instructions` of /v1/responses to chat messages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ _ACCEPTED = "message, function_call, function_call_output and reasoning"
 
 
 def read_messages(fields: Fields, limits: GatewayLimits) -> list[Mapping[str, object]]:
-    """The messages: the instructions as the system's, then those of the input. Raises ApiError."""
+    """The messages: the instructions as the system message, then those of the input. Raises ApiError."""
     found = _Messages(limits)
     if "instructions" in fields:
         found.add("system", _string(fields.get("instructions"), "instructions"))
@@ -38,7 +38,7 @@ def read_messages(fields: Fields, limits: GatewayLimits) -> list[Mapping[str, ob
 
 @dataclass
 class _Messages:
-    """The messages so far. `calls`: ids of the calls in them; `reasoning`: before the next item."""
+    """The messages so far. `calls`: the ids of their calls; `reasoning`: the reasoning before the next item."""
 
     limits: GatewayLimits
     messages: list[Mapping[str, object]] = field(default_factory=list)
@@ -46,14 +46,14 @@ class _Messages:
     reasoning: str = ""
 
     def add(self, role: str, content: str, **more: object) -> None:
-        """Append a message, that of an assistant with the reasoning before it."""
+        """Append a message; an assistant's gets the reasoning before it."""
         if self.reasoning and role == "assistant":
             more["reasoning_content"] = self.reasoning
         self.reasoning = ""
         self.messages.append({"role": role, "content": content, **more})
 
     def take(self, item: object, where: str) -> None:
-        """Append what an item says."""
+        """Append an item's content."""
         if not isinstance(item, dict):
             raise wrong(where, "an object", item)
         kind = item.get("type")
@@ -81,7 +81,7 @@ class _Messages:
         self.add(MESSAGE_ROLES[role], content)
 
     def _take_call(self, item: Mapping[str, Any], where: str) -> None:
-        """Add a call to the message of the assistant before it, as chats have calls, unless there is new reasoning."""
+        """Add a call to the previous assistant message, as in chats, unless there is new reasoning."""
         identity = _named(item, "call_id", where)
         arguments = _string(item.get("arguments"), f"{where}.arguments")
         call = earlier_call(identity, _named(item, "name", where), arguments, self.limits)

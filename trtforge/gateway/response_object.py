@@ -1,4 +1,4 @@
-"""The object of /v1/responses, its items and their parts, in OpenAI's form."""
+"""The object of /v1/responses, its items and their parts, in OpenAI's format."""
 
 import os
 import time
@@ -16,7 +16,7 @@ _ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 class ResponseObject:
-    """One response at its times. `shown`: the request's fields that it repeats."""
+    """The stages of one response: begun, ended, failed. `shown`: the request's fields that it repeats."""
 
     def __init__(self, model: str, shown: Mapping[str, object]) -> None:
         self._head = {"id": new_id("resp"), "object": "response", "created_at": int(time.time()), "model": model}
@@ -27,14 +27,14 @@ class ResponseObject:
         return self._at("in_progress", ())
 
     def ended(self, status: Status, output: Sequence[Item], usage: Usage | None) -> Mapping[str, object]:
-        """The response with all output. `usage` None: the server behind does not count tokens."""
+        """The response with all output. `usage` None: the backend does not count tokens."""
         found = self._at(status, output) | {"usage": None if usage is None else _usage(usage)}
         if status == "completed":
             return found | {"completed_at": int(time.time())}
         return found | {"incomplete_details": {"reason": "max_output_tokens"}}
 
     def failed(self, error: ApiError, output: Sequence[Item]) -> Mapping[str, object]:
-        """The response that ended by an error."""
+        """The response that ended with an error."""
         code = _ERROR_CODES.get(error.status, "server_error")
         return self._at("failed", output) | {"error": {"code": code, "message": error.message}}
 
@@ -62,33 +62,33 @@ def new_id(prefix: str) -> str:
 
 
 def message_item(identity: str, parts: Sequence[Item], status: Status) -> Item:
-    """What the model says."""
+    """A message item."""
     return {"id": identity, "type": "message", "status": status, "role": "assistant", "content": list(parts)}
 
 
 def reasoning_item(identity: str, texts: Sequence[str], status: Status) -> Item:
-    """What the model thinks before it says or calls something."""
+    """A reasoning item, which precedes a message or call."""
     content = [reasoning_part(text) for text in texts]
     return {"id": identity, "type": "reasoning", "status": status, "summary": [], "content": content}
 
 
 def reasoning_part(text: str) -> Item:
-    """The text of a reasoning."""
+    """The text part of a reasoning item."""
     return {"type": "reasoning_text", "text": text}
 
 
 def text_part(text: str, scores: Sequence[TokenScore]) -> Item:
-    """The text of a message with the scores of its tokens, if they were asked for."""
+    """The text part of a message, with the scores of its tokens if requested."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": listed(scores)}
 
 
 def listed(scores: Sequence[TokenScore]) -> Sequence[Mapping[str, object]]:
-    """Scores in OpenAI's form."""
+    """Scores in OpenAI's format."""
     return [_score(score) | {"top_logprobs": list(map(_score, score.get("top_logprobs") or ()))} for score in scores]
 
 
 def call_item(identity: str, call_id: str, call: ToolCall, status: Status) -> Item:
-    """A call of a function. `call_id`: of the call, which its result names."""
+    """A function call item. `call_id`: the id that the call's result refers to."""
     ids = {"id": identity, "type": "function_call", "status": status, "call_id": call_id}
     return {**ids, "name": call.name, "arguments": call.arguments}
 

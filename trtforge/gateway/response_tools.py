@@ -1,4 +1,4 @@
-"""The fields of /v1/responses that ask for JSON or for calls of functions: as chat has them, and as answers do."""
+"""The fields of /v1/responses for JSON output and function calls, converted to those of chat and of answers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,14 +24,14 @@ _FORMAT = "text.format"
 
 @dataclass(frozen=True)
 class Asked:
-    """The structure, and the fields of the request as answers repeat them."""
+    """The structure, and the request's fields in the form in which answers repeat them."""
 
     structure: Structure
     shown: Mapping[str, object]
 
 
 def read_asked(fields: Fields) -> Asked:
-    """The structure that a request asks for. Raises ApiError."""
+    """The requested structure. Raises ApiError."""
     guide, form = _format(fields)
     several = fields.flag("parallel_tool_calls", absent=True)
     tools = _tools(fields)
@@ -47,7 +47,7 @@ def read_asked(fields: Fields) -> Asked:
 
 
 def _format(fields: Fields) -> tuple[Guide | None, Mapping[str, object]]:
-    """The guide of the text's format, and the format as answers repeat it."""
+    """The guide of the text's format, and the format for answers."""
     text = Fields(fields.object("text"), ("format", "verbosity"), "text.")
     if text.get("verbosity") not in (None, "medium"):
         raise bad_request("text.verbosity is not supported by this server; say it in instructions", "text.verbosity")
@@ -68,7 +68,7 @@ def _format(fields: Fields) -> tuple[Guide | None, Mapping[str, object]]:
 
 
 def _tools(fields: Fields) -> list[Mapping[str, Any]]:
-    """The functions, as answers repeat them."""
+    """The functions, in the form for answers."""
     tools = {f"tools[{number}]": tool for number, tool in enumerate(listed_tools(fields))}
     for where, tool in tools.items():
         kind = tool.get("type") if isinstance(tool, dict) else None
@@ -104,7 +104,7 @@ def _for_chat(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 def _choice(
     fields: Fields, tools: Sequence[Mapping[str, Any]]
 ) -> tuple[Sequence[Mapping[str, Any]], object, str | Mapping[str, object]]:
-    """The tools that may be called, the choice in the form of chat, and as answers repeat it."""
+    """The tools that may be called, the choice in the form of chat, and the choice for answers."""
     match fields.get("tool_choice"):
         case None:
             return tools, None, "auto"

@@ -1,4 +1,4 @@
-"""A request to /v1/responses as a chat: the same model, sampling, tools and formats, asked for by other fields."""
+"""Converts a request to /v1/responses to a chat: the same model, sampling, tools and formats with other field names."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from trtforge.gateway.sampling_fields import (
 _SCORES = "message.output_text.logprobs"
 _INCLUDED = (
     _SCORES,
-    # Of items that no answer has here.
+    # Of items that our answers never have.
     "reasoning.encrypted_content",
     "web_search_call.action.sources",
     "web_search_call.results",
@@ -43,7 +43,7 @@ _MOVED = {
     "logprobs": f'"include": ["{_SCORES}"]',
     "n": "one answer to a request",
 }
-"""Fields of chat/completions, and what /v1/responses has instead."""
+"""Fields of chat/completions and their replacements in /v1/responses."""
 _REFUSED = {
     "previous_response_id": "answers are not stored by this server; send the earlier items in input",
     "conversation": "conversations are not stored by this server; send the earlier items in input",
@@ -51,9 +51,9 @@ _REFUSED = {
     "context_management": "input is not shortened by this server; send fewer items in input",
     "moderation": "it is not supported by this server",
 }
-"""Fields that change an answer in OpenAI's API, and what to do without them."""
+"""Fields that change an answer in OpenAI's API but are not supported here, and the alternatives."""
 _SHOWN_NUMBERS = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""Fields that `read_sampling` has checked, with OpenAI's defaults."""
+"""Fields that `read_sampling` checks, with OpenAI's defaults."""
 _SHOWN_TEXTS = ("prompt_cache_key", "safety_identifier", "user")
 KNOWN = (
     (SHARED - frozenset(_MOVED))
@@ -84,7 +84,7 @@ _MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 @dataclass(frozen=True)
 class ResponseCall:
-    """A request for a response. `chat`: what is generated; `shown`: the request's fields as answers repeat them."""
+    """A request for a response. `chat`: the equivalent chat; `shown`: the request's fields that answers repeat."""
 
     chat: ChatCall
     shown: Mapping[str, object]

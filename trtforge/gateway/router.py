@@ -1,6 +1,6 @@
 """Several servers as one backend: each request goes to the one with the fewest unfinished requests.
 
-A server that got the prompt's beginning before may have more of them: it need not compute that part again.
+A server that got the prompt's beginning before may have more, as it need not compute that part again.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from trtforge.gateway.backend import GONE, Backend, BackendError, ServedModel
 from trtforge.gateway.prefixes import Prefixes, parts_of
 from trtforge.gateway.request import Piece, TextRequest
 
-_REFRESH = 1.0  # seconds between two questions for the models after an unknown name
+_REFRESH = 1.0  # seconds between two queries for the models after an unknown name
 _MOST_MORE = 8
-"""Unfinished requests that a server may have more than another for a known beginning: one for each part of it."""
+"""The most additional unfinished requests of a server that knows a prompt's beginning: one per known part."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a request's `model` names: a text model, maybe with one of its LoRA adapters; `name` is that for clients."""
+    """The target of a request's `model`: a text model, perhaps with one of its LoRA adapters; `name`: for clients."""
 
     model: ServedModel
     name: str
@@ -28,7 +28,7 @@ class Choice:
 
 
 class Router:
-    """Several servers as one backend. `served_name`: another name of the main model; `adapters`: its LoRA adapters."""
+    """Several servers as one backend. `served_name`: alias of the main model; `adapters`: its LoRA adapters."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Router:
         self._backends = tuple(backends)
         self._served_name = served_name
         self._adapters = adapters
-        self._outstanding = dict.fromkeys(range(len(self._backends)), 0)  # requests by the position of the server
+        self._outstanding = dict.fromkeys(range(len(self._backends)), 0)  # unfinished requests by the server's position
         self._prefixes = Prefixes(len(self._backends))
         self._places: dict[str, tuple[int, ...]] = {}
         self._models: dict[str, ServedModel] = {}
@@ -53,7 +53,7 @@ class Router:
         return tuple(self._models.values())
 
     async def named(self, name: str) -> Choice:
-        """The model and adapter that clients call `name`. Raises BackendError: NOT_FOUND, or that of the servers."""
+        """The model and adapter with this name for clients. Raises BackendError: NOT_FOUND, or the servers' error."""
         await self.models()
         choices = self._choices()
         if name not in choices:
@@ -79,11 +79,11 @@ class Router:
         return found
 
     async def ready(self) -> bool:
-        """See Backend. One server is enough."""
+        """See Backend. True if at least one server is ready."""
         return any(await asyncio.gather(*(backend.ready() for backend in self._backends)))
 
     async def generate(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
-        """See Backend. A server that cannot be reached is left out while another one has the model."""
+        """See Backend. If a server cannot be reached, another server with the model serves the request."""
         places = self._places.get(request.model) or tuple(range(len(self._backends)))
         parts = parts_of(request) if len(places) > 1 else []
         left = sorted(places, key=lambda place: self._cost(place, parts))
@@ -108,7 +108,7 @@ class Router:
                 self._outstanding[place] -= 1
 
     def _cost(self, place: int, parts: Sequence[bytes]) -> tuple[int, int]:
-        """What sorts the servers for a request with these parts."""
+        """The sort key of a server for a request with these parts."""
         unfinished = self._outstanding[place]
         return unfinished - min(self._prefixes.known(place, parts), _MOST_MORE), unfinished
 
@@ -117,7 +117,7 @@ class Router:
         await asyncio.gather(*(backend.close() for backend in self._backends))
 
     async def _refresh(self) -> None:
-        """Ask all servers for their models. Raises the first error if none answers."""
+        """Query all servers for their models. Raises the first error if none answers."""
         async with self._asking:
             now = asyncio.get_running_loop().time()
             if self._models and now - self._asked < _REFRESH:

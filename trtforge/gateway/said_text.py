@@ -1,8 +1,8 @@
-"""The text of an answer that is not part of calls."""
+"""The text of an answer outside of calls."""
 
 
 class SaidText:
-    """Text around calls: without white space before the first, between them, and after the last one."""
+    """Text around calls, without white space before the first call, between calls and after the last one."""
 
     def __init__(self) -> None:
         self._ready = ""
@@ -11,7 +11,7 @@ class SaidText:
         self._says = self._calls = False
 
     def add(self, text: str) -> None:
-        """More text of this part."""
+        """Add text of this part."""
         text = self._blank + text
         shown = text.rstrip()
         self._blank = text[len(shown) :]
@@ -20,13 +20,13 @@ class SaidText:
             self._before, self._says = "", True
 
     def end_part(self) -> None:
-        """A call begins."""
+        """End the part, as a call begins."""
         if self._says:
             self._before = self._blank
         self._blank, self._says, self._calls = "", False, True
 
     def taken(self, *, last: bool) -> str:
-        """What can be shown. `last`: all that is left, unless there were calls."""
+        """Take the text that can be shown. `last`: also the remaining white space, unless there were calls."""
         if last and not self._calls:
             self._ready += self._blank
             self._blank = ""

@@ -1,4 +1,4 @@
-"""The fields that chat and completions share: sampling, stop words, number of answers, streaming."""
+"""The fields that chat and completions share: sampling, stop words, number of answers and streaming."""
 
 import json
 from collections.abc import Collection
@@ -11,7 +11,7 @@ from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.request import Sampling
 
 MOST_TOKENS = 1 << 24
-"""Default of chat: as many as fit. Engines end a sequence at their own max_seq_len."""
+"""Default for chat: as many as fit. Engines end a sequence at their max_seq_len."""
 
 _MOST_BIAS = 100.0
 
@@ -42,7 +42,7 @@ SHARED = frozenset(
         "prompt_ignore_length",
     )
 )
-"""Names that both take."""
+"""Field names that both accept."""
 
 WITHOUT_EFFECT = frozenset(
     (
@@ -57,12 +57,12 @@ WITHOUT_EFFECT = frozenset(
         "prediction",
     )
 )
-"""Fields of OpenAI's API that do not change an answer here: accepted and ignored."""
+"""Fields of OpenAI's API that are accepted and ignored, as they do not change an answer here."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """How answers are sent. `usage`: with a last chunk of token counts when streaming."""
+    """How answers are sent. `usage`: a stream ends with a chunk of token counts."""
 
     stream: bool
     usage: bool
@@ -116,7 +116,7 @@ def read_count(fields: Fields, limits: GatewayLimits) -> int:
 def read_delivery(
     fields: Fields, options_known: Collection[str] = ("include_usage", "include_obfuscation")
 ) -> Delivery:
-    """Whether to stream, and with which options."""
+    """Whether to stream, and the options of the stream."""
     stream = fields.flag("stream")
     options = fields.object("stream_options")
     if "stream_options" in fields and not stream:

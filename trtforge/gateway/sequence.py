@@ -1,4 +1,4 @@
-"""One returned sequence: pieces in, what its client may see out. Stop words are cut off, as OpenAI's API does."""
+"""One returned sequence: converts pieces to deltas for the client. Stop words are cut off, as in OpenAI's API."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ CANCELLED = "cancelled"
 
 @dataclass(slots=True)
 class Delta:
-    """What is new in one choice: `reasoning`, then `text`. `finish_reason`: "stop" or "length" in its last delta, else
+    """The new part of one choice: `reasoning`, then `text`. `finish_reason`: "stop" or "length" in its last delta, else
     None."""
 
     index: int
@@ -24,7 +24,7 @@ class Delta:
 
 
 class AnswerSequence:
-    """The state of one sequence of a request. `index`: of its choice; `reader`: of the reasoning in its text."""
+    """The state of one sequence of a request. `index`: of its choice; `reader`: separates reasoning from text."""
 
     def __init__(self, request: TextRequest, index: int, reader: Reader | None = None) -> None:
         self._request = request
@@ -63,7 +63,7 @@ class AnswerSequence:
         return deltas
 
     def end(self) -> list[Delta]:
-        """The last deltas of a server that does not say why a sequence ended; none if the last one was sent."""
+        """The last deltas, for servers that give no finish reason; empty if the last one was sent."""
         if self.finished:
             return []
         tokens = self.output_tokens
@@ -71,7 +71,7 @@ class AnswerSequence:
         return self.take(Piece(finish_reason="length" if length else "stop"))
 
     def _released_scores(self, scores: Sequence[TokenScore], text: str, *, last: bool) -> Sequence[TokenScore]:
-        """The scores of tokens that begin in the released text; at the end of a sequence without stop word, all."""
+        """The scores of tokens that begin in the released text; all of them at the end without a stop word."""
         for score in scores:
             self._scores.append((self._received, score))
             self._received += len(bytes(score["bytes"]))

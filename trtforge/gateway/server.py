@@ -1,4 +1,4 @@
-"""The gateway as a server: listens, and lets running requests finish when it is told to stop."""
+"""The gateway as a server: listens, and on a stop lets running requests finish."""
 
 import asyncio
 import errno
@@ -32,7 +32,7 @@ _MOST_CONNECTIONS = 4096
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which would end this process by the signal that stopped it."""
+    """uvicorn's server, which would otherwise end this process with the signal that stopped it."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -64,7 +64,7 @@ def run(config: GatewayConfig, on_listening: Callable[[], None] | None = None) -
         lifespan="off",
         access_log=False,
         log_config=None,
-        log_level=logging.ERROR,  # its warnings are about what clients send: a line for each would fill the log
+        log_level=logging.ERROR,  # its warnings are about clients' data and would fill the log
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=_IDLE_SECONDS,
@@ -80,7 +80,7 @@ def run(config: GatewayConfig, on_listening: Callable[[], None] | None = None) -
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's event loop where it is installed: it takes half the time for each event of a stream."""
+    """uvloop's event loop if installed: it needs half the time for each event of a stream."""
     try:
         import uvloop
     except ImportError:

@@ -1,4 +1,4 @@
-"""What the endpoints do: from a request's JSON to its answer, whichever server of text models is behind."""
+"""The endpoints: from a request's JSON to its answer, with any backend."""
 
 import logging
 import time
@@ -37,7 +37,7 @@ _CLIENT_LEFT = 499
 class Service:
     """The gateway's endpoints. `keys` None: no key is required; `hosts` None: every Host and Origin is accepted.
 
-    `reasoning`: how the reasoning in answers of chats and responses is told from their text.
+    `reasoning`: the parser that separates reasoning from text in answers of chats and responses.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Service:
         await self._answer("responses", exchange, self._response)
 
     def authorise(self, headers: Mapping[bytes, bytes]) -> None:
-        """Raises ApiError: 403 for a Host or Origin that is not allowed, 401 without a valid key, if there are keys."""
+        """Raises ApiError: 403 for a Host or Origin that is not allowed, 401 without a valid key if one is required."""
         self.require_host(headers)
         reason = None if self._keys is None else self._keys.why_refused(headers)
         if reason is not None:
@@ -101,7 +101,7 @@ class Service:
     async def _answer(
         self, endpoint: str, exchange: Exchange, act: "Callable[[Exchange, Mapping[str, Any], float], Any]"
     ) -> None:
-        """Run an endpoint within the limits, turn failures into errors of OpenAI's form, and count."""
+        """Run an endpoint within the limits, convert failures to OpenAI's errors, and count requests."""
         start = time.perf_counter()
         status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
         self.metrics.running.inc()
@@ -145,7 +145,7 @@ class Service:
         await self._send(exchange, "responses", generations, answer, start, asked, stream=call.chat.delivery.stream)
 
     async def _begun(self, call: ChatCall) -> tuple[Choice, Generations]:
-        """The model of a call, and its answers to be generated. Raises ApiError."""
+        """The model of a call and its answers, which are not generated yet. Raises ApiError."""
         chosen = await self._named(call.name)
         if call.request.guide is not None and not chosen.model.takes_guides:
             raise call.structure.unguided()
@@ -180,7 +180,7 @@ class Service:
     ) -> None:
         """Send an answer, streamed or whole. `before`: called with the index of a choice before it is written.
 
-        Raises ApiError for errors of the server behind, whose fields are `asked`.
+        Raises ApiError for errors of the backend; `asked`: the request's field names for them.
         """
         try:
             if stream:
@@ -204,7 +204,7 @@ class Service:
         start: float,
         before: Callable[[int], None] | None,
     ) -> None:
-        """Send events; the response begins with the first one, so that an error before it has its own status."""
+        """Send events; the response begins with the first event, so that an earlier error has its own status."""
         async with aclosing(generations.deltas()) as deltas:
             async for delta in deltas:
                 if before is not None:
@@ -221,7 +221,7 @@ class Service:
         await exchange.events(answer.end(generations.usage), more=False)
 
     async def _named(self, name: str) -> Choice:
-        """What a request names as its model. Raises ApiError."""
+        """The model and adapter that a request names. Raises ApiError."""
         try:
             return await self.router.named(name)
         except BackendError as error:
@@ -238,7 +238,7 @@ class Service:
 
 
 class _Prompts:
-    """Gives an answer the prompt of each choice, if it is echoed."""
+    """Sets the prompt of each choice of an answer, if prompts are echoed."""
 
     def __init__(self, call: CompletionCall, generations: Generations, answer: CompletionAnswer) -> None:
         self._answer = answer
@@ -249,7 +249,7 @@ class _Prompts:
         self._echo = call.echo
 
     def set(self, index: int) -> None:
-        """Before the first event of a choice."""
+        """Set the prompt, before the first event of a choice."""
         if self._echo:
             request, number = self._sources[index]
             text = request.prompt if isinstance(request.prompt, str) else None
@@ -257,13 +257,13 @@ class _Prompts:
 
 
 def _final(request: TextRequest, chosen: Choice) -> TextRequest:
-    """A request as it is sent to the model that was chosen."""
+    """A request in its final form for the chosen model."""
     sampling = request.sampling.seeded() if chosen.model.takes_seeds else request.sampling
     return replace(request, model=chosen.model.name, adapter=chosen.adapter, sampling=sampling)
 
 
 async def _send_error(exchange: Exchange, error: ApiError) -> int:
-    """Send an error as the response, or as the last event of a stream; its status."""
+    """Send an error as the response, or as the last event of a stream; returns its status."""
     try:
         if exchange.failure is not None:
             await exchange.events(exchange.failure(error), more=False)
@@ -275,7 +275,8 @@ async def _send_error(exchange: Exchange, error: ApiError) -> int:
 
 
 def _of_bug(error: Exception) -> ApiError:
-    """A bug of the gateway. Only type and place are logged, because the message may hold text of the request."""
+    """The error for a bug of the gateway. Only type and place are logged, as the message may contain the request's
+    text."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next

@@ -1,4 +1,4 @@
-"""Arguments of a call that stand between tags, as JSON: each has the type that the schema of its function says."""
+"""Converts a call's arguments in tags to JSON; each gets the type in its function's schema."""
 
 import json
 import re
@@ -12,10 +12,10 @@ _LONGEST_HEAD, _LONGEST_END = 400, 40
 
 @dataclass(frozen=True)
 class ParameterTags:
-    """How one argument is written: `head` is all up to its value, and `end` what follows that.
+    """The notation of one argument: `head`: everything up to its value; `end`: the text after it.
 
-    `begins_with`: what every head begins with; `ends`: the texts that `end` finds, the first of which ends a value;
-    `lines`: the value has lines of its own, and the line feed before its end does not belong to it.
+    `begins_with`: the beginning of every head; `ends`: the texts that `end` matches, the first of which ends a value;
+    `lines`: the value is on separate lines, so the line feed before its end does not belong to it.
     """
 
     head: re.Pattern[str]
@@ -26,30 +26,30 @@ class ParameterTags:
 
 
 class TaggedArguments:
-    """Follows the arguments of one call. `types`: of its function's arguments. `closed`: they are complete."""
+    """Reads the arguments of one call. `types`: of its function's arguments. `closed`: they are complete."""
 
     def __init__(self, tags: ParameterTags, types: ArgumentTypes) -> None:
         self._tags = tags
         self._of_arguments = types
-        self._types: Types | None = None  # of the value that has begun
-        self._choices = frozenset[str]()  # that it may have; white space around them does not belong to it
-        self._searched = 0  # characters of it that have no end
+        self._types: Types | None = None  # of the present value
+        self._choices = frozenset[str]()  # its listed values; white space around them is ignored
+        self._searched = 0  # its characters that were searched for an end
         self._made = ""
         self._count = 0
         self.closed = False
 
     @property
     def waits(self) -> bool:
-        """Whether nothing new can be told before the `>` of a tag."""
+        """Whether nothing can be returned before the `>` of a tag."""
         return self._types is not None and not self._is_text
 
     @property
     def _is_text(self) -> bool:
-        """Whether a value is a string of any text, which is told as it comes."""
+        """Whether the value is a string with any text, which is returned as it arrives."""
         return self._types == TEXT and not self._choices
 
     def of(self, text: str, reason: str | None) -> tuple[int, str]:
-        """How many characters of the following text were read, and their JSON.
+        """The number of characters of the next text that were read, and their JSON.
 
         `reason`: the finish reason with the last text, else None.
         """
@@ -61,7 +61,7 @@ class TaggedArguments:
         return at, self._made
 
     def _between(self, text: str, reason: str | None) -> tuple[int, bool]:
-        """Up to the next value; anything else than the tag of a parameter ends the arguments."""
+        """Read up to the next value; anything but a parameter's tag ends the arguments."""
         if head := self._tags.head.match(text):
             name = head["name"].strip()
             self._types, self._choices = self._of_arguments.of(name)
@@ -82,7 +82,7 @@ class TaggedArguments:
         return "{" if self._count == 1 else ", "
 
     def _value(self, text: str, reason: str | None) -> tuple[int, bool]:
-        """More of a value: all of it, or what is there of a string. A value may end with the answer."""
+        """Read a value: all of it, or the available part of a string. A value may end with the answer."""
         assert self._types is not None
         end = self._tags.end.search(text, max(0, self._searched - _LONGEST_END))
         held = max(overlap(text, each) for each in self._tags.ends)

@@ -1,4 +1,4 @@
-"""Calls of functions in an answer's text: the array or the arguments of a guided answer, or a model's own form."""
+"""Function calls in an answer's text: the array or the arguments of a guided answer, or the model's own format."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,24 +11,24 @@ from trtforge.gateway.tools import ToolUse
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call. `arguments`: JSON, as the model wrote them; `complete`: the answer was not cut within them."""
+    """One call. `arguments`: JSON text by the model; `complete`: the answer was not cut within it."""
 
     name: str
     arguments: str
     complete: bool = True
 
     def as_json(self) -> Mapping[str, object]:
-        """OpenAI's form, with an id of its own."""
+        """OpenAI's format, with a new id."""
         return {"id": new_call_id(), "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
 
 
 def new_call_id() -> str:
-    """An id for a call, which its result names."""
+    """An id for a call, to which its result refers."""
     return f"call_{os.urandom(12).hex()}"
 
 
 def split(use: ToolUse, text: str, reason: str) -> tuple[str, Sequence[ToolCall]]:
-    """The text of an answer without its calls, and the calls. What looks like a call and is none stays in the text."""
+    """The text of an answer without its calls, and the calls. Text that only looks like a call stays in the text."""
     told = CallReader(use).push(text, reason)
     calls = [each for each in told if isinstance(each, CallDelta)]
     return said_in(told), [ToolCall(each.name or "", each.arguments, each.last) for each in calls]
@@ -42,8 +42,8 @@ def said_in(told: Sequence[str | CallDelta]) -> str:
 def reason_of(use: ToolUse, reason: str, *, calls: bool, cut: bool) -> str:
     """The finish reason of an answer with or without calls, the last of which may be `cut`.
 
-    OpenAI's API has `stop` for a function that was named. A required call is whole unless a limit or a stop word of
-    the request cut it: clients must not take it for one to be made.
+    OpenAI's API has `stop` for a named function. A required call is complete unless a limit or a stop word of the
+    request cut it; clients must not execute a cut call.
     """
     asks = calls and use.mode != "named" and not (cut and use.mode == "required")
     return "tool_calls" if asks and reason == "stop" else reason
@@ -57,7 +57,7 @@ class StreamedCalls:
         self._reader = CallReader(use)
 
     def take(self, delta: Delta) -> tuple[Delta, Sequence[str | CallDelta]]:
-        """A delta without calls, and its text and what is new of calls in their order."""
+        """The delta without calls, and its texts and new data of calls in their order."""
         reason = delta.finish_reason
         told = self._reader.push(delta.text, reason)
         if reason is not None:

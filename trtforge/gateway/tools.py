@@ -1,4 +1,4 @@
-"""The fields of a chat that ask for JSON or for calls of functions, as the guide that an answer follows."""
+"""Converts the fields of a chat for JSON output and function calls to the guide of the answer."""
 
 import json
 import re
@@ -26,9 +26,9 @@ _UNGUIDED = "guided decoding is not available for this engine"
 class ToolUse:
     """How an answer calls functions.
 
-    `auto`: the model may, in the form that its chat template teaches it; `required`: the answer is an array of calls;
-    `named`: the answer is the arguments of the one function. `several`: whether there may be more than one call.
-    `schemas`: of the arguments, by the function's name.
+    `mode`: auto: the model may call, in the format of its chat template; required: the answer is an array of calls;
+    named: the answer is the arguments of the one function. `several`: more than one call is allowed. `schemas`: of the
+    arguments, by the function's name.
     """
 
     mode: Literal["auto", "required", "named"]
@@ -38,7 +38,7 @@ class ToolUse:
 
     @cached_property
     def types(self) -> Mapping[str, ArgumentTypes]:
-        """Of the arguments, by the function's name."""
+        """The types of the arguments, by the function's name."""
         return {name: ArgumentTypes(self.schemas.get(name, {})) for name in self.names}
 
 
@@ -46,7 +46,7 @@ class ToolUse:
 class Structure:
     """The requested form of an answer. `field`: the request's field that needs a guide; `tools`: for the template.
 
-    A guide beside `use` of the mode auto is that of answers that call nothing.
+    With `use` in mode auto, the guide applies to answers without calls.
     """
 
     guide: Guide | None = None
@@ -66,7 +66,7 @@ class Structure:
 
 
 def read_structure(fields: Fields) -> Structure:
-    """The structure that a chat asks for. Raises ApiError."""
+    """The structure requested by a chat. Raises ApiError."""
     for name, choice_name in (("functions", "function_call"),):
         if fields.get(name) or fields.get(choice_name) not in (None, "none", "auto"):
             where = name if fields.get(name) else choice_name
@@ -79,10 +79,9 @@ def read_structure(fields: Fields) -> Structure:
 def structure_of(
     guide: Guide | None, field: str, tools: Sequence[Mapping[str, Any]], choice: object, *, several: bool
 ) -> Structure:
-    """The structure of a guide that the request's `field` asks for, and of tools and their choice in the form of chat.
+    """The structure for a guide, requested by `field`, and for tools and their choice in the form of chat.
 
-    A choice that forces a call leaves no answer that the guide would be about. `several`: whether there may be more
-    than one call. Raises ApiError.
+    If the choice forces a call, the guide does not apply. `several`: more than one call is allowed. Raises ApiError.
     """
     used, use = _use(tools, choice, several=several)
     if use is None or use.mode == "auto":
@@ -107,7 +106,7 @@ def listed_tools(fields: Fields) -> Sequence[Any]:
 
 
 def check_functions(functions: Mapping[str, Mapping[str, Any]]) -> None:
-    """Check names and parameters of functions, by their places in the request. Raises ApiError."""
+    """Check names and parameters of functions, by their paths in the request. Raises ApiError."""
     names = set()
     for where, function in functions.items():
         name, parameters = checked_name(function.get("name"), f"{where}.name"), function.get("parameters")
@@ -160,7 +159,7 @@ def _tools(fields: Fields) -> Sequence[Mapping[str, Any]]:
 
 
 def _allowed(tools: Sequence[Mapping[str, Any]], choice: object) -> tuple[Sequence[Mapping[str, Any]], object]:
-    """The tools that may be called, and how, where the choice lists them."""
+    """The tools that may be called and the mode, if the choice lists allowed tools."""
     match choice:
         case {"type": "allowed_tools", "allowed_tools": {"mode": "auto" | "required" as mode, "tools": list(listed)}}:
             functions = [each.get("function") if isinstance(each, dict) else None for each in listed]
@@ -174,7 +173,7 @@ def _allowed(tools: Sequence[Mapping[str, Any]], choice: object) -> tuple[Sequen
 def allowed_of(
     tools: Sequence[Mapping[str, Any]], known: Sequence[str], names: Sequence[object], where: str
 ) -> Sequence[Mapping[str, Any]]:
-    """The tools that a choice names, of tools with the `known` names. Raises ApiError."""
+    """The tools whose names are in `names`; `known`: the names of all. Raises ApiError."""
     if not names or any(name not in known for name in names):
         raise bad_request(f"{where}.tools must name functions that are in tools", _CHOICE)
     return [tool for tool, name in zip(tools, known, strict=True) if name in names]
@@ -183,7 +182,7 @@ def allowed_of(
 def _use(
     tools: Sequence[Mapping[str, Any]], choice: object, *, several: bool
 ) -> tuple[Sequence[Mapping[str, Any]], ToolUse | None]:
-    """The tools that may be called, and how."""
+    """The tools that may be called, and how the answer uses them."""
     names = [tool["function"]["name"] for tool in tools]
     if choice == "none" or (not tools and choice in (None, "auto")):
         return (), None
@@ -207,7 +206,7 @@ def _arguments(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], *, several: bool) -> Mapping[str, Any]:
-    """The schema of an array of calls. The arguments of each function are a definition, as its references say then."""
+    """The schema of an array of calls. Each function's arguments schema is a definition, to which calls refer."""
     definitions, calls = {}, []
     for tool in tools:
         name = tool["function"]["name"]
@@ -226,7 +225,8 @@ def _calls(tools: Sequence[Mapping[str, Any]], *, several: bool) -> Mapping[str,
 
 
 def _moved(schema: Any, place: str, *, named: bool = False) -> Any:
-    """A schema that is no longer the root, but at `place`. `named`: its keys are names of schemas, not keywords."""
+    """A schema moved from the root to `place`, with its references. `named`: its keys are names of schemas, not
+    keywords."""
     if isinstance(schema, list):
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, dict):

@@ -22,7 +22,7 @@ _RECENT = 5.0  # a failure's cause may have been logged up to this many seconds 
 
 
 class LogMark:
-    """A position in a log: errors before it come from single requests, logged while the server was healthy."""
+    """A position in a log: errors before it are of single requests, logged while the server was healthy."""
 
     def __init__(self, log: Path | None) -> None:
         self._log = log
