@@ -88,7 +88,7 @@ def read_key_file(file: Path) -> tuple[str, ...]:
 
 
 def readable_by_others(file: Path) -> bool:
-    """Whether users other than the owner may access the file."""
+    """Whether users other than the owner can access the file."""
     return bool(stat.S_IMODE(file.stat().st_mode) & 0o077)
 
 

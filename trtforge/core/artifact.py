@@ -1,4 +1,4 @@
-"""Publish an artifact atomically: reused if it is up to date, and never over files that trtforge did not write."""
+"""Publish artifacts atomically: reuse them if up to date, and never replace files that trtforge did not write."""
 
 import errno
 import logging
@@ -30,10 +30,10 @@ from trtforge.core.partial import RECORD, Finished, keep_finished
 from trtforge.core.reading import CHECK_DISK, disk_fails
 
 Write = Callable[[Path], Mapping[str, FileRecord]]
-"""Writes the files into a directory; returns the records it computed on the way (other files are read again)."""
+"""Writes the files into a directory; returns the records computed while writing (other files are read again)."""
 
 LateInputs = Callable[[], Mapping[str, str]]
-"""Digests of inputs that `write` reads anyway; computed before it only to compare with an existing artifact."""
+"""Digests of inputs that `write` reads anyway; computed earlier only to compare with an existing artifact."""
 
 Origin = Literal["written", "already right", "from the cache"]
 """How an artifact was obtained."""
@@ -43,7 +43,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Produced:
-    """An artifact that exists now. `replaced`: the manifest of what was at its path before, if that was not kept."""
+    """An artifact that exists now. `replaced`: the manifest of the artifact that it replaced, None without."""
 
     path: Path
     manifest: Manifest
@@ -68,8 +68,8 @@ def produce(
     """Write the artifact `identity` at `out` with `write`, or reuse it from `out` or from `cache`.
 
     The work is done in the sibling `.<name>.partial`, which is renamed when complete: a failure at any time leaves the
-    previous content of `out`. An error deletes the partial directory, which frees a full disk. A kill, an interruption
-    or the failure of another program (LoggedError) keeps it, and the next run of the same identity reuses the files
+    previous content of `out`. An error deletes the partial directory, which frees disk space. A kill, an interruption
+    or the failure of another program (LoggedError) keeps it, so that the next run of the same identity reuses the files
     that `write` recorded as finished (core.partial); `force` starts from scratch. Raises ForgeError if `out` has files
     that trtforge did not write. New artifacts are stored in `cache`.
     """
@@ -111,7 +111,7 @@ def produce(
 
 
 def _log_kept_files(out: Path, partial: Path) -> None:
-    """Log what an interruption keeps of the artifact `out`."""
+    """Log the files of the artifact `out` that are kept after an interruption."""
     kept = None
     with suppress(ForgeError):  # nothing is kept
         kept = Finished.read(partial)
@@ -125,7 +125,7 @@ def _log_kept_files(out: Path, partial: Path) -> None:
 def _publish(partial: Path, out: Path, replaced: Path) -> None:
     """Move the complete artifact to `out`; the previous content is kept in `replaced`.
 
-    If `out` is the current directory, the new one becomes it: relative paths would name the replaced one otherwise.
+    If `out` is the current directory, change to the new one, so that relative paths do not refer to the replaced one.
     """
     current = False
     if out.exists():
@@ -161,7 +161,7 @@ def require_space(directory: Path, needed: int) -> None:
 
 
 def _is_right(out: Path, existing: Manifest, identity: Identity, late_inputs: LateInputs) -> bool:
-    """Whether `out` is this artifact, undamaged. Expensive inputs are read only if everything else is equal."""
+    """Whether `out` is this artifact and undamaged. Expensive inputs are read only if everything else is equal."""
     return (
         identity.agrees_with(existing.identity)
         and identity.with_inputs(late_inputs()) == existing.identity
@@ -190,8 +190,8 @@ def _make(partial: Path, identity: Identity, write: Write, late_inputs: LateInpu
 def _copy_read_permissions(directory: Path, names: Iterable[str]) -> None:
     """Give all files the read permissions of the manifest, which follow the user's umask.
 
-    Some libraries, such as safetensors, write through a temporary file that only the user can read. A hard link stays
-    as it is: its permissions are those of the file in the directory that it comes from.
+    Some libraries, such as safetensors, write through a temporary file that only the user can read. Hard links are not
+    changed, as they share their permissions with the original file.
     """
     usual = stat.S_IMODE((directory / FILE_NAME).stat().st_mode)
     for name in names:
@@ -203,7 +203,7 @@ def _copy_read_permissions(directory: Path, names: Iterable[str]) -> None:
 
 
 def _failed(partial: Path, error: OSError) -> ForgeError:
-    """A read or write error of the system: the file and the reason; of a copy the file that is written."""
+    """The error for a failed read or write: file and reason; for a copy, the written file."""
     if error.errno == errno.ENOENT:
         remedy = "Let nothing else change that directory"
     elif disk_fails(error):
@@ -229,7 +229,7 @@ def _locked(out: Path) -> Iterator[None]:
             out.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked_by(path, waiting=say))
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:  # of the lock file, if not of OUT itself
+            if error.errno == errno.ENAMETOOLONG:  # the name of the lock file, if not of OUT itself
                 raise ForgeError(f"{out}: {error.strerror}", hint=SHORTER_NAME) from None
             raise not_lockable(out.parent, error) from None
         yield

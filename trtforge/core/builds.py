@@ -1,4 +1,4 @@
-"""What a build directory is told by, and the directory of several builds that `trtforge build --quant F,F` writes."""
+"""How build directories are recognised, also inside the directory of `trtforge build --quant F,F`."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -9,11 +9,11 @@ from trtforge.core.figures import listed
 
 REPORT_FILE = "report.json"
 RECIPE_FILE = "recipe.yaml"
-"""Where a build directory keeps the recipe that was derived for it."""
+"""The file of a build directory with the recipe derived for it."""
 
 REPOSITORY = "repository"
-_NAMED = 6  # builds that a message names
-_REPORTS = (REPORT_FILE, "report.html", "report.md")  # what a build replaces that is no artifact
+_NAMED = 6  # most builds named in a message
+_REPORTS = (REPORT_FILE, "report.html", "report.md")  # files that a build replaces besides artifacts
 
 
 def base_name(repository: Path) -> str:
@@ -35,9 +35,9 @@ def builds_in(place: Path) -> tuple[Path, ...]:
 
 
 def require_one_build(place: Path, *needed: str) -> None:
-    """Raises ForgeError if `place` holds builds instead of being one.
+    """Raises ForgeError if `place` contains builds instead of being one.
 
-    The hint names a build that has one of these stages or files, with the command if that is in its words.
+    The hint names a build with one of the `needed` stages or files, and its repair replaces `place` in the command.
     """
     builds = builds_in(place)
     if not builds:
@@ -54,7 +54,7 @@ def require_one_build(place: Path, *needed: str) -> None:
 
 
 def require_build_directory(out: Path) -> None:
-    """Raise ForgeError unless a build can be written in `out`, beside other files but over none of them."""
+    """Raise ForgeError unless a build can be written in `out` without overwriting other files."""
     from trtforge.core.output_place import require_writable
 
     require_writable(out)
@@ -67,7 +67,7 @@ def require_build_directory(out: Path) -> None:
 
 
 def holds_builds(place: Path, builds: tuple[Path, ...], hint: str) -> ForgeError:
-    """The error for a directory of builds where one of them is needed."""
+    """The error for a directory of builds if a single build is needed."""
     names = listed([build.name for build in builds], _NAMED)
     what = "build" if len(builds) == 1 else "builds"
     return ForgeError(f"{place} is not a build: it holds the {what} {names}", hint=hint)
@@ -81,7 +81,7 @@ def _is_build(place: Path) -> bool:
 
 
 def _is_report(path: Path) -> bool:
-    """Whether a report.json is of a build, not of another program."""
+    """Whether a report.json was written by a build, not by another program."""
     from trtforge.core.json_text import read_json
 
     if not path.is_file():

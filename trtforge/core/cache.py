@@ -1,9 +1,9 @@
-"""The cache of artifacts: calibrations, verifications and engines are not made again for another output directory.
+"""The cache of artifacts, so that calibrations, verifications and engines are computed once for all output directories.
 
-An entry is a copy of an artifact under the digest of its identity. Hard links are not used: editing a file of OUT
-would change the cache and every other OUT. On file systems with clones a copy costs nothing. Every hit is verified by
-digest; a damaged entry is dropped and built again. A lock per key makes processes that need the same artifact wait
-while one builds it; the kernel releases the lock of a killed process.
+An entry is a copy of an artifact under the digest of its identity. Hard links are not used: editing a file of OUT would
+change the cache and every other OUT. On file systems with clones, copies are free. Each hit is verified by digest; a
+damaged entry is dropped and built again. A lock per key makes processes that need the same artifact wait while one
+builds it; the kernel releases the lock of a killed process.
 """
 
 import logging
@@ -54,7 +54,7 @@ def cache_directory() -> Path | None:
 
 
 def cache_for(about: About) -> "Cache | None":
-    """The user's cache for artifacts that are listed as `about`; None if it is disabled."""
+    """The user's cache for artifacts with the description `about`; None if it is disabled."""
     directory = cache_directory()
     return Cache(directory, about) if directory is not None else None
 
@@ -70,7 +70,7 @@ class Slot:
     store: Callable[[Path, Manifest], None] | None = None
 
     def copy_to(self, directory: Path) -> Manifest | None:
-        """Copy the found artifact to `directory`; None if there is none. Raises OSError as copying does."""
+        """Copy the found artifact to `directory`; None if there is none. Raises OSError if copying fails."""
         if self.found is None:
             return None
         manifest = read_manifest(self.found.artifact)
@@ -89,7 +89,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache below `root`, for artifacts that are listed as `about`."""
+    """The cache below `root`, for artifacts with the description `about`."""
 
     root: Path
     about: About
@@ -131,7 +131,7 @@ class Cache:
         descriptor = None
         try:
             self._of(key).mkdir(parents=True, exist_ok=True)
-            with suppress(OSError), (self.root / _TAG_FILE).open("x") as file:  # not in a cache that may only be read
+            with suppress(OSError), (self.root / _TAG_FILE).open("x") as file:  # fails in a read-only cache
                 file.write(_TAG)
             descriptor = take_lock(lock_of(self._of(key)), shared=shared, waiting=say)
         except OSError as error:
@@ -163,7 +163,7 @@ class Cache:
 
 @cache
 def _warn_of_unusable(root: Path, reason: str) -> None:
-    """Log once in a process, not for every stage, that a cache cannot be used."""
+    """Log once per process, not per stage, that a cache cannot be used."""
     _LOG.warning("the cache %s cannot be used: %s", root, reason)
 
 

@@ -17,7 +17,7 @@ _RECORD = "entry.json"
 
 
 class About(Config):
-    """What `trtforge cache list` shows of an artifact."""
+    """The description of an artifact in `trtforge cache list`."""
 
     architecture: str
     layers: int

@@ -1,4 +1,4 @@
-"""Small records in the user's cache: what was found out once, by kind and key. Without a usable cache there is none."""
+"""Small records of earlier results in the user's cache, by kind and key; none without a usable cache."""
 
 import os
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from trtforge.core.json_text import read_json_object
 from trtforge.core.replace import replace_text
 
 Kind = Literal["verified", "samples"]
-"""`verified`: files of an artifact with their digests checked; `samples`: what calibration data becomes in tokens."""
+"""`verified`: files of an artifact with their digests checked; `samples`: facts of tokenised calibration data."""
 Record = TypeVar("Record", bound=Config)
 
 
 def read_cached(kind: Kind, key: str, record: type[Record]) -> Record | None:
-    """The record, which counts as used now; None if it is missing or not valid."""
+    """The record, marked as used now; None if it is missing or invalid."""
     path = _path(kind, key)
     if path is None:
         return None
@@ -32,7 +32,7 @@ def read_cached(kind: Kind, key: str, record: type[Record]) -> Record | None:
 
 
 def keep_cached(kind: Kind, key: str, record: Config) -> None:
-    """Write a record whole, as another process may do now. Raises OSError."""
+    """Write a record atomically, as other processes may write it too. Raises OSError."""
     path = _path(kind, key)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)

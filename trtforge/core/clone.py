@@ -18,14 +18,14 @@ def clone_file(source: Path, target: Path) -> None:
                 fcntl.ioctl(copy.fileno(), _FICLONE, original.fileno())
                 return
             except OSError:
-                pass  # clones are not supported, or another file system
+                pass  # clones are not supported, or the files are on different file systems
     shutil.copyfile(source, target)
 
 
 def copy_directory(source: Path, target: Path) -> None:
     """Copy the files below `source` to `target`, which must not exist. Raises the OSError of the first that fails.
 
-    shutil.copytree goes on after an error, and then raises one whose text lists all of them.
+    Unlike this, shutil.copytree continues after an error and raises one with the text of all errors.
     """
     target.mkdir()
     for path in sorted(source.iterdir()):

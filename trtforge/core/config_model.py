@@ -19,7 +19,7 @@ Location = tuple[str | int, ...]
 """The keys and indexes that lead to a value."""
 LineOf = Callable[[Location], int | None]
 GivenBy = Callable[[Location], str | None]
-"""The option of the command line that gave a value; None for a value of the file."""
+"""Returns the command-line option that gave a value; None for a value of the file."""
 
 _ADDED = re.compile(r"int|float|bool|str|none|(?:function|constrained|nullable|literal|list|tuple|dict|union|lax)\b.*")
 """Parts of a location that pydantic adds for the members of a union and for validators."""
@@ -29,7 +29,7 @@ _SAID = {
     "model_type": "Input should be keys with values",
     "tuple_type": "Input should be a list",
 }
-"""Messages of pydantic about Python's types, in the words of YAML."""
+"""Replacements of pydantic's messages about Python's types, in YAML's terms."""
 
 
 class Config(BaseModel):
@@ -40,7 +40,7 @@ class Config(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _no_number(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse true and false where a number belongs: Python takes them for 1 and 0."""
+        """Refuse true and false for numbers, which Python accepts as 1 and 0."""
         types = _types_at(cls, info.field_name or "")
         if isinstance(value, bool) and bool not in types and not {int, float}.isdisjoint(types):
             raise ValueError("Input should be a number")
@@ -49,7 +49,7 @@ class Config(BaseModel):
     @field_validator("*")
     @classmethod
     def _plausible(cls, value: object, info: ValidationInfo) -> object:
-        """Refuse what the readers of engines and models refuse, before anything is made of it."""
+        """Refuse implausibly large values early, as the readers of engines and models refuse them too."""
         limit = LARGEST.get(info.field_name or "")
         if limit is not None and isinstance(value, int) and value > limit:
             raise ValueError(f"Input should be less than or equal to {limit}")
@@ -66,8 +66,8 @@ class Config(BaseModel):
     ) -> Self:
         """Validate `values`. Raises ForgeError naming `where` and every wrong key, for an unknown one the nearest.
 
-        `name` maps a dotted key to the name that messages use; `line` tells where a value stands in the file `where`,
-        `given` which option gave it instead. Raises UsageError if only options are wrong.
+        `name` maps a dotted key to the name that messages use; `line` returns the line of a value in the file `where`,
+        `given` the option that gave it instead. Raises UsageError if only options are wrong.
         """
         if not isinstance(values, Mapping):
             raise ForgeError(f"{where}: {values!r:.60} is not a mapping", hint="Give keys with values.")
@@ -117,7 +117,7 @@ class _Mistake:
 
 @dataclass(frozen=True)
 class _Place:
-    """What gave a wrong value: an option, or a line of the file."""
+    """The source of a wrong value: an option or a line of the file."""
 
     option: str | None
     line: int | None
@@ -129,15 +129,15 @@ class _Place:
 
     @property
     def label(self) -> str:
-        """Before the message of one mistake of several."""
+        """The prefix of a message if there are several mistakes."""
         return f"{self.option}: " if self.option else "" if self.line is None else f"line {self.line}: "
 
     def named(self, where: str) -> str:
-        """Before the message of the only mistake."""
+        """The prefix of the message if there is one mistake."""
         return self.option or where + ("" if self.line is None else f", line {self.line}")
 
     def said(self, mistake: _Mistake) -> str:
-        """The message, without a key that the option names."""
+        """The message, without the key if the option names it."""
         key, _, rest = mistake.message.partition(": ")
         return rest if f" {key}=" in (self.option or "") else mistake.message
 
@@ -160,7 +160,7 @@ def _as_forge_error(mistakes: Sequence[_Mistake], where: str, line: LineOf | Non
 
 
 def _mistakes(cls: type[BaseModel], error: ValidationError, name: Callable[[str], str]) -> list[_Mistake]:
-    """One for each wrong key; of a key with several complaints the first."""
+    """One mistake per wrong key: the first if there are several."""
     found: dict[str, _Mistake] = {}
     for problem in error.errors():
         location = _in_values(cls, problem["loc"])
@@ -169,7 +169,7 @@ def _mistakes(cls: type[BaseModel], error: ValidationError, name: Callable[[str]
 
 
 def _in_values(cls: type[BaseModel], location: Location) -> Location:
-    """A location without the names of validators and types that pydantic appends to one that is not of a model."""
+    """A location without the names of validators and types that pydantic appends for values that are not models."""
     for count, part in enumerate(location):
         known = _model_at(cls, [str(before) for before in location[:count]])
         if known is None and count and isinstance(part, str) and _ADDED.fullmatch(part):
@@ -217,7 +217,7 @@ def _mistake(
 
 
 def _as_written(value: object) -> str:
-    """A wrong value as YAML writes it, where Python's word is another."""
+    """A wrong value in YAML's notation, where it differs from Python's."""
     if value is None:
         return "no value"
     return str(value).lower() if isinstance(value, bool) else repr(value)

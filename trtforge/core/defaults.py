@@ -1,4 +1,4 @@
-"""Defaults that a configuration model and a command-line option share. Light, so that `--help` stays fast."""
+"""Defaults that a configuration model and a command-line option share. Imports little, so that `--help` is fast."""
 
 from typing import Final
 
@@ -24,8 +24,8 @@ READY_TIMEOUT = 600.0  # seconds: large engines load slowly
 DRAIN_TIMEOUT = 30.0  # seconds
 
 MOST_FACTOR = 1e30
-"""The largest temperature or penalty, and the inverse of the smallest: logits stay in float32's range."""
+"""The largest temperature or penalty, and the inverse of the smallest, so that logits stay in float32's range."""
 
 _KV_CACHE_DIR_GB = 8
 KV_CACHE_DIR_SIZE, KV_CACHE_DIR_BYTES = f"{_KV_CACHE_DIR_GB}GB", _KV_CACHE_DIR_GB * 10**9
-"""Of the embedded engine's KV blocks in files, as text and in bytes."""
+"""Size limit of the embedded engine's KV blocks in files, as text and in bytes."""

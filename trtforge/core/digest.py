@@ -1,4 +1,4 @@
-"""BLAKE3 digests of files: at several GB/s, every artifact can be checked on use."""
+"""BLAKE3 digests of files; at several GB/s, every artifact can be checked when it is used."""
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +12,7 @@ _SLAB_BYTES = 8 << 20
 
 
 class DigestThread:
-    """Digests bytes on a thread of its own, in the order in which they come, while they are written."""
+    """Hashes bytes on a separate thread, in the order of calls, while they are written."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="trtforge-digest")
@@ -23,7 +23,7 @@ class DigestThread:
         self._pending.append(self._thread.submit(hasher.update, data))
 
     def wait(self) -> None:
-        """Return when everything is digested. Raises what a digest raised."""
+        """Return when everything is hashed. Raises the exceptions of the thread."""
         while self._pending:
             self._pending.popleft().result()
 
@@ -33,7 +33,7 @@ class DigestThread:
 
 
 def file_digest(path: Path) -> str:
-    """Hex BLAKE3 of a file, read in slabs: a memory map would count as memory and crash if the file is truncated.
+    """Hex BLAKE3 of a file, read in slabs: a memory map would count as used memory, and crash if the file is truncated.
 
     Raises OSError naming the file.
     """

@@ -1,4 +1,4 @@
-"""The extras of trtforge: which of them has a package that is missing, and the command that installs it."""
+"""The extras of trtforge: finds the extra of a missing package, and the command that installs it."""
 
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -14,16 +14,16 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
 
 PROJECT = "trtforge"
-"""The name that trtforge itself is installed by."""
+"""The name of trtforge's own distribution."""
 _RECORD = "direct_url.json"
 _EXTRAS = ("engine", "calibrate", "hub-data", "serve", "guided", "openai")
-"""Those that commands need, the one to propose first."""
+"""Extras that commands need, in the order in which they are proposed."""
 _PACKAGES = {"google": "tritonclient", "grpc": "tritonclient", "pytriton": "nvidia-pytriton"}
-"""Packages that install a module of another name."""
+"""Packages by module, if their names differ."""
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra from where trtforge itself was installed: a directory, a repository, an index.
+    """The command that installs an extra from trtforge's own source: a directory, a repository or an index.
 
     Source: PEP 610.
     """
@@ -53,7 +53,7 @@ def missing_package(error: ModuleNotFoundError, what: str) -> ForgeError | None:
 
 
 def _direct_url() -> dict[str, Any]:
-    """Where trtforge was installed from; empty for an index, and where that is not recorded."""
+    """The source from which trtforge was installed; empty for an index, or if it is not recorded."""
     try:
         text = distribution(PROJECT).read_text(_RECORD)
     except PackageNotFoundError:

@@ -38,8 +38,8 @@ EMBEDDED = frozenset(
 Choices = tuple[tuple[int, ...], ...]
 """A tree of draft tokens: for each node, the candidate ranks on the path to it."""
 MOST_NODES = 63
-"""Of a tree that the embedded engine verifies: 64 bits say which of them, and of the token before, another one follows.
-TensorRT-LLM's default tree has as many."""
+"""Nodes of a tree that the embedded engine can verify: a node's ancestors, with the token before the tree, are a mask
+of 64 bits. TensorRT-LLM's default tree has as many nodes."""
 
 
 class LoraFeature(Config):
@@ -111,13 +111,13 @@ class MedusaFeature(_Tree):
 
     @property
     def used_heads(self) -> int:
-        """Heads that the embedded engine uses; TensorRT-LLM's converter has 4."""
+        """Number of heads that the embedded engine uses; TensorRT-LLM's converter has 4."""
         heads = self.heads or 4
         return self.tree_depth or min(heads, self.draft_tokens or heads)
 
     @property
     def most_drafted(self) -> int:
-        """Tokens that the embedded engine drafts at most: without a tree one of each head."""
+        """The most tokens that the embedded engine drafts: without a tree, one per head."""
         return len(self.choices or ()) or self.used_heads
 
 
@@ -135,17 +135,17 @@ class EagleFeature(_Tree):
 
     @property
     def most_drafted(self) -> int:
-        """Tokens that the embedded engine drafts: without a tree one of each run; TensorRT-LLM's converter has 4."""
+        """The most tokens that the embedded engine drafts: without a tree, one per run; TensorRT-LLM's converter: 4."""
         return len(self.choices or ()) or self.draft_tokens or self.depth or 4
 
     @property
     def most_written(self) -> int:
-        """Draft tokens that the network computes keys and values of, to draft what follows them."""
+        """Draft tokens for which the network computes keys and values, to draft the tokens after them."""
         return len({path[:-1] for path in self.choices} - {()}) if self.choices else self.most_drafted - 1
 
 
 Drafting = MedusaFeature | EagleFeature
-"""What can become part of a checkpoint."""
+"""Drafters that can become part of a checkpoint."""
 
 
 class LookaheadFeature(Config):
@@ -157,7 +157,8 @@ class LookaheadFeature(Config):
 
     @model_validator(mode="after")
     def _is_legal(self) -> Self:
-        """`LookaheadDecodingConfig::isLegal`, cpp/tensorrt_llm/executor/decodingConfig.cpp, and something to verify."""
+        """The check of `LookaheadDecodingConfig::isLegal`, cpp/tensorrt_llm/executor/decodingConfig.cpp; also requires
+        draft tokens."""
         if self.draft_tokens == 0:
             raise ValueError("no tokens would be drafted: the minimum is window 2, ngram 2, verification 1")
         return self
@@ -205,7 +206,7 @@ class FeaturesConfig(Config):
     @field_validator("cuda_graphs", mode="before")
     @classmethod
     def _graphs(cls, value: Any) -> Any:
-        """`false` is a setting here: without it TensorRT-LLM's default applies, which is on."""
+        """Accept `false` as a setting: TensorRT-LLM's default is on."""
         return {"enabled": value} if isinstance(value, bool) else value
 
     @field_validator("lora", "draft", "medusa", "eagle", "lookahead", "mtp", "ngram", "attention_dp", mode="before")
@@ -232,7 +233,7 @@ class FeaturesConfig(Config):
     def of_torch(
         self,
     ) -> "NgramFeature | DraftFeature | LookaheadFeature | MedusaFeature | EagleFeature | Eagle3Feature | None":
-        """The method of speculation of an embedded engine."""
+        """The speculation method of an embedded engine."""
         return self.ngram or self.draft or self.lookahead or self.medusa or self.eagle or self.eagle3
 
     @property

@@ -1,4 +1,4 @@
-"""Figures as people read them: sizes, durations, counts of parameters; None is a dash."""
+"""Figures for display: sizes, durations, counts of parameters; None is a dash."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
 ABSENT = "-"
 ROUNDED_UP = 999.5
-"""From here on three significant digits are those of 1,000, which Python writes as 1e+03."""
+"""From this value, three significant digits round to 1,000, which Python writes as 1e+03."""
 
 
 def size(count: int | None) -> str:
@@ -53,13 +53,13 @@ def counted(count: int, one: str, many: str | None = None) -> str:
 
 
 def listed(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
-    """The first `most` names and how many more there are: a, b and 7 more."""
+    """The first `most` names and the number of others: a, b and 7 more."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return between.join(names[:most]) + more
 
 
 def ratio(times: float | None) -> str:
-    """How many times smaller something is: 1.76 times smaller, the same size, 1.02 times larger."""
+    """A ratio of sizes as text: 1.76 times smaller, the same size, 1.02 times larger."""
     if times is None:
         return ABSENT
     if round(times, 2) == 1 or times <= 0:
@@ -68,7 +68,7 @@ def ratio(times: float | None) -> str:
 
 
 def change(relative: float | None) -> str:
-    """A relative change with its sign: +0.40%, and +0.00% for one that rounds to none."""
+    """A relative change with its sign: +0.40%; +0.00% if it rounds to zero."""
     return ABSENT if relative is None else f"{round(relative, 4) + 0.0:+.2%}"
 
 
@@ -78,14 +78,14 @@ def share(value: float | None) -> str:
 
 
 def perplexity(value: float | None) -> str:
-    """A perplexity with three decimals; a huge one with three digits."""
+    """A perplexity with three decimals; with three digits if huge."""
     if value is None:
         return ABSENT
     return f"{value:.3f}" if value < 1e5 else f"{value:.3g}"
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number with so many significant digits."""
+    """A number with `digits` significant digits."""
     return ABSENT if value is None else f"{value:.{digits}g}"
 
 

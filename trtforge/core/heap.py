@@ -18,8 +18,8 @@ def trim() -> None:
 def return_large_blocks() -> None:
     """From now on, blocks of 256 KiB or more go back to the system as soon as they are freed, if the C library can.
 
-    Otherwise glibc raises this size to that of the largest freed block, up to 32 MiB: the peak of a process then
-    depends on the order in which its threads free tensors. New blocks take longer, because their pages are cleared.
+    Otherwise glibc raises this threshold to the size of the largest freed block, up to 32 MiB, and peak memory depends
+    on the order in which threads free tensors. Allocations take longer, because new pages are cleared.
     """
     function = _of_libc("mallopt")
     if function is not None:
@@ -29,7 +29,7 @@ def return_large_blocks() -> None:
 def keep_few_operations() -> None:
     """Let oneDNN keep 32 compiled operations of torch instead of 1,024, if it has not computed yet in this process.
 
-    Those of one layer are fewer; with AMX each takes up to a megabyte. Source: oneDNN's guide, "Primitive Cache".
+    One layer has fewer operations; with AMX each takes up to a megabyte. Source: oneDNN's guide, "Primitive Cache".
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "32")
 

@@ -1,21 +1,21 @@
-"""Bounds the bytes of request bodies that a server holds at once."""
+"""Bounds the total bytes of request bodies in a server."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
 class HeldBytes:
-    """Counts the bytes of bodies as they arrive: what clients declare and do not send takes no memory."""
+    """Counts the bytes of bodies as they arrive: declared but unsent bytes do not count."""
 
     def __init__(self, limit: int, refusal: Callable[[], Exception]) -> None:
-        """`refusal`: makes a new error for each request that would exceed the limit."""
+        """`refusal`: creates the error for a request that would exceed the limit."""
         self._limit = limit
         self._refusal = refusal
         self._held = 0
 
     @contextmanager
     def request(self) -> Iterator[Callable[[int], None]]:
-        """A function for the size of each piece of a request's body; at the end of the block none is held any more."""
+        """Yields a function to call with the size of each piece of a body; the end of the block releases all of it."""
         held = 0
 
         def hold(size: int) -> None:

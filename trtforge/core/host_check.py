@@ -1,8 +1,8 @@
-"""Which Host and Origin headers a server on loopback without API keys accepts: those that no foreign web page sends.
+"""Which Host and Origin headers a loopback server without API keys accepts: those that no foreign web page can send.
 
-A page in a browser of the same machine reaches such a server too: under a name of the page's own site that its DNS
-server changes to 127.0.0.1 (DNS rebinding), so that the browser also lets it read the answers; or with a POST of a
-plain content type, for which a browser does not ask the server first. The first shows in Host, the second in Origin.
+A web page in a browser on the same machine can reach such a server in two ways: by a name of its own site that its DNS
+server resolves to 127.0.0.1 (DNS rebinding), so that the browser also lets it read the answers; or by a POST with a
+simple content type, which browsers send without a preflight request. Host reveals the first, Origin the second.
 """
 
 import re
@@ -22,7 +22,7 @@ _SHOWN = 100  # characters of a header in a message
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`, an address or a name that is always one of loopback."""
+    """Whether only this machine reaches `host`, an address or a name that always refers to loopback."""
     name = host.lower().removesuffix(".")
     address = _address(name)
     if address is None:
@@ -37,18 +37,18 @@ def _require_name(name: str) -> str:
 
 
 AllowedHost = Annotated[str, AfterValidator(_require_name)]
-"""A host name that clients may use beside those of loopback."""
+"""A host name that clients may use in addition to loopback names."""
 
 
 @dataclass(frozen=True)
 class HostCheck:
-    """The check of one server; `names`: host names that are accepted beside those of loopback, in lower case."""
+    """The check of one server; `names`: host names accepted in addition to loopback names, in lower case."""
 
     names: frozenset[str]
 
     @classmethod
     def of(cls, host: str, allowed: Iterable[str], *, with_keys: bool) -> "HostCheck | None":
-        """The check of a server that listens on `host`, an address or a name, which is looked up.
+        """The check of a server that listens on `host`: an address, or a name, which is looked up.
 
         None if every name is accepted: other machines reach the server, or it requires API keys, which pages do not
         have.
@@ -60,8 +60,8 @@ class HostCheck:
     def why_refused(self, headers: Mapping[bytes, bytes]) -> str | None:
         """None if the request may be from a program on this machine, else the reason. Header names are in lower case.
 
-        A Host that is an IP address is accepted, because no DNS server chooses it; so is an Origin that no web page
-        has, as extensions of browsers send.
+        A Host that is an IP address is accepted, because no DNS server chooses it; so is an Origin that no web page can
+        have, as sent by browser extensions.
         """
         host = _name_in(headers.get(b"host", b""))
         if host and _address(host) is None and not self._is_ours(host):
@@ -80,7 +80,7 @@ class HostCheck:
 
 
 def unheeded_names(host: str, allowed: Collection[str], *, with_keys: bool) -> str | None:
-    """A warning where names of `--allow-host` change nothing, since every name is accepted; None where they do."""
+    """A warning if names of `--allow-host` have no effect, as every name is accepted; None otherwise."""
     if not allowed or HostCheck.of(host, (), with_keys=with_keys) is not None:
         return None
     why = "with API keys" if with_keys else f"on {host}, which other machines reach,"
@@ -88,7 +88,7 @@ def unheeded_names(host: str, allowed: Collection[str], *, with_keys: bool) -> s
 
 
 def _resolves_to_loopback(host: str) -> bool:
-    """Whether all addresses of `host` are loopback's, as of this machine's own name in /etc/hosts, or of `127.1`."""
+    """Whether all addresses of `host` are loopback addresses, as for this machine's name in /etc/hosts or `127.1`."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # the server cannot listen there either
@@ -97,7 +97,7 @@ def _resolves_to_loopback(host: str) -> bool:
 
 
 def _refusal(what: str, name: str) -> str:
-    """The message, with what allows the name, if it can be allowed."""
+    """The message, with the option that allows the name, if it can be allowed."""
     option = f"--allow-host {name} allows this one, " if _NAME.fullmatch(name) and len(name) <= _SHOWN else ""
     return (
         f"{what}: this server listens on loopback without API keys, so it answers only to localhost and IP addresses, "

@@ -11,7 +11,7 @@ Waiting = Callable[[], None]
 
 
 def take_lock(path: Path, *, shared: bool = False, waiting: Waiting = lambda: None) -> int:
-    """A descriptor that holds the lock file at `path` until it is closed; never of an unlinked file.
+    """A descriptor that holds the lock of the file at `path` until it is closed; the file is never an unlinked one.
 
     Raises OSError if locking is not possible, for example in a directory without write permission.
     """
@@ -34,13 +34,13 @@ def locked_by(path: Path, *, waiting: Waiting = lambda: None) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # another user's, in a directory with the sticky bit
+        with suppress(OSError):  # it may be another user's in a directory with the sticky bit
             path.unlink()
         os.close(descriptor)
 
 
 def take_free_lock(path: Path) -> int | None:
-    """As `take_lock`, exclusive; None if another process holds the lock."""
+    """Like `take_lock`, exclusive, but None if another process holds the lock."""
     descriptor = _open(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,7 +53,7 @@ def take_free_lock(path: Path) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process, this one or another, holds the lock file at `path` alone; False if there is no such file."""
+    """Whether any process holds the exclusive lock of the file at `path`; False if there is no such file."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -68,7 +68,7 @@ def is_held(path: Path) -> bool:
 
 
 def release_shared(descriptor: int) -> bool:
-    """Release a lock that was taken as shared; whether nobody else holds it."""
+    """Release a shared lock; returns whether no other process holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -79,10 +79,10 @@ def release_shared(descriptor: int) -> bool:
 
 
 def _open(path: Path) -> int:
-    """A descriptor of the lock file, which is created if it does not exist. Locking needs no right to write to it."""
+    """A descriptor of the lock file, which is created if it does not exist. Locking does not need write permission."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:  # of another user, or on a disk that is read-only
+    except OSError as error:  # the file is another user's, or the disk is read-only
         try:
             return os.open(path, os.O_RDONLY)
         except OSError:

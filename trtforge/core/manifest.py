@@ -19,7 +19,7 @@ from trtforge.core.nearest import no_directory
 
 FILE_NAME = "forge.json"
 FOREIGN = "foreign"
-"""Marks the identity of an artifact that others made."""
+"""Marks the identity of an artifact that other software wrote."""
 SCHEMA_VERSION = 1
 
 Stage = Literal["calibration", "checkpoint", "verification", "engine", "repository", "migration", "deployment"]
@@ -81,12 +81,12 @@ class Manifest(Config):
 
 
 def lies_below(name: str) -> bool:
-    """Whether a recorded path stays below its directory: files are read, copied and linked by it."""
+    """Whether a recorded path stays below its directory, as files are read, copied and linked by it."""
     return bool(name) and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def is_foreign(manifest: Manifest) -> bool:
-    """Whether others made the artifact, and `trtforge adopt` its manifest. Its source is not recorded then."""
+    """Whether other software wrote the artifact and `trtforge adopt` its manifest, which does not record the source."""
     return manifest.identity.config.get(FOREIGN) is True
 
 
@@ -187,11 +187,11 @@ _USES: dict[Stage, str] = {
     "engine": "package {} REPOSITORY",
     "repository": "serve {}",
 }
-"""The words of the command that takes an artifact."""
+"""The words of the command that uses an artifact."""
 
 
 def use_of(directory: Path, stage: Stage) -> str | None:
-    """The command that takes an artifact; None if there is none."""
+    """The command that uses an artifact; None if there is none."""
     command = _USES.get(stage)
     return f"trtforge {command.format(quote(str(directory)))}" if command else None
 

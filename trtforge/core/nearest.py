@@ -1,4 +1,4 @@
-"""The name, path or format that a mistyped one probably means."""
+"""Finds the name, path or format that a mistyped one probably means."""
 
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
@@ -6,8 +6,8 @@ from pathlib import Path
 
 from trtforge.core.errors import ForgeError, mistyped
 
-_ALIKE = 0.7  # share of equal letters in order from which a name is proposed (difflib's ratio)
-_PART = 4  # letters of a beginning or an end that tells a name
+_ALIKE = 0.7  # similarity from which a name is proposed (difflib's ratio)
+_PART = 4  # least letters of a prefix or suffix that identifies a name
 
 _OTHER_NAMES = {
     "awq": "int4_awq",
@@ -25,13 +25,14 @@ _OTHER_NAMES = {
     "fp16": "none",
     "float16": "none",
 }
-"""What formats are called elsewhere."""
+"""Other names of formats."""
 
 
 def nearest_name(name: str, known: Collection[str]) -> str | None:
-    """The known name that a mistyped `name` is close to, or the only one that it begins or ends, or that begins it.
+    """The known name closest to a mistyped `name`, or the only one of which it is a prefix or suffix, or which is its
+    prefix.
 
-    Dashes before options do not count.
+    Leading dashes of options are ignored.
     """
     plain = {each.lstrip("-").lower(): each for each in sorted(known)}
     wrong = name.lstrip("-").lower()
@@ -50,7 +51,7 @@ def nearest_format(name: str, known: Collection[str]) -> str | None:
 
 
 def nearest_path(missing: Path, accepts: Callable[[Path], bool]) -> Path | None:
-    """The accepted path beside `missing` whose name is most like its name; None if none is alike."""
+    """The accepted path beside `missing` with the most similar name; None if none is similar."""
     try:
         beside = [path.name for path in missing.parent.iterdir() if accepts(path)]
     except OSError:
@@ -60,7 +61,7 @@ def nearest_path(missing: Path, accepts: Callable[[Path], bool]) -> Path | None:
 
 
 def nearest_directory(missing: Path) -> Path | None:
-    """As `nearest_path`, for directories."""
+    """Like `nearest_path`, for directories."""
     return nearest_path(missing, Path.is_dir)
 
 

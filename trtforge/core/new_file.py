@@ -1,4 +1,4 @@
-"""New files of the user's, and why one could not be written."""
+"""Writes new files for the user, and the error if that fails."""
 
 import errno
 from pathlib import Path
@@ -9,7 +9,7 @@ SHORTER_NAME = "Choose a shorter name."
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that does not exist yet. Raises ForgeError if it exists or cannot be written."""
+    """Write a new file. Raises ForgeError if it exists or cannot be written."""
     try:
         with path.open("x", encoding="utf-8") as file:
             try:

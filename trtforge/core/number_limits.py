@@ -10,7 +10,7 @@ E2M1_MAX = 6.0
 """Largest magnitude of float4 E2M1, the element type of NVFP4 and MXFP4."""
 
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""What the codes of E2M1 stand for."""
+"""The values of E2M1's codes."""
 
 NVFP4_BLOCK = 16
 """Inputs that share a block scale in NVFP4."""

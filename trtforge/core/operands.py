@@ -1,8 +1,8 @@
-"""Paths among the words of a command that is printed."""
+"""Paths as arguments of a printed command."""
 
 from pathlib import Path
 
 
 def operand(path: Path | str) -> str:
-    """A path as an argument: one that begins with a hyphen would be an option."""
+    """A path as an argument; a leading hyphen, which would make it an option, is prefixed."""
     return f"./{path}" if str(path).startswith("-") else str(path)

@@ -1,4 +1,4 @@
-"""Whether results can be written at a path, judged before the work: no files of others, and the right to write."""
+"""Checks before the work whether results can be written at a path: no foreign files, and write permission."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from trtforge.core.manifest import FILE_NAME, Manifest, Stage, is_foreign, read_
 
 
 def require_output(out: Path, stage: Stage) -> None:
-    """Raise ForgeError unless an artifact of `stage` can be written at `out`, and is not inside of another one."""
+    """Raise ForgeError unless an artifact of `stage` can be written at `out`, outside of other artifacts."""
     replaceable(out, stage)
     place = out.resolve()
     require_writable(place.parent)
@@ -25,7 +25,8 @@ def require_output(out: Path, stage: Stage) -> None:
 
 
 def _artifact(directory: Path) -> Stage | None:
-    """The stage of the artifact at `directory`; None for any other directory, as one with a forge.json of others."""
+    """The stage of the artifact at `directory`; None for any other directory, such as one with a forge.json of other
+    software."""
     try:
         found = read_manifest(directory)
     except (ForgeError, OSError):
@@ -49,7 +50,7 @@ def not_writable(directory: Path, reason: str | None) -> ForgeError:
 
 
 def not_lockable(directory: Path, error: OSError) -> ForgeError:
-    """The error for a directory in which no lock file can be created, or locked (flock)."""
+    """The error for a directory in which a lock file cannot be created or locked (flock)."""
     if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
         return not_writable(directory, error.strerror)
     return ForgeError(
@@ -84,7 +85,7 @@ def replaceable(out: Path, stage: Stage) -> Manifest | None:
 
 
 def _others(out: Path, listed: Collection[str]) -> Iterator[str]:
-    """Relative POSIX paths of all but directories below `out`, apart from `forge.json` and the `listed` ones.
+    """Relative POSIX paths of all files and links below `out`, except `forge.json` and the `listed` ones.
 
     The caller takes only the first: `out` may be a home directory, or the root of the file system.
     """
@@ -97,7 +98,7 @@ def _others(out: Path, listed: Collection[str]) -> Iterator[str]:
 
 
 def require_removable(out: Path) -> None:
-    """Raise ForgeError if this user cannot delete what is in the directory `out`, which a new artifact replaces."""
+    """Raise ForgeError if this user cannot delete the content of the directory `out`, which a new artifact replaces."""
     if out.is_dir() and not os.access(out, os.W_OK | os.X_OK):
         raise ForgeError(
             f"{out} cannot be replaced: its files belong to another user",

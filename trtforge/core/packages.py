@@ -10,7 +10,7 @@ _OPENAI_MODULES = ("fastapi", "uvicorn", "grpc", "tritonclient", "prometheus_cli
 
 
 def lacks_openai() -> str | None:
-    """The first module that the extra `openai` would install and that is missing; None if all are installed."""
+    """The first missing module of the extra `openai`; None if all are installed."""
     return next((name for name in _OPENAI_MODULES if find_spec(name) is None), None)
 
 

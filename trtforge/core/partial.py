@@ -1,7 +1,7 @@
-"""The partial directory of an artifact, and the record of its finished files: a run after a kill resumes from it.
+"""The partial directory of an artifact, and the record of its finished files: a run after a kill resumes from them.
 
 `.finished.json` is replaced atomically, so that a kill at any time leaves a valid record. A file counts as finished
-only while it has its recorded digest; the digests also detect data lost in a power failure, since nothing is flushed.
+only while it has its recorded digest. As nothing is flushed, the digests also detect data lost in a power failure.
 """
 
 import os
@@ -49,7 +49,7 @@ class Finished:
 
     @classmethod
     def read(cls, directory: Path) -> "Finished":
-        """The record that `begin` and `add` wrote in `directory`. Raises ForgeError if it is not there any more."""
+        """The record that `begin` and `add` wrote in `directory`. Raises ForgeError if it no longer exists."""
         record = _read(directory)
         if record is None:
             raise ForgeError(

@@ -1,4 +1,4 @@
-"""A build directory is accepted wherever one of its artifacts is, and a repository where its engine is."""
+"""Resolves a build directory to one of its artifacts, and a repository to its engine."""
 
 from pathlib import Path
 
@@ -7,9 +7,9 @@ from trtforge.core.manifest import FILE_NAME, Stage
 
 
 def artifact_at(place: Path, *stages: Stage) -> Path:
-    """`place`, or its first artifact of these stages that exists, if it is a build directory or holds an engine.
+    """`place`, or its first existing artifact of these stages if it is a build directory or contains an engine.
 
-    Raises ForgeError if it holds several builds.
+    Raises ForgeError if it contains several builds.
     """
     if (place / "config.json").is_file():
         return place

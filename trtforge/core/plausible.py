@@ -1,4 +1,4 @@
-"""Upper bounds of numbers that determine sizes, so that no file can cause unbounded allocations or loops.
+"""Upper bounds of numbers that determine sizes, so that files cannot cause unbounded allocations or loops.
 
 Each bound is several times the largest value of a published model or machine.
 """
@@ -48,7 +48,7 @@ _DEEPEST = 8
 def require_plausible(values: Mapping[str, Any], where: str, hint: str) -> None:
     """Raise ForgeError naming `where`, the key, its value and the limit for an implausibly large number.
 
-    Nested objects are checked too. Other types and numbers that are too small are left to the caller.
+    Nested objects are checked too. Other types and too small numbers are left to the caller.
     """
     _look_through(values, "", where, hint, _DEEPEST)
     layers, experts = _first(values, "num_hidden_layers", "n_layer"), _first(values, *_EXPERT_KEYS)

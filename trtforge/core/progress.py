@@ -13,7 +13,7 @@ from rich.text import Text
 
 from trtforge.core.figures import size
 
-_BAR_WIDTH = 12  # with a bar's figures and 24 characters of its title 80 columns suffice
+_BAR_WIDTH = 12  # 80 columns suffice for the bar, its figures and 24 characters of its title
 _OF_BYTES = "B"
 _ROUNDING = 1e-6  # of shares that add up to whole units
 
@@ -29,7 +29,7 @@ class Bar(Protocol):
 
 
 class Progress(Protocol):
-    """Creates bars. Stages take one as an argument and need not know whether there is a terminal."""
+    """Creates bars. Stages take it as an argument and do not depend on a terminal."""
 
     def bar(self, title: str, total: float, unit: str) -> AbstractContextManager[Bar]:
         """A bar over `total` units ('B' for bytes, else a plural noun)."""
@@ -79,7 +79,7 @@ class _RichBar:
 
 
 class _Figures(ProgressColumn):
-    """Share, amount, rate and remaining time; before there is a rate the time that has passed."""
+    """Share, amount, rate and remaining time; elapsed time until there is a rate."""
 
     max_refresh = 0.2
 
@@ -111,14 +111,14 @@ def _rate(speed: float, unit: str) -> str:
 
 
 def _clock(seconds: float) -> str:
-    """Minutes and seconds, with hours where there are any."""
+    """Minutes and seconds, and hours if there are any."""
     whole = round(seconds)
     minutes = f"{whole // 60 % 60}:{whole % 60:02}"
     return minutes if whole < 3600 else f"{whole // 3600}:{minutes.rjust(5, '0')}"
 
 
 class Terminal:
-    """Rich bars on stderr. Bars that are opened inside one another, or while a stage waits, share one display."""
+    """Rich bars on stderr. Nested bars, and bars opened while a stage waits, share one display."""
 
     def __init__(self) -> None:
         self._display: RichProgress | None = None
@@ -135,7 +135,7 @@ class Terminal:
         """Several bars, one per line."""
         with self._shown() as display, self._instead_of_waiting(display):
             made = [_RichBar(display, display.add_task(title, total=total, unit=unit), title) for title in titles]
-            display.refresh()  # the first figures at once
+            display.refresh()  # shows the first figures at once
             try:
                 yield made
             finally:
@@ -144,7 +144,7 @@ class Terminal:
 
     @contextmanager
     def waiting(self, title: str) -> Iterator[None]:
-        """Show `title` with the time that passes, from now on and wherever no bar is open."""
+        """Show `title` with the elapsed time whenever no bar is open."""
         with self._shown() as display:
             self._waiting = display.add_task(title, total=None, unit="")
             try:

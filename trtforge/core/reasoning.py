@@ -1,4 +1,4 @@
-"""Reasoning that a model writes before its answer, between `<think>` and `</think>`, apart from the answer's text.
+"""Separates the reasoning that a model writes before its answer, between `<think>` and `</think>`, from the answer.
 
 Mistral's models write `[THINK]` and `[/THINK]`.
 
@@ -15,15 +15,15 @@ from trtforge.core.stop_text import overlap
 ReasoningParser = Literal["deepseek-r1", "qwen3"]
 REASONING_PARSERS: tuple[ReasoningParser, ...] = get_args(ReasoningParser)
 THOUGHTS = (("<think>", "</think>"), (mistral_tokens.THINK, mistral_tokens.THINK_END))
-"""What begins a thought, and what ends it."""
+"""Pairs of opening and closing tags of reasoning."""
 
 
 class ReasoningText:
-    """The text of one answer in, its reasoning and its other text out.
+    """Splits the text of one answer into reasoning and other text.
 
-    With `deepseek-r1` an answer begins with reasoning, whose `<think>` is the end of the prompt and may be repeated;
-    with `qwen3` only if it begins with `<think>`. White space around the reasoning, and line feeds before the other
-    text, are left out. An answer that ends before `</think>` is all reasoning.
+    With `deepseek-r1` an answer begins with reasoning; its `<think>` is the end of the prompt and may be repeated. With
+    `qwen3` it does only if it begins with `<think>`. White space around the reasoning and line feeds before the other
+    text are removed. An answer that ends before `</think>` is all reasoning.
     """
 
     def __init__(self, parser: ReasoningParser) -> None:
@@ -33,10 +33,10 @@ class ReasoningText:
         """Whether it is known how the answer begins."""
         self._held = ""
         self._is_first = True
-        """Whether what comes is the first of the reasoning, or of the other text."""
+        """Whether the next text is the first of the reasoning or of the other text."""
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
-        """New reasoning and new other text; nothing is held back after the `last`."""
+        """Take a piece; returns new reasoning and new other text. Nothing is held back after the `last` piece."""
         self._held += text
         if not self._began and not self._begins(last=last):
             return "", ""
@@ -50,11 +50,11 @@ class ReasoningText:
         return reasoning, content
 
     def parts(self, text: str, reason: str | None) -> list[tuple[str, str]]:
-        """As `HarmonyText.parts`."""
+        """Like `HarmonyText.parts`."""
         return [self.push(text, last=reason is not None)]
 
     def _begins(self, *, last: bool) -> bool:
-        """Whether it is known if the answer begins with `<think>`, which is taken away."""
+        """Remove a leading `<think>`; returns False if more text is needed to decide."""
         beginning = self._held.lstrip()
         tags = begun_thought(beginning)
         if tags is not None:
@@ -67,7 +67,7 @@ class ReasoningText:
         return True
 
     def _reasoning(self, *, last: bool) -> str:
-        """The reasoning that can be told from `</think>` and from white space before it."""
+        """The reasoning that is certainly not part of `</think>` or of white space before it."""
         end = self._held.find(self._end)
         if end >= 0:
             found, self._held = self._held[:end].rstrip(), self._held[end + len(self._end) :]
@@ -84,24 +84,24 @@ class ReasoningText:
 
 
 def begun_thought(text: str) -> tuple[str, str] | None:
-    """The tags of the thought that a text begins with."""
+    """The tags of the reasoning at the beginning of a text; None without."""
     return next((tags for tags in THOUGHTS if text.startswith(tags[0])), None)
 
 
 def may_begin_thought(text: str) -> bool:
-    """Whether a text is the beginning of what begins a thought."""
+    """Whether a text may become an opening tag of reasoning."""
     return any(begin.startswith(text) for begin, _ in THOUGHTS)
 
 
 Reader = ReasoningText | HarmonyText
-"""What tells the reasoning in one answer from its text."""
+"""Separates the reasoning in one answer from its text."""
 NewReader = Callable[[], Reader]
-"""Makes the reader of an answer."""
+"""Creates the reader of an answer."""
 
 
 def reader_of(parser: ReasoningParser | None, functions: Collection[str] = ()) -> Reader:
     """The reader of the answer to a chat.
 
-    Without a parser an answer in Harmony is recognised by its form; `functions`: whose calls are part of the text.
+    Without a parser, answers in the Harmony format are recognised; `functions`: those whose calls are part of the text.
     """
     return HarmonyText(functions) if parser is None else ReasoningText(parser)

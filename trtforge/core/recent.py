@@ -1,4 +1,4 @@
-"""The latest things that one thread says, for another one that asks from time to time."""
+"""A bounded queue of the latest items of one thread for another thread that polls."""
 
 import threading
 from collections import deque
@@ -9,7 +9,7 @@ Item = TypeVar("Item")
 
 
 class Recent(Generic[Item]):
-    """At most `count` items that nobody has taken yet; of more the oldest are dropped. For any threads."""
+    """At most `count` items that were not taken yet; the oldest are dropped. Thread-safe."""
 
     def __init__(self, count: int) -> None:
         self._changed = threading.Condition()
@@ -23,14 +23,14 @@ class Recent(Generic[Item]):
             self._changed.notify()
 
     def change_newest(self, change: Callable[[Item], bool]) -> bool:
-        """Whether there is a newest item, and `change`, which may change it, says so."""
+        """Call `change` with the newest item, which it may modify; returns its result, False without an item."""
         with self._changed:
             return bool(self._items) and change(self._items[-1])
 
     def take(self, timeout: float | None) -> list[Item]:
-        """All items, the oldest first. Without any wait for one, or for `close`, but at most `timeout` seconds.
+        """Take all items, the oldest first. If there are none, wait for one or for `close`, at most `timeout` seconds.
 
-        None: for any time.
+        None: no limit.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._items or self._closed, timeout)
@@ -39,7 +39,7 @@ class Recent(Generic[Item]):
             return found
 
     def close(self) -> None:
-        """Wait no more. May be called again."""
+        """End waiting from now on. May be called again."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

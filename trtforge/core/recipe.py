@@ -62,7 +62,7 @@ class CalibrationConfig(Config):
 
     @property
     def named(self) -> bool:
-        """Whether the data were named, not left to the default."""
+        """Whether the data was set, not left to the default."""
         return "data" in self.model_fields_set
 
 
@@ -199,8 +199,8 @@ _NO_OPTIONS: Mapping[str, str] = {}
 def load_recipe(path: Path, overrides: tuple[str, ...] = (), options: Mapping[str, str] = _NO_OPTIONS) -> Recipe:
     """Read a recipe file and apply `dotted.key=value` overrides (values as YAML). Paths become absolute.
 
-    `options`: the options that stand for some of the overrides, by override. Raises ForgeError naming the file and the
-    dotted key, or the option.
+    `options`: command-line options equivalent to some of the overrides, by override. Raises ForgeError naming the file
+    and the dotted key, or the option.
     """
 
     def line(location: Location) -> int | None:
@@ -352,6 +352,6 @@ def _features_from(features: FeaturesConfig, base: Path) -> FeaturesConfig:
 
 
 def _resolve(source: str, base: Path) -> str:
-    """`source` as an absolute path if that exists; hub ids, `builtin:` and `hf:` names stay as they are."""
+    """`source` as an absolute path if that exists; hub ids, `builtin:` and `hf:` names are unchanged."""
     path = base / source
     return str(path.resolve()) if path.exists() else source

@@ -1,4 +1,4 @@
-"""What a recipe's text may hold: its name, and the command in its first line."""
+"""Parts of a recipe's text: its name, YAML scalars, and the command in its first line."""
 
 import json
 import re
@@ -13,10 +13,10 @@ def recipe_name(text: str, suffix: str = "") -> str:
 
 
 def yaml_scalar(text: str) -> str:
-    """A text as a value in YAML, in a flow mapping too: quoted, as JSON, if it holds more than a usual path."""
+    """A text as a value in YAML, also in a flow mapping: quoted as JSON if it has other characters than usual paths."""
     return text if re.fullmatch(r"[\w./][\w./@+ -]*[\w./]", text) else json.dumps(text)
 
 
 def commented(command: str) -> str:
-    """A comment of one line with a command; characters that would end the line, or that YAML refuses, become ?."""
+    """A command as a comment of one line; characters that would end the line, or that YAML refuses, become `?`."""
     return "# " + "".join(letter if letter.isprintable() else "?" for letter in command)

@@ -1,4 +1,4 @@
-"""What makes a damaged artifact again: of a Triton repository the command, from its manifest."""
+"""Hints for damaged artifacts; for a Triton repository, the command that writes it again, from its manifest."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ def remedy(directory: Path, manifest: "Manifest", fault: str) -> str:
 
 
 def _is_of(engine: str, repository: Path, fault: str) -> bool:
-    """Whether the wrong file is one that the repository has in common with the engine, as a hard link."""
+    """Whether the wrong file is a hard link to the engine's."""
     parts = [(part, Path(engine)) for part in repository.glob(_ENGINE)]
     pairs = [(path, own / path.relative_to(part)) for part, own in parts for path in part.rglob("*") if path.is_file()]
     return any(fault.startswith(f"{path} ") and own.is_file() and path.samefile(own) for path, own in pairs)

@@ -1,4 +1,4 @@
-"""Writes text files whole: a reader, or a run after a kill, finds the old text or the new one."""
+"""Replaces text files atomically: a reader, or a run after a kill, finds either the old or the new text."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -7,7 +7,7 @@ from pathlib import Path
 def replace_text(path: Path, text: str, draft: Path | None = None) -> None:
     """Write `text` to a draft beside `path` and move it there. Raises OSError.
 
-    `draft`: one of this process's own, where several may write at once.
+    `draft`: a path unique to this process, if several processes may write at once.
     """
     draft = draft or path.with_name(f".{path.name}.partial")
     try:

@@ -1,14 +1,14 @@
-"""Seeds of requests that give none."""
+"""Seeds of requests without one."""
 
 import random
 
 _BITS = 31
-"""Seeds of every width that servers take."""
+"""Width of seeds that all servers accept."""
 
 
 def seed_of(given: int | None, *, draws: bool) -> int | None:
-    """The seed of one request: a random one if it `draws` tokens and gives none.
+    """The seed of one request: a random one if it samples tokens (`draws`) and `given` is None.
 
-    Engines answer equal requests without a seed alike.
+    Engines give equal requests without a seed the same answer.
     """
     return random.getrandbits(_BITS) if draws and given is None else given

@@ -73,7 +73,7 @@ class ServingConfig(Config):
     @field_validator("gpu_device_ids", "participant_ids", "draft_gpu_device_ids", mode="before")
     @classmethod
     def _one_id(cls, value: Any) -> Any:
-        """A single id is a number in YAML."""
+        """Accept a single id, which is a number in YAML."""
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
     @field_validator("max_attention_window_size", mode="before")
@@ -90,13 +90,13 @@ class ServingConfig(Config):
 
     @property
     def lowered_limits(self) -> dict[str, int]:
-        """The limits of the engine that are lowered."""
+        """The engine's limits that these settings lower."""
         limits = {"max_batch_size": self.max_batch_size, "max_num_tokens": self.max_num_tokens}
         return {name: value for name, value in limits.items() if value is not None}
 
     @property
     def executor_settings(self) -> dict[str, Any]:
-        """The settings that are TensorRT-LLM's own and set, by its names (those of config.pbtxt)."""
+        """The TensorRT-LLM settings that are set, by their names in config.pbtxt."""
         names = tuple(type(self).model_fields)
         own = names[names.index("max_attention_window_size") :]
         return {name: value for name in own if (value := getattr(self, name)) is not None}

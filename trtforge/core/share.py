@@ -1,4 +1,4 @@
-"""Progress within a unit of work, such as a decoder layer: what a computation calls after each of its parts."""
+"""Progress within a unit of work, such as a decoder layer: a callback after each part of a computation."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Sizes as people write them: 200GB, 64GiB, a number of bytes; 4.5bits of a weight."""
+"""Parses sizes: 200GB, 64GiB, a number of bytes; 4.5bits of a weight."""
 
 import re
 from fractions import Fraction
@@ -11,7 +11,7 @@ from trtforge.core.errors import UsageError
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
 _PREFIXES = ("", "k", "m", "g", "t")
 MOST_BYTES = 2**63 - 1
-"""Of a signed 64-bit integer, which sizes become on their way to an engine."""
+"""Limit of signed 64-bit integers, in which engines receive sizes."""
 _KINDS = "200GB, 1.5TB, 64GiB or a number of bytes"
 
 
@@ -44,7 +44,7 @@ Bytes = Annotated[
 """A field of a configuration: bytes, or a size in text."""
 
 MOST_BITS = 16
-"""Of a weight that is not quantised."""
+"""Bits of an unquantised weight."""
 _BITS = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:bits?)?", re.IGNORECASE)
 
 

@@ -48,5 +48,5 @@ def sweep_drafts(root: Path, now: float) -> None:
 
 
 def unused(timings: Iterable[Timings], limits: PruneLimits, now: float) -> tuple[Timings, ...]:
-    """The timing caches that `limits` remove, by age or --all. They are small, so max_size does not apply to them."""
+    """The timing caches that `limits` remove, by age or --all. max_size does not apply, as they are small."""
     return tuple(each for each in timings if limits.expired(each.last_used, now))

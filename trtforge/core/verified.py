@@ -1,7 +1,7 @@
 """Verify an artifact before it runs: exactly the manifest's files, each with its recorded digest.
 
-Verified files are remembered in the user's cache by path, size, inode and time of the last change, so that an engine
-of 100 GB is not read at every start. Without a cache it is.
+Verified files are remembered in the user's cache by path, size, inode and time of the last change, so that an engine of
+100 GB is not read again at every start, unless there is no cache.
 """
 
 import logging
@@ -19,7 +19,7 @@ from trtforge.core.digest import text_digest
 from trtforge.core.errors import ForgeError
 from trtforge.core.manifest import FILE_NAME, Manifest, Stage, damaged, fault_of, require_manifest
 
-_SETTLED_NS = 2_000_000_000  # a change within one clock tick of the file system may not change its times
+_SETTLED_NS = 2_000_000_000  # a change within one clock tick of the file system may leave its times unchanged
 _LARGE = 10_000_000_000  # bytes above which verification is logged
 _LOG = logging.getLogger(__name__)
 
@@ -61,10 +61,10 @@ def open_to_run(directory: Path, stage: Stage) -> Manifest:
 
 
 def remember_links(directory: Path, stage: Stage, verified: Path) -> None:
-    """Remember the files of an artifact that are hard links to files of `verified`, another one that was verified.
+    """Remember the files of an artifact that are hard links to files of the verified artifact `verified`.
 
-    A new link changes the time of the inode's last change, not that of the last write, so that these files, the largest
-    ones of a repository that was packaged again, would be read again.
+    A new link updates the inode's change time, so these files, the largest ones of a repository that is packaged again,
+    would otherwise be read again.
     """
     manifest, other = require_manifest(directory, stage), require_manifest(verified, stage)
     known = _remembered(verified, other)

@@ -10,8 +10,7 @@ _Stamp = tuple[int, int, int, int]
 
 
 class Watch:
-    """The state of a directory's files before the first of them is opened, and of those in directories inside it.
-    Symbolic links are followed.
+    """The state of all files below a directory before any is opened. Symbolic links are followed.
 
     A file that was written or replaced has another size, modification time or inode.
     """

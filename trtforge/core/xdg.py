@@ -1,4 +1,4 @@
-"""Where a user's files belong that are not documents: the XDG base directory specification."""
+"""Directories for a user's state and cache, by the XDG base directory specification."""
 
 import os
 from pathlib import Path
@@ -9,5 +9,5 @@ def xdg_directory(variable: str, below_home: str) -> Path:
 
     Raises RuntimeError if that needs a home directory and the user has none, as in some containers.
     """
-    base = Path(os.environ.get(variable, ""))  # relative paths are ignored, as the specification says
+    base = Path(os.environ.get(variable, ""))  # relative paths are ignored, as the specification requires
     return (base if base.is_absolute() else Path.home() / below_home) / "trtforge"

@@ -1,7 +1,7 @@
 """The only YAML reader: JSON's types, all sizes limited, and errors name the file and the line.
 
-Dates are text, tags of other types are refused, and an alias counts as the values it expands to: a few lines of
-nested aliases could otherwise expand to billions of values.
+Dates are text, and tags of other types are refused. An alias counts as all values that it expands to, because a few
+lines of nested aliases could expand to billions of values.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ _KNOWN = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str", "s
 
 
 class _Refused(yaml.MarkedYAMLError):
-    """Something that this reader refuses, with its position."""
+    """The error for YAML that this reader refuses, with its position."""
 
     def __init__(self, problem: str, node: Any) -> None:
         super().__init__(problem=problem, problem_mark=getattr(node, "start_mark", None))
@@ -125,7 +125,8 @@ def parse_yaml(text: str, where: object, hint: str) -> Any:
 
 
 def line_of(text: str, location: Sequence[str | int]) -> int | None:
-    """The line of a value in a valid YAML text, by keys and indexes; of its nearest parent if it does not exist."""
+    """The line of a value in a valid YAML text, by keys and indexes; the line of its nearest parent if it does not
+    exist."""
     loader = _Loader(text)
     try:
         node = loader.get_single_node()

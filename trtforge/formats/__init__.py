@@ -1,1 +1,1 @@
-"""Floor 1: file formats that others define: reading and writing, no decisions."""
+"""Floor 1: reads and writes file formats defined by other software; makes no decisions."""

@@ -1,4 +1,4 @@
-"""A LoRA adapter as PEFT saves it: adapter_config.json, its rank and the layers it changes. No weight is read."""
+"""LoRA adapters in PEFT's format: adapter_config.json, rank and changed layers. Reads no weights."""
 
 import os
 import re
@@ -18,7 +18,7 @@ from trtforge.formats.shards import read_header
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors")
 ADAPTERS_DIRECTORY = "adapters"
-"""Where an engine keeps adapters, each in a directory whose name is its task id."""
+"""The directory of an engine's adapters, each in a subdirectory named by its task id."""
 
 DEFAULT_RANK = 64
 DEFAULT_MODULES: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
@@ -46,7 +46,8 @@ _QKV: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
 
 
 class _AdapterFile(BaseModel):
-    """Absent keys have PEFT's defaults (`LoraConfig` in src/peft/tuners/lora/config.py)."""
+    """The content of adapter_config.json; absent keys have PEFT's defaults (`LoraConfig` in
+    src/peft/tuners/lora/config.py)."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -74,12 +75,12 @@ class _AdapterFile(BaseModel):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """What the rank of a layer may be."""
+        """The possible ranks of a layer."""
         return (self.r, *self.rank_pattern.values())
 
     @property
     def beyond_lora(self) -> str | None:
-        """What it does beside adding B A x to the outputs of linear layers; None if nothing."""
+        """A function of the adapter beyond adding B A x to the outputs of linear layers; None if there is none."""
         first = str(self.init_lora_weights).lower()
         known = {
             "non-LoRA weights": self.modules_to_save or self.trainable_token_indices,
@@ -100,19 +101,19 @@ class _AdapterFile(BaseModel):
 
 _CHANGES_THE_MODEL = ("pissa", "corda", "olora", "loftq", "lora_ga")
 """Values of `init_lora_weights`, or their beginnings: `reset_lora_parameters` of PEFT (src/peft/tuners/lora/layer.py)
-takes B A from the weights that the layer had, here and where the adapter was trained."""
+subtracts B A from the layer's weights, both in training and when the adapter is loaded."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """What an engine must be built for: the largest rank and the layers, by TensorRT-LLM's names."""
+    """The properties for which an engine must be built: the largest rank and the layers, by TensorRT-LLM's names."""
 
     rank: int
     modules: tuple[LoraModule, ...]
 
 
 def adapter_scale(directory: Path, rank: int) -> float:
-    """What the product B A of a layer of this rank is multiplied with: alpha / rank, rsLoRA's alpha / sqrt(rank).
+    """The factor of the product B A of a layer of this rank: alpha / rank, or rsLoRA's alpha / sqrt(rank).
 
     Source: `LoraLayer.update_layer` of PEFT (src/peft/tuners/lora/layer.py). Raises ForgeError for layers whose scale
     differs, for transposed ones, and for a rank that the adapter's configuration does not have.
@@ -177,9 +178,9 @@ def _existing(directory: Path, name: str) -> Path:
 
 
 def _target_modules(directory: Path, file: _AdapterFile) -> Sequence[str]:
-    """The names of the layers that an adapter changes; those in its tensors' names where a pattern stands for them.
+    """The names of the layers that an adapter changes; if they are given as a pattern, those in its tensors' names.
 
-    PEFT takes names that the model does not have beside others: they are left out where the tensors tell.
+    PEFT accepts additional names that the model does not have; they are left out by means of the tensors' names.
     """
     names = file.target_modules
     if isinstance(names, tuple) and not (directory / ADAPTER_FILES[1]).is_file():
@@ -194,7 +195,7 @@ def _target_modules(directory: Path, file: _AdapterFile) -> Sequence[str]:
 def resolved_lora(lora: LoraFeature) -> LoraFeature:
     """The feature with rank and modules resolved and without adapters, which are not part of an engine.
 
-    Query, key and value go together: TensorRT-LLM adds those that are missing (tensorrt_llm/lora_manager.py,
+    Query, key and value are always together: TensorRT-LLM adds the missing ones (tensorrt_llm/lora_manager.py,
     `get_missing_qkv_modules`). Raises ForgeError for adapters that do not fit the given rank or modules.
     """
     adapters = [(name, read_adapter(Path(name))) for name in lora.adapters]
@@ -229,11 +230,11 @@ def resolved_features(features: FeaturesConfig) -> FeaturesConfig:
 
 
 def adapter_names(adapters: Sequence[str]) -> tuple[str, ...]:
-    """The names of adapters by which an engine keeps them: those of their directories. Raises ForgeError for two alike.
+    """The names of an engine's adapters, from their directories. Raises ForgeError for equal names.
 
-    The task id of an adapter is its place, from 1.
+    The task id of an adapter is its position, from 1.
     """
-    names = tuple(Path(os.path.abspath(path)).name for path in adapters)  # a link names what it points to
+    names = tuple(Path(os.path.abspath(path)).name for path in adapters)  # not the target of a link
     for name in names:
         if re.fullmatch(r"[\w.-]{1,100}", name) is None:
             raise ForgeError(
@@ -248,15 +249,15 @@ def adapter_names(adapters: Sequence[str]) -> tuple[str, ...]:
 
 
 def named_adapters(text: str) -> Mapping[str, int]:
-    """Task ids by name, of a text as `sql:1,chat:2`; what has no number is left out."""
+    """Task ids by name, from a text such as `sql:1,chat:2`; parts without a number are ignored."""
     pairs = (pair.rpartition(":") for pair in text.split(",") if pair)
     return {name: int(task) for name, _, task in pairs if name and task.isdecimal()}
 
 
 def adapter_files(adapters: Sequence[str | Path]) -> Iterator[tuple[str, Path]]:
-    """Each file of the adapters that belongs to an engine, with the directory below the engine's that it goes to.
+    """Each file of the adapters that belongs in an engine, with its directory below the engine's.
 
-    Raises ForgeError for one that does not exist.
+    Raises ForgeError for a missing file.
     """
     for number, directory in enumerate(map(Path, adapters), start=1):
         for name in ADAPTER_FILES:

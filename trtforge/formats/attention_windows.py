@@ -1,4 +1,4 @@
-"""The sliding windows of a checkpoint's or engine's config.json, and how TensorRT-LLM's executor takes them."""
+"""The sliding windows in config.json of a checkpoint or engine, and their form for TensorRT-LLM's executor."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -11,15 +11,15 @@ from trtforge.formats.trtllm import CheckpointConfig
 Pools = Literal["one", "weighted", "equal", "full_batch"]
 """How the KV cache's memory is divided among layers with different windows: see `release_data/kv-windows.json`.
 
-`full_batch`, of the embedded engine: layers with windows get what a full batch keeps there, the others get the rest.
+`full_batch`, of the embedded engine: layers with windows get the blocks of a full batch, the others get the rest.
 """
 
 
 def attention_window(config: CheckpointConfig, layer: int) -> int | None:
     """Tokens that layer `layer` of the whole model attends to, the current one included; None: all.
 
-    `sliding_window_layers` lists the layers with a window; without it, every layer but each
-    `_sliding_window_pattern`-th one has it (Gemma 3), or every layer.
+    `sliding_window_layers` lists the layers with a window; without it, all layers except each
+    `_sliding_window_pattern`-th have a window (Gemma 3), or all layers.
     """
     return next(_windows(config, range(layer, layer + 1)))
 
@@ -39,23 +39,27 @@ def _windows(config: CheckpointConfig, layers: range) -> Iterator[int | None]:
 
 
 def widest_window(config: CheckpointConfig) -> int | None:
-    """The largest window, if every layer has one: the embedded engine, whose blocks hold all layers, keeps so much."""
+    """The largest window if all layers have one. The embedded engine keeps so many tokens, as its blocks span all
+    layers."""
     windows = attention_windows(config)
     return max((window for window in windows if window), default=None) if all(windows) else None
 
 
 def partial_window(config: CheckpointConfig) -> int | None:
-    """The largest window, if some layers have one and others attend to all tokens: the embedded engine gives those with
-    windows blocks of their own."""
+    """The largest window, if only some layers have one.
+
+    The embedded engine then gives the layers with windows separate blocks.
+    """
     windows = attention_windows(config)
     return None if all(windows) else max((window for window in windows if window), default=None)
 
 
 def window_blocks_for(window: int, tokens_per_block: int, requests: int, step_tokens: int) -> int:
-    """Window blocks with which no sequence ever waits for one, at `requests` sequences and `step_tokens` in a step.
+    """The number of window blocks with which no sequence ever waits for one, for `requests` sequences and
+    `step_tokens`.
 
-    Each has the blocks of its window, one more where the window begins within a block, one more until its last block is
-    full, and one more that the step begins; the tokens of the step, drafts included, fill the rest.
+    Each sequence has the blocks of its window, one more if the window begins within a block, one more until its last
+    block is full, and one more that the step begins; the step's tokens, drafts included, fill the others.
     """
     return requests * (-(-window // tokens_per_block) + 3) + -(-step_tokens // tokens_per_block)
 
@@ -63,7 +67,8 @@ def window_blocks_for(window: int, tokens_per_block: int, requests: int, step_to
 def fitting_blocks(room: int, block: int, windowed: int, window_blocks: int) -> int:
     """How many KV blocks of `block` bytes fit into `room` bytes; `windowed` of a block's bytes are of windowed layers.
 
-    Layers with windows have at most `window_blocks` blocks, the others may have more; 0: all layers have as many.
+    Layers with windows have at most `window_blocks` blocks, the others may have more; 0: all layers have the same
+    number.
     """
     fitting = max(0, room) // max(1, block)
     if 0 < window_blocks < fitting:
@@ -72,7 +77,7 @@ def fitting_blocks(room: int, block: int, windowed: int, window_blocks: int) -> 
 
 
 def executor_windows(windows: Sequence[int | None], max_seq_len: int) -> tuple[int, ...]:
-    """The windows as `max_attention_window_size` has them: one for each layer, one for all, or none.
+    """The windows as values of `max_attention_window_size`: one per layer, one for all, or none.
 
     TensorRT engines do not contain them: the executor takes them when it loads the engine, and without them every
     layer attends to all tokens. A layer without a window gets `max_seq_len`.

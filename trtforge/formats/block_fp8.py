@@ -1,8 +1,8 @@
-"""Checkpoints whose matrices are E4M3 with a scale for each block, as DeepSeek-V3, R1 and Qwen3's FP8 models have them.
+"""Checkpoints with E4M3 matrices and a scale for each block, such as DeepSeek-V3, R1 and Qwen3's FP8 models.
 
-`weight_scale_inv` beside a weight multiplies it, despite its name. Such a checkpoint is read as the bfloat16 model that
-it means. Its quantisation of activations at run time (`activation_scheme` dynamic) is not part of the weights.
-Source: DeepSeek-V3's inference/fp8_cast_bf16.py and README_WEIGHTS.md.
+`weight_scale_inv` beside a weight multiplies it, despite its name. The checkpoint is read as the equivalent bfloat16
+model. The quantisation of activations at run time (`activation_scheme` dynamic) is not part of the weights. Source:
+DeepSeek-V3's inference/fp8_cast_bf16.py and README_WEIGHTS.md.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _SCALE_DTYPES = ("float32", "bfloat16", "float16")
 def fp8_blocks(values: Mapping[str, Any], where: str) -> tuple[int, int] | None:
     """Rows and columns of the blocks in the `quantization_config` of a config.json; None for any other checkpoint.
 
-    `where`: the file, for errors. Raises ForgeError for a size that is none.
+    `where`: the file, for errors. Raises ForgeError for an invalid size.
     """
     found = quantization_of(values)
     if not isinstance(found, dict) or str(found.get("quant_method")).lower() != "fp8":
@@ -37,7 +37,7 @@ def fp8_blocks(values: Mapping[str, Any], where: str) -> tuple[int, int] | None:
 def as_bfloat16(tensors: Mapping[str, StoredTensor], block: tuple[int, int]) -> dict[str, StoredTensor]:
     """The tensors with each pair of codes and scales as one bfloat16 matrix.
 
-    Raises ForgeError for scales without a matrix, or that do not fit it.
+    Raises ForgeError for scales that have no matrix or do not fit it.
     """
     found = dict(tensors)
     for name, scales in tensors.items():

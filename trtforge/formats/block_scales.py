@@ -1,7 +1,7 @@
 """The arithmetic of FP8 with block scales: bfloat16(float32(code) x scale).
 
-As DeepSeek-V3's inference/kernel.py (`weight_dequant`) and `transformers` (integrations/finegrained_fp8.py,
-`Fp8Dequantize`, 5.23) compute it; blocks at the edges of a matrix may be smaller.
+The same as in DeepSeek-V3's inference/kernel.py (`weight_dequant`) and `transformers` (integrations/finegrained_fp8.py,
+`Fp8Dequantize`, 5.23); blocks at the edges of a matrix may be smaller.
 """
 
 import torch

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 FILE = "calibration.safetensors"
 LEAST_TOKENS = 128
-"""Tokens of an input below which compensated rounding leaves its linears to the nearest codes."""
+"""With fewer tokens of an input, its linears are rounded to the nearest instead of with compensation."""
 OF_DATA = ("samples_asked", "sequence_length", "seed")
-"""How samples were to be chosen of the data; those of older calibrations are not known."""
+"""How samples were chosen from the data; unknown for older calibrations."""
 IN_CHECKPOINTS = ("awq_clip", "rounding", "kv_scales", *OF_DATA)
-"""Settings that a checkpoint has only from its calibration, and records of it."""
+"""Settings of a checkpoint that come from its calibration and are recorded in it."""
 _RISKY_KV = 0.5  # of E4M3's maximum; ModelOpt warns above it (export/quant_utils.py, `get_kv_cache_scaling_factor`)
 
 
@@ -32,7 +32,7 @@ def codes_file(layer: int) -> str:
 
 
 def settings_of(manifest: Manifest) -> Mapping[str, Any]:
-    """The settings that a calibration was made with; scales of the KV cache are recorded only if searched."""
+    """The settings of a calibration; scales of the KV cache are recorded only if searched."""
     return {"kv_scales": "largest"} | manifest.identity.config
 
 
@@ -57,18 +57,18 @@ class Calibration:
     the output's energy; `.clip_ratio` (out, in / group), a block's clipping threshold / its amax; `.dead_channels`
     (1,), number of inputs that were always zero; `.zero_weight` (1,), present if a weight is all zeros;
     `layers.<i>.kv_amax` (1,), amax of keys and values, and `.kv_scale` (1,), the scale found by search. With
-    compensated rounding also `.tokens` and `.inputs` (1,), how many there were, and `.nearest_error` (1,), what
-    `.output_error` would be if weights were rounded to the nearest.
+    compensated rounding also `.tokens` and `.inputs` (1,), their numbers, and `.nearest_error` (1,), the
+    `.output_error` of rounding to the nearest.
     """
 
     manifest: Manifest
     tensors: dict[str, "Tensor"]
     rounded: Mapping[str, RoundedWeight] = field(default_factory=dict)
-    """By module: weights whose codes were found here; conversion rounds the others to the nearest."""
+    """By module: weights with codes from compensated rounding; conversion rounds the others to the nearest."""
 
     @property
     def quant(self) -> str:
-        """The format that it was made for."""
+        """The number format of the calibration."""
         return str(self._config_value("format", str))
 
     @property
@@ -106,11 +106,11 @@ class Calibration:
         return tuple(_warnings(self))
 
     def kv_amax(self, layer: int) -> "Tensor | None":
-        """Largest key or value of a layer, (1,); None where the KV cache was not calibrated."""
+        """Largest key or value of a layer, (1,); None if the KV cache was not calibrated."""
         return self.tensors.get(f"layers.{layer}.kv_amax")
 
     def kv_scale(self, layer: int, quant: str) -> "Tensor | None":
-        """The searched scale of a layer's KV cache in this format, (1,); None where it follows from the amax."""
+        """The searched scale of a layer's KV cache in this format, (1,); None if it follows from the amax."""
         searched_for = self.manifest.identity.config.get("kv_cache")
         return self.tensors.get(f"layers.{layer}.kv_scale") if searched_for == quant else None
 
@@ -156,7 +156,8 @@ def _warnings(calibration: Calibration) -> Iterator[str]:
 
 
 def rounding_warnings(tokens: Mapping[str, float], widths: Mapping[str, float]) -> Iterator[str]:
-    """Of compensated rounding, given each linear's tokens and inputs: linears left out, too few tokens for a width."""
+    """Warnings of compensated rounding, from each linear's tokens and inputs: linears left out, too few tokens for the
+    width."""
     left = [module for module, seen in tokens.items() if seen < LEAST_TOKENS]
     if left:
         yield (

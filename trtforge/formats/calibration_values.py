@@ -14,7 +14,7 @@ _MAGNITUDE = "a non-negative number"
 
 
 def require_scales(file: Path, tensors: Mapping[str, "Tensor"]) -> None:
-    """Raises ForgeError naming file, tensor and value for a number that calibration never writes.
+    """Raises ForgeError naming file, tensor and value for an impossible number.
 
     `input_amax` may be zero if there are `dead_channels`, `weight_amax` if there is `zero_weight`; amax of single
     channels may always be zero.

@@ -20,9 +20,9 @@ _LARGEST = MIB  # the longest templates have some tens of kB
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """`template`: Jinja text; `tool_template`: the one for requests with tools, if that is another.
+    """`template`: Jinja text; `tool_template`: the template for requests with tools, if it differs.
 
-    `special_tokens`: what templates read by name, such as `bos_token`; strings, or lists of them.
+    `special_tokens`: variables of templates, such as `bos_token`; strings or lists of strings.
     """
 
     template: str
@@ -41,9 +41,9 @@ class ChatTemplate:
 def read_chat_template(directory: Path) -> ChatTemplate | None:
     """The chat template of a tokenizer; None if it has none. Raises ForgeError for a damaged file.
 
-    chat_template.jinja, and the one for tools that transformers writes beside it, precede the `chat_template` of
-    tokenizer_config.json, which is a text or a list of named ones (transformers/tokenization_utils_base.py,
-    `from_pretrained`).
+    chat_template.jinja, and the template for tools that transformers writes beside it, take precedence over
+    `chat_template` of tokenizer_config.json, which is a text or a list of named ones
+    (transformers/tokenization_utils_base.py, `from_pretrained`).
     """
     config = _read(directory / _CONFIG_FILE)
     named = _named_templates(directory / _CONFIG_FILE, config.get("chat_template"))

@@ -1,4 +1,4 @@
-"""Checks the nested values of a checkpoint's config.json that size or scale something, whoever wrote them."""
+"""Checks nested values of a checkpoint's config.json that are sizes or scales, also of foreign checkpoints."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,9 +57,9 @@ def require_values(values: Mapping[str, Any], where: str) -> None:
 
 
 def require_choice(experts: int, top_k: int, groups: int = 1, top_groups: int = 1, *, by_two: bool = False) -> None:
-    """Raises ForgeError unless a token can get `top_k` experts of the `top_groups` best of equal groups.
+    """Raises ForgeError unless `top_k` experts can be chosen from the `top_groups` best of `groups` equal groups.
 
-    `by_two`: a group counts as the sum of its two best experts (DeepSeek-V3), so it must have two.
+    `by_two`: a group's score is the sum of its two best experts (DeepSeek-V3), so it must have two.
     """
     if experts % groups or not 0 < top_groups <= groups or not 0 < top_k <= experts // groups * top_groups:
         of_groups = f" in {top_groups} of {groups} groups" if groups > 1 else ""

@@ -1,7 +1,7 @@
 """compressed-tensors' `quantization_config`: the schemes that TensorRT-LLM's layers support.
 
-Which group a module belongs to: `match_targets` in compressed_tensors/utils/match.py (0.20). An exact name goes before
-an expression, that before the class of a module; of several expressions the first in the order of their characters.
+A module's group is found as in `match_targets` in compressed_tensors/utils/match.py (0.20): exact names take precedence
+over expressions, and expressions over module classes; of several expressions, the first in alphabetical order counts.
 """
 
 import re
@@ -28,7 +28,7 @@ _NVFP4_NAMES = {
 
 @dataclass(frozen=True)
 class _Scheme:
-    """What all modules of a group have."""
+    """The properties of all modules of a group."""
 
     packing: Packing
     group_size: int = 128
@@ -36,14 +36,14 @@ class _Scheme:
 
     @property
     def names(self) -> Mapping[str, Any]:
-        """The names of its tensors that are not those of other tools."""
+        """The names of its tensors that differ from other tools' names."""
         return _NVFP4_NAMES if self.packing == "nvfp4" else {}
 
 
 def compressed_tensors(values: Values) -> QuantizedSource:
     """The description of a compressed-tensors checkpoint. Raises ForgeError, with the reason, for other schemes."""
     for key in ("sparsity_config", "transform_config"):
-        if values.get(key) and values.part(key).get("format") != "dense":  # its matrices are stored whole
+        if values.get(key) and values.part(key).get("format") != "dense":  # its matrices are stored dense
             raise values.refusal(f"{key} is not empty: TensorRT-LLM's layers support neither sparsity nor transforms")
     groups = values.part("config_groups")
     targets: dict[_Scheme, list[str]] = {}
@@ -76,7 +76,7 @@ def compressed_tensors(values: Values) -> QuantizedSource:
 
 
 def _own_patterns(values: Values, targets: Mapping[_Scheme, Sequence[str]]) -> Mapping[_Scheme, tuple[str, ...]]:
-    """The patterns of each scheme's targets, without the modules that an earlier target of another scheme names."""
+    """The patterns of each scheme's targets, without modules that match an earlier target of another scheme."""
     owners = {target: scheme for scheme, names in targets.items() for target in names}
     earlier: list[tuple[str, str]] = []  # targets and their patterns
     found: dict[_Scheme, tuple[str, ...]] = dict.fromkeys(targets, ())
@@ -176,7 +176,7 @@ def _fp8(group: Values) -> Packing:
 
 
 def _int4(group: Values) -> tuple[int, bool]:
-    """The group size, and whether there is one scale an output."""
+    """The group size, and whether there is one scale per output."""
     weights = group.part("weights")
     if (weights.get("num_bits"), weights.get("type")) != (4, "int"):
         raise weights.refusal("4-bit integer weights are expected")

@@ -39,9 +39,9 @@ _KINDS = f"FILE.jsonl, FILE.txt, FILE.parquet, FILE.safetensors, hf:ID[@REVISION
 
 @dataclass(frozen=True)
 class TokenWindows:
-    """Token ids, one tuple a window. All windows have one length, unless the data does not fill the first.
+    """Token ids, one tuple per window. All windows have the same length, unless the data does not fill the first.
 
-    `document_lengths`: tokens of each document read for them; for stored ids, of each row.
+    `document_lengths`: tokens of each document that was read; for stored ids, of each row.
     """
 
     windows: tuple[tuple[int, ...], ...]
@@ -82,7 +82,7 @@ def token_windows(
 ) -> TokenWindows:
     """At most `samples` windows of `length` tokens from `source`, its documents shuffled by `seed`.
 
-    `part`: of the built-in text, so that quality is never measured on calibration samples. Stored ids are taken in
+    `part`: of the built-in text, so that quality is never measured on calibration samples. Stored ids are used in
     order.
 
     `model` is the checkpoint directory whose tokenizer and chat template are used; ids need neither. Raises ForgeError
@@ -111,7 +111,7 @@ def token_windows(
 
 
 def content_of(source: str) -> str | None:
-    """Hex BLAKE3 that stands for the text that `source` names now; None if that is unknown without the hub."""
+    """Hex BLAKE3 that identifies the text that `source` names now; None if unknown because the hub is not reachable."""
     if Path(source).is_file():
         return file_digest(Path(source))
     if source.startswith(PREFIX):
@@ -122,7 +122,7 @@ def content_of(source: str) -> str | None:
 
 
 def needs_tokenizer(source: str) -> bool:
-    """Whether the data is text; safetensors hold token ids."""
+    """Whether the data is text; safetensors contain token ids."""
     return Path(source).suffix != ".safetensors"
 
 

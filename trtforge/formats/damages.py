@@ -1,4 +1,4 @@
-"""What quantising linear layers is predicted to do, kept beside a calibration."""
+"""The predicted damage of quantising linear layers, kept beside a calibration."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from trtforge.core.recipe import QuantFormat
 class Predicted(Config):
     """Linear layers that are quantised together, and their number of `weights`.
 
-    `damage`: in each format, the relative error of the decoder layer's output if only they are quantised.
+    `damage`: by format, the relative error of the decoder layer's output if only these are quantised.
     """
 
     modules: tuple[str, ...]
@@ -18,7 +18,7 @@ class Predicted(Config):
 
 
 class Damages(Config):
-    """The file. `calibration`: its digest; `samples`: what identifies the samples of the prediction."""
+    """The file. `calibration`: its digest; `samples`: the identity of the samples of the prediction."""
 
     calibration: str
     samples: dict[str, Any]

@@ -1,9 +1,10 @@
-"""EAGLE networks in a directory of their own, as Hugging Face has them: config.json and safetensors. No weight is read.
+"""EAGLE networks in a separate directory in Hugging Face's format: config.json and safetensors. Reads no weights.
 
 Sources: SafeAILab/EAGLE (cb7e084), eagle/model/cnets1.py for EAGLE-1 and 2, cnets.py for EAGLE-3 and its `idx` in
 modeling_llama_kv.py for the layers; TensorRT-LLM (00679c6), tensorrt_llm/_torch/models/modeling_speculative.py,
-`Eagle3ForCausalLM`; vLLM (00bd149), llama_eagle3.py, for `norm_before_residual`. The layers in `eagle_config` are those
-whose output is read (sglang, `set_eagle3_layers_to_capture`), those beside it the ones whose input is (speculators).
+`Eagle3ForCausalLM`; vLLM (00bd149), llama_eagle3.py, for `norm_before_residual`. Layers in `eagle_config` are those
+whose output is read (sglang, `set_eagle3_layers_to_capture`); layers beside it are those whose input is read
+(speculators).
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,22 +23,22 @@ from trtforge.formats.trtllm import CheckpointConfig
 
 EagleKind = Literal["eagle", "eagle3"]
 EAGLE_DIRECTORY = "eagle"
-"""Where an engine keeps its network."""
+"""The directory of an engine's network."""
 
 _HINT = "Give the directory of the network that was trained for this model, with safetensors."
 _UNREAD = ("t2d", "layers.0.self_attn.rotary_emb.inv_freq")
 _OTHERWISE = ("eh_proj_before_attn", "norm_before_fc", "return_hidden_post_norm", "fc_norm", "norm_output")
 _AT_LEAST = 7
-"""Layers of a model with which the three that EAGLE-3 reads by default are different ones."""
+"""Least number of layers of a model for which EAGLE-3's three default layers are distinct."""
 
 
 @dataclass(frozen=True)
 class EagleNetwork:
-    """A network of one decoder layer. `hidden`: its own hidden size; `vocab`: size of the vocabulary that it proposes.
+    """A network of one decoder layer. `hidden`: its own hidden size; `vocab`: size of the vocabulary of its drafts.
 
-    `layers`: indices of the model's layers whose inputs the network reads, concatenated (EAGLE-3); the number of layers
-    stands for the output of the last layer. None: it reads the input of the model's LM head. `tensors`: by name, those
-    of the layer as `layers.0.`; `files`: config.json and the files that hold the tensors.
+    `layers`: indices of the model's layers whose inputs the network reads, concatenated (EAGLE-3); an index equal to
+    the number of layers means the output of the last layer. None: it reads the input of the model's LM head. `tensors`:
+    by name, those of the layer as `layers.0.`; `files`: config.json and the files with the tensors.
     """
 
     kind: EagleKind
@@ -57,7 +58,7 @@ class EagleNetwork:
     files: tuple[Path, ...]
 
     def shapes(self, model: CheckpointConfig) -> dict[str, tuple[int, ...]]:
-        """The tensors that it has to have."""
+        """The shapes of required tensors."""
         hidden, queries, keys = self.hidden, self.heads * self.head_size, self.kv_heads * self.head_size
         joined = hidden + model.hidden_size if self.layers is None else len(self.layers) * model.hidden_size
         read = hidden if self.layers is None else 2 * hidden
@@ -84,7 +85,7 @@ class EagleNetwork:
         return found | {f"layers.0.{name}": shape for name, shape in layer.items()}
 
     def optional_shapes(self, model: CheckpointConfig) -> dict[str, tuple[int, ...]]:
-        """The tensors that it may have; without LM head and embedding, the model's are used."""
+        """The shapes of optional tensors; without LM head and embedding, the model's are used."""
         queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
         biases = {"q": queries, "k": keys, "v": keys}
         return {
@@ -97,7 +98,7 @@ class EagleNetwork:
 
 
 def read_eagle(directory: Path, kind: EagleKind, model: CheckpointConfig) -> EagleNetwork:
-    """The network of `directory` for this model. Raises ForgeError naming the file and what of it is wrong."""
+    """The network of `directory` for this model. Raises ForgeError naming the file and its fault."""
     if not (directory / CONFIG).is_file():
         raise ForgeError(f"{directory} has no {CONFIG}", hint=_HINT)
     files = tuple(sorted(directory.glob("*.safetensors")))
@@ -133,7 +134,7 @@ def read_eagle(directory: Path, kind: EagleKind, model: CheckpointConfig) -> Eag
 
 
 def network_numbers(directory: Path) -> tuple[int, int]:
-    """The numbers that a network holds, and those of a token in its KV cache. Raises ForgeError if it is damaged."""
+    """The number of a network's parameters, and of values per token in its KV cache. Raises ForgeError if damaged."""
     config = _config(directory / CONFIG)
     heads = config.integer("num_attention_heads")
     size = config.integer("head_dim", max(1, config.integer("hidden_size") // heads))
@@ -143,7 +144,7 @@ def network_numbers(directory: Path) -> tuple[int, int]:
 
 
 def _config(path: Path) -> HfConfig:
-    """Its config.json; speculators has the layer's sizes in an object of their own."""
+    """The network's config.json; speculators' has the layer's sizes in a nested object."""
     values = read_json_object(path, hint=_HINT)
     layer = values.get("transformer_layer_config")
     values = {**(layer if isinstance(layer, dict) else {}), **values}
@@ -209,8 +210,8 @@ def _require(network: EagleNetwork, model: CheckpointConfig, config: HfConfig) -
 
 
 def _unsupported(network: EagleNetwork, model: CheckpointConfig, config: HfConfig) -> Iterator[str]:
-    """What the embedded engine does not compute."""
-    if network.kind == "eagle" and network.hidden != model.hidden_size:  # its outputs stand for the model's
+    """Properties that the embedded engine does not support."""
+    if network.kind == "eagle" and network.hidden != model.hidden_size:  # its outputs predict the model's
         yield f"hidden_size is {network.hidden}, the model's is {model.hidden_size}, and EAGLE needs the same"
     layers = config.integer("num_hidden_layers", 1)
     if layers > 1:

@@ -12,7 +12,7 @@ from trtforge.formats.trtllm import EAGLE_ARCHITECTURE, CheckpointConfig, config
 EAGLE_MODULES = "*eagle_nets*"
 """Matches the networks' linear layers in `exclude_modules`, by their names and by those of their weights."""
 NETWORK = "eagle_nets.{}."
-"""The start of the names of a network's tensors."""
+"""The prefix of the names of a network's tensors."""
 LAYER = "drafter.layers.0."
 
 _AGAIN = "Convert the model and its EAGLE network again."
@@ -20,7 +20,7 @@ _MOST = 256
 
 
 def networks_in(config: CheckpointConfig) -> int | None:
-    """Networks of a checkpoint; None without. Raises ForgeError for another number than there can be."""
+    """The number of networks of a checkpoint; None without. Raises ForgeError for an impossible number."""
     if config.architecture != EAGLE_ARCHITECTURE:
         return None
     count = (config.model_extra or {}).get("num_eagle_layers", 1)
@@ -32,8 +32,10 @@ def networks_in(config: CheckpointConfig) -> int | None:
 
 
 def eagle_in(config: CheckpointConfig) -> tuple[int, CheckpointConfig] | None:
-    """Networks of a checkpoint and their configuration; None without. Raises ForgeError for a network that the embedded
-    engine lacks."""
+    """The number of networks and their configuration; None without.
+
+    Raises ForgeError for a network that the embedded engine does not support.
+    """
     count, values = networks_in(config), (config.model_extra or {}).get("eagle_net_config")
     if count is None:
         return None
@@ -62,7 +64,7 @@ def eagle_in(config: CheckpointConfig) -> tuple[int, CheckpointConfig] | None:
 
 
 def network_shapes(network: CheckpointConfig, tp: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of one network on a rank, without the start of their names."""
+    """The tensors of one network on a rank, without the prefix of their names."""
     hidden, size, inner = network.hidden_size, network.head_size, network.intermediate_size // tp
     queries = network.num_attention_heads // tp * size
     keys = max(1, network.num_key_value_heads // tp) * size

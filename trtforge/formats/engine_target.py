@@ -1,4 +1,4 @@
-"""The versions and GPU that an engine was built with, compared with those of an environment to run it in.
+"""Compares the versions and GPU of an engine's build with those of an environment in which it will run.
 
 TensorRT loads a plan only in the exact version that wrote it and on the compute capability it was tuned for; its
 plugins belong to one TensorRT-LLM release. TensorRT-LLM does not compare versions when it loads an engine
@@ -20,7 +20,7 @@ FieldName = Literal["tensorrt_llm", "tensorrt", "cuda", "sm", "gpu"]
 
 
 class EngineTarget(Config):
-    """What a TensorRT-LLM engine was built with and for, or what an environment offers. None: unknown."""
+    """The versions and GPU for which a TensorRT-LLM engine was built, or those of an environment. None: unknown."""
 
     tensorrt_llm: str | None = Field(None, description="TensorRT-LLM release, such as 1.2.1.")
     tensorrt: str | None = Field(None, description="TensorRT's version, all four parts, such as 10.14.1.48.")
@@ -30,19 +30,19 @@ class EngineTarget(Config):
 
     @property
     def versions(self) -> dict[str, str]:
-        """The known values, for `Identity.versions` of the engine's manifest: another value is another engine."""
+        """The known values, for `Identity.versions` of the engine's manifest: other values mean another engine."""
         return {name: str(value) for name, value in self.model_dump(exclude_none=True).items()}
 
     @classmethod
     def recorded(cls, versions: Mapping[str, str]) -> "EngineTarget | None":
-        """The target in the versions of an engine's manifest; None where the engine does not record one."""
+        """The target in the versions of an engine's manifest; None if the engine does not record one."""
         found = {name: versions[name] for name in cls.model_fields if name in versions}
         return cls.parse(found, "forge.json: versions") if found else None
 
 
 @dataclass(frozen=True)
 class TargetEnvironment:
-    """An environment to run an engine in. `sure`: its versions were detected there, or no source contradicts them."""
+    """An environment for an engine. `sure`: its versions were detected there, or no source contradicts them."""
 
     name: str
     offers: EngineTarget
@@ -74,7 +74,7 @@ class Difference:
 class _Rule:
     """A field's label, its preposition (built with, built for), and the consequence of a different value.
 
-    `parts`: how many leading numbers of a version are compared; None: the whole value is.
+    `parts`: number of leading numbers of a version to compare; None: the whole value.
     """
 
     label: str

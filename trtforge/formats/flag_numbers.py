@@ -1,6 +1,6 @@
-"""config.json files with a number where `transformers` 5 takes only true or false: it would refuse them.
+"""Reads config.json files with a number in place of a boolean, which `transformers` 5 would refuse.
 
-Llama 4's said `"attn_temperature_tuning": 4` when it was published (transformers pull request 37501).
+Llama 4 was published with `"attn_temperature_tuning": 4` (transformers pull request 37501).
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ _FLAGS = ("attn_temperature_tuning",)
 
 
 def config_with_flags(directory: Path) -> "PreTrainedConfig | None":
-    """The directory's configuration with true or false for such numbers; None if it has none, or no config.json."""
+    """The directory's configuration with booleans for these numbers; None if there are none, or no config.json."""
     if not (directory / CONFIG).is_file():
         return None
     values = read_config(directory).values

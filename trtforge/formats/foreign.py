@@ -1,7 +1,7 @@
-"""Foreign checkpoints and engines: TensorRT-LLM's, without the `forge.json` that trtforge writes.
+"""Foreign checkpoints and engines: TensorRT-LLM's, without trtforge's `forge.json`.
 
-Their manifest is made of their files as they are. `trtforge adopt` writes the same one, so what was made from them
-before stays right.
+Their manifest is computed from their files. `trtforge adopt` writes the same manifest, so artifacts made from them
+before remain valid.
 """
 
 from collections.abc import Mapping
@@ -26,9 +26,9 @@ from trtforge.formats.trtllm import (
 
 
 def checkpoint_manifest(directory: Path) -> Manifest:
-    """The manifest of a checkpoint, every file checked; that of a foreign one, every file digested.
+    """The manifest of a checkpoint, after checking every file; for a foreign one, computed by hashing every file.
 
-    Raises ForgeError as `open_artifact` does, and for a foreign checkpoint whose rank files are not those of its
+    Raises ForgeError as `open_artifact` does, and for a foreign checkpoint whose rank files do not match its
     config.json.
     """
     if foreign_stage(directory) != "checkpoint":
@@ -37,7 +37,7 @@ def checkpoint_manifest(directory: Path) -> Manifest:
 
 
 def engine_manifest(directory: Path) -> Manifest:
-    """The manifest of an engine, every file checked; that of a foreign one, every file digested.
+    """The manifest of an engine, after checking every file; for a foreign one, computed by hashing every file.
 
     Raises ForgeError as `open_artifact` and `read_engine_config` do.
     """
@@ -73,7 +73,7 @@ def foreign_note(directory: Path) -> str | None:
 
 
 def _manifest(directory: Path, stage: Stage, names: list[str]) -> Manifest:
-    """The manifest of `names`. `versions`: what wrote them, as config.json says."""
+    """The manifest of `names`. `versions`: the software that wrote them, by config.json."""
     values = read_json_object(directory / CONFIG_FILE, hint="Make the directory again.")
     identity = Identity(stage=stage, config={FOREIGN: True}, versions=_written_by(values))
     return Manifest(identity=identity, files={name: record_of(directory / name) for name in names})
@@ -88,7 +88,7 @@ def _written_by(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _checkpoint_files(directory: Path) -> list[str]:
-    """All files that are read of a checkpoint. Raises ForgeError for rank files of another layout."""
+    """All files of a checkpoint that are used. Raises ForgeError for rank files of another layout."""
     names = require_rank_files(directory, read_checkpoint_config(directory).parallel)
     tokenizer = directory / TOKENIZER_DIRECTORY
     beside = [f"{TOKENIZER_DIRECTORY}/{name}" for name in _visible_files(tokenizer)] if tokenizer.is_dir() else []

@@ -33,7 +33,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Quantisation files beside config.json, of ModelOpt, AutoGPTQ and AutoAWQ."""
-TOKENIZER_DIRECTORY = "tokenizer"  # inside checkpoints and engines: a stage needs only the output of the one before
+TOKENIZER_DIRECTORY = "tokenizer"  # inside checkpoints and engines: a stage needs only the previous stage's output
 SOURCE_DIRECTORY = "source"  # inside checkpoints: the model's own config.json
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -52,7 +52,7 @@ TOKENIZER_FILES = (
     "processor_config.json",
     "video_preprocessor_config.json",
 )
-"""What turns text and pictures into inputs: the LLM API loads the processor of a model with vision for text too."""
+"""Files that turn text and images into inputs: the LLM API loads a vision model's processor also for text."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class HfConfig:
 
     @property
     def fp8_blocks(self) -> tuple[int, int] | None:
-        """Rows and columns of the blocks of FP8 with block scales, None in other checkpoints."""
+        """Rows and columns of the blocks of FP8 with block scales; None for other checkpoints."""
         return fp8_blocks(self.values, str(self.path))
 
     @property
@@ -148,7 +148,7 @@ class HfConfig:
         return mxfp4_experts.stored_so(self.values)
 
     def partial_rotary(self, default: float) -> float:
-        """The fraction of a head's dimensions that is rotated."""
+        """The fraction of a head's dimensions that are rotated."""
         return HfConfig({**self.values, **self._rope}, self.path).number("partial_rotary_factor", default, above=0)
 
     @property
@@ -169,8 +169,8 @@ class HfCheckpoint:
     """A checkpoint directory, with its config and safetensors headers; no weights are read.
 
     FP8 matrices with block scales and experts in MXFP4 are bfloat16 matrices in `tensors`, without their scales;
-    experts that are stacked in one tensor are one matrix each. Names are those that models are published with;
-    `of_modules`: the tensors that are stored as transformers' modules have them instead.
+    experts stacked in one tensor become one matrix each. Names are those of published models; `of_modules`: the tensors
+    that are stored under the names of transformers' modules instead.
     """
 
     directory: Path
@@ -181,7 +181,7 @@ class HfCheckpoint:
 
     @cached_property
     def contents(self) -> SourceDigests:
-        """The tensors' digests; a reader of tensors may pass it the bytes that it reads."""
+        """The tensors' digests; readers of tensors may pass it the bytes that they read."""
         return SourceDigests(self.tensors)
 
     @property
@@ -212,15 +212,15 @@ def read_config(directory: Path) -> HfConfig:
 
 
 def _stored_dtype(directory: Path) -> str | None:
-    """The dtype of most weights in the first file, as transformers takes the weights' where config.json names none
-    (openai/gpt-oss-20b); None without such a file."""
+    """The dtype of most weights in the first file; None without such a file. transformers, too, uses the weights' dtype
+    if config.json has none (openai/gpt-oss-20b)."""
     index, sizes = directory / INDEX, Counter[str]()
     try:
         names = sorted(set(_weight_map(index).values())) if index.is_file() else [SINGLE]
         for tensor in read_header(_shard(directory, names[0], index)):
             if tensor.spec.dtype.name in ("float32", "float16", "bfloat16"):
                 sizes[tensor.spec.dtype.name] += tensor.spec.nbytes
-    except (ForgeError, IndexError):  # `open_checkpoint` says what is wrong
+    except (ForgeError, IndexError):  # `open_checkpoint` reports the error
         return None
     return max(sizes, key=sizes.__getitem__, default=None)
 
@@ -299,7 +299,7 @@ def resolve_source(source: str, revision: str = "main", *, metadata_only: bool =
     if is_path(source):
         near = nearest_directory(directory)
         hint = f"Did you mean {near}? {_GIVE}" if near else _GIVE
-        if source.startswith("~") or "$" in source:  # in a recipe, where no shell reads it
+        if source.startswith("~") or "$" in source:  # in a recipe, which no shell expands
             hint = "Write the whole path: ~ and variables are not expanded here."
         repair = Repair(source, str(near)) if near else None
         raise ForgeError(f"{source}: no such directory", hint=hint).repaired_by(repair)
@@ -319,7 +319,7 @@ def resolve_source(source: str, revision: str = "main", *, metadata_only: bool =
 
 
 def cached_source(source: str, revision: str = "main") -> Path | None:
-    """The directory of a source that is on this machine: a local one, or a snapshot in huggingface_hub's cache."""
+    """The directory of a source on this machine, a local one or a snapshot in huggingface_hub's cache; None without."""
     directory = Path(source)
     if directory.is_dir():
         return directory
@@ -359,8 +359,8 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _require_one_model(directory: Path, weight_map: Mapping[str, str]) -> None:
-    """Raises ForgeError for a file of all weights beside an index of other files, as two saves into one directory leave
-    them: transformers loads the former, which may be the older one."""
+    """Raises ForgeError for a file of all weights beside an index of other files, as after two saves into one
+    directory: transformers loads the single file, which may be the older one."""
     if (directory / SINGLE).is_file() and SINGLE not in weight_map.values():
         raise ForgeError(
             f"{directory} has a {SINGLE} beside the {INDEX} of other files: they may be of two models",

@@ -1,4 +1,4 @@
-"""The quantisation metadata of a Hugging Face checkpoint, as ModelOpt writes it into two files.
+"""The quantisation metadata of a Hugging Face checkpoint, in the two files that ModelOpt writes.
 
 Sources: `hf_quant_config.json`, which TensorRT-LLM's PyTorch backend reads (modelopt export/quant_utils.py,
 `get_quant_config`, 0.47), and config.json's `quantization_config`, which others read (export/convert_hf_config.py).
@@ -22,14 +22,14 @@ _SCHEMES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": NVFP4_BLOCK},
     },
 }
-"""`config_groups` by algorithm; ModelOpt writes none for the others."""
+"""`config_groups` by algorithm; ModelOpt writes none for other algorithms."""
 
 
 @dataclass(frozen=True)
 class HfQuantization:
     """The quantisation of a checkpoint, and the modules excluded from it.
 
-    `algorithms`: of mixed precision, of the other modules.
+    `algorithms`: in mixed precision, those of the modules with another algorithm.
     """
 
     quantization: Quantization
@@ -52,7 +52,7 @@ class HfQuantization:
         return {"producer": _producer(), "quantization": values | {"exclude_modules": list(self.exclude_modules)}}
 
     def quant_cfg(self) -> dict[str, Any] | None:
-        """The content of quant_cfg.json, which releases before 1.2 read the modules of mixed precision from."""
+        """The content of quant_cfg.json, from which releases before 1.2 read the formats in mixed precision."""
         layers = self._layers()
         if layers is None:
             return None

@@ -69,7 +69,7 @@ def pinned_to(source: str, commit: str) -> str:
 def commit_of(source: str) -> str:
     """The commit of the data's revision, from the hub or its local cache; a full commit hash is returned unchanged.
 
-    Raises ForgeError if neither knows it.
+    Raises ForgeError if neither has it.
     """
     wanted = HubData.parse(source)
     if wanted.revision is not None and _COMMIT.fullmatch(wanted.revision):

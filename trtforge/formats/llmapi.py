@@ -30,7 +30,7 @@ SchedulerName = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION"]
 
 
 class KvCacheArgs(Config):
-    """`kv_cache_config`: KvCacheConfig. None: not written, so TensorRT-LLM's default."""
+    """`kv_cache_config`: KvCacheConfig. None: not written, so TensorRT-LLM's default applies."""
 
     enable_block_reuse: bool | None = None
     free_gpu_memory_fraction: float | None = Field(None, ge=0, le=1)
@@ -112,7 +112,7 @@ class CudaGraphArgs(Config):
 
 
 class TritonArgs(Config):
-    """`triton_config`: what NVIDIA's own llmapi model (triton_backend/all_models/llmapi) reads; not an LLM argument."""
+    """`triton_config`: read by NVIDIA's own llmapi model (triton_backend/all_models/llmapi); not an LLM argument."""
 
     max_batch_size: int = 0
     decoupled: bool = True
@@ -157,7 +157,7 @@ class LlmArgs(Config):
 
     @property
     def world_size(self) -> int:
-        """Processes that the LLM API starts, a GPU each."""
+        """Number of processes that the LLM API starts, one GPU each."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * (self.context_parallel_size or 1)
 
     def to_json(self) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class LlmArgs(Config):
         return yaml.safe_dump(self.to_json(), sort_keys=False)
 
     def to_serve_yaml(self, directory: str) -> str:
-        """The exact text of trtllm_serve.yaml: without what its command line says, paths below `directory`."""
+        """The exact text of trtllm_serve.yaml: without options of its command line, paths below `directory`."""
         values = {key: value for key, value in self.to_json().items() if key not in _OF_TRITON}
         speculation = values.get("speculative_config", {})
         for key in ("speculative_model", "speculative_model_dir"):
@@ -180,8 +180,8 @@ class LlmArgs(Config):
         return yaml.safe_dump(values, sort_keys=False)
 
     def with_values(self, values: Mapping[str, Any], where: str, name: Callable[[str], str] = str) -> "LlmArgs":
-        """A copy with these dotted keys set. Raises ForgeError naming `where` for an invalid value, and its key as
-        `name` has it."""
+        """A copy with these dotted keys set. Raises ForgeError for an invalid value, naming `where` and the key by
+        `name`."""
         merged: dict[str, Any] = self.model_dump()
         for key, value in values.items():
             *parents, last = key.split(".")
@@ -193,7 +193,7 @@ class LlmArgs(Config):
 
 
 def read_llm_args(directory: Path) -> LlmArgs:
-    """The model.yaml of `directory`. Raises ForgeError if it is missing, damaged or has a key that is not known."""
+    """The model.yaml of `directory`. Raises ForgeError if it is missing, damaged or has an unknown key."""
     path = directory / MODEL_FILE
     again = "Make the directory again."
     values = read_yaml(path, hint=again, absent="Give what `trtforge compile --backend llmapi` wrote.")
@@ -204,7 +204,7 @@ def read_llm_args(directory: Path) -> LlmArgs:
 
 
 def require_llm_api(version: str, args: LlmArgs) -> None:
-    """Raises ForgeError for a release whose LLM API is not known, and for an argument or value that it lacks."""
+    """Raises ForgeError for a release whose LLM API is unknown, and for an argument or value that it lacks."""
     lines, line = _lines(), _line(version)
     known = {entry["key"]: entry for entry in read_release_data("llmapi")["arguments"]}
     for key, value in _dotted(args.to_json()):
@@ -224,7 +224,7 @@ def require_llm_api(version: str, args: LlmArgs) -> None:
 
 @dataclass(frozen=True)
 class SpeculationRow:
-    """How a release names a method of speculation. `model`: the key of its draft model; `tokens`: of its length."""
+    """A release's names for a method of speculation. `model`: the key of its draft model; `tokens`: of its length."""
 
     decoding_type: str
     config_class: str
@@ -233,7 +233,7 @@ class SpeculationRow:
 
 
 def speculation_row(version: str, method: SpeculationMethod) -> SpeculationRow | None:
-    """How this release's LLM API names a method; None if it does not have it. Raises ForgeError for the release."""
+    """The names of a method in a release's LLM API; None if it lacks it. Raises ForgeError for an unknown release."""
     lines, line = _lines(), _line(version)
     for entry in read_release_data("llmapi")["speculation"]:
         if entry["method"] == method and _within(lines, line, entry):
@@ -268,12 +268,12 @@ tensorrt_llm/_torch/modules/linear.py, 1.2)."""
 
 
 def is_served(algorithm: str | None) -> bool:
-    """Whether the PyTorch backend computes an algorithm that trtforge reads in Hugging Face checkpoints."""
+    """Whether the PyTorch backend supports an algorithm that trtforge reads in Hugging Face checkpoints."""
     return algorithm not in _UNSERVED
 
 
 def require_served(algorithm: str | None) -> None:
-    """Raises ForgeError for an algorithm of a Hugging Face checkpoint that no release's PyTorch backend computes."""
+    """Raises ForgeError for an algorithm of a Hugging Face checkpoint that no release's PyTorch backend supports."""
     if not is_served(algorithm):
         raise ForgeError(
             f"TensorRT-LLM's PyTorch backend has no layers for {algorithm}",
@@ -282,7 +282,7 @@ def require_served(algorithm: str | None) -> None:
 
 
 def require_mixed_precision(version: str, algorithms: Collection[str]) -> None:
-    """Raises ForgeError for an algorithm that a release's PyTorch backend does not take for single layers."""
+    """Raises ForgeError for an algorithm that a release's PyTorch backend does not support for single layers."""
     data, line = read_release_data("llmapi"), ".".join(version.split(".")[:2])
     known = {entry["quant_algo"]: entry for entry in data["mixed_precision"]}
     for algorithm in sorted(algorithms):
@@ -301,9 +301,9 @@ def at_least(version: str, line: str) -> bool:
 
 
 def network_since(architecture: str) -> str | None:
-    """The first line of releases whose PyTorch backend has this architecture, as far as the data judges it.
+    """The first line of releases whose PyTorch backend has this architecture; None if unknown.
 
-    Raises ForgeError for one that no release has.
+    Raises ForgeError for an architecture that no release has.
     """
     data = read_release_data("llmapi")
     for entry in data["networks"]:

@@ -1,8 +1,8 @@
-"""Medusa heads: in a file of their own, as Hugging Face models have them, and in TensorRT-LLM's checkpoints.
+"""Medusa heads: in a separate file for Hugging Face models, and in TensorRT-LLM's checkpoints.
 
 Names, shapes and the split over ranks are those of `load_medusa_hf` in tensorrt_llm/models/medusa/weight.py and of
 `MedusaHead` in model.py beside it (1.2, b93e14ca): every layer is column-parallel, and the vocabulary is padded to a
-multiple of tp. No weight is computed with here.
+multiple of tp. This module does not compute with weights.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from trtforge.formats.trtllm import MEDUSA_ARCHITECTURE, CheckpointConfig, rank_
 
 MEDUSA_FILE = "medusa_lm_head.safetensors"
 MEDUSA_DIRECTORY = "medusa"
-"""Where an engine keeps its heads."""
+"""The directory of an engine's heads."""
 MEDUSA_MODULES = "*medusa_heads*"
 """Matches the heads' linear layers in `exclude_modules`, by their names and by those of their weights."""
 
@@ -36,14 +36,16 @@ class MedusaHeads:
     tensors: Mapping[str, StoredTensor]
 
     def numbers(self, heads: int) -> int:
-        """The numbers in the first `heads` heads, or in all if there are fewer."""
+        """The number of parameters in the first `heads` heads, or in all if there are fewer."""
         kept = {str(head) for head in range(heads)}
         return sum(prod(each.spec.shape) for name, each in self.tensors.items() if name.split(".")[0] in kept)
 
 
 def head_shapes(heads: int, layers: int, hidden: int, vocab: int) -> dict[str, tuple[int, ...]]:
-    """The tensors of Hugging Face's file: of each head its residual layers, `H.L.linear.weight` and `.bias`, then its
-    LM head, `H.L.weight` with the next number."""
+    """The tensors of Hugging Face's file.
+
+    For each head H: its residual layers `H.L.linear.weight` and `.bias`, then its LM head `H.L.weight` with the next L.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for head in range(heads):
         for layer in range(layers):
@@ -53,7 +55,7 @@ def head_shapes(heads: int, layers: int, hidden: int, vocab: int) -> dict[str, t
 
 
 def name_in_rank(name: str) -> str:
-    """TensorRT-LLM's name of a tensor of Hugging Face's file: `medusa_heads.H.medusa_layers.L.linear.weight` and
+    """TensorRT-LLM's name of a tensor in Hugging Face's file: `medusa_heads.H.medusa_layers.L.linear.weight` and
     `.bias`, `medusa_heads.H.lm_head.weight`."""
     head, layer, rest = name.split(".", 2)
     return (
@@ -98,7 +100,7 @@ def read_medusa(directory: Path, hidden: int, vocab: int) -> MedusaHeads:
 
 
 def heads_in(config: CheckpointConfig) -> tuple[int, int] | None:
-    """Heads of a checkpoint and their residual layers; None without heads. Raises ForgeError for other values."""
+    """The numbers of heads and of their residual layers; None without heads. Raises ForgeError for invalid values."""
     if config.architecture != MEDUSA_ARCHITECTURE:
         return None
     more = config.model_extra or {}
@@ -124,8 +126,11 @@ def rank_shapes(config: CheckpointConfig) -> dict[str, tuple[int, ...]]:
 
 
 def gather_medusa(config: CheckpointConfig, checkpoint: Path, directory: Path) -> None:
-    """Write the heads of a checkpoint to Hugging Face's file in `directory`: the ranks' rows one after another, without
-    the padding of the vocabulary. Raises ForgeError for a tensor that is missing or of another shape or dtype."""
+    """Write the heads of a checkpoint to Hugging Face's file in `directory`.
+
+    Concatenates the ranks' rows, without the padding of the vocabulary. Raises ForgeError for a tensor that is missing
+    or of another shape or dtype.
+    """
     sizes = heads_in(config)
     assert sizes is not None, "only of a checkpoint with heads"
     ranks = [

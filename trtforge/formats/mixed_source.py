@@ -1,4 +1,4 @@
-"""Sources whose linear layers have different formats, as one description of a checkpoint in mixed precision."""
+"""Combines the formats of a source's linear layers into one description of a mixed-precision checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,13 +7,13 @@ from trtforge.formats.quantization_values import ORIGINAL, Values
 from trtforge.formats.quantized_source import QuantizedSource, StoredFormat
 
 _EVERYWHERE: StoredFormat = "fp8"
-"""The format that may stand beside one other in a checkpoint; the embedded engine has kernels for such a pair."""
+"""The format that may be combined with one other in a checkpoint; the embedded engine has kernels for the pair."""
 
 
 def mixed_source(values: Values, groups: Sequence[QuantizedSource]) -> QuantizedSource:
-    """The description of all groups of modules, FP8 last. `values`: the place of their description, for errors.
+    """The description of all groups of modules, FP8 last. `values`: their description, for errors.
 
-    Raises ForgeError for no group, for two formats beside FP8, and for groups of inputs of different sizes.
+    Raises ForgeError for no groups, for two formats besides FP8, and for different group sizes.
     """
     if not groups:
         raise values.refusal("no layer is quantised")

@@ -1,7 +1,7 @@
-"""ModelOpt's description of a quantised checkpoint: the algorithms for which TensorRT-LLM's engines have layers.
+"""Reads ModelOpt's description of a quantised checkpoint, for algorithms that TensorRT-LLM's engines have.
 
-Source: `process_layer_quant_config` in modelopt's export/quant_utils.py and export/convert_hf_config.py (0.47). What
-engines have: `QuantAlgo` in tensorrt_llm/quantization/mode.py and the classes of quantization/layers.py (1.2).
+Source: `process_layer_quant_config` in modelopt's export/quant_utils.py and export/convert_hf_config.py (0.47).
+Algorithms of engines: `QuantAlgo` in tensorrt_llm/quantization/mode.py and the classes of quantization/layers.py (1.2).
 """
 
 import re
@@ -53,8 +53,8 @@ _REFUSED: Mapping[str, tuple[str, str]] = {
 
 
 def modelopt(values: Values) -> QuantizedSource:
-    """The description of a ModelOpt checkpoint. Raises ForgeError, with the reason, for algorithms of other layers."""
-    if values.get("quantization"):  # config.json may have what is in hf_quant_config.json, as vLLM reads it
+    """The description of a ModelOpt checkpoint. Raises ForgeError, with the reason, for other algorithms."""
+    if values.get("quantization"):  # config.json may contain the content of hf_quant_config.json, as vLLM reads it
         values = values.part("quantization")
     algorithm = values.get("quant_algo")
     if algorithm is None:
@@ -75,7 +75,7 @@ def modelopt(values: Values) -> QuantizedSource:
 
 
 def _mixed(values: Values) -> QuantizedSource:
-    """As ModelOpt's `auto_quantize` exports it: the layers by their names; those that have none are not quantised."""
+    """The description by ModelOpt's `auto_quantize`: formats by layer names; other layers are not quantised."""
     named: dict[tuple[Packing, int], set[str]] = {}
     layers = values.part("quantized_layers")
     for name in layers.values:
@@ -91,7 +91,7 @@ def _mixed(values: Values) -> QuantizedSource:
 
 
 def _packing(values: Values) -> tuple[Packing, int]:
-    """The packing of an algorithm, and its group size. Raises ForgeError for what is not converted."""
+    """The packing of an algorithm, and its group size. Raises ForgeError for an algorithm that is not converted."""
     algorithm = str(values.get("quant_algo"))
     packing = _PACKINGS.get(algorithm)
     if packing is None:
@@ -112,7 +112,7 @@ _OTHERWISE = f"Export one of those with ModelOpt, or {ORIGINAL[0].lower()}{ORIGI
 
 
 def _fp8_kv_cache(values: Values) -> bool:
-    """Raises ForgeError for a KV cache in another format."""
+    """Whether the KV cache is FP8. Raises ForgeError for other formats."""
     scheme = values.get("kv_cache_scheme")
     cache = values.get("kv_cache_quant_algo") or (scheme if isinstance(scheme, str) else None)
     if cache not in ("FP8", None):

@@ -1,6 +1,6 @@
-"""The arithmetic of MXFP4: bfloat16(E2M1 code x 2^(scale - 127)), two codes a byte, the first in the low bits.
+"""The arithmetic of MXFP4: bfloat16(E2M1 code x 2^(scale - 127)), two codes per byte, the first in the low bits.
 
-As `transformers` computes it (integrations/mxfp4.py, `_convert_moe_packed_tensors`, 5.23), bit for bit.
+Bit for bit the same as in `transformers` (integrations/mxfp4.py, `_convert_moe_packed_tensors`, 5.23).
 """
 
 from functools import cache

@@ -1,8 +1,8 @@
-"""Checkpoints whose experts are in MXFP4, as OpenAI publishes GPT-OSS, read as the bfloat16 model that they mean.
+"""Reads checkpoints with MXFP4 experts, such as OpenAI's GPT-OSS, as the equivalent bfloat16 model.
 
-`gate_up_proj_blocks` and `down_proj_blocks` (experts, out, in / 32, 16) hold two E2M1 codes a byte, the `_scales` of
-the same name (experts, out, in / 32) a power of two (E8M0) for each 32 of them.
-Source: transformers/integrations/mxfp4.py (5.23), `_convert_moe_packed_tensors`.
+`gate_up_proj_blocks` and `down_proj_blocks` (experts, out, in / 32, 16) contain two E2M1 codes per byte, the `_scales`
+of the same name (experts, out, in / 32) a power of two (E8M0) per 32 codes. Source: transformers/integrations/mxfp4.py
+(5.23), `_convert_moe_packed_tensors`.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _BLOCK_BYTES = 16
 
 
 def stored_so(values: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of such a checkpoint."""
+    """Whether a config.json describes MXFP4 experts."""
     found, names = quantization_of(values), values.get("architectures")
     method = str(found.get("quant_method")).lower() if isinstance(found, dict) else ""
     return method == "mxfp4" and isinstance(names, list) and names[:1] == [_ARCHITECTURE]
@@ -28,7 +28,7 @@ def stored_so(values: Mapping[str, Any]) -> bool:
 def as_bfloat16(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The tensors with each pair of codes and scales as one bfloat16 tensor (experts, in, out).
 
-    Raises ForgeError for scales without codes, codes without scales, and those that do not fit each other.
+    Raises ForgeError for scales without codes, codes without scales, and for codes and scales that do not match.
     """
     found = dict(tensors)
     for name in tensors:

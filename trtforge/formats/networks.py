@@ -1,6 +1,6 @@
-"""What TensorRT-LLM's networks cannot load or compute: `release_data/networks.json`, looked up.
+"""Limits of TensorRT-LLM's networks, from `release_data/networks.json`.
 
-Which traits a checkpoint has is for plan.network_rules.
+The traits of a checkpoint are determined by plan.network_rules.
 """
 
 from functools import cache
@@ -18,16 +18,16 @@ Trait = Literal[
     "alibi", "dense_layers", "excluded_linears", "experts", "head_norm", "long_rope", "other_dense_prefix", "other_ffn",
     "quantised_final_norm", "scaled_rope", "uneven_heads", "unscaled_rope",
 ]  # fmt: skip
-"""What a checkpoint may have beyond its family, format and layout."""
+"""Properties of a checkpoint beyond its family, format and layout."""
 Rule = Literal["network", "network_exclusion", "network_format", "network_release", "pipeline", "quant"]
-"""Which choice avoids a limit: none, excluded layers, the format, the release, the layout."""
+"""The choice that avoids a limit: none, excluded layers, the format, the release or the layout."""
 
 
 class Limit(Config):
     """A combination that a range of releases does not support. `families` None: any family.
 
-    `formats` and `layout` None: any. `when`: only checkpoints with that trait. `why` and `fix` are for users.
-    `refuses` False: the engine builds, and the user is warned. `every_backend`: conversion refuses it too.
+    `formats` and `layout` None: any. `when`: only checkpoints with that trait. `why` and `fix` are for users. `refuses`
+    False: the engine builds, with a warning. `every_backend`: conversion refuses it too.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Limit(Config):
         return self.why.format(family=family, format=quant)
 
     def concerns(self, family: str, quant: str, *, pipeline: bool, traits: frozenset[Trait]) -> bool:
-        """Whether it covers the combination in some release."""
+        """Whether the limit applies to the combination in some release."""
         return (
             (self.families is None or family in self.families)
             and (self.formats is None or quant in self.formats)
@@ -59,12 +59,12 @@ class Limit(Config):
         )
 
     def covers(self, release: Release) -> bool:
-        """Whether it covers the release."""
+        """Whether the limit applies to the release."""
         return release.within(self.since, self.until)
 
 
 class Loads(Config):
-    """How it is known that all other combinations load in a range of releases."""
+    """The evidence that all other combinations load in a range of releases."""
 
     since: str
     until: str | None
@@ -88,7 +88,7 @@ class Networks(Config):
         return tuple(x for x in self.limits if x.concerns(family, quant, pipeline=pipeline, traits=traits))
 
     def source_of(self, release: Release) -> str:
-        """The source by which a combination without limits loads in a release."""
+        """The source that shows that a combination without limits loads in a release."""
         return next(known.source for known in self.loads if release.within(known.since, known.until))
 
 

@@ -1,9 +1,9 @@
-"""config.json of transformers 5 with the names that transformers 4 reads too, which TensorRT-LLM's releases run on.
+"""Adds transformers 4's key names to a config.json of transformers 5, as TensorRT-LLM's releases use transformers 4.
 
-transformers 4 knows no `rope_parameters`: of a model saved by transformers 5 alone it would take each model's default
-base of the rotation, without a warning. Both read the result alike.
-Source: transformers 5.23, `RotaryEmbeddingConfigMixin.convert_rope_params_to_dict` (modeling_rope_utils.py), and
-`Gemma3TextConfig` for rotations by layer type.
+transformers 4 ignores `rope_parameters`: for a model saved by transformers 5 it would silently use the default RoPE
+base. Both versions read the result alike. Source: transformers 5.23,
+`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict` (modeling_rope_utils.py), and `Gemma3TextConfig` for rotations
+by layer type.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _OF_NO_SCALING = ("rope_theta", "partial_rotary_factor")
 
 
 def with_older_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config.json, and of its `text_config`, with what is missing of the older names."""
+    """The values of a config.json and its `text_config`, with missing older names added."""
     found = dict(values)
     if "dtype" in found:
         found.setdefault("torch_dtype", found["dtype"])

@@ -39,7 +39,7 @@ Value = Union[str, int, float, Name, "Message"]
 
 @dataclass
 class Message:
-    """The fields of a message, each with its values in order: a field that is not repeated has one."""
+    """The fields of a message, each with its values in order; non-repeated fields have one value."""
 
     fields: dict[str, list[Value]] = field(default_factory=dict)
 
@@ -58,7 +58,7 @@ class Message:
         return found if isinstance(found, int) else default
 
     def flag(self, name: str) -> bool:
-        """A boolean; false where it is absent."""
+        """A boolean; false if absent."""
         return self._last(name) in (Name("true"), Name("True"), Name("t"), 1)
 
     def _last(self, name: str) -> Value | None:
@@ -102,7 +102,7 @@ class _Reader:
             self._next()
             if self._is(":"):
                 self._next()
-            elif not any(self._is(mark) for mark in "{<["):  # only messages may lack the colon
+            elif not any(self._is(mark) for mark in "{<["):  # only before messages is the colon optional
                 raise self._error("':' or '{'")
             found.fields.setdefault(name, []).extend(self._values())
             if self._is(",") or self._is(";"):

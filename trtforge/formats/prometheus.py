@@ -1,4 +1,4 @@
-"""Prometheus' text format, as Triton, TensorRT-LLM's backend and the gateway write their metrics."""
+"""Parses Prometheus' text format, in which Triton, TensorRT-LLM's backend and the gateway report metrics."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from trtforge.core.errors import ForgeError
 
 REQUESTS, KV_BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 BATCHER, GENERAL = "nv_trt_llm_inflight_batcher_metrics", "nv_trt_llm_general_metrics"
-"""Gauges of TensorRT-LLM's backend, which trtforge's engines have too (docs/deployment.md)."""
+"""Gauges of TensorRT-LLM's backend, which trtforge's engines report too (docs/deployment.md)."""
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+([^\s]+)(?:\s+-?\d+)?")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _ESCAPED = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
@@ -26,9 +26,10 @@ class Sample:
 
 
 def parse_metrics(text: str, where: str) -> tuple[Sample, ...]:
-    """The samples of a text. Raises ForgeError naming `where` and the line that is none; values are finite or left out.
+    """The samples of a text. Raises ForgeError naming `where` and an invalid line. Values that are not finite are left
+    out.
 
-    A last line without its end is left out: the answer was cut there.
+    A last line without line feed is ignored, as the answer was cut there.
     """
     found = []
     lines = text.split("\n")[:-1]

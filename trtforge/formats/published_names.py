@@ -1,8 +1,8 @@
-"""Names of tensors as models are published with them, from those that transformers gives its own modules.
+"""Maps tensor names of transformers' modules to the names in published models.
 
-transformers saves a model under the former, but other programs save the state of its modules: from 4.52 on the parts of
-a model with vision are below one `model`, from 5 on Mixtral's experts are in `mlp` and GPT-NeoX has an `lm_head`. Both
-are read alike. Source: transformers 5.23, conversion_mapping.py ("llava", "mixtral", "GPTNeoXForCausalLM").
+transformers saves models with published names, but other programs save the modules' state: since 4.52 the parts of
+vision models are below one `model`, since 5 Mixtral's experts are in `mlp` and GPT-NeoX has an `lm_head`. Both are
+accepted. Source: transformers 5.23, conversion_mapping.py ("llava", "mixtral", "GPTNeoXForCausalLM").
 """
 
 import re
@@ -21,16 +21,16 @@ _PUBLISHED = {
 
 
 def published_name(name: str, architecture: str) -> str:
-    """The name under which models of an architecture are published."""
+    """The tensor's name in published models of an architecture."""
     for pattern, published in _PUBLISHED.get(architecture, ()):
         name = re.sub(pattern, published, name)
     return name
 
 
 def module_names(published: str) -> tuple[str, ...]:
-    """The names that a module of a language model may have in the description of a quantisation, its own first.
+    """The possible names of a language model's module in a quantisation description, its own name first.
 
-    A description in the text_config of a model with vision has those of the language model alone.
+    A description in the text_config of a vision model has the names within the language model.
     """
     below = "language_model.model."
     if not published.startswith(below):

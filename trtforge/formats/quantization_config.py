@@ -1,4 +1,4 @@
-"""How a Hugging Face checkpoint was quantised, from its JSON files; what cannot be stored exactly is an error.
+"""Reads a Hugging Face checkpoint's quantisation from its JSON files; formats that cannot be stored exactly are errors.
 
 Sources: AutoAWQ, GPTQModel and AutoFP8 in config.json's `quantization_config`; ModelOpt's `hf_quant_config.json`.
 """
@@ -61,7 +61,7 @@ def quantization_method(config: HfConfig) -> str:
 
 
 def require_unquantized(config: HfConfig, why: str) -> None:
-    """Raises ForgeError, with the reason, for a checkpoint that is quantised already and not read as bfloat16."""
+    """Raises ForgeError, with the reason, for a quantised checkpoint that is not read as bfloat16."""
     method = quantization_method(config)
     if method != "none" and config.fp8_blocks is None and not config.mxfp4_experts:
         raise ForgeError(f"{config.path.parent} is already quantised ({method}): {why}", hint=ORIGINAL)
@@ -144,7 +144,7 @@ def _gptq(values: Values) -> QuantizedSource:
         )
     values.require_int4("bits")
     group_size, scale_per_output = values.int4_groups("group_size")
-    ordered = scale_per_output or values.get("static_groups")  # groups of consecutive inputs, whatever came first
+    ordered = scale_per_output or values.get("static_groups")  # groups of consecutive inputs, whatever the order
     if values.get("desc_act") and not ordered:
         raise values.refusal(
             "desc_act is true: act-order permutes the inputs, TensorRT-LLM's groups are consecutive inputs",
@@ -164,7 +164,7 @@ def _gptq(values: Values) -> QuantizedSource:
 
 
 def _left_by_rule(values: Values) -> tuple[str, ...]:
-    """GPTQModel's rules for single modules: `-:` excludes one, any other gives it a different format."""
+    """The modules excluded by GPTQModel's rules (`-:`). Raises ForgeError for rules that set a different format."""
     rules = values.part("dynamic").values if values.get("dynamic") else {}
     for rule, change in rules.items():
         if not rule.startswith("-:") and change:
@@ -183,7 +183,7 @@ def _blocks(values: Values) -> tuple[str, ...] | None:
 
 
 def _fp8(values: Values) -> QuantizedSource:
-    """AutoFP8, and FP8 of transformers without blocks (Ministral 3): static, one scale a tensor."""
+    """AutoFP8, and FP8 of transformers without blocks (Ministral 3): static, one scale per tensor."""
     if values.get("activation_scheme") != "static":
         raise values.refusal(
             "activation_scheme is not static: TensorRT-LLM's FP8 needs a static activation scale",

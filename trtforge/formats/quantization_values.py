@@ -1,4 +1,4 @@
-"""Typed access to the JSON objects of a quantisation; errors name the place in the file."""
+"""Typed access to the JSON objects that describe a quantisation; errors name the location in the file."""
 
 import json
 import re
@@ -17,21 +17,21 @@ _KEYS = ("quantization_config", "compression_config")
 
 
 def quantization_of(config: Mapping[str, Any]) -> Any:
-    """What a config.json, or its text_config, says of its quantisation; None for an unquantised model."""
+    """The quantisation in a config.json or its text_config; None for an unquantised model."""
     text = config.get("text_config")
     places = (config, text) if isinstance(text, dict) else (config,)
     return next((place[key] for place in places for key in _KEYS if place.get(key) is not None), None)
 
 
 def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json that says nothing of it."""
+    """A config.json without its quantisation."""
     found = {key: value for key, value in config.items() if key not in _KEYS}
     if isinstance(text := found.get("text_config"), dict):
         found["text_config"] = without_quantization(text)
     return found
 
 
-_FLAGS = re.compile(r"\(\?([aimsux]+)\)")  # at the start of an expression, for all of it
+_FLAGS = re.compile(r"\(\?([aimsux]+)\)")  # at the start of an expression, for the whole expression
 
 
 class Values:
@@ -72,7 +72,8 @@ class Values:
         self.require(keys[0], self.get(*keys), (4,), "only 4-bit codes have a TensorRT-LLM layout for every GPU")
 
     def int4_groups(self, *keys: str) -> tuple[int, bool]:
-        """The group size of 4-bit codes, and whether it is -1: outputs of one scale, as of equal ones of all groups."""
+        """The group size of 4-bit codes, and whether it is -1: one scale per output, read as equal scales of all
+        groups."""
         size = self.get(*keys)
         per_output = size == -1 and not isinstance(size, bool)
         return (_GROUPS[-1], True) if per_output else (self.group_size(*keys), False)
@@ -91,12 +92,12 @@ class Values:
             re.compile(pattern)
         except re.error as error:
             raise self.refusal(f"{pattern} is not a regular expression: {error}", DAMAGED) from None
-        flags = _FLAGS.match(pattern)  # they may stand only where an expression begins
+        flags = _FLAGS.match(pattern)  # allowed only at the start of an expression
         return f"^(?{flags[1]}:{pattern[flags.end() :]})" if flags else f"^(?:{pattern})"
 
 
 def static_fp8_kv_cache(values: Values) -> bool:
-    """Whether there is a `kv_cache_scheme`. Raises ForgeError unless it is static FP8 with one scale a layer."""
+    """Whether there is a `kv_cache_scheme`. Raises ForgeError unless it is static FP8 with one scale per layer."""
     if values.get("kv_cache_scheme") is None:
         return False
     scheme = values.part("kv_cache_scheme")
@@ -109,5 +110,5 @@ def static_fp8_kv_cache(values: Values) -> bool:
 
 
 def shown(value: object) -> str:
-    """As JSON writes it."""
+    """The value in JSON notation."""
     return json.dumps(value, default=repr)

@@ -1,4 +1,4 @@
-"""The quantisation of an already quantised Hugging Face checkpoint: its packing, and the modules that it covers.
+"""The quantisation of an already quantised Hugging Face checkpoint: packing and covered modules.
 
 `quantization_config` reads it from a checkpoint's JSON files.
 """
@@ -24,7 +24,7 @@ weight scale per output, `fp8_one_scale`: one for all. `modelopt_w4a8` and `int8
 """
 
 StoredFormat = Literal["int4_awq", "w4a8_awq", "fp8", "fp8_rowwise", "int8_sq", "nvfp4"]
-"""The formats that trtforge converts to, as in `--quant`."""
+"""The formats of `--quant` to which such sources are converted."""
 
 _FORMAT_OF: Mapping[Packing, StoredFormat] = {
     "awq": "int4_awq",
@@ -48,7 +48,7 @@ KV_SCALES = (
     "v_proj.output_scale",
     "kv_scale",
 )
-"""Names inside an attention module of the KV cache's scales: of compressed-tensors, ModelOpt, AutoFP8 and vLLM's first
+"""Names of the KV cache's scales inside an attention module: of compressed-tensors, ModelOpt, AutoFP8 and vLLM's first
 FP8 caches (vllm/model_executor/model_loader/weight_utils.py, `maybe_remap_kv_scale_name`)."""
 
 
@@ -56,12 +56,12 @@ FP8 caches (vllm/model_executor/model_loader/weight_utils.py, `maybe_remap_kv_sc
 class QuantizedSource:
     """One quantisation for all modules that match `only` (None: every module) but not `never`.
 
-    Both hold regular expressions, searched in a module's full name. `named`: the full names of its modules, None if
-    the patterns tell. `others`: of mixed precision, the quantisations of further modules; no module is in two.
-    `scale_per_output`: its INT4 scales are of whole outputs, and count as those of all groups of `group_size` inputs.
-    `stored_zero`: the stored code of zero point 8. `weight_scale` and `input_scale`: the names inside a module of the
-    scales of FP8, INT8 and NVFP4's inputs; `weight` and `tensor_scale`: those of NVFP4's codes and of its scale of a
-    tensor, which with `divisors` divides, as that of inputs.
+    Both are regular expressions, searched in a module's full name. `named`: the full names of its modules, None if only
+    the patterns apply. `others`: in mixed precision, the quantisations of other modules; they do not overlap.
+    `scale_per_output`: INT4 scales are per output and are used for all groups of `group_size` inputs. `stored_zero`:
+    the stored code of zero point 8. Tensor names inside a module: `weight_scale` and `input_scale`: the scales of FP8,
+    INT8 and NVFP4's inputs; `weight` and `tensor_scale`: NVFP4's codes and its tensor scale. `divisors`: NVFP4's tensor
+    and input scales are divisors.
     """
 
     tool: str
@@ -82,12 +82,12 @@ class QuantizedSource:
 
     @property
     def format(self) -> StoredFormat:
-        """The format that it is converted to; of mixed precision the first one's."""
+        """The format to which it is converted; in mixed precision, that of the first quantisation."""
         return _FORMAT_OF[self.packing]
 
     @property
     def formats(self) -> tuple[StoredFormat, ...]:
-        """The formats of all its modules, each once."""
+        """The distinct formats of all its modules."""
         return tuple(dict.fromkeys(each.format for each in (self, *self.others)))
 
     @property
@@ -121,5 +121,5 @@ def _matches(patterns: tuple[str, ...], names: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=64)
 def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    """Large mixtures of experts ask for tens of thousands of modules."""
+    """Cached, as models with many experts have tens of thousands of modules."""
     return tuple(map(re.compile, patterns))

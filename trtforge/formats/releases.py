@@ -1,7 +1,7 @@
-"""What each TensorRT-LLM release with the engine backend accepts, and which container carries it.
+"""What each TensorRT-LLM release with the engine backend accepts, and the containers that contain it.
 
-Everything is looked up in `release_data/*.json`, where each entry has a range of releases and a confidence; no code
-compares versions to decide what a release can do.
+All facts are in `release_data/*.json`, where each entry has a range of releases and a confidence; no code compares
+versions to decide on features.
 """
 
 from collections.abc import Mapping
@@ -41,10 +41,10 @@ _REGISTRY = "nvcr.io/nvidia"
 
 @dataclass(frozen=True)
 class Field:
-    """A key (or listed value) as one release has it. `choices` None: no closed list of values is known.
+    """A key (or listed value) in one release. `choices` None: no complete list of values is known.
 
-    `default_known` is false if this release's default is unknown: such a key is best left out of a file. `flag` is the
-    `trtllm-build` option that sets it; `value` the number of an enumeration's member.
+    `default_known` is false if this release's default is unknown; the key should then be left out of files. `flag` is
+    the `trtllm-build` option that sets it; `value` the number of an enumeration's member.
     """
 
     name: str
@@ -77,7 +77,8 @@ class Problem:
 
     @property
     def refuses(self) -> bool:
-        """Whether it is an error, known from the release's source or a survey of it; inferred problems are warnings."""
+        """Whether it is an error, known from the release's source or a survey of it. Inferred problems are only
+        warnings."""
         return self.confidence != "inferred"
 
 
@@ -86,7 +87,7 @@ class _Raw(BaseModel):
 
 
 class Container(_Raw):
-    """A Triton image and its versions. `confidence` is medium where sources contradict each other (see `note`)."""
+    """A Triton image and its versions. `confidence` is medium if sources contradict each other (see `note`)."""
 
     triton: str
     image_tag: str
@@ -101,7 +102,7 @@ class Container(_Raw):
 
     @property
     def image(self) -> str:
-        """The image as `docker run` takes it."""
+        """The image's name for `docker run`."""
         return f"{_REGISTRY}/tritonserver:{self.image_tag}"
 
 
@@ -125,7 +126,7 @@ class _Entry(_Raw):
     note: str = ""
 
     def field(self, line: str) -> Field:
-        """The entry as release `line` has it."""
+        """The entry for release `line`."""
         changed = [change for change in self.changes if "default" in change.model_fields_set]
         defaults = [change.default for change in changed if line in change.versions]
         return Field(
@@ -161,7 +162,7 @@ class _Line(_Raw):
 
     @property
     def newest(self) -> str:
-        """The release that the first two numbers alone stand for."""
+        """The release that the first two numbers alone mean."""
         return self.also[-1] if self.id.endswith(".x") else self.id
 
     @property
@@ -205,7 +206,7 @@ class Release:
         )
 
     def key_problem(self, section: Section, name: str) -> Problem | None:
-        """Why this release does not know a key (or value), or None; as confident as the best entry of its table."""
+        """Why this release lacks a key (or value), or None; its confidence is that of the table's best entry."""
         known = self.fields(section)
         if name in known:
             return None
@@ -219,7 +220,7 @@ class Release:
         return self._problem(section, f"{section}: {name} is not known", f"Known: {', '.join(known)}.")
 
     def value_problem(self, field: Field, value: JsonValue) -> Problem | None:
-        """Why this release does not take `value` for one of its fields or flags, or None."""
+        """Why this release does not accept `value` for one of its fields or flags, or None."""
         if field.choices is None or value in field.choices:
             return None
         choices = ", ".join("none" if choice is None else str(choice) for choice in field.choices)
@@ -235,7 +236,8 @@ class Release:
 
 @cache
 def release(version: str) -> Release:
-    """The release `version`; two numbers (0.20) are the newest of that line. Raises ForgeError for an unknown one."""
+    """The release `version`; two numbers (0.20) mean the newest release of that line. Raises ForgeError for an unknown
+    one."""
     lines = _lines()
     for order, line in enumerate(lines):
         if line.covers(version) or version == line.minor:
@@ -268,7 +270,7 @@ def known_containers() -> tuple[Container, ...]:
 
 
 def containers_of(wanted: Release) -> tuple[Container, ...]:
-    """The containers with that release: those whose sources agree first, then the newest.
+    """The containers with that release, sorted: those whose sources agree first, then the newest.
 
     An engine runs only with the version that built it, so another patch release counts only if none matches.
     """
@@ -330,9 +332,9 @@ def _covers(line: str, version: str) -> bool:
 
 
 def _is_later(version: str, last: str) -> bool:
-    """Whether `version` is of a later release than `last`; False for what is not a version.
+    """Whether `version` is of a later release than `last`; False if it is not a version.
 
-    A local build or post-release (1.2.1+cu130, 1.2.1.post1) is of the same release.
+    A local build or post-release (1.2.1+cu130, 1.2.1.post1) counts as the same release.
     """
     try:
         return Version(version).release > Version(last).release

@@ -1,4 +1,4 @@
-"""RoPE scaling in a Hugging Face config.json: its type is known, and its numbers are valid.
+"""Reads and checks RoPE scaling in a Hugging Face config.json: known type, valid numbers.
 
 Names and required keys: transformers/modeling_rope_utils.py; `RotaryScalingType` in tensorrt_llm/functional.py.
 """
@@ -21,7 +21,7 @@ _REQUIRED: Mapping[str, tuple[str, ...]] = {
 }
 _ORIGINAL = "original_max_position_embeddings"
 _FROM_ORIGINAL = ("llama3", "yarn", "longrope")
-"""Types for which `original_max_position_embeddings` beside the scaling takes precedence over the one in it."""
+"""Types for which `original_max_position_embeddings` beside the scaling object takes precedence over that inside it."""
 _POSITIVE = (
     "factor",
     "low_freq_factor",
@@ -36,9 +36,9 @@ _FACTORS = ("short_factor", "long_factor")
 
 
 def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = (), abrupt: bool = False) -> dict[str, Any] | None:
-    """The scaling as HF reads it, None if there is none. `also`: further types that this family supports.
+    """The scaling as transformers reads it, None if there is none. `also`: additional types that this family supports.
 
-    `abrupt`: of rope_type llama3, high_freq_factor may be low_freq_factor: no frequencies lie between.
+    `abrupt`: for rope_type llama3, high_freq_factor may equal low_freq_factor, with no frequencies in between.
 
     Raises ForgeError for an unknown `rope_type`, a missing key, and an invalid number.
     """
@@ -56,7 +56,7 @@ def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = (), abrupt: bool =
     elif kind == "llama3" and scaling.get(_ORIGINAL) is None:
         scaling = {**scaling, _ORIGINAL: config.integer("max_position_embeddings", 2048)}
     required = _REQUIRED.get(kind, ())
-    if kind == "yarn" and scaling.get(_ORIGINAL) is not None:  # the factor follows from it
+    if kind == "yarn" and scaling.get(_ORIGINAL) is not None:  # determines the factor
         required = ()
     missing = [key for key in required if scaling.get(key) is None]
     if missing:
@@ -71,9 +71,9 @@ def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = (), abrupt: bool =
 
 
 def longrope_factor(scaling: Mapping[str, Any], positions: int, original: int) -> float:
-    """Longrope's factor on cosines and sines: the `attention_factor` of `scaling`, else that of its `factor`.
+    """Longrope's factor on cosines and sines: the `attention_factor` of `scaling`, else computed from its `factor`.
 
-    Without either, that of `positions` instead of the `original` ones.
+    Without either, computed from `positions` / `original`.
     """
     given = scaling.get("attention_factor")
     if given is not None:

@@ -1,4 +1,4 @@
-"""Calibration samples that are tokenised when they are needed: what identifies them is remembered in the cache."""
+"""Calibration samples that are tokenised on demand; the cache keeps the facts that identify them."""
 
 import sys
 from contextlib import suppress
@@ -16,7 +16,7 @@ from trtforge.formats.hf import CONFIG, tokenizer_files
 
 
 class SampleFacts(Config):
-    """What windows of token ids are known by, as `TokenWindows`. `longest`: tokens of the longest window."""
+    """Facts of windows of token ids, as in `TokenWindows`. `longest`: tokens of the longest window."""
 
     digest: str
     windows: int
@@ -39,7 +39,7 @@ class Samples:
 
     @cached_property
     def windows(self) -> TokenWindows:
-        """The samples themselves. Raises ForgeError as `token_windows`."""
+        """The samples themselves. Raises ForgeError as `token_windows` does."""
         return token_windows(
             self.data,
             self.model,
@@ -51,7 +51,7 @@ class Samples:
 
     @cached_property
     def facts(self) -> SampleFacts:
-        """What identifies the samples: as an earlier run found, if all that decides it is the same."""
+        """The facts that identify the samples, from the cache if nothing that determines them has changed."""
         key = self._key()
         known = read_cached("samples", key, SampleFacts) if key is not None else None
         if known is not None:
@@ -65,20 +65,20 @@ class Samples:
             documents=len(found.document_lengths),
             document_lengths=found.length_histogram,
         )
-        if key is not None and facts.tokens == self.count * self.length:  # fewer are warned of each time
-            with suppress(OSError):  # the calibration says why the cache cannot be used
+        if key is not None and facts.tokens == self.count * self.length:  # too few tokens cause a warning each time
+            with suppress(OSError):  # calibration reports why the cache cannot be used
                 keep_cached("samples", key, facts)
         return facts
 
     def _key(self) -> str | None:
-        """Digest of all that decides the samples; None if it is not known what the data is now."""
+        """Digest of everything that determines the samples; None if the present content of the data is unknown."""
         content = content_of(self.data)
         if content is None:
             return None
         files = [path for path in (*tokenizer_files(self.model), self.model / CONFIG) if path.is_file()]
         decisive = {
             "content": content,
-            "python": sys.version,  # the built-in data is its text
+            "python": sys.version,  # whose text is the built-in data
             "sampling": [self.count, self.length, self.vocab_size, self.seed],
             "files": {path.name: file_digest(path) for path in files},
             "versions": [__version__, version("transformers"), version("tokenizers")],

@@ -21,14 +21,14 @@ from trtforge.core.json_text import parse_json
 from trtforge.core.manifest import FileRecord
 from trtforge.core.reading import CHECK_DISK, disk_fails, naming, opened
 
-_LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+_LARGEST_HEADER = 100_000_000  # bytes; limit of the safetensors library
 _LARGEST_NUMBER = 1 << 63
 _MOST_DIMENSIONS = 8
 # Longer writes allocate page cache in blocks of megabytes, which a virtual machine may first have to get back from its
 # host: for 4 GB that took ten times as long as the copy.
 _WRITE_BYTES = 128 << 10
-_STARTED_BYTES = 2 << 20  # given to the system, after which it is asked to write them: larger bursts wait for the disk
-_DEQUANTIZED_BYTES = 2 << 20  # of the bfloat16 rows that are made at once
+_STARTED_BYTES = 2 << 20  # bytes after which the system is told to write them: larger bursts wait for the disk
+_DEQUANTIZED_BYTES = 2 << 20  # of bfloat16 rows dequantised at once
 _TRUNCATED = "The download or copy did not finish: fetch the file again."
 
 
@@ -61,7 +61,7 @@ class StoredTensor:
 
     @property
     def parts(self) -> tuple["StoredTensor", ...]:
-        """The stored tensors that its values are read from."""
+        """The stored tensors from which its values are read."""
         return (self,)
 
 
@@ -69,7 +69,7 @@ class StoredTensor:
 class BlockScaled(StoredTensor):
     """An E4M3 matrix with a scale for each `block` (rows, columns), read as a dequantised bfloat16 matrix.
 
-    `spec` is that matrix's, `offset` that of the codes.
+    `spec`: of that matrix; `offset`: of the codes.
     """
 
     codes: StoredTensor
@@ -86,7 +86,7 @@ class BlockScaled(StoredTensor):
 class Mxfp4Experts(StoredTensor):
     """Matrices of experts in MXFP4, read as dequantised bfloat16 matrices (experts, in, out).
 
-    `spec` is theirs, `offset` that of the codes (experts, out, in / 32, 16); `scales` are (experts, out, in / 32).
+    `spec`: of these matrices; `offset`: of the codes (experts, out, in / 32, 16); `scales` are (experts, out, in / 32).
     """
 
     codes: StoredTensor
@@ -111,7 +111,7 @@ class Slice(StoredTensor):
 
 
 def raw_header(path: Path) -> bytes:
-    """Everything that comes before the data of a file: the header's length and its text.
+    """Everything before the data of a file: the header's length and text.
 
     Raises ForgeError naming the file if it is missing, truncated or not a safetensors file.
     """
@@ -197,7 +197,7 @@ Seen = Callable[[StoredTensor, int, memoryview], None]
 class RowReader:
     """Reads rows of stored tensors into a buffer, so that no page of the file stays mapped.
 
-    Raises ForgeError naming a file that cannot be read or became shorter.
+    Raises ForgeError naming a file that cannot be read or has become shorter.
     """
 
     def __init__(self, seen: Seen | None = None) -> None:
@@ -310,9 +310,9 @@ class RowReader:
 
 
 class Writer:
-    """Writes one safetensors file front to back; the digest is computed as the bytes pass.
+    """Writes one safetensors file sequentially and computes its digest while writing.
 
-    `digests`: the thread that does it; what is written must not change before its `wait` returns.
+    `digests`: the hashing thread; written buffers must not change before its `wait` returns.
     """
 
     def __init__(self, path: Path, tensors: Sequence[TensorSpec], digests: DigestThread | None = None) -> None:
@@ -332,7 +332,7 @@ class Writer:
         self._left = spec.nbytes
 
     def write(self, data: memoryview | bytes) -> None:
-        """The next bytes of the current tensor. Raises OSError naming the file."""
+        """Write the next bytes of the current tensor. Raises OSError naming the file."""
         view = memoryview(data)
         assert view.nbytes <= self._left, f"{view.nbytes} bytes, {self._left} were left"
         self._left -= view.nbytes
@@ -373,17 +373,17 @@ class Writer:
 
 
 def _start_writing(descriptor: int, first: int, count: int) -> None:
-    """Let the system write `count` bytes of a file from `first` on to the disk, without waiting for it.
+    """Make the system start writing `count` bytes of a file, from `first`, to the disk, without waiting.
 
-    Of pages that are to be given up Linux begins to write those that have to be written, and keeps them until then.
+    For POSIX_FADV_DONTNEED, Linux starts to write dirty pages and keeps them until they are written.
     """
     if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):  # a hint, which some file systems do not take
+        with suppress(OSError):  # a hint, which some file systems do not support
             os.posix_fadvise(descriptor, first, count, os.POSIX_FADV_DONTNEED)
 
 
 def header_of(tensors: Iterable[TensorSpec]) -> bytes:
-    """Everything that comes before the data of these tensors in a file."""
+    """Everything before the data of these tensors in a file."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for spec in tensors:

@@ -1,8 +1,8 @@
 """Digests of safetensors files, computed tensor by tensor while conversion reads them, so no byte is read twice.
 
 A file's digest is the BLAKE3 of its header followed by the BLAKE3 of each tensor, in the order of their data. It does
-not depend on the order in which tensors were read. A matrix with block scales counts as two tensors there,
-experts in MXFP4 too, the slices of a stack as one.
+not depend on the order in which tensors were read. In it, a matrix with block scales counts as two tensors, as do
+experts in MXFP4; all slices of a stack count as one.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ class _Progress:
 
 
 def stored_parts(tensors: Mapping[str, StoredTensor]) -> list[StoredTensor]:
-    """The tensors of the files, each once."""
+    """The distinct stored tensors of the files."""
     return list(dict.fromkeys(part for tensor in tensors.values() for part in tensor.parts))
 
 

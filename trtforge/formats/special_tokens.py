@@ -22,9 +22,9 @@ class SpecialTokens:
 
 
 def read_special_tokens(directory: Path) -> SpecialTokens:
-    """From generation_config.json, else config.json, else the tokenizer. Raises ForgeError for a damaged file.
+    """The tokens by generation_config.json, else config.json, else the tokenizer. Raises ForgeError for a damaged file.
 
-    A list of end ids (Llama 3: end of text, end of message, end of turn) is kept whole.
+    All ids of a list are kept (Llama 3: end of text, end of message, end of turn).
     """
     sources = [_read(directory / name) for name in (GENERATION_CONFIG, "config.json")]
     special = _special_ids(directory)
@@ -36,10 +36,10 @@ def read_special_tokens(directory: Path) -> SpecialTokens:
 
 
 def generation_config(config: Mapping[str, Any], tokenizer: Path) -> str | None:
-    """The text of a generation_config.json for a model whose own says no end id; None if its config.json says none.
+    """The text of a generation_config.json for a model whose own has no end id; None if config.json has none either.
 
-    The ids of config.json, as `transformers` takes them (`GenerationConfig.from_model_config`), and the end of text in
-    the directory `tokenizer`: a chat model that was tuned without changing config.json ends its turns with that alone.
+    It has the ids of config.json, which `transformers` uses too (`GenerationConfig.from_model_config`), and the
+    tokenizer's end of text, with which a chat model ends its turns if it was tuned without changing config.json.
     """
     written = _read(tokenizer / GENERATION_CONFIG)
     ends, pads = (_named(config, key) for key in ("eos_token_id", "pad_token_id"))
@@ -53,7 +53,8 @@ def generation_config(config: Mapping[str, Any], tokenizer: Path) -> str | None:
 
 
 def require_end_ids(directory: Path, vocab_size: int) -> None:
-    """Raises ForgeError naming the file for an end id that is none, or beyond the vocabulary: it is never generated."""
+    """Raises ForgeError naming the file for an end id that is invalid or beyond the vocabulary and thus never
+    generated."""
     for name in (GENERATION_CONFIG, "config.json"):
         values = _read(directory / name)
         _require_numbers(directory / name, values.get("eos_token_id"))
@@ -80,7 +81,7 @@ def _require_in_vocabulary(what: str, found: int, vocab_size: int) -> None:
 
 
 def _named(values: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    """The ids at a key; of a model with vision those of its language model where it has none itself."""
+    """The ids at a key; for a vision model without its own, those of its language model."""
     text = values.get("text_config")
     return _ids(values.get(key)) or (_ids(text.get(key)) if isinstance(text, dict) else ())
 
@@ -95,7 +96,7 @@ def _is_id(value: object) -> TypeGuard[int]:
 
 
 def _special_ids(directory: Path) -> Mapping[str, int]:
-    """The ids of the tokens that tokenizer_config.json names."""
+    """The ids of the tokens named in tokenizer_config.json."""
     names = _read(directory / "special_tokens_map.json") | _read(directory / "tokenizer_config.json")
     ids = _added_tokens(directory / "tokenizer.json") | _added_tokens_decoder(directory / "tokenizer_config.json")
     named = {key: value.get("content") if isinstance(value, dict) else value for key, value in names.items()}
@@ -103,7 +104,7 @@ def _special_ids(directory: Path) -> Mapping[str, int]:
 
 
 def named_tokens(directory: Path) -> tuple[str, ...]:
-    """The tokens that files beside tokenizer.json name, in order. Raises ForgeError for a damaged file."""
+    """The tokens named in files beside tokenizer.json, in order. Raises ForgeError for a damaged file."""
     found = [*_added_tokens_decoder(directory / "tokenizer_config.json"), *_read(directory / "added_tokens.json")]
     names = _read(directory / "special_tokens_map.json") | _read(directory / "tokenizer_config.json")
     for key, value in names.items():
@@ -115,7 +116,7 @@ def named_tokens(directory: Path) -> tuple[str, ...]:
 
 
 def _added_tokens(path: Path) -> dict[str, int]:
-    """Token to id, of a tokenizer.json."""
+    """Token to id, from a tokenizer.json."""
     try:
         return {entry["content"]: int(entry["id"]) for entry in _read(path).get("added_tokens") or []}
     except (TypeError, KeyError, ValueError):
@@ -123,7 +124,7 @@ def _added_tokens(path: Path) -> dict[str, int]:
 
 
 def _added_tokens_decoder(path: Path) -> dict[str, int]:
-    """Token to id, of a tokenizer_config.json."""
+    """Token to id, from a tokenizer_config.json."""
     try:
         return {entry["content"]: int(key) for key, entry in (_read(path).get("added_tokens_decoder") or {}).items()}
     except (TypeError, KeyError, ValueError, AttributeError):

@@ -1,9 +1,9 @@
-"""Experts stacked in one tensor of three dimensions, read as one matrix for each expert.
+"""Reads experts stacked in one three-dimensional tensor as one matrix per expert.
 
-Llama 4 and GPT-OSS: `experts.gate_up_proj` (experts, in, 2 x inner) and `experts.down_proj` (experts, inner, out).
-The modules of transformers 5 stack other families' experts too, which are published one by one: `experts.gate_up_proj`
-(experts, 2 x inner, in), gate before up, and `experts.down_proj` (experts, out, inner).
-Sources: Llama4TextExperts, GptOssExperts and MixtralExperts in transformers/models (5.23).
+Llama 4 and GPT-OSS: `experts.gate_up_proj` (experts, in, 2 x inner) and `experts.down_proj` (experts, inner, out). The
+modules of transformers 5 also stack the experts of other families, which are published individually:
+`experts.gate_up_proj` (experts, 2 x inner, in), gate before up, and `experts.down_proj` (experts, out, inner). Sources:
+Llama4TextExperts, GptOssExperts and MixtralExperts in transformers/models (5.23).
 """
 
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ _GATE_UP, _DOWN = "experts.gate_up_proj", "experts.down_proj"
 
 
 def by_expert(tensors: Mapping[str, StoredTensor], architecture: str) -> dict[str, StoredTensor]:
-    """The tensors, with each stack as its slices, named like a linear layer of the expert.
+    """The tensors, with each stack replaced by its slices, named like linear layers of the experts.
 
-    Raises ForgeError for more experts than any model has (a tensor without elements can claim any number), and for
-    tensors that have the names of slices.
+    Raises ForgeError for implausibly many experts (an empty tensor can claim any number), and for other tensors with a
+    slice's name.
     """
     if architecture not in (*_PUBLISHED_SO, *_ONE_BY_ONE):
         return dict(tensors)
@@ -56,7 +56,7 @@ def by_expert(tensors: Mapping[str, StoredTensor], architecture: str) -> dict[st
 
 
 def stacked_by_transformers(name: str, architecture: str) -> bool:
-    """Whether a tensor is a stack of experts that are published one by one."""
+    """Whether a tensor is a stack of experts that are published individually."""
     return architecture in _ONE_BY_ONE and name.endswith((_GATE_UP, _DOWN))
 
 

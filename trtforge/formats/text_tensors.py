@@ -1,4 +1,4 @@
-"""The tensors that the text models have in addition to those of TensorRT-LLM's ensemble.
+"""The tensors of the text models in addition to those of TensorRT-LLM's ensemble.
 
 `return_finish_reason`, `return_num_input_tokens` and `return_num_output_tokens` and their outputs are named as in
 Triton's vLLM backend, `return_num_cached_tokens` like them, `include_stop_str_in_output` as in TensorRT-LLM's
@@ -50,7 +50,7 @@ _OUTPUTS = (
 
 
 def with_text_tensors(tensors: Sequence[Tensor], direction: Direction, *, chat: bool) -> tuple[Tensor, ...]:
-    """A text model's tensors, TensorRT-LLM's first. `chat`: whether the tokenizer has a chat template.
+    """A text model's tensors, first TensorRT-LLM's. `chat`: whether the tokenizer has a chat template.
 
     `text_input` becomes optional, because the prompt may also be messages or token ids.
     """

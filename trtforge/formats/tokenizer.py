@@ -21,8 +21,8 @@ SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
 def require_tokenizer(directory: Path, vocab_size: int | None) -> None:
     """Raises ForgeError for a tokenizer.json that cannot be loaded, and for an end id beyond `vocab_size`.
 
-    A directory without a tokenizer is accepted; a slow tokenizer is not loaded. `vocab_size` None: not known, so end
-    ids are not checked.
+    A directory without a tokenizer is accepted; a slow tokenizer is not loaded. `vocab_size` None: unknown, so end ids
+    are not checked.
     """
     names = [name for name in (TOKENIZER_FILE, *SLOW_FILES) if (directory / name).is_file()]
     if TOKENIZER_FILE in names:
@@ -39,9 +39,9 @@ def require_tokenizer(directory: Path, vocab_size: int | None) -> None:
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":
-    """The tokenizer in a tokenizer.json, which encodes whole texts: truncation and padding are switched off.
+    """The tokenizer in a tokenizer.json, with truncation and padding switched off, so that it encodes whole texts.
 
-    Raises ForgeError naming the file and what is wrong with it.
+    Raises ForgeError naming the file and the error.
     """
     from tokenizers import Tokenizer
 

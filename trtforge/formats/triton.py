@@ -1,6 +1,6 @@
 """The five models of an in-flight batching repository: tensors, ensemble mapping, parameters.
 
-All are looked up in `release_data/triton-model-config.json` for the release that serves the engine. `RepositoryFacts`
+They come from `release_data/triton-model-config.json`, for the release that serves the engine. `RepositoryFacts`
 describes a packaged repository to launchers and clients.
 """
 
@@ -82,7 +82,7 @@ class TextFlow:
 
 
 class RepositoryFacts(Config):
-    """What a launcher and a client need to know of a packaged repository; part of its `forge.json`."""
+    """Facts of a packaged repository for launchers and clients; part of its `forge.json`."""
 
     backend: ResolvedBackend
     device: UsableDevice = Field(description="What the engine runs on.")
@@ -101,7 +101,7 @@ class RepositoryFacts(Config):
     target: EngineTarget = Field(EngineTarget(), description="What a TensorRT-LLM engine was built with and for.")
 
     def recorded(self) -> dict[str, Any]:
-        """As the manifest has it."""
+        """The content for the manifest."""
         unused = {"adapters": not self.adapters, "draft_ranks": not self.draft_ranks, "draft_gpus": not self.draft_gpus}
         return self.model_dump(mode="json", exclude={name for name, absent in unused.items() if absent})
 
@@ -112,13 +112,13 @@ class RepositoryFacts(Config):
 
     @property
     def gpu_count(self) -> int:
-        """GPUs that the server must see: as many as the ranks of an instance, or up to the highest one chosen."""
+        """GPUs that must be visible to the server: the number of an instance's ranks, or up to the highest chosen."""
         chosen = [gpu for instance in (*self.gpus, self.draft_gpus) for gpu in instance]
         return max(1 + max(chosen, default=0), self.draft_ranks, 0 if self.gpus else self.world_size)
 
     @property
     def orchestrated(self) -> bool:
-        """Whether one server starts or leads the ranks (orchestrator mode), instead of being one of them."""
+        """Whether the server is not a rank itself but starts or leads the ranks (orchestrator mode)."""
         drafted = self.draft_ranks > 0 and max(self.world_size, self.draft_ranks) > 1
         return self.backend == "tensorrt_llm" and (self.instances > 1 or bool(self.participants) or drafted)
 
@@ -152,14 +152,15 @@ def read_facts(manifest: Manifest) -> RepositoryFacts:
 
 
 def newest_release() -> Release:
-    """The last release with engines, whose interface the embedded engine has."""
+    """The last release with engines; the embedded engine has its interface."""
     return release(str(read_release_data("containers")["last_engine_release"]["tensorrt_llm"]))
 
 
 def target_release(version: str, *, embedded: bool) -> Release:
-    """The release of an engine's target. Of one without engines the embedded engine has the interface of the last.
+    """The release of an engine's target. For a release without engines, the embedded engine uses the last one with
+    engines.
 
-    Raises ForgeError for an unknown release, and without `embedded` for one that has no engines.
+    Raises ForgeError for an unknown release, and without `embedded` for a release without engines.
     """
     return newest_release() if embedded and follows_engines(version) else release(version)
 
@@ -175,7 +176,7 @@ def tensors(role: ModelRole, direction: Direction, wanted: Release, dtypes: Dtyp
 
 
 def parameters(role: ModelRole, wanted: Release) -> tuple[Parameter, ...]:
-    """The parameters that a model's config.pbtxt may hold in a release."""
+    """The possible parameters of a model's config.pbtxt in a release."""
     return tuple(
         Parameter(entry["key"], required=bool(entry["mandatory"]), literal=entry.get("literal"))
         for entry in _model(role)["parameters"]
@@ -184,7 +185,8 @@ def parameters(role: ModelRole, wanted: Release) -> tuple[Parameter, ...]:
 
 
 def parameter_problem(key: str, wanted: Release) -> Problem | None:
-    """Why a release's engine model does not read a parameter, or None. Verified if that release's template was seen."""
+    """Why a release's engine model does not read a parameter, or None. Its confidence is verified if that release's
+    template was seen."""
     if any(parameter.key == key for parameter in parameters("tensorrt_llm", wanted)):
         return None
     entries = _model("tensorrt_llm")["parameters"]

@@ -14,7 +14,7 @@ _FILE = Path(__file__).parent / "release_data" / "triton-holes.json"
 
 
 class Hole(Config):
-    """A vulnerability. `fixed_in`: the first release without it; None: unknown. `door`: endpoints it needs."""
+    """A vulnerability. `fixed_in`: the first release without it; None: unknown. `door`: the endpoints that it needs."""
 
     id: str
     cves: tuple[str, ...]
@@ -28,13 +28,14 @@ class Hole(Config):
     sources: tuple[str, ...]
 
     def covered(self, *, front: bool, opened: Collection[str]) -> bool:
-        """Whether it is unreachable: its door is closed, the front blocks it, or its backend is not loaded."""
+        """Whether it is unreachable, because its endpoints are closed, the front blocks it, or its backend is not
+        loaded."""
         behind_door = self.door is not None and self.door not in opened
         return behind_door or self.backend is not None or (front and self.front and not self.grpc)
 
     @property
     def name(self) -> str:
-        """Its CVEs, or its id where it has none."""
+        """Its CVEs, or its id if it has none."""
         return ", ".join(self.cves) or self.id
 
 
@@ -64,7 +65,7 @@ def holes_of(release: str) -> tuple[Hole, ...]:
 
 
 def open_holes(release: str, *, front: bool, opened: Collection[str]) -> tuple[Hole, ...]:
-    """The vulnerabilities that neither the front nor closed doors cover."""
+    """The vulnerabilities that neither the front nor closed endpoints cover."""
     return tuple(hole for hole in holes_of(release) if not hole.covered(front=front, opened=opened))
 
 

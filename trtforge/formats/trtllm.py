@@ -57,17 +57,18 @@ _DEFAULTS: Mapping[str, Mapping[str, object]] = {
     "CohereForCausalLM": MappingProxyType({"output_multiplier_scale": 0.0625}),
     "FalconForCausalLM": MappingProxyType({"parallel_attention": False}),
 }
-"""What TensorRT-LLM takes for absent fields, by architecture, where `CheckpointConfig` takes another value; other
-converters leave such fields out. Source: the config classes in tensorrt_llm/models/{qwen,gpt,commandr,falcon}."""
+"""TensorRT-LLM's defaults of absent fields, by architecture, if they differ from `CheckpointConfig`'s; other converters
+leave these fields out. Source: the config classes in tensorrt_llm/models/{qwen,gpt,commandr,falcon}."""
 
 MEDUSA_ARCHITECTURE, EAGLE_ARCHITECTURE = "MedusaForCausalLM", "EagleForCausalLM"
 
 
 def base_architecture(architecture: str, model_type: object) -> str:
-    """The architecture of the model in a checkpoint: another one than its own where it also holds draft heads.
+    """The architecture of the model in a checkpoint, which differs from the checkpoint's if it also contains draft
+    heads.
 
     Source: `MedusaForCausalLm` in tensorrt_llm/models/medusa/model.py and `EagleForCausalLM` in eagle/model.py (1.2),
-    which have no other bases.
+    which support no other bases.
     """
     if architecture == MEDUSA_ARCHITECTURE:
         return "Qwen2ForCausalLM" if "qwen" in str(model_type or "").lower() else "LlamaForCausalLM"
@@ -109,7 +110,7 @@ class Quantization(_Foreign):
 
     @model_serializer(mode="wrap")
     def _without_layers(self, serialized: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """No release accepts `quantized_layers` as null."""
+        """Leave out `quantized_layers` if unset, as no release accepts null."""
         values: dict[str, Any] = serialized(self)
         return {key: value for key, value in values.items() if key != "quantized_layers" or value is not None}
 
@@ -141,7 +142,7 @@ class CheckpointConfig(_Foreign):
     attn_bias: bool = False
     mlp_bias: bool = False
     mapping: dict[str, Any] = Field(default_factory=dict)
-    """An engine's has objects (`cp_config`) and lists too (`to_dict` in tensorrt_llm/mapping.py)."""
+    """In an engine it also has objects (`cp_config`) and lists (`to_dict` in tensorrt_llm/mapping.py)."""
     quantization: Quantization = Quantization()
 
     @property
@@ -156,7 +157,7 @@ class CheckpointConfig(_Foreign):
 
     @property
     def experts(self) -> int:
-        """The number of experts, 0 for a dense model (some families state `moe` with num_experts 0)."""
+        """The number of experts, 0 for a dense model (some families have `moe` with num_experts 0)."""
         moe = (self.model_extra or {}).get("moe")
         found = moe.get("num_experts") if isinstance(moe, dict) else None
         return found if isinstance(found, int) else 0
@@ -183,11 +184,11 @@ class CheckpointConfig(_Foreign):
 
 
 DRAFT_ENGINE = "draft_engine"
-"""Inside an engine of the embedded runtime: the engine of its draft model."""
+"""Directory of the draft model's engine, inside an engine of the embedded runtime."""
 
 
 CARRIED_FILE = "carried.safetensors"
-"""Tensors of the source that only an LLM API model has, under their Hugging Face names."""
+"""File with the source's tensors that only an LLM API model uses, under their Hugging Face names."""
 
 
 def rank_file(index: int | str) -> str:
@@ -196,7 +197,7 @@ def rank_file(index: int | str) -> str:
 
 
 def read_checkpoint_config(directory: Path) -> CheckpointConfig:
-    """The config.json of a TensorRT-LLM checkpoint. Raises ForgeError if `directory` is something else."""
+    """The config.json of a TensorRT-LLM checkpoint. Raises ForgeError for other directories."""
     values = _read(directory)
     if "pretrained_config" in values:
         raise ForgeError(f"{directory} is an engine, not a checkpoint", hint="Give the directory that convert wrote.")
@@ -290,7 +291,7 @@ def _parse(values: Mapping[str, Any], directory: Path) -> CheckpointConfig:
 
 
 def config_of(values: Mapping[str, Any], where: str) -> CheckpointConfig:
-    """The configuration of a network. Raises ForgeError naming `where` and the key that is wrong."""
+    """The configuration of a network. Raises ForgeError naming `where` and the wrong key."""
     require_values(values, where)
     try:
         return CheckpointConfig.model_validate(_completed(values))
@@ -301,7 +302,7 @@ def config_of(values: Mapping[str, Any], where: str) -> CheckpointConfig:
 
 
 def _completed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with what TensorRT-LLM takes for absent ones (`PretrainedConfig`, and the architecture's class)."""
+    """The values with TensorRT-LLM's defaults for absent ones (`PretrainedConfig`, and the architecture's class)."""
     heads, hidden = values.get("num_attention_heads"), values.get("hidden_size")
     sizes: dict[str, object] = {}
     if isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
