@@ -20,14 +20,16 @@ from trtforge.models.family import AbsorbedQuery, Facts, Family
 from trtforge.models.formats import CACHE_ALGORITHMS, FORMATS, algorithm_of
 
 _WEIGHT_ONLY = ("*shared_expert_gate.weight",)
-"""In weight-only formats the build quantises, by tensor name (TensorRT-LLM 1.x, models/modeling_utils.py)."""
+"""Excluded by tensor name, because in weight-only formats the build quantises (TensorRT-LLM 1.x,
+models/modeling_utils.py)."""
 _LATENT = ("*fused_a", "*fused_a.weight")
-"""MLA's compression, which the weight-only formats would quantise and its converter does not (models/deepseek_v2)."""
+"""MLA's compression, which TensorRT-LLM's converter does not quantise but the weight-only formats would
+(models/deepseek_v2)."""
 _ROWWISE = ("*ln_f", "*ln_embed")
-"""Norms without a quantised reader. 0.17 leaves them out only without a list; later releases add them to any list
-(`fp8_rowwise_quantize` in quantization/quantize.py)."""
+"""Norms whose output no quantised layer reads. 0.17 excludes them only without a list; later releases add them to any
+list (`fp8_rowwise_quantize` in quantization/quantize.py)."""
 ALWAYS_EXCLUDED = frozenset({*_WEIGHT_ONLY, *_LATENT, *_ROWWISE, MEDUSA_MODULES, EAGLE_MODULES})
-"""What conversion adds to TensorRT-LLM's defaults; everything else in the list was asked for."""
+"""Modules that conversion adds to TensorRT-LLM's defaults; the user excluded all others in the list."""
 
 
 def checkpoint_config(family: Family, facts: Facts, architecture: str, layout: Layout) -> CheckpointConfig:
@@ -114,7 +116,7 @@ def _quantized_layers(family: Family, facts: Facts, layout: Layout) -> dict[str,
 
 
 def formats_in(config: CheckpointConfig, family: Family, facts: Facts) -> tuple[tuple[str, QuantFormat], ...]:
-    """The format of each linear layer of a mixed-precision checkpoint, by Hugging Face name; nothing for others."""
+    """The format of each linear layer of a mixed-precision checkpoint, by Hugging Face name; empty for others."""
     layers = config.quantization.quantized_layers
     if layers is None:
         return ()
@@ -127,7 +129,7 @@ def formats_in(config: CheckpointConfig, family: Family, facts: Facts) -> tuple[
 
 def formats_by_row(config: CheckpointConfig, family: Family, facts: Facts) -> Iterator[tuple[int, str, QuantFormat]]:
     """The format of every linear layer of a mixed-precision checkpoint, after its decoder layer's number and its name
-    in that layer; nothing for others."""
+    in that layer; empty for other checkpoints."""
     layers = config.quantization.quantized_layers
     if layers is not None:
         for stage in range(config.parallel.pp):
@@ -136,7 +138,7 @@ def formats_by_row(config: CheckpointConfig, family: Family, facts: Facts) -> It
 
 
 def _format_of(name: str, layer: LayerQuantization, config: CheckpointConfig) -> QuantFormat:
-    """Raises ForgeError for an algorithm or a group size that layers of mixed precision do not have here."""
+    """The format of a layer. Raises ForgeError for an algorithm or group size not supported in mixed precision."""
     known = {wanted.algorithm: quant for quant, wanted in FORMATS.items() if wanted.algorithm is not None}
     hint = f"Layers may have {', '.join(sorted(known))}, and groups of one size."
     if layer.quant_algo not in known:
@@ -148,9 +150,9 @@ def _format_of(name: str, layer: LayerQuantization, config: CheckpointConfig) ->
 
 
 def layout_of_checkpoint(config: CheckpointConfig) -> Layout | None:
-    """The layout that a checkpoint was written with; None if its quantisation is not among FORMATS.
+    """The layout of a checkpoint; None if its quantisation is not among FORMATS.
 
-    Of mixed precision it has the format of grouped layers, but not `formats`, which need the family.
+    For mixed precision it has the format of grouped layers, but not `formats`, which depend on the family.
     """
     quantization = config.quantization
     quant = next((name for name, wanted in FORMATS.items() if wanted.algorithm == algorithm_of(quantization)), None)

@@ -44,12 +44,12 @@ FLOAT32 = dtype_named("float32")
 
 @dataclass(frozen=True)
 class Layout:
-    """How a checkpoint is to be written. `source`: the quantisation of an already quantised source; `quant` matches it.
+    """How a checkpoint is written. `source`: the quantisation of an already quantised source, which `quant` matches.
 
-    `exclude_modules`: patterns of Hugging Face names of linear layers that are not quantised.
-    `shared_pre_quant_scale`: linears that read one input share a scale even if engines run them separately (gate, up).
-    `formats`: of mixed precision, linear layers by full Hugging Face name whose format is not `quant`.
-    `compensated`: of a weight-only format, a calibration has the codes that TensorRT-LLM's build is to find.
+    `exclude_modules`: patterns of Hugging Face names of linear layers that are not quantised. `shared_pre_quant_scale`:
+    linears that read one input share a scale even if engines run them separately (gate, up). `formats`: in mixed
+    precision, the linear layers, by full Hugging Face name, whose format is not `quant`. `compensated`: for a
+    weight-only format, a calibration contains the codes that TensorRT-LLM's build must find.
     """
 
     parallel: Parallel
@@ -67,7 +67,7 @@ class Layout:
 
     @property
     def mixed(self) -> bool:
-        """Whether linear layers have different formats, the unquantised ones apart."""
+        """Whether quantised linear layers have different formats."""
         return bool(self.formats) or (self.source is not None and self.source.mixed)
 
 
@@ -75,8 +75,8 @@ class Layout:
 class CheckpointPlan:
     """All targets in file order, and every source tensor with the shape it must have.
 
-    `ties`: tied LM heads (a source may store them anyway), mapped to the tables that they are tied to.
-    `stored`: the tensors that an already quantised source must have.
+    `ties`: tied LM heads (a source may store them anyway), mapped to the embeddings to which they are tied. `stored`:
+    the tensors that an already quantised source must have.
     """
 
     targets: tuple[Target, ...]
@@ -255,7 +255,7 @@ class _Planner:
         yield from quantized_targets(matrix, self.format, self.layout.group_size, self.dtype, stage)
 
     def _expert_bias(self, row: ExpertBias, prefix: str, source: str, stage: int) -> Target:
-        """(experts of a rank, out). Where outputs are summed, ranks but the first of an expert's have zeros."""
+        """(experts of a rank, out). If outputs are summed, the first rank of an expert has the bias, others zeros."""
         experts, out, ep = self.sizes.of("experts"), self.sizes.of(row.out), self.layout.parallel.ep
         each, shares = experts // ep, self.tp // ep
         summed = row.split is Split.ROW
@@ -298,7 +298,7 @@ class _Planner:
             yield self._bias(row, name, source, stage)
 
     def _weight_only(self, modules: tuple[str, ...]) -> bool:
-        """Whether TensorRT-LLM's build is to find the codes of a calibration in the weights of `modules`."""
+        """Whether TensorRT-LLM's build must find a calibration's codes in the weights of `modules`."""
         return self.layout.compensated and self.format.rounding is None and not self.excluded.issuperset(modules)
 
     def _weight(self, row: Linear, part: Part, source: str, columns: int) -> Piece:

@@ -9,7 +9,7 @@ from trtforge.models.linear_attention import linear_sizes
 
 
 def sizes_of(checkpoint: CheckpointConfig) -> Sizes:
-    """The sizes that linear layers have; those of latent attention's inner matrices are left out."""
+    """The sizes of linear layers, without those of latent attention's inner matrices."""
     more = checkpoint.model_extra or {}
     moe = more.get("moe")
     found: dict[Size, object] = {
@@ -34,7 +34,7 @@ def sizes_of(checkpoint: CheckpointConfig) -> Sizes:
 
 
 def quantised_linears(checkpoint: CheckpointConfig, family: Family) -> Iterator[Linear]:
-    """The linear layers that may be quantised and that some decoder layer has."""
+    """The quantisable linear layers that exist in some decoder layer."""
     sizes = sizes_of(checkpoint)
     for row in family.linears:
         match row.when:

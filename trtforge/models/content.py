@@ -40,8 +40,8 @@ class Cast:
 
 @dataclass(frozen=True)
 class WeightOnly:
-    """The pieces concatenated by rows and cast, for TensorRT-LLM's build to round: where the calibration has codes,
-    the values that the build rounds to these."""
+    """The pieces concatenated by rows and cast, for TensorRT-LLM's build to round: if the calibration contains codes,
+    values that the build rounds to them."""
 
     pieces: tuple[Piece, ...]
 
@@ -109,7 +109,7 @@ class ActivationScale:
 
 @dataclass(frozen=True)
 class PreQuantScale:
-    """(in,), or (experts, in), in the model's dtype: the pre-quantisation scale that the runtime applies to inputs."""
+    """(in,), or (experts, in), in the model's dtype: the pre-quantisation scale that multiplies inputs at run time."""
 
     modules: tuple[str, ...]
     smoothing: Smoothing

@@ -1,4 +1,4 @@
-"""The config.json of a checkpoint with what drafts: Medusa heads or EAGLE networks."""
+"""The config.json of a checkpoint with Medusa heads or EAGLE networks."""
 
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from trtforge.models.medusa_plan import planned_medusa
 def planned_drafting(
     config: CheckpointConfig, source: HfConfig, drafting: Drafting, *, assumed: bool = False
 ) -> CheckpointConfig:
-    """`config` of a model with the heads or the network in `drafting.model`. Raises ForgeError for another model's.
+    """`config` of a model with the heads or the network in `drafting.model`. Raises ForgeError if they are of another
+    model.
 
-    `assumed`: those that are not there yet are assumed to be as asked for, with the defaults, and an EAGLE network to
+    `assumed`: files that do not exist yet are assumed to match the settings or defaults; an EAGLE network is assumed to
     have a layer like the model's.
     """
     directory = Path(drafting.model or "")

@@ -1,7 +1,7 @@
-"""EAGLE networks in a checkpoint plan: their targets, and what config.json says of them.
+"""EAGLE networks in a checkpoint plan: their targets and their config.json.
 
-Sources: see `formats.eagle_checkpoint`. Where the converter of TensorRT-LLM gives a network the rotary embedding of the
-model, here it keeps its own. They stay unquantised; in a quantised model config.json excludes them.
+Sources: see `formats.eagle_checkpoint`. TensorRT-LLM's converter gives a network the model's rotary embedding; here it
+keeps its own. They stay unquantised; in a quantised model config.json excludes them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,7 +40,7 @@ def network_family() -> Family:
 
 
 def network_facts(network: EagleNetwork) -> Facts:
-    """The sizes and fields of a network, as those of a Llama of one layer."""
+    """The sizes and fields of a network as a Llama of one layer."""
     values = {
         "architectures": [_ARCHITECTURE],
         "hidden_size": network.hidden,
@@ -60,17 +60,17 @@ def network_facts(network: EagleNetwork) -> Facts:
 
 
 def network_layout(tp: int, dtype: ModelDtype) -> Layout:
-    """How a network is written: split as the model, unquantised."""
+    """How a network is written: split like the model, unquantised."""
     return Layout(Parallel(tp=tp), dtype)
 
 
 def networks_of(eagle: EagleFeature) -> int:
-    """Copies of the network that a checkpoint holds, one for each run in a step."""
+    """Number of copies of the network in a checkpoint, one for each run in a step."""
     return eagle.depth or eagle.tree_depth or EAGLE_DEPTH
 
 
 def network_for(eagle: EagleFeature, config: CheckpointConfig) -> EagleNetwork:
-    """The network in `eagle.model`. Raises ForgeError if a checkpoint of the model cannot hold it."""
+    """The network in `eagle.model`. Raises ForgeError if it does not fit a checkpoint of the model."""
     network = read_eagle(Path(eagle.model or ""), "eagle", config)
     wrong = next((name for name in network.tensors if name.endswith("_proj.bias")), None)
     if wrong is not None:

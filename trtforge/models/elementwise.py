@@ -1,9 +1,9 @@
-"""Chooses the kernels of torch's elementwise functions on CPUs before several threads call them.
+"""Makes oneMKL choose the kernels of torch's elementwise CPU functions before several threads call them.
 
-oneMKL 2024.2, which torch's wheels contain, chooses the kernel of a function in its first call. Where several threads
-make that call at the same time, one of them may compute its part of the tensor with a kernel of low accuracy: cosines
-are then wrong by up to 1.5e-4, and logits by 0.005 (https://github.com/pytorch/pytorch/issues/188792). After a call by
-one thread, all threads have the accurate kernel.
+oneMKL 2024.2, which torch's wheels contain, chooses the kernel of a function in its first call. If several threads make
+that call at the same time, one of them may use a kernel of low accuracy: cosines are then wrong by up to 1.5e-4, and
+logits by 0.005 (https://github.com/pytorch/pytorch/issues/188792). After a call by one thread, all threads use the
+accurate kernel.
 """
 
 import torch
@@ -31,11 +31,11 @@ _FUNCTIONS = (
     torch.tanh,
     torch.trunc,
 )
-"""Those that ATen's cpu/vml.h gives to oneMKL, in this or another release."""
+"""Functions that ATen's cpu/vml.h passes to oneMKL, in this or another release."""
 
 
 def choose_kernels() -> None:
-    """Call each function on one float32 and one float64 number; takes some 20 ms the first time."""
+    """Call each function on one float32 and one float64 number; takes about 20 ms the first time."""
     for dtype in (torch.float32, torch.float64):
         number = torch.full((1,), 0.5, dtype=dtype)
         for function in _FUNCTIONS:

@@ -1,7 +1,7 @@
 """Linear layers excluded from quantisation: those that match the user's patterns, and their names in config.json.
 
-Users give Hugging Face names, whose layer numbers run through the whole model. `quantization.exclude_modules` holds
-TensorRT-LLM's names, whose layer numbers start at 0 in each pipeline stage.
+Users give Hugging Face names, whose layer numbers count through the whole model. `quantization.exclude_modules` in
+config.json has TensorRT-LLM's names, whose layer numbers start at 0 in each pipeline stage.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ def excluded_modules(family: Family, facts: Facts, patterns: tuple[str, ...]) ->
 
 
 def inseparable(family: Family, facts: Facts) -> Iterator[tuple[str, ...]]:
-    """The model's linear layers in order, grouped where TensorRT-LLM has one matrix or one scale for them."""
+    """The model's linear layers in order, grouped if they share a matrix or a scale in TensorRT-LLM."""
     for layer in range(facts.sizes.num_layers):
         groups: dict[str, list[str]] = {}
         for row in family.linears:
@@ -104,8 +104,8 @@ def unquantized_rows(family: Family, facts: Facts, excluded: Callable[[str], boo
 def rows_left(
     family: Family, facts: Facts, patterns: tuple[str, ...], source: QuantizedSource | None
 ) -> frozenset[str]:
-    """TensorRT-LLM's names of the linear layers that are quantised in no decoder layer; of a source of mixed precision
-    those that have its first format in none.
+    """TensorRT-LLM's names of the linear layers that are quantised in no decoder layer; for a mixed-precision source,
+    those that have its first format in no layer.
 
     Raises ForgeError as `excluded_modules` does.
     """
@@ -162,7 +162,7 @@ def _experts(family: Family, facts: Facts) -> Iterator[str]:
 
 
 def _matched(group: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """The group if the patterns match all of it, () if they match none. Raises ForgeError in between."""
+    """The group if the patterns match all of it, () if they match none. Raises ForgeError if they match a part."""
     matched = [name for name in group if any(fnmatchcase(name, pattern) for pattern in patterns)]
     left = [name for name in group if name not in matched]
     if matched and left:

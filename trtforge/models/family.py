@@ -13,7 +13,7 @@ from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
 
-_MOST_DIGITS = 6  # of a layer's number
+_MOST_DIGITS = 6  # in a layer's number
 
 Size = Literal[
     "hidden", "q", "kv", "intermediate", "vocab", "positions", "head", "one", "experts", "moe_intermediate",
@@ -23,7 +23,7 @@ Size = Literal[
 """Sizes of a model by name. `q` and `kv` are heads x head_size; those after `shared_intermediate` are MLA's, those from
 `linear_k` on linear attention's: `linear_groups` are its key heads, `linear_heads` its value heads of `linear_head`.
 
-`gate_up`: 2 x moe_intermediate, of experts whose gate and up projections are one matrix, row by row in turn.
+`gate_up`: 2 x moe_intermediate, for experts whose gate and up projections are one matrix with alternating rows.
 """
 
 Fact = Literal[
@@ -37,7 +37,7 @@ ParallelEmbedding = Literal["as_asked", "when_split", "always"]
 
 
 class Split(Enum):
-    """How tensor parallelism cuts a (out, in) matrix, as TensorRT-LLM names it."""
+    """How tensor parallelism cuts a (out, in) matrix, by TensorRT-LLM's names."""
 
     REPLICATE = "every rank has all of it"
     COLUMN = "rows (out) are cut, biases too"
@@ -48,7 +48,7 @@ class Split(Enum):
 
 
 class PipelineStage(Enum):
-    """Which pipeline stage holds a row."""
+    """The pipeline stage of a row."""
 
     LAYER = "the stage that has the layer; layers are renumbered from 0 in each stage"
     FIRST = "the first stage"
@@ -65,7 +65,7 @@ class Stacked:
 
 @dataclass(frozen=True)
 class Grouped:
-    """Rows of a module that holds, for every KV head, its query heads, its key and its value: [q ... q k v].
+    """Rows of a module with, for every KV head, its query heads, its key and its value: [q ... q k v].
 
     With as many KV heads as query heads this is the per-head [q k v] of GPT-NeoX and Bloom.
     """
@@ -95,7 +95,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer: `target.weight` (out, in) from the parts' weights, stacked; biases likewise where `bias` holds.
+    """A linear layer: `target.weight` (out, in) from the parts' weights, stacked; biases likewise if the fact `bias` is
+    true.
 
     `shares_input` and `shares_scale` name the row whose input and whose FP8 scales this layer shares. `conv1d`: the
     source is (in, out). `depthwise`: the source is (out, 1, in), a convolution of each channel by itself. `bare`: the
@@ -126,7 +127,7 @@ class Experts:
 
     `stacked`: the checkpoint has the experts in one tensor (experts, in, out), and one scale of FP8 and NVFP4 for all
     (formats.stacked_experts reads it as matrices (in, out)). `all_tokens`: in `transformers` every expert gets all
-    tokens, times their scores, which are zero where it was not chosen.
+    tokens, multiplied by their scores, which are zero if the expert was not chosen.
     """
 
     target: str
@@ -141,10 +142,10 @@ class Experts:
 
 @dataclass(frozen=True)
 class ExpertBias:
-    """The biases (experts, out) of a linear layer of every expert, cut as its matrices are.
+    """The biases (experts, out) of a linear layer of every expert, cut like its matrices.
 
-    Of a row-parallel layer, the first of the ranks that share an expert has them and the others have zeros, because
-    their outputs are summed.
+    In a row-parallel layer, only the first of the ranks that share an expert has them and the others have zeros,
+    because the ranks' outputs are summed.
     """
 
     target: str
@@ -233,9 +234,9 @@ def layer_norm(
 
 @dataclass(frozen=True)
 class Sizes:
-    """The dimensions of one model, in elements or tokens; `more` holds those that few families have.
+    """The dimensions of one model, in elements or tokens; `more`: sizes of few families.
 
-    `linear_layers`: those with linear attention, which keep a state of each sequence instead of keys and values.
+    `linear_layers`: the layers with linear attention, which keep a state per sequence instead of keys and values.
     """
 
     num_layers: int
@@ -290,7 +291,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Facts:
-    """What config.json says of one model: sizes, conditions of optional rows, and the TensorRT-LLM config fields."""
+    """The facts in one model's config.json: sizes, conditions of optional rows, and the TensorRT-LLM config fields."""
 
     sizes: Sizes
     tied_embeddings: bool
@@ -329,11 +330,11 @@ class Family:
     `dropped`: suffixes of source tensors to ignore (buffers that the network computes itself). `parallel_embedding`:
     whether TensorRT-LLM's network requires it. `base_prefix`: prefix that checkpoints of the base model, without LM
     head, omit from every name; `bare` moves it to `stripped`. `modules_renamed`: a layer's module names in
-    `transformers` 5, mapped to those in checkpoints where they differ. `engines`: whether a TensorRT-LLM release builds
-    engines of it; without one, only its LLM API runs it. `carries_layers`: layers after the decoder's (multi-token
-    prediction), `predictor`: prefix of their tensors where they have one of their own, and `carried`: prefixes of the
-    other tensors, that are copied into an LLM API model as they are. `nested`: prefix of the language model's tensors
-    in a multimodal checkpoint; config.json has it as text_config.
+    `transformers` 5, mapped to those in checkpoints if they differ. `engines`: whether a TensorRT-LLM release builds
+    engines of it; otherwise only its LLM API runs it. Tensors copied unchanged into an LLM API model: `carries_layers`:
+    of layers after the decoder's (multi-token prediction), `predictor`: their prefix if they have their own, `carried`:
+    prefixes of others. `nested`: prefix of the language model's tensors in a multimodal checkpoint; config.json has it
+    as text_config.
     """
 
     name: str

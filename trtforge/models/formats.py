@@ -26,7 +26,7 @@ class NumberFormat:
     """A format of the decoder's linear layers.
 
     `rounding` None: conversion does not quantise weights. `static_activations`: inputs have a calibrated, static scale.
-    `methods`: how its weights can be rounded, the default first: of a weight-only format, without calibration data.
+    `methods`: how its weights can be rounded, first the default (for a weight-only format, without calibration data).
     """
 
     algorithm: str | None
@@ -53,16 +53,16 @@ FORMATS: dict[QuantFormat, NumberFormat] = {
     "nvfp4": NumberFormat("NVFP4", "nvfp4", static_activations=True, methods=("compensated", "nearest")),
 }
 MIXED_FORMATS: tuple[QuantFormat, ...] = ("int4_awq", "fp8", "none")
-"""What mixed precision chooses from, the fewest bits first. One calibration, of the first, serves all."""
+"""The formats of mixed precision, the fewest bits first. A calibration for the first serves all."""
 BUDGETED = FORMATS[MIXED_FORMATS[0]].algorithm
 _EVERYWHERE = FORMATS["fp8"].algorithm
 CACHE_ALGORITHMS: dict[KvCacheFormat, str | None] = {"none": None, "fp8": "FP8", "int8": "INT8"}
 CACHE_BOUNDS: dict[KvCacheFormat, float] = {"fp8": FP8_MAX, "int8": INT8_MAX}
-"""Largest magnitude that a KV cache element can hold."""
+"""Largest magnitude of a KV cache element."""
 
 
 def kv_scaling(kv_cache: KvCacheFormat, choice: KvScalingChoice) -> KvScaling:
-    """How the scales of a KV cache are found if `choice` is asked for."""
+    """How the scales of a KV cache are found, by the recipe's `choice`."""
     if choice == "auto":
         return "searched" if kv_cache == "int8" else "largest"
     return choice if kv_cache != "none" else "largest"
@@ -74,7 +74,7 @@ def measured(quant: QuantFormat, rounding: RoundingMethod) -> bool:
 
 
 def algorithm_of(quantization: Quantization) -> str | None:
-    """The algorithm of a checkpoint's linear layers; of mixed precision that of the layers that are not in FP8."""
+    """The algorithm of a checkpoint's linear layers; in mixed precision, that of the layers that are not in FP8."""
     if quantization.quant_algo != MIXED_PRECISION:
         return quantization.quant_algo
     layers = (quantization.quantized_layers or {}).values()
@@ -82,9 +82,9 @@ def algorithm_of(quantization: Quantization) -> str | None:
 
 
 def rounding_method(quant: QuantFormat, choice: RoundingChoice, *, data: bool = False) -> RoundingMethod:
-    """How the weights of a format are rounded if `choice` is asked for. Raises UsageError if the format has no such.
+    """How the weights of a format are rounded, by the recipe's `choice`. Raises UsageError if the format lacks it.
 
-    `data`: calibration data were named, so that also int4_wo is compensated unless `choice` says otherwise.
+    `data`: calibration data was given, so that int4_wo is compensated too unless `choice` is nearest.
     """
     methods = FORMATS[quant].methods
     if choice == "auto":

@@ -1,8 +1,8 @@
 """Export plan of a TensorRT-LLM checkpoint: every Hugging Face tensor, in ModelOpt's unified layout, and its source.
 
-`tensor_origins` says where each tensor is stored in the rank files; the scaling factors beside it say how it is packed.
-Layouts: ModelOpt export/unified_export_hf.py (0.47); what TensorRT-LLM reads of them:
-tensorrt_llm/_torch/modules/linear.py (1.2).
+`tensor_origins` locates each tensor in the rank files; the scaling factors beside it determine its packing. Layouts:
+ModelOpt export/unified_export_hf.py (0.47); the parts that TensorRT-LLM reads: tensorrt_llm/_torch/modules/linear.py
+(1.2).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +28,7 @@ HF_ALGORITHMS = (None, "FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "NVFP4",
 """The algorithms that both layouts support."""
 
 _SCALED_ROWS = ("FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", MIXED_PRECISION)
-"""Those with scales of every output, which these loaders of TensorRT-LLM do not split like the weights (1.3.0rc3)."""
+"""Those with a scale per output, which some loaders of TensorRT-LLM do not split like the weights (1.3.0rc3)."""
 Stored = Sequence[Mapping[str, StoredTensor]]
 """The tensors of each rank file, by name."""
 
@@ -74,7 +74,7 @@ def require_format(config: CheckpointConfig) -> None:
 
 
 def _require_scaled_rows(config: CheckpointConfig, algorithm: str) -> None:
-    """Raises ForgeError where TensorRT-LLM's PyTorch backend cannot load scales of every output.
+    """Raises ForgeError if TensorRT-LLM's PyTorch backend cannot load scales per output.
 
     `load_weights` of modeling_phi3.py indexes them by two dimensions and packed weights by output;
     `_duplicate_kv_weights` of checkpoints/hf/weight_mapper.py repeats weights of KV heads, and scales of NVFP4 only.
@@ -221,7 +221,7 @@ class _Inverse:
     def _kv_scales(self) -> Iterator[HfTensor]:
         """A key scale and a value scale for each layer, both equal to the checkpoint's one scale of its KV cache.
 
-        An unquantised model has none: its KV cache dtype is an LLM API argument, and TensorRT-LLM's scale is 1.
+        An unquantised model has no scales: its KV cache dtype is an LLM API argument, and TensorRT-LLM's scale is 1.
         """
         quantization = self.config.quantization
         if quantization.kv_cache_quant_algo is None or quantization.quant_algo is None:
@@ -248,7 +248,7 @@ class _Inverse:
 
 
 def _algorithm(packed: Sequence[TensorSpec]) -> str:
-    """Of mixed precision: the algorithm of a linear layer, by its weight and scaling factors."""
+    """The algorithm of a linear layer in mixed precision, by its weight and scaling factors."""
     if any(spec.name.endswith(".weight_scale_2") for spec in packed):
         return "NVFP4"
     weight = next(spec for spec in packed if spec.name.endswith(".weight"))

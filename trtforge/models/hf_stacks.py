@@ -1,8 +1,8 @@
-"""Experts whose Hugging Face checkpoint has them in one tensor: their tensors of the export plan, stacked again.
+"""Stacks experts' tensors in the export plan for models whose Hugging Face checkpoint has them in one tensor.
 
-ModelOpt names the scaling factors of the stack `gate_up_proj` `gate_up_proj_weight_scale` and so on, keeps (experts,
-in, out) in packed weights and block scales too, and has one tensor scale for all experts (export/unified_export_hf.py
-and export/quant_utils.py, `maybe_transpose_expert_weight_dimensions`, 0.47). TensorRT-LLM reads it so
+ModelOpt names the scaling factors of the stack `gate_up_proj` `gate_up_proj_weight_scale` and so on, uses (experts, in,
+out) also for packed weights and block scales, and has one tensor scale for all experts (export/unified_export_hf.py and
+export/quant_utils.py, `maybe_transpose_expert_weight_dimensions`, 0.47). TensorRT-LLM reads this layout
 (_torch/modules/fused_moe/quantization.py, `FUSED_GATE_UP_PROJ`, 1.2).
 """
 
@@ -15,7 +15,7 @@ from trtforge.models.hf_tensors import Blocks, HfPlan, HfTensor, Stack
 
 
 def stacked(plan: HfPlan, family: Family) -> HfPlan:
-    """The plan with the tensors of stacked experts joined; as it is for other families."""
+    """The plan with the tensors of stacked experts joined; unchanged for other families."""
     leaves = {part.module.rpartition(".")[2] for row in family.experts if row.stacked for part in row.parts}
     if not leaves:
         return plan
@@ -36,7 +36,7 @@ def stacked(plan: HfPlan, family: Family) -> HfPlan:
 
 
 def _joined(name: str, experts: list[HfTensor]) -> HfTensor:
-    """Matrices (in, out) one after another; the experts' common scale once."""
+    """The matrices (in, out) concatenated; the experts' common scale once."""
     first = experts[0]
     if not isinstance(first.content, Blocks):
         return replace(first, spec=replace(first.spec, name=name))
@@ -45,7 +45,7 @@ def _joined(name: str, experts: list[HfTensor]) -> HfTensor:
 
 
 def _transposed(tensor: HfTensor) -> HfTensor:
-    """The tensor as (in, out); unquantised ones are so already."""
+    """The tensor as (in, out); unquantised tensors already are."""
     assert isinstance(tensor.content, Blocks)
     if tensor.content.transposed:
         return tensor

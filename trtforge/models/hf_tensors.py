@@ -87,9 +87,9 @@ class HfPlan:
 
 
 def copied(tensors: Iterable[StoredTensor], patterns: tuple[str, ...] = ()) -> HfPlan:
-    """Tensors that are already as Hugging Face has them, and whose matrices are not quantised.
+    """A plan of tensors that are already in Hugging Face's form, with unquantised matrices.
 
-    `patterns`: more names for their modules.
+    `patterns`: additional names of their modules.
     """
     found, modules = [], []
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""The embedded engine's kernels: which one computes a linear layer of a format, and the memory that it needs.
+"""The embedded engine's kernels: which one computes a linear layer in a format, and its memory.
 
 Needs no torch; the kernels themselves are in `runtime.linears`.
 """
@@ -42,9 +42,9 @@ KernelName = Literal[
 ]
 
 TRITON_SM, FP8_SM = 80, 89
-"""Compute capabilities x 10 from which GPUs run Triton's kernels, and multiply E4M3."""
+"""Lowest compute capabilities x 10 for Triton's kernels and for E4M3 products."""
 CUDA_KERNELS = tuple(name for name in get_args(KernelName) if name.endswith("_cuda"))
-"""Kernels in Triton's language, which keep weights as they are stored."""
+"""Kernels in Triton's language, which use weights as they are stored."""
 
 REFERENCE: dict[QuantFormat, KernelName] = {
     "none": "dense",
@@ -64,9 +64,9 @@ PACKED_GROUPS = (256, 128, 64, 32)
 
 
 CPU_OUTPUTS, CPU_INPUTS = 32, 16
-"""What the sizes of a layer are multiples of where the CPU kernels expand its weights."""
+"""The CPU kernels can expand a layer's weights if its sizes are multiples of these."""
 TILE_OUTPUTS, TILE_INPUTS = 64, PACKED_GROUPS[-1]
-"""What the sizes of a layer are multiples of where a GPU's kernels multiply 4-bit weights, which lie in tiles."""
+"""GPU kernels can use 4-bit weights in tiles if the layer's sizes are multiples of these."""
 UNSUITED: dict[KernelName, KernelName] = {
     "plain_native_cpu": "dense",
     "fp8_native_cpu": "fp8_dense",
@@ -80,7 +80,7 @@ UNSUITED: dict[KernelName, KernelName] = {
     "nvfp4_native_cpu": "nvfp4_dense",
     "nvfp4_packed_cuda": "nvfp4_dense",
 }
-"""What computes layers of other sizes."""
+"""The kernels for layers of other sizes."""
 
 
 def suits_cpu(outputs: int, inputs: int) -> bool:
@@ -89,21 +89,22 @@ def suits_cpu(outputs: int, inputs: int) -> bool:
 
 
 def suits_tiles(outputs: int, inputs: int) -> bool:
-    """Whether 4-bit weights of a layer of this size lie in tiles on a GPU."""
+    """Whether 4-bit weights of a layer of this size are in tiles on a GPU."""
     return outputs % TILE_OUTPUTS == 0 and inputs % TILE_INPUTS == 0
 
 
 _SCREENED_BYTES = 32 << 20
-"""Of an LM head in 16 bits that is screened; the caches of processors keep much of smaller ones."""
+"""Least bytes, in 16 bits, of an LM head that is screened; processor caches keep much of smaller heads."""
 
 MOST_DRAWN = 4
-"""Rows of a step while one of them draws from all tokens and these are screened: of more, all logits are computed. No
-processor screens those of more rows (MOST_ROWS of runtime/native/source/screened.cpp)."""
+"""The most rows of a step that can be screened if one of them samples from all tokens; with more rows, all logits are
+computed. No processor screens more rows (MOST_ROWS of runtime/native/source/screened.cpp)."""
 
 
 def screen_bytes(outputs: int, inputs: int) -> int:
-    """Bytes of what screens the tokens of an LM head on the CPU (runtime.native.screened), beside the weights: codes of
-    8 bits, and a scale and an error for each output. 0 for LM heads that are too small for that.
+    """Additional bytes for screening an LM head's tokens on the CPU (runtime.native.screened).
+
+    They are 8-bit codes, and a scale and an error for each output. 0 for LM heads that are too small.
     """
     if not suits_cpu(outputs, inputs) or 2 * outputs * inputs < _SCREENED_BYTES:
         return 0
@@ -111,7 +112,7 @@ def screen_bytes(outputs: int, inputs: int) -> int:
 
 
 def kernel_of_size(name: KernelName, outputs: int, inputs: int, group_size: int) -> KernelName:
-    """The kernel that computes a layer of this size where `name` is wanted. `group_size`: of INT4 weights."""
+    """The kernel for a layer of this size if `name` is preferred. `group_size`: of INT4 weights."""
     suits = suits_tiles(outputs, inputs) if name.endswith("_packed_cuda") else suits_cpu(outputs, inputs)
     if name.startswith(("int4", "w4a8")):
         suits = suits and group_size in PACKED_GROUPS and inputs % group_size == 0
@@ -125,7 +126,7 @@ _CODES_ON_GPUS: dict[QuantFormat, KernelName] = {
     "int8_sq": "int8_sq_codes_cuda",
     "nvfp4": "nvfp4_packed_cuda",
 }
-"""Kernels that keep weights as they are stored, whatever their groups."""
+"""Kernels that use weights as they are stored, with any group size."""
 
 
 def kernel_for(
@@ -141,8 +142,8 @@ def kernel_for(
 ) -> KernelName:
     """The fastest kernel.
 
-    `vnni`: the CPU has VNNI; `native`: there are trtforge's own CPU kernels; `sm`: compute capability x 10 of the GPU,
-    0 without one; `int8_activations`: INT4 layers may round their activations to 8 bits.
+    `vnni`: the CPU has VNNI; `native`: trtforge's own CPU kernels are available; `sm`: compute capability x 10 of the
+    GPU, 0 without one; `int8_activations`: INT4 layers may round their activations to 8 bits.
     """
     grouped = format == "int4_wo" or group_size in PACKED_GROUPS
     packs = dtype == "bfloat16" and grouped
@@ -180,7 +181,7 @@ def kernel_for(
 
 
 def plain_kernel(checkpoint: ModelDtype, device: UsableDevice, dtype: ModelDtype, *, native: bool) -> KernelName:
-    """The kernel of linear layers that are not quantised: float32 computes with 16-bit weights as they are."""
+    """The kernel of linear layers that are not quantised: in float32, 16-bit weights are used as they are."""
     keeps = device == "cpu" and native and checkpoint != "float32" and dtype == "float32"
     return "plain_native_cpu" if keeps else "dense"
 
@@ -191,7 +192,7 @@ class Kept:
 
     `bits`: of a weight; None: the compute dtype, or with `wide` float32 instead of float16. `per_layer`, `per_output`,
     `per_input`, `per_group_bytes` and `per_block_bytes` are bytes; `per_group` and `per_input_elements` are elements of
-    the compute dtype. Groups are those of each output, blocks those of NVFP4.
+    the compute dtype. Groups are counted per output; blocks are NVFP4's.
     """
 
     bits: int | None = None
@@ -252,4 +253,4 @@ KEPT: dict[KernelName, Kept] = {
     "w4a8_packed_cuda": Kept(bits=4, per_group_bytes=FLOAT32_BYTES, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
     "w4a8_packed_cpu": Kept(bits=4, per_group=2, per_input=FLOAT32_BYTES, per_layer=FLOAT32_BYTES),
 }
-"""What each kernel's `pack` stores (runtime/linears); a test compares the two."""
+"""The memory of each kernel's packed weights (`pack` in runtime/linears), which a test compares."""

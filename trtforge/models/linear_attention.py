@@ -14,11 +14,11 @@ LINEAR_KEYS = (
     "linear_value_head_dim",
     "linear_conv_kernel_dim",
 )
-"""Whole numbers, under the same names in Hugging Face's and in TensorRT-LLM's config.json."""
+"""Keys with integers, equal in Hugging Face's and TensorRT-LLM's config.json."""
 
 
 def linear_sizes(values: Mapping[str, Any]) -> dict[Size, int]:
-    """The sizes that `LINEAR_KEYS` determine; none without them.
+    """The sizes determined by `LINEAR_KEYS`; empty without these keys.
 
     in_proj_qkvz has, for each key head, its query and key, then values and gates of its value heads; in_proj_ba
     likewise two numbers for each value head (transformers/models/qwen3_next/modeling_qwen3_next.py).
@@ -41,8 +41,11 @@ def linear_sizes(values: Mapping[str, Any]) -> dict[Size, int]:
 
 
 def state_bytes(sizes: Sizes, itemsize: int, parallel: Parallel, stage: int = 0) -> int:
-    """Bytes of one sequence's states on a rank of a pipeline stage: of each layer with linear attention a float32
-    matrix (key size, value size) for each value head, and the last inputs of the convolution, in the model's type."""
+    """Bytes of one sequence's states on a rank of a pipeline stage.
+
+    Each layer with linear attention has a float32 matrix (key size, value size) for each value head, and the last
+    inputs of the convolution in the model's dtype.
+    """
     layers = sizes.linear_layers.intersection(parallel.layers_of(stage, sizes.num_layers))
     if not layers:
         return 0

@@ -1,8 +1,8 @@
-"""Medusa heads in a checkpoint plan: their targets in every rank file, and what config.json says of them.
+"""Medusa heads in a checkpoint plan: their targets in every rank file and their config.json.
 
 Sources: `load_medusa_hf` (tensorrt_llm/models/medusa/weight.py), `MedusaConfig` (config.py beside it) and
-examples/medusa/convert_checkpoint.py (1.2, b93e14ca). Every pipeline stage holds the heads, as TensorRT-LLM loads them
-on every rank. They stay unquantised; in a quantised model config.json excludes them.
+examples/medusa/convert_checkpoint.py (1.2, b93e14ca). Every pipeline stage has the heads, as TensorRT-LLM loads them on
+every rank. They stay unquantised; in a quantised model config.json excludes them.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ MEDUSA_HEADS, MEDUSA_LAYERS, TREE_TOKENS = 4, 1, 63
 
 
 def require_heads(medusa: MedusaFeature, heads: int, layers: int, where: str) -> None:
-    """Raises ForgeError if more heads are asked for than there are, or other layers. `where`: what has them."""
+    """Raises ForgeError for more heads than there are, or other numbers of layers. `where`: the source of the heads."""
     for name, asked, has in (("heads", medusa.heads, heads), ("layers", medusa.layers, layers)):
         if asked is not None and (asked > has or (name == "layers" and asked != has)):
             raise ForgeError(
@@ -41,7 +41,7 @@ def require_heads(medusa: MedusaFeature, heads: int, layers: int, where: str) ->
 
 
 def converted_heads(medusa: MedusaFeature, found: MedusaHeads) -> int:
-    """The number of heads that conversion takes. Raises ForgeError for more than there are, or for other layers."""
+    """The number of heads to convert. Raises ForgeError as `require_heads` does."""
     require_heads(medusa, found.heads, found.layers, MEDUSA_FILE)
     return medusa.heads or min(MEDUSA_HEADS, found.heads)
 
@@ -63,7 +63,7 @@ def planned_medusa(
 ) -> CheckpointConfig:
     """`config` of a model with the heads in `medusa.model`. Raises ForgeError for heads of another model.
 
-    `assumed`: nothing is read, and the heads are assumed to have the numbers that are asked for, or the defaults.
+    `assumed`: nothing is read; the heads are assumed to have the requested or default numbers.
     """
     if assumed:
         expected = MedusaHeads(medusa.heads or MEDUSA_HEADS, medusa.layers or MEDUSA_LAYERS, {})

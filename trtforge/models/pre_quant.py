@@ -19,9 +19,9 @@ _NORMS = {"attention.qkv": ("input_layernorm",), "mlp.fc": ("pre_feedforward_lay
 
 @dataclass(frozen=True)
 class PreQuant:
-    """The pre-quantisation scale of a module: tensor `target` of each rank in `parts`, for that range of inputs.
+    """The pre-quantisation scale of a module: tensor `target` of each rank in `parts`, with the rank's range of inputs.
 
-    `into`: the weight and bias of the normalisation that it is folded into, by Hugging Face name; empty if it is not.
+    `into`: the weight and bias of the normalisation into which it is folded, by Hugging Face name; empty if not folded.
     """
 
     target: str
@@ -77,7 +77,10 @@ def _parts(
 
 
 def _norm(family: Family, facts: Facts, row: Linear) -> tuple[str, ...]:
-    """Weight and bias of the normalisation before a row. One that attention and MLP share can take neither's scale."""
+    """Weight and bias of the normalisation before a row.
+
+    Raises ForgeError if there is none, or if attention and MLP share it, as it then cannot absorb either's scale.
+    """
     present = {v.target.rpartition(".")[0] for v in family.layer if isinstance(v, Vector) and facts.holds(v.when)}
     nearest = {target: next((n for n in norms if n in present), None) for target, norms in _NORMS.items()}
     norm = nearest.get(row.target)

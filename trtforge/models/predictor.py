@@ -1,4 +1,4 @@
-"""Layers for multi-token prediction that have names of their own in a checkpoint, and other ones in TensorRT-LLM."""
+"""Layers for multi-token prediction whose names differ between checkpoint and TensorRT-LLM."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,10 @@ from trtforge.models.family import Family
 
 
 def predictor_modules(family: Family, names: Iterable[str], num_layers: int) -> tuple[str, ...]:
-    """Patterns of the modules of these tensors that are multi-token prediction's, by both names; none without any.
+    """Patterns for the multi-token prediction modules among these tensors, by both names; empty without any.
 
-    TensorRT-LLM numbers its layers after the decoder's, and looks up what is quantised by either name
-    (`mtp_layer_offset` in _torch/models/checkpoints/hf/qwen3_next_weight_mapper.py, `_experts_excluded_from_quant` in
+    TensorRT-LLM numbers these layers after the decoder's, and looks up quantisation by either name (`mtp_layer_offset`
+    in _torch/models/checkpoints/hf/qwen3_next_weight_mapper.py, `_experts_excluded_from_quant` in
     _torch/models/modeling_qwen3_next.py).
     """
     prefix = f"{family.predictor}layers."

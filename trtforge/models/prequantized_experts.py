@@ -17,7 +17,7 @@ from trtforge.models.stored_parts import StoredPart
 
 
 class QuantizedLayers(QuantizedRows):
-    """Makes the targets of a quantised source's linear layers and of its experts."""
+    """Creates the targets of a quantised source's linear layers and experts."""
 
     def experts(self, matrix: Matrix, stage: int) -> Iterator[Target]:
         """The tensors of a stack of experts. Raises ForgeError unless all experts are quantised alike, in a format that

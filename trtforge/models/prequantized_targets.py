@@ -28,19 +28,19 @@ from trtforge.models.stored_parts import FLOATS, StoredPart, StoredParts
 FLOAT32 = dtype_named("float32")
 _CODES_PER_WORD = 8
 NamedContent = tuple[str, Dtype, tuple[int, ...], Content]
-"""A tensor of a layer: the end of its name, dtype, shape and content."""
+"""A tensor of a layer: name suffix, dtype, shape and content."""
 
 
 class QuantizedRows(StoredParts):
-    """Makes the targets of a quantised source's linear layers."""
+    """Creates the targets of a quantised source's linear layers."""
 
     def linear(
         self, name: str, weights: tuple[Piece, ...], shared: tuple[str, ...], stage: int, *, biased: bool
     ) -> Iterator[Target]:
         """The tensors of a linear layer, except its bias.
 
-        `weights`: the pieces of the matrices as an unquantised source would hold them; `shared`: the modules that
-        share FP8 scales with this layer, its own included.
+        `weights`: the pieces of the matrices in an equivalent unquantised source; `shared`: the modules that share FP8
+        scales with this layer, including its own.
         """
         self.require_one_format(shared)
         parts = tuple(self.part(piece) for piece in weights)
@@ -62,7 +62,7 @@ class QuantizedRows(StoredParts):
             yield Target(TensorSpec(f"{name}.{suffix}", dtype, shape), stage, content)
 
     def expect_zero_biases(self, parts: tuple[StoredPart, ...]) -> None:
-        """AutoGPTQ writes a bias for every layer, zeros if the model has none."""
+        """Expect zero biases, which AutoGPTQ writes for layers without a bias."""
         for part in parts:
             if part.source.packing == "gptq":
                 self.expect(f"{part.module}.bias", (part.out,), FLOATS, holds="zeros", optional=True)
@@ -89,7 +89,7 @@ class QuantizedRows(StoredParts):
         yield self._pre_quant(parts)
 
     def _int8(self, parts: tuple[StoredPart, ...]) -> Iterator[NamedContent]:
-        """SmoothQuant, or INT8 without it: then its scales of inputs are ones."""
+        """SmoothQuant's tensors; for INT8 without SmoothQuant, the pre-quantisation scales are ones."""
         weights = tuple(self.piece(part, "weight", ("int8",)) for part in parts)
         out, inputs = _shape(parts)
         yield "weight", dtype_named("int8"), (out, inputs), Repacked(weights)
@@ -99,13 +99,13 @@ class QuantizedRows(StoredParts):
         yield self._pre_quant(parts)
 
     def _pre_quant(self, parts: tuple[StoredPart, ...]) -> NamedContent:
-        """The scale of the inputs, which the parts must share; ones where the source has none."""
+        """The pre-quantisation scale, which the parts must share; ones if the source has none."""
         cuts = parts[0].weight.cuts
         vector = StoredPreQuant(self.pre_quant_names(parts), cuts)
         return "prequant_scaling_factor", self.dtype, (len(cuts[0].cols),), vector
 
     def pre_quant_names(self, parts: tuple[StoredPart, ...]) -> tuple[str, ...]:
-        """The parts' pre-quantisation scales, which must be equal; none for a packing that has none."""
+        """The parts' pre-quantisation scales, which must be equal; empty for packings without them."""
         if parts[0].source.packing not in ("modelopt_int4", "modelopt_w4a8", "int8_rows"):
             return ()
         names = tuple(dict.fromkeys(f"{part.module}.pre_quant_scale" for part in parts))
@@ -115,7 +115,7 @@ class QuantizedRows(StoredParts):
         return names
 
     def largest(self, parts: tuple[StoredPart, ...], suffix: str, *, divisors: bool = False) -> StoredScalar:
-        """The largest of the parts' scalars, or of their inverses, which has room for the numbers of each."""
+        """The largest of the parts' scalars, or of their inverses, which fits the values of each part."""
         names = tuple(dict.fromkeys(self.scalar(part.module, suffix, divisor=divisors) for part in parts))
         return StoredScalar(names, divisors=divisors)
 
@@ -154,7 +154,8 @@ class QuantizedRows(StoredParts):
         return StoredRowScales(names, tuple(part.weight.cuts for part in parts), groups)
 
     def _expect_symmetric(self, part: StoredPart, group: int) -> None:
-        """Zero points of AutoAWQ or GPTQ, one for an output and `group` inputs; GPTQ's inputs are in their order."""
+        """Expect symmetric zero points of AutoAWQ or GPTQ, one per output and `group` inputs, and GPTQ's inputs in
+        order."""
         zeros, code = (part.inputs // group, part.out // _CODES_PER_WORD), part.source.stored_zero
         self.expect(f"{part.module}.qzeros", zeros, ("int32",), holds="zero_points", code=code)
         if part.source.packing == "gptq":
@@ -186,7 +187,7 @@ class QuantizedRows(StoredParts):
         yield "per_channel_scale", FLOAT32, (out,), scales
 
     def _nvfp4(self, parts: tuple[StoredPart, ...]) -> Iterator[NamedContent]:
-        """Parts must share one per-tensor scale: E4M3 block scales are relative to it; a new one would round them."""
+        """Parts must share one per-tensor scale: E4M3 block scales are relative to it; a new scale would round them."""
         (out, inputs), source = _shape(parts), parts[0].source
         weights, blocks = self.nvfp4_pieces(parts)
         tensor_scales = self.largest(parts, source.tensor_scale, divisors=source.divisors)
@@ -198,7 +199,7 @@ class QuantizedRows(StoredParts):
         yield "activation_scaling_factor", FLOAT32, (1,), activations
 
     def nvfp4_pieces(self, parts: tuple[StoredPart, ...]) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
-        """The codes, two inputs a byte, and the scales of blocks."""
+        """The codes, two inputs per byte, and the block scales."""
         codes = tuple(self.piece(part, part.source.weight, ("uint8",), columns=2) for part in parts)
         blocks = tuple(self.piece(part, "weight_scale", ("float8_e4m3fn",), columns=NVFP4_BLOCK) for part in parts)
         return codes, blocks
@@ -215,7 +216,7 @@ def cast_of(pieces: tuple[Piece, ...]) -> Cast:
 
 
 def attention_module(family: Family) -> str:
-    """The module that holds the query, key and value projections of a layer, such as self_attn."""
+    """The module with the query, key and value projections of a layer, such as self_attn."""
     row = next(row for row in family.linears if row.target == "attention.qkv")
     return row.parts[0].module.rpartition(".")[0]
 

@@ -44,7 +44,7 @@ class Matrix:
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
-        """For each rank the cut of a piece that it has, which tells its columns."""
+        """For each rank, the cut of one of its pieces, which has the rank's columns."""
         ranks = range(len(self.pieces[0].cuts))
         return tuple(next(piece.cuts[rank] for piece in self.pieces if piece.cuts[rank].rows) for rank in ranks)
 

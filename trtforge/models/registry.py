@@ -1,4 +1,4 @@
-"""Which family a Hugging Face architecture belongs to. A family's module is imported on demand."""
+"""Maps Hugging Face architectures to families, whose modules are imported on demand."""
 
 from importlib import import_module
 
@@ -64,7 +64,7 @@ the PyTorch backend supports (models/supported-models, 1.3).
 WITH_VISION_ONLY = ("Llama4ForCausalLM",)
 """Language models that TensorRT-LLM runs only as part of the multimodal model."""
 WITH_STATES = ("Qwen3NextForCausalLM",)
-"""Those with linear attention: they keep a state of each sequence, which is in no KV block and cannot be shared."""
+"""Architectures with linear attention, whose per-sequence states are not in KV blocks and cannot be shared."""
 
 _TYPE_OF = {
     "gemma3": "gemma3_text",
@@ -72,7 +72,7 @@ _TYPE_OF = {
     "llama4": "llama4_text",
     "llama4_multimodal": "llama4",
 }
-"""The `model_type` in config.json of the families that have another name than it."""
+"""The `model_type` in config.json of families whose names differ from it."""
 
 
 def architectures() -> tuple[str, ...]:
@@ -99,9 +99,10 @@ def family_of(architecture: str) -> Family:
 
 
 def family_of_engine(architecture: str) -> Family | None:
-    """The family of TensorRT-LLM's architecture in a checkpoint's config.json; None for one that is not converted.
+    """The family of TensorRT-LLM's architecture in a checkpoint's config.json; None for an architecture that is not
+    converted.
 
-    TensorRT-LLM names its architectures as Hugging Face does (`tests/models/test_facts.py` checks that).
+    TensorRT-LLM's names are Hugging Face's (checked by `tests/models/test_facts.py`).
     """
     return family_of(architecture) if architecture in _FAMILY_OF else None
 
@@ -110,7 +111,7 @@ def family_of_config(config: HfConfig) -> Family:
     """The family of a Hugging Face config.json.
 
     Raises ForgeError for an unsupported one, and for a `model_type` of another family, by which transformers would load
-    the model. A type of no family is that of a model's own code (Kimi K2).
+    the model. A type that belongs to no family comes from the model's own code (Kimi K2).
     """
     family, found = family_of(config.architecture), config.values.get("model_type")
     types = {_TYPE_OF.get(name, name) for name in _FAMILY_OF.values()}

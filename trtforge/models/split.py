@@ -27,7 +27,7 @@ def whole_cuts(rows: tuple[range, ...], columns: int, tp: int) -> tuple[Cut, ...
 
 
 def column_cuts(rows: range, columns: int, tp: int, rows_each: int | None = None) -> tuple[Cut, ...]:
-    """Rows in contiguous shares of `rows_each` (default rows / tp); the last shares are short where rows run out."""
+    """Rows in contiguous shares of `rows_each` (default rows / tp); the last shares are shorter if rows run out."""
     share = rows_each if rows_each is not None else len(rows) // tp
     ends = [min(rows.stop, rows.start + share * rank) for rank in range(tp + 1)]
     return tuple(Cut((range(start, stop),) if start < stop else (), range(columns)) for start, stop in pairwise(ends))

@@ -1,4 +1,4 @@
-"""The packed tensors of a quantised source, cut for every rank, and the values that they must hold."""
+"""The packed tensors of a quantised source, cut for every rank, and their required values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ Holds = Literal["anything", "a_scale", "zero_points", "groups_in_order", "zeros"
 
 @dataclass(frozen=True)
 class Expected:
-    """A tensor of a quantised source: shape (dimensions of 1 are ignored), dtypes, and the values it must hold.
+    """A tensor of a quantised source: shape (dimensions of 1 are ignored), dtypes and required values.
 
     `zero_points`: int32 words whose nibbles are all `code`, the symmetric zero point; `groups_in_order`: element i is
     i // `code`.
@@ -36,7 +36,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class StoredSources:
-    """The tensors that a plan reads from a quantised source; those of one group in `alike` must hold equal values."""
+    """The tensors that a plan reads from a quantised source; those of one group in `alike` must have equal values."""
 
     tensors: Mapping[str, Expected] = field(default_factory=dict)
     alike: tuple[tuple[str, ...], ...] = ()
@@ -44,7 +44,7 @@ class StoredSources:
 
 @dataclass(frozen=True)
 class StoredPart:
-    """A module with `out` outputs and `inputs` inputs; `weight` cuts its matrix for the ranks."""
+    """A module with `out` outputs and `inputs` inputs; `weight`: its matrix, cut for the ranks."""
 
     module: str
     out: int
@@ -54,7 +54,7 @@ class StoredPart:
 
 
 class StoredParts:
-    """Cuts a source's packed tensors, and collects all that were asked for."""
+    """Cuts a source's packed tensors and collects the requested ones."""
 
     def __init__(self, source: QuantizedSource, dtype: Dtype) -> None:
         self.source = source
@@ -93,7 +93,7 @@ class StoredParts:
             )
 
     def _source_of(self, module: str) -> QuantizedSource | None:
-        """The module's quantisation, looked up once: a large model has tens of thousands of experts."""
+        """The module's quantisation, cached, as large models have tens of thousands of experts."""
         if module not in self._found:
             self._found[module] = self.source.of(module)
         return self._found[module]
@@ -129,7 +129,7 @@ class StoredParts:
         return Piece(name, self._tensors[name].shape, cuts, transposed)
 
     def packed(self, part: StoredPart, cut: Cut, rows: int, columns: int) -> Cut:
-        """A rank's cut of a packed matrix. Raises ForgeError if it would cut an element."""
+        """A rank's cut of a packed matrix. Raises ForgeError if the cut would split an element."""
         for what, size, edges in (
             ("outputs", rows, [edge for span in cut.rows for edge in (span.start, span.stop)]),
             ("inputs", columns, [cut.cols.start, cut.cols.stop]),
@@ -150,7 +150,7 @@ class StoredParts:
         return Piece(name, (part.out,), cuts)
 
     def scalar(self, module: str, suffix: str, *, divisor: bool = False) -> str:
-        """The name of a module's scale, one number that is finite and not negative; of a divisor above zero."""
+        """The name of a module's scalar scale, which must be finite and not negative; a divisor must be above zero."""
         name = f"{module}.{suffix}"
         self.expect(name, (1,), FLOATS, holds="a_divisor" if divisor else "a_scale")
         return name

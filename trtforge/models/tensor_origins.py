@@ -1,7 +1,7 @@
 """The inverse of conversion: where each row of a Hugging Face tensor is stored in the rank files.
 
-Derived from the plan that conversion executes, so checkpoints of other tools can be compared tensor by tensor too. A
-tensor that is computed from several sources (MLA's absorbed query) has no inverse.
+It is derived from the plan that conversion executes, so checkpoints of other tools can also be compared tensor by
+tensor. Tensors computed from several sources (MLA's absorbed query) have no inverse.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from trtforge.models.content import Cast, Piece
 class Origin:
     """Rows `rows` and columns `cols` of a source's (out, in) matrix are rows [first, first + len(rows)) of a target.
 
-    `rank` is the rank file's index; a target of three dimensions counts its rows through all experts.
+    `rank` is the rank file's index; rows of a three-dimensional target are numbered through all experts.
     """
 
     piece: Piece
@@ -29,7 +29,7 @@ class Origin:
 
 
 def origins(plan: CheckpointPlan, layout: Layout) -> Iterator[Origin]:
-    """All origins, in the order of the rank files' tensors; one for each rank that holds the rows."""
+    """All origins, in the order of the rank files' tensors; one for each rank with the rows."""
     tp = layout.parallel.tp
     for target in plan.targets:
         if not isinstance(target.content, Cast):

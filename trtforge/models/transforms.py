@@ -10,7 +10,7 @@ from trtforge.core.dtypes import DTYPES
 from trtforge.core.number_limits import E2M1_MAX, FP8_MAX, INT8_MAX, NVFP4_BLOCK
 from trtforge.models.elementwise import choose_kernels
 
-choose_kernels()  # here, because whatever computes with weights imports this module, and one thread runs its body
+choose_kernels()  # here, because all code that computes with weights imports this module, and imports run in one thread
 
 TORCH: dict[str, torch.dtype] = {dtype.name: getattr(torch, dtype.name) for dtype in DTYPES}
 """torch's dtypes by TensorRT-LLM's names."""
@@ -30,7 +30,7 @@ def fp8_scale(amax: Tensor) -> Tensor:
 def quantize_fp8(values: Tensor, scale: Tensor | float) -> Tensor:
     """float8_e4m3fn of values / scale, saturating at 448.
 
-    Divided in float32: in bfloat16 up to 4 % of the bytes would differ.
+    Divides in float32: with bfloat16, up to 4 % of the bytes would differ.
     """
     return (values.float() / scale).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
 
@@ -49,7 +49,7 @@ def quantize_int4(weight: Tensor, scales: Tensor) -> Tensor:
 
 
 def dequantize_int4(codes: Tensor, scales: Tensor) -> Tensor:
-    """(out, in) float32 values that the codes stand for."""
+    """(out, in) float32 values of the codes."""
     values: Tensor = codes.float().unflatten(1, (scales.shape[1], -1)) * scales.unsqueeze(2)
     return values.flatten(1)
 

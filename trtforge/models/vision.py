@@ -10,7 +10,7 @@ from trtforge.formats.hf import HfConfig
 
 
 def vision_weights(config: HfConfig) -> int | None:
-    """Number of weights of vision tower and projector; 0 without a vision part, None for one that is not known."""
+    """Number of weights of vision tower and projector; 0 without a vision part, None for an unknown one."""
     vision, text = config.values.get("vision_config"), config.values.get("text_config")
     if not isinstance(vision, dict) or not isinstance(text, dict):
         return None if isinstance(text, dict) else 0
@@ -45,7 +45,7 @@ _DEFAULTS: Mapping[str, Mapping[str, int]] = {
 
 
 def _counts(vision: Mapping[str, Any]) -> Mapping[str, int] | None:
-    """The sizes with their defaults; None for another model and for sizes that are no whole numbers above zero."""
+    """The sizes with their defaults; None for an unknown model and for sizes that are not positive integers."""
     defaults = _DEFAULTS.get(str(vision.get("model_type")))
     if defaults is None:
         return None
@@ -70,7 +70,7 @@ def _pixtral(counts: Mapping[str, int]) -> int:
 
 
 def _llama4(counts: Mapping[str, int]) -> int:
-    """With a class embedding, and an adapter that shuffles pixels before its MLP."""
+    """Llama 4's: class embedding, and an adapter with pixel shuffle before its MLP."""
     hidden, inner, patch = counts["hidden_size"], counts["intermediate_size"], counts["patch_size"]
     norm, attention = 2 * hidden, 4 * (hidden * hidden + hidden)
     mlp = 2 * hidden * inner + inner + hidden

@@ -1,16 +1,16 @@
-"""INT4 weight-only: which part of a row TensorRT-LLM's build sees on a rank, when it finds the row's scale.
+"""INT4 weight-only: the part of a row from which TensorRT-LLM's build computes the row's scale on a rank.
 
-The build takes the largest magnitude of a rank's part of an output / 8 as its scale. So each rank's part has to hold a
-code at the end of the range, if the scale that the codes were found with is to be found again.
+The build takes the largest magnitude of a rank's part of an output / 8 as its scale. So each rank's part needs a code
+at an end of the range for the build to find the scale of the codes again.
 """
 
 MOST_PARTS = 8
-"""Ranks that the inputs of a row-parallel linear can be split over, with codes of a calibration."""
-_LEAST_WIDTH = 64  # inputs of a part: each part has a code at the end of the range, which costs little if it has many
+"""The most ranks over which the inputs of a row-parallel linear with a calibration's codes can be split."""
+_LEAST_WIDTH = 64  # inputs of a part: the end code of each part costs little accuracy if it has many
 
 
 def row_parts(inputs: int) -> int:
-    """The parts of a row-parallel linear's `inputs`, each of which has such a code in every row."""
+    """The number of parts of a row-parallel linear's `inputs`; each part has an end code in every row."""
     parts = MOST_PARTS
     while parts > 1 and (inputs % parts or inputs // parts < _LEAST_WIDTH):
         parts //= 2

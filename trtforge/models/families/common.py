@@ -93,7 +93,7 @@ ROUTER_BIAS = Vector(
     when="sparse_layer",
     dtype="float32",
 )
-"""What is added to the experts' sigmoid scores for the choice among them."""
+"""The bias added to the experts' sigmoid scores for choosing experts."""
 
 
 def experts(gate: str, up: str, down: str) -> tuple[Experts, Experts]:
@@ -149,7 +149,7 @@ ROTARY_TABLES = ("rotary_emb.inv_freq",)
 
 
 def require_causal(config: HfConfig) -> None:
-    """Raises ForgeError for a model of embeddings, whose tokens attend to later ones
+    """Raises ForgeError for an embedding model, whose tokens attend to later tokens
     (Alibaba-NLP/gte-Qwen2-7B-instruct)."""
     require(config, "is_causal", True, (True,), "TensorRT-LLM's decoders attend to earlier tokens only")
 
@@ -207,7 +207,7 @@ def rotary(
 def sliding_window(config: HfConfig, layers: tuple[int, ...] | None = None) -> dict[str, Any]:
     """The sliding window and the layers that use it (`layers` None: all).
 
-    TensorRT-LLM's converters leave both out; its executor takes them at run time.
+    TensorRT-LLM's converters leave both out; its executor gets them at run time.
     """
     window = config.values.get("sliding_window") or None
     listed = None if layers is None or window is None else list(layers)
@@ -225,7 +225,7 @@ def sliding_layers(config: HfConfig) -> tuple[int, ...] | None:
 def moe_fields(experts: int, top_k: int, normalization: int, shared: int = 0, **limits: float) -> dict[str, Any]:
     """The `moe` object: the keys that 0.17 to 1.2 all accept. Normalisation modes: tensorrt_llm/layers/moe.py.
 
-    Raises ForgeError for more experts a token than it can get.
+    Raises ForgeError if a token cannot get that many experts.
     """
     if experts:
         require_choice(experts, top_k, int(limits.get("n_group", 1)), int(limits.get("topk_group", 1)))
@@ -252,7 +252,7 @@ def activation(config: HfConfig, key: str) -> str:
 
 
 def with_defaults(config: HfConfig, defaults: Mapping[str, Any]) -> HfConfig:
-    """config.json with what transformers' configuration class gives to absent keys."""
+    """config.json with the defaults of transformers' configuration class for absent keys."""
     return HfConfig({**defaults, **config.values}, config.path)
 
 

@@ -125,7 +125,7 @@ def facts(config: HfConfig) -> Facts:
 
 
 def _sizes(config: HfConfig) -> Sizes:
-    """The KV cache holds one compressed key-value head: kv_lora_rank + qk_rope_head_dim."""
+    """The sizes. The KV cache has one compressed key-value head: kv_lora_rank + qk_rope_head_dim."""
     require_causal(config)
     heads, inner = config.integer("num_attention_heads"), config.integer("moe_intermediate_size")
     lora, rope = config.integer("kv_lora_rank"), config.integer("qk_rope_head_dim")
@@ -174,7 +174,7 @@ def _moe(config: HfConfig, shared: int) -> dict[str, Any]:
 
 
 def _flat(moe: dict[str, Any], shared_experts: int) -> dict[str, Any]:
-    """The fields of `moe` as 0.17 and 0.18 read them, beside the object that later releases read."""
+    """The fields of `moe` at the top level for 0.17 and 0.18; later releases read the object."""
     names = {
         "moe_num_experts": "num_experts",
         "moe_top_k": "top_k",

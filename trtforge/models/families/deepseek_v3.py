@@ -1,7 +1,7 @@
 """DeepSeek-V3 and R1: DeepSeek-V2 with experts chosen by sigmoid scores, and layers for multi-token prediction (MTP).
 
-Only TensorRT-LLM's PyTorch backend runs it (_torch/models/modeling_deepseekv3.py). The checkpoint holds each matrix as
-Hugging Face has it, without the product of query and key expansion that engines need, so it can be exported again.
+Only TensorRT-LLM's PyTorch backend runs it (_torch/models/modeling_deepseekv3.py). The checkpoint has the same matrices
+as Hugging Face's, without the product of query and key expansion that engines need, so it can be exported again.
 """
 
 from dataclasses import replace

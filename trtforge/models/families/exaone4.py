@@ -51,7 +51,7 @@ def facts(config: HfConfig) -> Facts:
 
 
 def _has_window(config: HfConfig, layer: int) -> bool:
-    """config.json has a letter for each layer in turn, L with a window and G without, or the period of G."""
+    """Whether a layer has a window, by config.json: a repeated pattern of L (window) and G, or the period of G."""
     given = config.values.get("sliding_window_pattern")
     if isinstance(given, str) and given:
         return given[layer % len(given)] == "L"

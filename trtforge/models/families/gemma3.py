@@ -40,7 +40,7 @@ _DEFAULTS = {
 
 
 def facts(config: HfConfig) -> Facts:
-    """The facts of a Gemma 3 config.json. Raises ForgeError for what TensorRT-LLM's network does not compute."""
+    """The facts of a Gemma 3 config.json. Raises ForgeError for features that TensorRT-LLM's network lacks."""
     require(config, "hidden_activation", gemma.GELU, (gemma.GELU,), gemma.ONE_ACTIVATION)
     config, local_base = _rotations(with_defaults(config, _DEFAULTS))
     base = gemma.facts(config)
@@ -59,9 +59,9 @@ def facts(config: HfConfig) -> Facts:
 
 
 def _rotations(config: HfConfig) -> tuple[HfConfig, float]:
-    """The config.json with the rotation of layers without a window, and the base of those with one.
+    """The config.json with the RoPE parameters of layers without a window, and the RoPE base of those with one.
 
-    transformers 5 nests the rotary parameters by layer type. Raises ForgeError for scaled rotations in windows.
+    transformers 5 nests the rotary parameters by layer type. Raises ForgeError for RoPE scaling in layers with windows.
     """
     nested: dict[str, Any] = config.values.get("rope_parameters") or {}
     local_base = config.number("rope_local_base_freq", _LOCAL_BASE, above=0)

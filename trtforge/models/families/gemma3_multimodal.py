@@ -13,8 +13,8 @@ from trtforge.models.family import Facts
 
 
 def _facts(text: HfConfig) -> Facts:
-    """The facts of a text_config. Raises ForgeError for capped logits, which transformers caps in a Gemma3ForCausalLM
-    alone (Gemma3ForConditionalGeneration in modeling_gemma3.py, 5.23)."""
+    """The facts of a text_config. Raises ForgeError for soft-capped logits, which transformers applies only in
+    Gemma3ForCausalLM (Gemma3ForConditionalGeneration in modeling_gemma3.py, 5.23)."""
     require(text, "final_logit_softcapping", None, (None,), "Gemma 3 with vision has no capped logits")
     return gemma3.facts(text)
 

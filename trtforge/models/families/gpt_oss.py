@@ -1,8 +1,8 @@
 """GPT-OSS: attention sinks, windows in every other layer, experts with biases whose gate is clamped.
 
-Gate and up projection of an expert are one matrix whose rows take turns, in rank files too: a rank gets whole pairs.
+Gate and up projection of an expert are one matrix with alternating rows, in rank files too; a rank gets whole pairs.
 Only TensorRT-LLM's PyTorch backend runs it (_torch/models/modeling_gpt_oss.py, 1.2). Its loader reads experts in
-bfloat16 and in MXFP4, and takes windows, alpha and limit of the gate as constants; others are refused here.
+bfloat16 and in MXFP4. Windows and the gate's alpha and limit are constants in it; other values are refused here.
 """
 
 from dataclasses import replace
@@ -90,7 +90,7 @@ def facts(config: HfConfig) -> Facts:
 
 
 def _windowed(config: HfConfig, layers: int) -> tuple[int, ...]:
-    """Every other layer from the first on. Raises ForgeError for other `layer_types`."""
+    """The layers with a window: every other one from the first. Raises ForgeError for other `layer_types`."""
     expected, given = tuple(range(0, layers, 2)), sliding_layers(config)
     if given is not None and given != expected:
         raise ForgeError(

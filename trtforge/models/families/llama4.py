@@ -103,9 +103,10 @@ def facts(config: HfConfig) -> Facts:
 
 
 def _attention(config: HfConfig, layers: range) -> dict[str, Any]:
-    """How the two kinds of layers attend. `no_rope_layers` has a 0 for each layer without positions, despite its name.
+    """The fields of the two kinds of layers. `no_rope_layers` has a 0 for each layer without positions, despite its
+    name.
 
-    Raises ForgeError for layers that TensorRT-LLM does not treat by that list alone.
+    Raises ForgeError for lists of layers that contradict one another.
     """
     rotated = config.items("no_rope_layers")
     if not rotated:

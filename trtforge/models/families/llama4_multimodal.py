@@ -1,4 +1,4 @@
-"""Llama 4 as it is published: the language model is converted, vision model and projector are copied.
+"""Llama 4 as published, with vision: the language model is converted, vision model and projector are copied.
 
 Source: tensorrt_llm/_torch/models/modeling_llama.py, Llama4ForConditionalGeneration.
 """

@@ -15,14 +15,14 @@ _DEFAULTS = {"sliding_window": 4096, "num_key_value_heads": 8, "max_position_emb
 
 
 def facts(config: HfConfig) -> Facts:
-    """The facts of a Mistral config.json. With `layer_types` transformers takes it for a Ministral."""
+    """The facts of a Mistral config.json. With `layer_types`, transformers treats it as a Ministral."""
     base = same_layers(config)
     windows = sliding_window(with_defaults(config, _DEFAULTS), sliding_layers(config))
     return replace(base, config={**base.config, **windows})
 
 
 def same_layers(config: HfConfig) -> Facts:
-    """The facts of a Mistral inside another model, where transformers ignores `layer_types`: all layers are alike."""
+    """The facts of a Mistral inside another model, where transformers ignores `layer_types`; all layers are alike."""
     config = with_defaults(config, _DEFAULTS)
     scaling = HfConfig(config.rope_scaling or {}, config.path)
     require(scaling, "llama_4_scaling_beta", 0, (0,), "TensorRT-LLM's Mistral does not scale queries by their position")

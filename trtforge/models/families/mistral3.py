@@ -19,7 +19,7 @@ _DEFAULTS = {
     "sliding_window": None,
     "rope_parameters": {"rope_type": "yarn", "factor": 16.0, "llama_4_scaling_beta": 0.1},
 }
-"""Ministral3Config's, where they are not MistralConfig's; of the rotation what is refused."""
+"""Ministral3Config's defaults that differ from MistralConfig's; of the RoPE parameters, those that are refused."""
 
 
 def _facts(text: HfConfig) -> Facts:

@@ -14,11 +14,12 @@ VISION = ("vision_tower.", "vision_model.", "multi_modal_projector.")
 def language_part(base: Family, name: str, architecture: str, text_types: tuple[str, ...]) -> Family:
     """`base` under the names of a multimodal checkpoint. Only TensorRT-LLM's PyTorch backend runs the whole.
 
-    `text_types`: the `model_type` that a text_config may have, first the one that it has if it names none.
+    `text_types`: the possible `model_type` values of a text_config; the first is the default.
     """
 
     def facts(config: HfConfig) -> Facts:
-        """The facts of its text_config; the whole model has the LM head, so its own config says if that is tied."""
+        """The facts of its text_config; whether the LM head is tied comes from the whole model's config, because that
+        has the head."""
         text = config.values.get("text_config")
         if not isinstance(text, dict):
             raise ForgeError(f"{config.path}: text_config is {text!r:.60}, not an object", hint="Fetch the file again.")

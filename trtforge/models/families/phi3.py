@@ -27,7 +27,7 @@ from trtforge.models.families.common import (
 from trtforge.models.family import Facts, Family, Linear, Part, Sizes, Split, Stacked
 
 _LONGROPE = ("longrope", "su", "yarn")
-"""transformers takes the others for longrope (models/phi3/configuration_phi3.py)."""
+"""transformers treats the other two as longrope (models/phi3/configuration_phi3.py)."""
 _GATE_UP = "mlp.gate_up_proj"
 LAYER = (
     INPUT_NORM,
@@ -91,7 +91,7 @@ def _positions(config: HfConfig, sizes: Sizes) -> dict[str, Any]:
 
 
 def _require_default_factor(config: HfConfig, scaling: dict[str, Any], positions: int, original: int) -> None:
-    """Raises ForgeError for another factor on cosines and sines than that of the two lengths."""
+    """Raises ForgeError if the factor on cosines and sines does not follow from the two lengths."""
     factor, default = (longrope_factor(each, positions, original) for each in (scaling, {}))
     if not math.isclose(factor, default, rel_tol=1e-6):
         raise ForgeError(

@@ -10,7 +10,7 @@ from trtforge.models.family import Facts, holding
 NO_MOE = moe_fields(0, 0, normalization=0)
 
 DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096}
-"""Those of transformers' classes of Qwen2 and Qwen3."""
+"""Defaults of transformers' configuration classes of Qwen2 and Qwen3."""
 
 
 def window_layers(config: HfConfig, num_layers: int) -> tuple[int, ...]:

@@ -36,7 +36,7 @@ SHARED_AND_EXPERTS = (
         when="sparse_layer",
     ),
 )
-"""A router, experts, and one that every token goes through, with a gate of its own."""
+"""A router, experts, and a shared expert for every token with its own gate."""
 LAYER = (INPUT_NORM, qkv(), dense(), POST_NORM, *gated_mlp(bias=None, when="dense_layer"), *SHARED_AND_EXPERTS)
 
 _DEFAULTS = {**qwen2.DEFAULTS, "num_key_value_heads": 16}  # Qwen2MoeConfig's
@@ -48,7 +48,8 @@ def expert_count(config: HfConfig) -> int:
 
 
 def sparse_layers(config: HfConfig, num_layers: int) -> frozenset[int]:
-    """Every `decoder_sparse_step`-th layer but those of `mlp_only_layers` (transformers modeling_qwen2_moe.py)."""
+    """The layers with experts: every `decoder_sparse_step`-th except `mlp_only_layers` (transformers
+    modeling_qwen2_moe.py)."""
     step, dense_layers = config.integer("decoder_sparse_step", 1), config.items("mlp_only_layers")
     return frozenset(i for i in range(num_layers) if i not in dense_layers and (i + 1) % step == 0)
 

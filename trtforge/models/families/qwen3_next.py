@@ -1,8 +1,8 @@
 """Qwen3-Next: gated DeltaNet in most layers, attention with a gated output in each fourth one, experts in all.
 
-Its norms multiply by 1 + weight; the checkpoint holds the weight itself, so that nothing is rounded. Linear attention
-is not quantised: TensorRT-LLM's loader takes it so, and NVIDIA's ModelOpt leaves at least its convolution and, for
-NVFP4, its input projections as they are (pull requests 495 and 681). Only TensorRT-LLM's PyTorch backend runs the
+Its norms multiply by 1 + weight; the checkpoint stores the weight itself, so that nothing is rounded. Linear attention
+is not quantised: TensorRT-LLM's loader expects that, and NVIDIA's ModelOpt leaves at least its convolution and, for
+NVFP4, its input projections unquantised (pull requests 495 and 681). Only TensorRT-LLM's PyTorch backend runs the
 family, from 1.2 on (_torch/models/modeling_qwen3_next.py, _torch/models/checkpoints/hf/qwen3_next_weight_mapper.py).
 """
 
@@ -80,7 +80,7 @@ _DEFAULTS = {"num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings
 
 
 def facts(config: HfConfig) -> Facts:
-    """The facts of a Qwen3-Next config.json. Raises ForgeError for what TensorRT-LLM's network does not compute."""
+    """The facts of a Qwen3-Next config.json. Raises ForgeError for features that TensorRT-LLM's network lacks."""
     require(config, "attention_bias", False, (False,), "TensorRT-LLM's loader expects no biases in Qwen3-Next")
     require(config, "decoder_sparse_step", 1, (1,), "TensorRT-LLM's Qwen3-Next has experts in every layer")
     require(config, "mlp_only_layers", [], ([],), "TensorRT-LLM's Qwen3-Next has experts in every layer")
