@@ -1,1 +1,1 @@
-"""Floor 5: what limits a running server, and what to change, from its metrics."""
+"""Floor 5: finds from its metrics what limits a running server and what to change."""

@@ -1,4 +1,4 @@
-"""What a rule finds: advice with its figures, or what it lacks."""
+"""The results of a rule: advice with its figures, or missing data."""
 
 from typing import Literal
 
@@ -8,9 +8,9 @@ Confidence = Literal["certain", "likely", "possible"]
 
 
 class Advice(Config):
-    """What limits, the figures that show it, what to change, and the effect to expect.
+    """The limiting factor, the figures that show it, the change, and its expected effect.
 
-    `rule`: for programs. `setting`: a recipe's key or a server's option; empty if nothing is to be set.
+    `rule`: id for programs. `setting`: a recipe's key or a server's option; empty if there is none.
     """
 
     rule: str
@@ -23,7 +23,7 @@ class Advice(Config):
 
 
 class Missing(Config):
-    """A rule that could not be judged, and what it lacks."""
+    """A rule that could not be applied, and the missing data."""
 
     rule: str
     lacks: str

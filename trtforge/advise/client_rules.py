@@ -1,4 +1,4 @@
-"""What clients meet: rules over the counters of Triton's models and of OpenAI's API."""
+"""Rules about clients, from the counters of Triton's models and of OpenAI's API."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,8 @@ _LEAVING = 0.05  # of the requests
 
 
 def refused(seen: Observation) -> Iterator[Found]:
-    """A refusal is an error within a stream, which Triton does not count: trtforge's engines and the gateway do."""
+    """Refused requests. Triton does not count them, as they are errors within a stream; trtforge's engines and the
+    gateway do."""
     counts = _ended(seen, lambda each: each.refused, "refused", "429")
     for name in seen.readings[-1].models:
         if rejected := seen.model(name).failures.get("REJECTED", 0):
@@ -32,7 +33,7 @@ def refused(seen: Observation) -> Iterator[Found]:
 
 
 def deadlines(seen: Observation) -> Iterator[Found]:
-    """Requests that are late."""
+    """Requests that miss their deadline."""
     counts = _ended(seen, lambda each: each.late, "too late", "504")
     late, told = sum(counts.values()), ", ".join(counts)
     if late:
@@ -85,7 +86,8 @@ def python_models(seen: Observation) -> Iterator[Found]:
 
 
 def _ended(seen: Observation, figure: Callable[[Engine], float | None], word: str, status: str) -> dict[str, float]:
-    """How many requests ended so by what counted them, in words. A gateway's are among those of its engines."""
+    """Numbers of requests with this outcome, by texts that name the counter. The gateway's are included in its
+    engines'."""
     counts = {
         f"{n:.0f} requests to {engine.name} were {word}": n for engine in seen.engines if (n := engine.growth(figure))
     }

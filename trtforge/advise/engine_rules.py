@@ -1,4 +1,4 @@
-"""What limits an engine: rules over its gauges."""
+"""Rules about the limits of an engine, from its gauges."""
 
 from collections.abc import Collection, Iterator
 from http import HTTPStatus
@@ -54,7 +54,7 @@ def kv_full(engine: EngineObserved, seen: Observation) -> Iterator[Found]:
         "shorter max_seq_len reserves fewer, more GPUs (tp) have more memory.",
         setting="serving.kv_cache_fraction, serving.kv_cache_tokens, quantization.kv_cache, engine.max_seq_len",
         effect="more requests at once, so more tokens per second and a shorter wait",
-        confidence=_sure(often) if engine.seen[-1].counts_since_start else "likely",  # others may count reusable ones
+        confidence=_sure(often) if engine.seen[-1].counts_since_start else "likely",  # others may count reusable blocks
     )
 
 
@@ -166,7 +166,7 @@ def tokens_of_a_step(engine: EngineObserved, seen: Observation) -> Iterator[Foun
 
 
 def gpu(engine: EngineObserved, seen: Observation) -> Iterator[Found]:
-    """The GPUs have little to do while requests run. Triton shows all that it sees, also those of no engine."""
+    """The GPUs are mostly idle while requests run. Triton reports all visible GPUs, also unused ones."""
     used = [max(reading.gpus) for reading in seen.readings if reading.gpus]
     busy = engine.share(lambda each: bool(each.requests_scheduled))
     if not used or busy < _ALMOST_ALWAYS or sum(used) / len(used) >= _LOW_GPU:
@@ -184,7 +184,8 @@ def gpu(engine: EngineObserved, seen: Observation) -> Iterator[Found]:
 
 
 def _closed(refusals: Collection[int]) -> str:
-    """Why a configuration is not known. Several addresses may refuse it, and which has the engine is not known."""
+    """Why a configuration is unknown. Several addresses may have refused it, and it is unknown which one has the
+    engine."""
     if HTTPStatus.UNAUTHORIZED not in refusals:
         return "is closed"
     key = f"needs an API key ({KEY_VARIABLE})"

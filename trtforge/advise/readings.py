@@ -1,4 +1,4 @@
-"""A server's metrics at one moment, and over an interval: typed, with None for what a server does not tell."""
+"""A server's metrics at one moment and over an interval, typed; None for unreported values."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ _ENGINE = {
     "trtforge_speculative_decoding": ("draft_tokens", {"drafted", "accepted"}),
     "trtforge_requests": ("ended", {"refused", "late"}),
 }
-"""The families of an engine: the label that says what is counted, and its values that are read."""
+"""The metric families of an engine: the label that distinguishes the values, and the values that are read."""
 FEW_REQUESTS = 10
-"""Too few within an interval to judge by."""
+"""Fewer requests within an interval are too few to judge."""
 _PREFIXES = {REQUESTS: "requests_", KV_BLOCKS: "blocks_"}
 _MODEL = {
     "nv_inference_count": "count",
@@ -31,8 +31,10 @@ _MODEL = {
 
 
 class Engine(Config):
-    """Gauges of one engine model. In trtforge's engines paused requests and context tokens are counted since the start,
-    in TensorRT-LLM's backend they are those of the last iteration.
+    """Gauges of one engine model.
+
+    trtforge's engines count paused requests and context tokens since the start; TensorRT-LLM's backend reports those of
+    the last iteration.
     """
 
     requests_active: float | None = None
@@ -58,14 +60,14 @@ class Engine(Config):
 
     @property
     def waiting(self) -> float | None:
-        """Requests that wait; older releases of TensorRT-LLM's backend only tell how many are active."""
+        """Number of waiting requests; older releases of TensorRT-LLM's backend report only the active ones."""
         if self.requests_waiting is not None or self.requests_active is None or self.requests_scheduled is None:
             return self.requests_waiting
         return max(0.0, self.requests_active - self.requests_scheduled)
 
     @property
     def full(self) -> bool:
-        """Whether the batch has no place left."""
+        """Whether the batch is full."""
         return bool(self.requests_max) and (self.requests_scheduled or 0) >= (self.requests_max or 0)
 
     @property
@@ -84,7 +86,7 @@ class Model(Config):
 
 
 class Reading(Config):
-    """All metrics of one moment. `at`: seconds, of a clock that only the other readings share.
+    """All metrics of one moment. `at`: seconds on a clock that only these readings share.
 
     `gateway`: requests of OpenAI's API by status; None if its metrics were not read. `gpus`: their utilisation.
     """
@@ -97,7 +99,7 @@ class Reading(Config):
 
     @classmethod
     def of(cls, at: float, samples: Iterable[Sample]) -> "Reading":
-        """The reading of these samples; others are left out."""
+        """The reading from these samples; unknown ones are ignored."""
         engines: dict[str, dict[str, float]] = {}
         models: dict[str, dict[str, float]] = {}
         failures: dict[str, dict[str, float]] = {}
@@ -132,7 +134,7 @@ class Reading(Config):
 
 
 def _add(counts: dict[str, float], key: str, value: float) -> None:
-    """Add to a count: Triton has one for each version of a model, and for each GPU that it has instances on."""
+    """Add to a count: Triton has one per version of a model and per GPU with instances."""
     counts[key] = counts.get(key, 0.0) + value
 
 
@@ -142,9 +144,9 @@ Settings = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Observation:
-    """Readings of one server, two at least. `settings`: of an engine, by its model; absent if it is not open.
+    """At least two readings of one server. `settings`: of an engine, by its model; absent if not accessible.
 
-    `refusals`: HTTP statuses of the requests for them that were refused, by model; 401: without a valid API key.
+    `refusals`: HTTP statuses of refused requests for them, by model; 401: without a valid API key.
     """
 
     readings: Sequence[Reading]
@@ -157,13 +159,13 @@ class Observation:
         return self.readings[-1].at - self.readings[0].at
 
     def engine(self, name: str) -> "EngineObserved":
-        """What was seen of an engine."""
+        """One engine over the interval."""
         seen = [reading.engines[name] for reading in self.readings if name in reading.engines]
         return EngineObserved(name, seen, self.settings.get(name))
 
     @property
     def engines(self) -> list["EngineObserved"]:
-        """Those of the last reading."""
+        """The engines of the last reading."""
         return [self.engine(name) for name in self.readings[-1].engines]
 
     def model(self, name: str) -> Model:
@@ -185,27 +187,27 @@ class Observation:
 
 @dataclass(frozen=True)
 class EngineObserved:
-    """One engine over the interval. `settings`: None if they are not known."""
+    """One engine over the interval. `settings`: None if unknown."""
 
     name: str
     seen: Sequence[Engine]
     settings: Settings | None
 
     def share(self, holds: Callable[[Engine], bool]) -> float:
-        """The share of the readings in which something holds."""
+        """The share of the readings for which `holds` is true."""
         return sum(map(holds, self.seen)) / len(self.seen) if self.seen else 0.0
 
     def mean(self, figure: Callable[[Engine], float | None]) -> float | None:
-        """The mean of a gauge; None if the server does not have it."""
+        """The mean of a gauge; None if the server lacks it."""
         found = [value for engine in self.seen if (value := figure(engine)) is not None]
         return sum(found) / len(found) if found else None
 
     def growth(self, figure: Callable[[Engine], float | None]) -> float | None:
-        """How much a figure that only grows did; None if the server does not have it."""
+        """The growth of a counter; None if the server lacks it."""
         found = [value for engine in self.seen if (value := figure(engine)) is not None]
         return grown(found[0], found[-1]) if found else None
 
 
 def grown(first: float, last: float) -> float:
-    """The growth of a counter; one that is smaller than before began again, with the server."""
+    """The growth of a counter; a smaller value means that it restarted with the server."""
     return last - first if last >= first else last

@@ -1,4 +1,4 @@
-"""All rules as one table, and what they find in an observation."""
+"""All rules as one table, and their results for an observation."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ OfEngine = Callable[[EngineObserved, Observation], Iterator[Found]]
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule by its name, and what it looks at in words."""
+    """A rule: its name, and a description of what it checks."""
 
     name: str
     looks_at: str
@@ -29,7 +29,7 @@ def _each(judge: OfEngine) -> Judge:
 
 
 def _idle(seen: Observation) -> Iterator[Found]:
-    """Nothing ran. Probes, which Triton counts, compute no prompt."""
+    """Advice if no request ran. Triton counts probes too, but they compute no prompt."""
     engines = seen.engines
     if any(engine.share(lambda each: bool(each.requests_active or each.requests_scheduled)) for engine in engines):
         return
@@ -75,7 +75,7 @@ RULES: Sequence[Rule] = (
 
 
 def judged(seen: Observation) -> tuple[list[Advice], list[Missing]]:
-    """The advice of all rules, the surest first, and what some of them lack. An idle server gets no other advice."""
+    """The advice of all rules, the most certain first, and missing data. An idle server gets no other advice."""
     advice, missing = [], []
     for rule in RULES:
         for found in rule.judge(seen):

@@ -1,4 +1,4 @@
-"""Where a server's metrics and model configuration are: found from any of its addresses, and read over an interval."""
+"""Finds a server's metrics and model configuration from any of its addresses, and reads them over an interval."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,23 +15,24 @@ from trtforge.serve.metrics import METRICS_HINT, READ_BYTES, READ_SECONDS, read_
 from trtforge.serve.plain_http import Answer, NoAnswer, get
 from trtforge.serve.spoken import spoken
 
-_PERIOD = 0.5  # seconds between readings; gauges are renewed every 0.1 s
+_PERIOD = 0.5  # seconds between readings; gauges are updated every 0.1 s
 _TRITON, _GATEWAY = ("nv_inference_", "nv_trt_llm_"), ("trtforge_gateway_",)
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Addresses as HOST:PORT. `metrics`: that were asked for; `http`: where model configuration may be read."""
+    """Addresses as HOST:PORT. `metrics`: of the requested server; `http`: possible addresses of the model
+    configuration."""
 
     metrics: tuple[str, ...]
     http: tuple[str, ...]
 
     @classmethod
     def at(cls, urls: Sequence[str]) -> "Sources":
-        """The sources of a server by addresses of its metrics, its API, or OpenAI's API beside it.
+        """The sources of a server, from addresses of its metrics, its API, or OpenAI's API beside it.
 
-        Of one that has none, those are tried that a server in the background has, then the ports beside it. Raises
-        UsageError for what is no address, ForgeError if there are no metrics.
+        For an address without metrics, those of the background server with this address are tried, then nearby ports.
+        Raises UsageError for an invalid address, ForgeError if there are no metrics.
         """
         metrics: dict[str, None] = {}
         http: dict[str, None] = {}
@@ -54,12 +55,12 @@ class Sources:
         return cls(tuple(metrics), tuple(dict.fromkeys([*http, *beside])))
 
     def reading(self) -> Reading:
-        """All metrics now. Raises NoAnswer if a server has gone, ForgeError for what are no metrics."""
+        """All present metrics. Raises NoAnswer if a server is gone, ForgeError for an answer that is not metrics."""
         samples = [sample for address in self.metrics for sample in read_metrics(address)]
         return Reading.of(time.monotonic(), samples)
 
     def settings(self, models: Sequence[str]) -> tuple[dict[str, Settings], dict[str, set[int]]]:
-        """The parameters of these models, as far as a server tells them, and by which statuses it refused others."""
+        """The parameters of these models if a server reports them, and the statuses of refused requests for others."""
         found: dict[str, Settings] = {}
         refusals: dict[str, set[int]] = {}
         for address in self.http:
@@ -74,10 +75,10 @@ class Sources:
 
 
 def observe(sources: Sources, seconds: float, done: Callable[[float], None]) -> tuple[Observation, str]:
-    """Read the metrics for so long; `done` gets the seconds that passed since the last call.
+    """Read the metrics for `seconds`; `done` is called with the seconds since its last call.
 
-    The second value says why the observation ended early; empty if it did not. Raises ForgeError with fewer than two
-    readings.
+    The second value is the reason why the observation ended early, empty if it did not. Raises ForgeError with fewer
+    than two readings.
     """
     readings = [sources.reading()]
     settings, refusals = sources.settings(list(readings[0].engines))
@@ -131,7 +132,8 @@ def _detached() -> list[tuple[str, ...]]:
 
 
 def _nearby(address: str) -> list[str]:
-    """Where the metrics of a server with such an address are by default: HTTP, gRPC, metrics, OpenAI's API in turn."""
+    """Default addresses of the metrics of a server with this address, given consecutive ports of HTTP, gRPC, metrics,
+    OpenAI's API."""
     if spoken(address) is None:
         return []
     host, _, port = address.rpartition(":")
@@ -157,7 +159,7 @@ def _answer(address: str, model: str) -> Answer | None:
 
 
 def _parameters(text: str, address: str) -> Settings | None:
-    """Those of a model configuration; None if it has none."""
+    """The parameters in a model configuration; None if it has none."""
     try:
         values = parse_json(text, address, hint="")
     except ForgeError:

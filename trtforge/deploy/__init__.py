@@ -1,1 +1,1 @@
-"""Stage: the files that run a repository with Docker Compose, Kubernetes or Helm."""
+"""Stage: writes the files that run a repository with Docker Compose, Kubernetes or Helm."""

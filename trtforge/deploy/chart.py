@@ -63,9 +63,9 @@ def values_schema(values: Iterable[Value]) -> dict[str, Any]:
         for name in above:
             place = place["properties"].setdefault(name, _object())
         place["properties"][last] = {"description": value.about, "type": _TYPES[type(value.value)], **value.schema}
-        if value.schema:  # null takes a value away, such as the clients that a policy admits
+        if value.schema:  # null would remove a value, such as the clients that a policy admits
             place.setdefault("required", []).append(last)
-    # `global` is what a chart above this one may pass on.
+    # A parent chart may pass `global`.
     root["properties"]["global"] = {"type": "object"}
     return {"$schema": "http://json-schema.org/draft-07/schema#", **root}
 
@@ -75,7 +75,7 @@ def _object() -> dict[str, Any]:
 
 
 def _values_yaml(values: Iterable[Value]) -> str:
-    """values.yaml, with what each setting means."""
+    """values.yaml, with a comment for each setting."""
     lines: list[str] = []
     group = ""
     for value in values:
@@ -90,7 +90,7 @@ def _values_yaml(values: Iterable[Value]) -> str:
 
 def _notes(cluster: Cluster) -> str:
     wait = "rollout status deployment/{{ .Release.Name }}"
-    if cluster.config.nodes > 1:  # rollout knows the kinds of Kubernetes itself alone
+    if cluster.config.nodes > 1:  # rollout supports only Kubernetes' own kinds
         wait = f"wait --for=condition=Available --timeout=1h leaderworkerset/{{{{ .Release.Name }}}}{RANKS}"
     port, model = str(cluster.workload.ports["http"]), cluster.workload.facts.model("ensemble")
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if cluster.config.api_key_secret is not None else ""

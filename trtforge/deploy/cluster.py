@@ -1,4 +1,4 @@
-"""All objects of a deployment on Kubernetes, by the file of their kind: of the plain manifests and of the chart."""
+"""All objects of a deployment on Kubernetes, by the file of their kind, for plain manifests and the chart."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from trtforge.formats.triton import RepositoryFacts, read_facts
 
 @dataclass(frozen=True)
 class Cluster:
-    """A deployment on Kubernetes. `objects`: by file name; `namespace`: the Namespace, which a chart does not hold."""
+    """A deployment on Kubernetes. `objects`: by file name; `namespace`: the Namespace, which is not part of a chart."""
 
     config: ClusterConfig
     workload: Workload
@@ -30,12 +30,12 @@ class Cluster:
 
     @property
     def dockerfiles(self) -> dict[str, str]:
-        """Those of the images that it needs, by file name."""
+        """The Dockerfiles of its images, by file name."""
         return dockerfiles(self.workload, nodes=self.config.nodes, repository_image=self.config.repository_image)
 
 
 def plan_cluster(manifest: Manifest, config: ClusterConfig) -> Cluster:
-    """The objects of a repository's deployment. Raises ForgeError for what cannot be deployed as it is asked."""
+    """The objects of a repository's deployment. Raises ForgeError for a deployment that is not possible."""
     facts = read_facts(manifest)
     _require_repository(config)
     _require_nodes(config, facts)
@@ -87,7 +87,7 @@ def _require_repository(config: ClusterConfig) -> None:
 
 
 def _require_nodes(config: ClusterConfig, facts: RepositoryFacts) -> None:
-    """Raises an error for ranks that are not MPI's or cannot be divided, and for nodes without a key."""
+    """Raises an error for ranks not started by MPI or not divisible by the nodes, and for nodes without a key."""
     if config.nodes == 1:
         if config.ssh_secret is not None:
             raise UsageError("--ssh-secret applies only to several nodes", hint="Add --nodes, or leave it out.")

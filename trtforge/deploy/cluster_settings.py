@@ -1,4 +1,4 @@
-"""The settings of a deployment on Kubernetes: values of the chart, and what the plain manifests hold of them."""
+"""The settings of a deployment on Kubernetes: values of the chart, also used in the plain manifests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ OF_NAMESPACE = "kubernetes.io/metadata.name"
 
 @dataclass(frozen=True)
 class ClusterSettings:
-    """Each a Value; `name` and `namespace` are Helm's own."""
+    """The settings, each a Value; `name` and `namespace` are Helm's own."""
 
     name: Value
     namespace: Value
@@ -114,7 +114,7 @@ def _resources(config: ClusterConfig, workload: Workload) -> Mapping[str, Any]:
 
 
 def _clients(config: ClusterConfig) -> list[Mapping[str, Any]]:
-    """The pods of the deployment's own namespace, and of the others that were named."""
+    """Selectors of the pods in the deployment's own namespace and in the configured other ones."""
     others = ({"matchLabels": {OF_NAMESPACE: name}} for name in config.client_namespaces)
     return [{"podSelector": {}}, *({"namespaceSelector": selector} for selector in others)]
 

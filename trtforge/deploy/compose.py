@@ -22,7 +22,8 @@ _OPEN_FILES = 65536
 
 
 def plan_compose(manifest: Manifest, config: ComposeConfig) -> Workload:
-    """The container. Raises ForgeError for what cannot be served by one, and for a port that is given twice."""
+    """The container. Raises ForgeError if one container cannot serve the repository, and for a port that is given
+    twice."""
     workload = plan_workload(
         manifest,
         image=config.image,
@@ -63,9 +64,9 @@ def compose_files(workload: Workload, config: ComposeConfig, repository: Path, o
 
 
 def unreadable(manifest: Manifest, repository: Path, *, in_image: bool = False) -> Iterator[str]:
-    """A warning of the first file or directory of a repository here that the container's user may not read.
+    """A warning about the first file or directory of a local repository that the container's user cannot read.
 
-    `in_image`: it is copied into an image, where root owns it.
+    `in_image`: the repository is copied into an image, where root owns it.
     """
     names = sorted({part.as_posix() for name in manifest.files for part in (Path(name), *Path(name).parents)})
     paths = (path for name in names if (path := repository / name).exists())
@@ -75,9 +76,9 @@ def unreadable(manifest: Manifest, repository: Path, *, in_image: bool = False) 
 
 
 def unready_keys(file: Path) -> Iterator[str]:
-    """A warning of a file of API keys that does not exist yet, or that the container's user may not read.
+    """A warning about a file of API keys that does not exist yet or that the container's user cannot read.
 
-    Raises ForgeError for one without keys, unless only the container's user may read it.
+    Raises ForgeError for a file without keys, unless only the container's user can read it.
     """
     if not file.exists():
         yield f"{file} does not exist yet: write the API keys to it, one per line, before the server starts"
@@ -93,7 +94,7 @@ def _no_right(path: Path, fix: list[str]) -> str:
 
 
 def _may_read(path: Path, *, of_root: bool = False) -> bool:
-    """Whether the container's user may read a file, or a directory and what is in it; `of_root`: as root's."""
+    """Whether the container's user can read a file or list a directory; `of_root`: if root owned it."""
     found = path.stat()
     needed = 0o5 if path.is_dir() else 0o4
     shift = 0 if of_root else 6 if found.st_uid == USER else 3 if found.st_gid == USER else 0
@@ -101,9 +102,9 @@ def _may_read(path: Path, *, of_root: bool = False) -> bool:
 
 
 def relative(path: Path, out: Path) -> str:
-    """A path from the directory of compose.yaml, which begins with a dot as Compose expects it of a path.
+    """A path relative to the directory of compose.yaml; it begins with a dot, by which Compose recognises paths.
 
-    Compose goes up by names alone: where `out` is behind a symbolic link, that leads elsewhere, and the path is whole.
+    If `out` is behind a symbolic link, the path is absolute, because Compose resolves `..` by names only.
     """
     if out.resolve() != Path(os.path.abspath(out)):
         return _escaped(str(path.resolve()))
@@ -162,7 +163,7 @@ def _service(workload: Workload, config: ComposeConfig, repository: str) -> Mapp
 
 
 def _ports(workload: Workload, config: ComposeConfig) -> list[Mapping[str, Any]]:
-    """Ports of the host, on its loopback interface unless another address is given."""
+    """The mapped ports, on the host's loopback interface unless another address is given."""
     return [
         {"name": name, "target": workload.ports[name], "published": str(port), "host_ip": config.host}
         for name, port in _of_host(workload, config).items()
@@ -170,7 +171,7 @@ def _ports(workload: Workload, config: ComposeConfig) -> list[Mapping[str, Any]]
 
 
 def _of_host(workload: Workload, config: ComposeConfig) -> dict[str, int | None]:
-    """The port of the host for each of the container."""
+    """The host's port for each of the container's ports."""
     ports = {
         "http": config.http_port,
         "grpc": config.grpc_port,
@@ -181,5 +182,5 @@ def _of_host(workload: Workload, config: ComposeConfig) -> dict[str, int | None]
 
 
 def _escaped(word: str) -> str:
-    """A word in which Compose replaces no variables."""
+    """The word, escaped so that Compose replaces no variables."""
     return word.replace("$", "$$")

@@ -1,4 +1,4 @@
-"""How a repository is deployed: names, images, replicas, where its files come from."""
+"""How a repository is deployed: names, images, replicas and the source of its files."""
 
 import ipaddress
 import re
@@ -13,7 +13,7 @@ from trtforge.core.config_model import Config
 from trtforge.core.reasoning import ReasoningParser
 
 Target = Literal["compose", "kubernetes", "helm"]
-_LONGEST = 40  # characters: pods get suffixes, and names of DNS have 63
+_LONGEST = 40  # characters: pods get suffixes, and DNS names have at most 63
 _PREFIX = "model"  # of a name that begins with a digit
 
 
@@ -52,7 +52,7 @@ Image = Annotated[
         "an image: [HOST[:PORT]/]NAME[:TAG][@sha256:DIGEST], NAME in lower case",
     ),
 ]
-"""As distribution/reference has it (https://github.com/distribution/reference, regexp.go)."""
+"""The syntax of distribution/reference (https://github.com/distribution/reference, regexp.go)."""
 Claim = Annotated[
     str,
     _form(
@@ -71,13 +71,13 @@ def _ip_address(value: str) -> str:
 
 
 def name_of(repository: Path) -> str:
-    """A name from a repository's path: of its build if it is in one, else its own."""
+    """A name from a repository's path: that of its build if it is in one, else its own."""
     name = re.sub(r"[^a-z0-9]+", "-", base_name(repository).lower()).strip("-")[:_LONGEST].rstrip("-")
     return name if name[:1].isalpha() else f"{_PREFIX}-{name}".rstrip("-")[:_LONGEST].rstrip("-")
 
 
 class DeployConfig(Config):
-    """What every target takes."""
+    """The options of all targets."""
 
     name: Name = Field("trtforge", description="Name of the deployment.")
     image: Image | None = Field(None, description="Container image; None: the release's.")
@@ -90,7 +90,7 @@ class DeployConfig(Config):
 
 
 class ComposeConfig(DeployConfig):
-    """Of Docker Compose: ports are those of the host."""
+    """The options for Docker Compose; ports are the host's."""
 
     host: Annotated[str, AfterValidator(_ip_address)] = Field(
         defaults.LOOPBACK, description="Address of the host to listen on."
@@ -119,5 +119,5 @@ class ClusterConfig(DeployConfig):
 
     @property
     def scales(self) -> bool:
-        """Whether replicas are added and removed by load."""
+        """Whether the number of replicas follows the load."""
         return self.max_replicas is not None and self.max_replicas > self.replicas

@@ -1,4 +1,4 @@
-"""The Grafana dashboard: requests, KV cache, iterations, latencies and GPUs of the pods that are chosen."""
+"""The Grafana dashboard: requests, KV cache, iterations, latencies and GPUs of the selected pods."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _INTERVAL = "[$__rate_interval]"
 
 
 def dashboard(name: str, *, gpus: bool) -> Mapping[str, Any]:
-    """The JSON model of a deployment's dashboard, with choices for data source, namespace and pod."""
+    """The JSON model of a deployment's dashboard, with variables for data source, namespace and pod."""
     panels = [*_panels(), *(_gpu_panels() if gpus else ())]
     return {
         "title": f"trtforge: {name}",

@@ -1,4 +1,4 @@
-"""Dockerfiles of images that nobody publishes: with trtforge, with an SSH server, with the repository."""
+"""Dockerfiles of images that are not published: with trtforge, with an SSH server, with the repository."""
 
 from trtforge import __version__
 from trtforge.deploy.workload import CACHE, USER, Workload
@@ -6,7 +6,7 @@ from trtforge.deploy.workload import CACHE, USER, Workload
 DOCKERFILE, REPOSITORY_DOCKERFILE = "Dockerfile", "repository.Dockerfile"
 WHEEL = f"trtforge-{__version__}-py3-none-any.whl"
 WHEEL_CONTEXT = "wheel"
-"""The named build context of the directory that holds the wheel."""
+"""The named build context for the directory with the wheel."""
 
 
 def embedded_dockerfile() -> str:

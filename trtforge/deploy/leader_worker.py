@@ -1,7 +1,7 @@
-"""A LeaderWorkerSet: the ranks of one replica on several nodes, which the leader's mpirun starts over ssh.
+"""A LeaderWorkerSet: the ranks of one replica on several nodes, started by the leader's mpirun over ssh.
 
 A Secret of type kubernetes.io/ssh-auth with ssh-publickey beside ssh-privatekey is the key of every pod of the
-deployment: the leader proves itself with it, and knows the others by it.
+deployment: the leader authenticates with it, and also verifies the others by it.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _SSH = (
     f"-p {_PORT} -i {_OWN}/key -o BatchMode=yes -o StrictHostKeyChecking=yes -o UserKnownHostsFile={_OWN}/known_hosts"
 )
 _SSH_VARIABLES = ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args")
-"""Where mpirun of Open MPI 4 and 5 finds the options of ssh."""
+"""The variables from which mpirun of Open MPI 4 and 5 reads the options of ssh."""
 _COPY_KEY = f"""\
 umask 077
 mkdir -p {_OWN}
@@ -43,7 +43,8 @@ def placeholders(nodes: int) -> tuple[str, ...]:
 
 
 def leader_worker_set(config: ClusterConfig, workload: Workload, settings: ClusterSettings) -> Node:
-    """The LeaderWorkerSet. A group whose pod ends is started anew as a whole: no rank goes on without the others."""
+    """The LeaderWorkerSet. If a pod of a group ends, the whole group restarts, as no rank can continue without the
+    others."""
     leader = server_container(config, workload, settings)
     leader["args"] = ["bash", "-c", escaped(leader_script(workload.command[-1], config.nodes))]
     leader["env"] = environment({**workload.environment, **dict.fromkeys(_SSH_VARIABLES, _SSH)})
@@ -71,7 +72,7 @@ def leader_worker_set(config: ClusterConfig, workload: Workload, settings: Clust
 
 
 def leader_script(script: str, nodes: int) -> str:
-    """The script that starts all ranks, with the names that pods of a group have in place of the placeholders.
+    """The script that starts all ranks, with the names of a group's pods in place of the placeholders.
 
     It waits for the SSH servers of the workers, whose pods start at the same time.
     """
@@ -89,7 +90,8 @@ done
 
 
 def headless_service(settings: ClusterSettings) -> Node:
-    """Names of the pods of every group, also while they are not ready: ranks meet before."""
+    """The headless service, which names the pods of every group also while they are not ready, as ranks connect
+    earlier."""
     name = text(settings.name, RANKS)
     return {
         "apiVersion": "v1",
@@ -111,5 +113,6 @@ def _template(config: ClusterConfig, workload: Workload, settings: ClusterSettin
 
 
 def _worker(number: int) -> str:
-    """The name of a worker in its headless service, as a shell derives it from the leader's: NAME-0.NAME.NAMESPACE."""
+    """The shell expression for a worker's name in the headless service, derived from the leader's:
+    NAME-0.NAME.NAMESPACE."""
     return f"${{LWS_LEADER_ADDRESS%%.*}}-{number}.${{LWS_LEADER_ADDRESS#*.}}"

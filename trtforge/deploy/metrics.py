@@ -1,7 +1,7 @@
 """Metrics of a server by name, and the PromQL expressions of alerts, autoscaling and dashboard.
 
-Requests and KV blocks are gauges that the engine's executor sets: it takes requests from Triton at once, so that
-Triton's own queue stays empty however many wait.
+Requests and KV blocks are gauges of the engine's executor: it takes requests from Triton at once, so Triton's own queue
+is empty however many requests wait.
 """
 
 import re
@@ -16,7 +16,7 @@ GPU_USE, GPU_MEMORY = "nv_gpu_utilization", "nv_gpu_memory_used_bytes"
 """Triton's own; the last two only where there are GPUs."""
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
-"""The label of pods that metrics have too: PodMonitors copy it, and Prometheus has no dots and slashes in names."""
+"""The label of pods that PodMonitors copy to metrics; Prometheus replaces dots and slashes in its name."""
 _INSTANCE = re.sub(r"[^a-zA-Z0-9]", "_", INSTANCE_LABEL)
 
 WAITING = f'{REQUESTS}{{request_type="waiting",PODS}}'
@@ -26,11 +26,11 @@ KV_FRACTION = f'{KV_BLOCKS}{{kv_cache_block_type="fraction",PODS}}'
 PAUSED = f'{BATCHER}{{inflight_batcher_specific_metric="paused_requests",PODS}}'
 ITERATIONS = f'{GENERAL}{{general_type="iteration_counter",PODS}}'
 FULL = f"{ACTIVE} / ignoring (request_type) {MOST_ACTIVE}"
-"""Requests that run, of those that the engine runs at once."""
+"""Running requests as a share of the most that the engine can run at once."""
 
 
 def of_pods(expression: str, name: Value, namespace: Value) -> Text:
-    """A PromQL expression in which PODS is the labels of a deployment's pods."""
+    """A PromQL expression in which PODS is replaced by the labels of a deployment's pods."""
     selector = text('namespace="', namespace, f'",{_INSTANCE}="', name, '"')
     first, *others = expression.split("PODS")
     whole = text(first)

@@ -1,4 +1,4 @@
-"""What Prometheus and Grafana read: the PodMonitor, alerts, and the dashboard."""
+"""The objects for Prometheus and Grafana: the PodMonitor, alerts, and the dashboard."""
 
 import json
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _OPERATOR = "monitoring.coreos.com/v1"
 
 @dataclass(frozen=True)
 class Alert:
-    """An alert. `after`: how long the expression must hold; `says`: what is wrong; `do`: what helps."""
+    """An alert. `after`: how long the expression must be true; `says`: the problem; `do`: the advice."""
 
     name: str
     expression: str
@@ -80,7 +80,7 @@ ALERTS = (
 
 
 def pod_monitor(settings: ClusterSettings) -> Node:
-    """Scrapes the pods that have a port for metrics: a server's, not those that only run ranks."""
+    """The PodMonitor, which scrapes pods with a metrics port: servers, not pods that only run ranks."""
     endpoint = {"port": "metrics", "path": "/metrics", "interval": "15s", "scrapeTimeout": "10s"}
     return When(
         settings.monitoring,
@@ -112,7 +112,8 @@ def prometheus_rule(settings: ClusterSettings) -> Node:
 
 
 def dashboard_map(settings: ClusterSettings, name: str, *, gpus: bool) -> Node:
-    """The dashboard, in a ConfigMap that Grafana's sidecar finds by its label; it keeps all files in one directory."""
+    """The dashboard in a ConfigMap that Grafana's sidecar finds by its label; the sidecar keeps all files in one
+    directory."""
     found = metadata(settings, text(settings.name, "-dashboard"), {"grafana_dashboard": "1"})
     data = {f"{name}.json": json.dumps(dashboard(name, gpus=gpus), indent=1) + "\n"}
     return When(settings.monitoring, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": found, "data": data})

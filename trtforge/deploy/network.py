@@ -8,18 +8,18 @@ from trtforge.deploy.values import Node, When
 from trtforge.deploy.workload import Workload
 
 LEADER = {"leaderworkerset.sigs.k8s.io/worker-index": "0"}
-"""The label of the pods of a LeaderWorkerSet that clients reach."""
+"""The label of a LeaderWorkerSet's leader pods, which clients reach."""
 _H2C = "kubernetes.io/h2c"
 
 
 def namespace(settings: ClusterSettings) -> Node:
-    """The Namespace, which warns of pods with more rights than these have."""
+    """The Namespace, which warns of pods with more privileges than these."""
     checked = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("audit", "warn")}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": settings.namespace, "labels": checked}}
 
 
 def service_account(settings: ClusterSettings) -> Node:
-    """The account of the pods, which have no token of it."""
+    """The pods' account; they do not get its token."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -29,7 +29,7 @@ def service_account(settings: ClusterSettings) -> Node:
 
 
 def service(workload: Workload, settings: ClusterSettings, nodes: int) -> Node:
-    """The address of the replicas, inside of the cluster."""
+    """The address of the replicas inside the cluster."""
     ports = [
         {
             "name": name,
@@ -50,7 +50,8 @@ def service(workload: Workload, settings: ClusterSettings, nodes: int) -> Node:
 
 
 def network_policy(workload: Workload, settings: ClusterSettings, nodes: int) -> Node:
-    """Clients reach the APIs, Prometheus the metrics; pods reach nothing, or each other where ranks are on several."""
+    """The NetworkPolicy: clients reach the APIs, Prometheus the metrics; pods reach nothing, or one another if ranks
+    are on several."""
     apis = [{"port": name} for name in workload.ports if name != "metrics"]
     prometheus = {"namespaceSelector": {"matchLabels": {OF_NAMESPACE: settings.monitoring_namespace}}}
     own: Mapping[str, Node] = {"podSelector": {"matchLabels": labels(settings)}}
@@ -62,7 +63,7 @@ def network_policy(workload: Workload, settings: ClusterSettings, nodes: int) ->
     if nodes > 1:
         ingress.append({"from": [own]})
         names = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
-        egress += [{"to": [own]}, {"ports": names}]  # a node's own DNS cache is in no namespace
+        egress += [{"to": [own]}, {"ports": names}]  # a node-local DNS cache is in no namespace
     spec = {
         "podSelector": {"matchLabels": labels(settings)},
         "policyTypes": ["Ingress", "Egress"],

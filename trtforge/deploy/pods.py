@@ -24,12 +24,12 @@ PODS = {"apiVersion": "apps/v1", "kind": "Deployment"}
 
 
 def labels(settings: ClusterSettings) -> dict[str, Node]:
-    """Labels of every object, by which pods are selected too."""
+    """Labels of every object; pods are also selected by them."""
     return {"app.kubernetes.io/name": "triton", INSTANCE_LABEL: settings.name}
 
 
 def metadata(settings: ClusterSettings, name: Node = None, more: Mapping[str, Node] | None = None) -> dict[str, Node]:
-    """An object's metadata; `name`: other than the deployment's."""
+    """An object's metadata; `name`: if it differs from the deployment's."""
     return {
         "name": name if name is not None else settings.name,
         "namespace": settings.namespace,
@@ -38,7 +38,7 @@ def metadata(settings: ClusterSettings, name: Node = None, more: Mapping[str, No
 
 
 def deployment(config: ClusterConfig, workload: Workload, settings: ClusterSettings) -> Node:
-    """The Deployment. On GPUs an old pod ends before its successor starts, since there may be no GPU to spare."""
+    """The Deployment. On GPUs an old pod ends before its successor starts, as there may be no spare GPU."""
     surge = {"maxSurge": 0, "maxUnavailable": 1} if workload.gpus else {"maxSurge": 1, "maxUnavailable": 0}
     container = server_container(config, workload, settings)
     return {
@@ -78,7 +78,7 @@ def server_container(config: ClusterConfig, workload: Workload, settings: Cluste
 
 
 def base_container(name: str, config: ClusterConfig, workload: Workload, settings: ClusterSettings) -> dict[str, Node]:
-    """What every container of a server has: image, GPUs, volumes, and no rights."""
+    """The common part of a server's containers: image, GPUs, volumes, no privileges."""
     mounts: list[Node] = [
         {"name": "repository", "mountPath": workload.root, "readOnly": True, **_below(config, settings)},
         {"name": "shm", "mountPath": "/dev/shm"},
@@ -109,7 +109,7 @@ def pod_spec(
     container: Node,
     more_volumes: Sequence[Node] = (),
 ) -> dict[str, Node]:
-    """A pod: where it runs, as whom, and its volumes."""
+    """A pod's spec: scheduling, user and volumes."""
     source = (
         {"image": {"reference": settings.repository, "pullPolicy": "IfNotPresent"}}
         if config.repository_image
@@ -147,12 +147,12 @@ def pod_spec(
 
 
 def environment(variables: Mapping[str, str]) -> list[Mapping[str, str]]:
-    """Variables as a container has them, by name."""
+    """Environment variables in the form of a container's spec, sorted by name."""
     return [{"name": name, "value": escaped(value)} for name, value in sorted(variables.items())]
 
 
 def escaped(word: str) -> str:
-    """A word of a command in which $(NAME) is not replaced, and $$ is not shortened."""
+    """A word of a command, escaped so that $(NAME) is not replaced and $$ is not shortened."""
     return word.replace("$", "$$")
 
 

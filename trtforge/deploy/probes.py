@@ -1,4 +1,4 @@
-"""Probes of a container: loaded, alive, answering; and the command that waits until no request runs."""
+"""Probes of a container (startup, live, ready), and the command that waits until no request runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ STARTUP_PERIOD, LIVE_PERIOD, READY_PERIOD = 10, 10, 20  # seconds
 FAILURES = 3
 READY_TIMEOUT = READY_PERIOD  # seconds; a full queue answers late
 _METRICS_TIMEOUT = 2  # seconds
-PRE_STOP = 5  # seconds until no load balancer sends requests to a pod that ends
-PULL_SECONDS = 1800  # until an image of 20 GB is there
+PRE_STOP = 5  # seconds until load balancers stop sending requests to a terminating pod
+PULL_SECONDS = 1800  # seconds to pull an image of 20 GB
 EXIT_MARGIN = 15  # seconds after draining
 
 _KEY = "^[[:space:]]*[^#[:space:]]"  # the first line that is neither empty nor a comment
@@ -55,9 +55,9 @@ while time.monotonic() < until:
 
 @dataclass(frozen=True)
 class Probes:
-    """HTTP paths of `startup` and `live`; `ready` is a command that asks the engine.
+    """HTTP paths of `startup` and `live`; `ready` is a command that queries the engine.
 
-    Pods of a full queue stay ready: without them, the requests that they refuse would find no server at all.
+    Pods with a full queue stay ready, so that clients get their refusal instead of no server at all.
     """
 
     startup: str
@@ -68,12 +68,12 @@ class Probes:
 def embedded_probes(model: str, port: int, keys: Path | None) -> Probes:
     """Probes of `trtforge serve`. With `keys` the probe sends the first key of the file.
 
-    What asks the engine generates nothing, so that it is answered however many requests wait.
+    The ready probe's request generates nothing, so it is answered however many requests wait.
     """
     probe = ("trtforge", "probe", "live", "--url", f"{LOOPBACK}:{port}", "--model", model)
     command: tuple[str, ...] = (*probe, "--timeout", str(READY_TIMEOUT - 1))
     if keys is not None:
-        key = f"$(grep -m1 '{_KEY}' {keys} | tr -d '[:space:]')"  # no key has white space, lines may end with some
+        key = f"$(grep -m1 '{_KEY}' {keys} | tr -d '[:space:]')"  # keys have no white space, lines may end with some
         command = ("sh", "-c", f"export {KEY_VARIABLE}={key}; exec {' '.join(command)}")
     return _probes(command)
 
@@ -81,7 +81,7 @@ def embedded_probes(model: str, port: int, keys: Path | None) -> Probes:
 def triton_probes(model: str, port: int, metrics: int) -> Probes:
     """Probes of Triton itself, whose image has Python and not trtforge.
 
-    A token is generated, or the queue is full, or the engine goes on while the probe's request waits in it.
+    Ready if a token is generated, the queue is full, or the engine makes progress while the probe's request waits.
     """
     program = _GENERATE.format(
         url=f"{LOOPBACK}:{port}",
@@ -96,7 +96,8 @@ def triton_probes(model: str, port: int, metrics: int) -> Probes:
 
 
 def drain_command(port: int, seconds: int) -> tuple[str, ...]:
-    """Waits up to `seconds` until no request runs: mpirun ends its ranks a second after the signal."""
+    """A command that waits up to `seconds` until no request runs, because mpirun ends its ranks a second after the
+    signal."""
     program = _DRAIN.format(url=f"{LOOPBACK}:{port}", requests=REQUESTS, seconds=PRE_STOP + seconds, before=PRE_STOP)
     return ("python3", "-c", program)
 
@@ -106,11 +107,11 @@ def _probes(ready: tuple[str, ...]) -> Probes:
 
 
 def startup_failures(seconds: int) -> int:
-    """Failures of the startup probe that this time allows."""
+    """The number of failures of the startup probe within this time."""
     return -(-seconds // STARTUP_PERIOD)
 
 
 def http_probe(path: str, period: int, failures: Node) -> Mapping[str, Node]:
-    """A probe of the HTTP port, as Kubernetes has it."""
+    """A probe of the HTTP port in Kubernetes' form."""
     get = {"path": path, "port": "http"}
     return {"httpGet": get, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}

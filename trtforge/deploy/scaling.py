@@ -8,17 +8,17 @@ from trtforge.deploy.pods import labels, metadata
 from trtforge.deploy.values import Node, When
 
 FULLEST, FULLEST_CACHE = "0.8", "0.85"
-"""Parts of the requests at once and of the KV cache that a replica should use, on average."""
+"""Average shares of concurrent requests and of the KV cache that a replica should use."""
 _FULLEST_MODEL = "max without (model, version) "
-"""Of a replica, which has two engines if one of them drafts."""
-_CALM_SECONDS = 600  # before a replica is removed: its successor would load its engine again
+"""Maximum over a replica's engines; it has two if one of them drafts."""
+_CALM_SECONDS = 600  # before a replica is removed, as a new one would have to load the engine again
 
 
 def scaled_object(settings: ClusterSettings, owner: Node, most_requests: int) -> Node:
-    """Adds replicas if they are full, if requests wait, or if KV caches are full; whichever asks for the most.
+    """Adds replicas if they are full, if requests wait, or if KV caches are full; the largest demand counts.
 
-    Each query is a sum over the replicas, which KEDA divides by the threshold. `most_requests`: that a replica runs at
-    once. Without a fallback the replicas stay while Prometheus does not answer.
+    Each query is a sum over the replicas, which KEDA divides by the threshold. `most_requests`: the most that a replica
+    runs at once. As there is no fallback, the number of replicas stays while Prometheus does not answer.
     """
     sums = (
         (f"sum({_FULLEST_MODEL}({metrics.FULL}))", FULLEST),
@@ -56,7 +56,7 @@ def scaled_object(settings: ClusterSettings, owner: Node, most_requests: int) ->
 
 
 def disruption_budget(settings: ClusterSettings, nodes: int) -> Node:
-    """Nodes that are drained take one replica at a time, and at once those that are not ready."""
+    """Limits node drains to one ready replica at a time; replicas that are not ready are evicted at once."""
     selector = {**labels(settings), **(LEADER if nodes > 1 else {})}
     return {
         "apiVersion": "policy/v1",

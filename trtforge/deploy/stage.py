@@ -35,7 +35,7 @@ class Deployment:
     next: str
 
     def as_text(self) -> str:
-        """All files after their names; manifests as one stream for `kubectl apply --filename -`, others as comments."""
+        """All files as text: manifests as one stream for `kubectl apply --filename -`, others as comments."""
         if self.target == "kubernetes":
             files = {name: text for name, text in self.files.items() if name != KUSTOMIZATION}
             objects = [text for name, text in files.items() if name.endswith(".yaml")]
@@ -46,7 +46,7 @@ class Deployment:
 
 
 def plan_deployment(target: Target, config: DeployConfig, repository: Path, out: Path) -> Deployment:
-    """The files for a repository; nothing is written. Raises ForgeError for what cannot be deployed as it is asked."""
+    """The files for a repository; nothing is written. Raises ForgeError for a deployment that is not possible."""
     manifest = require_manifest(repository, "repository")
     if isinstance(config, ComposeConfig):
         workload = plan_compose(manifest, config)
@@ -76,7 +76,7 @@ def plan_deployment(target: Target, config: DeployConfig, repository: Path, out:
 def _image_commands(
     target: Target, config: DeployConfig, workload: Workload, files: Mapping[str, str], repository: Path, out: Path
 ) -> Iterator[list[str]]:
-    """Commands that make the images of the Dockerfiles, and for a cluster push those that have a registry."""
+    """Commands that build the Dockerfiles' images and, for a cluster, push those with a registry."""
     images = []
     if DOCKERFILE in files:
         context = ["--build-context", f"{WHEEL_CONTEXT}=DIRECTORY"] if workload.embedded else []
@@ -84,7 +84,7 @@ def _image_commands(
     if isinstance(config, ClusterConfig) and config.repository_image is not None:
         images.append((config.repository_image, ["--file", str(out / REPOSITORY_DOCKERFILE), str(repository)]))
     for image, words in images:
-        if "@" in image:  # a digest names an image that exists, and no other can get it
+        if "@" in image:  # a digest names an existing image and cannot be given to another
             continue
         yield ["docker", "build", "--tag", image, *words]
         if target != "compose" and image != EMBEDDED_IMAGE:
@@ -92,7 +92,7 @@ def _image_commands(
 
 
 def _require_unchanged(out: Path) -> None:
-    """Raises ForgeError for files that were changed, which people do with manifests and values."""
+    """Raises ForgeError for files that were edited, as is usual with manifests and values."""
     there = replaceable(out, "deployment")
     files = {} if there is None else there.files
     changed = next((name for name, record in files.items() if _is_changed(out / name, record)), None)
@@ -110,7 +110,7 @@ def _is_changed(path: Path, record: FileRecord) -> bool:
 def write_deployment(deployment: Deployment, out: Path, *, force: bool = False) -> Produced:
     """Write the files to `out`, unless they are already there.
 
-    Raises ForgeError if others' files are there, or without `force` files that were changed after they were written.
+    Raises ForgeError if there are foreign files, or without `force` files that were edited after they were written.
     """
     if not force:
         _require_unchanged(out)

@@ -1,6 +1,6 @@
-"""Objects with settings in them: written as YAML with the settings' values, or as a Helm template that reads them.
+"""Objects that contain settings: written as YAML with the settings' values, or as a Helm template.
 
-One tree of objects serves both: plain manifests hold what a chart renders with its own values.yaml.
+Both come from one tree of objects: plain manifests equal the chart rendered with its values.yaml.
 """
 
 import json
@@ -12,16 +12,16 @@ from typing import Any
 import yaml
 
 Node = Any
-"""JSON's types, and in place of any of them a Value, Text, Sum or When."""
+"""A JSON value in which any part may be a Value, Text, Sum or When."""
 
 _ESCAPED = '{{ "{{" }}'
 
 
 @dataclass(frozen=True)
 class Value:
-    """A setting of the chart. `path`: its dotted key in values.yaml; `schema`: more of its JSON schema.
+    """A setting of the chart. `path`: its dotted key in values.yaml; `schema`: additions to its JSON schema.
 
-    `builtin`: what Helm itself knows, such as the release's name, in place of a key.
+    `builtin`: instead of a key, a value that Helm provides, such as the release's name.
     """
 
     path: str
@@ -39,14 +39,14 @@ class Value:
 
 @dataclass(frozen=True)
 class Text:
-    """A string put together from strings and settings."""
+    """A string composed of strings and settings."""
 
     parts: tuple["str | Value", ...]
 
 
 @dataclass(frozen=True)
 class When:
-    """A node that is left out unless a setting is true, or not empty; with `otherwise`, unless it is false or empty."""
+    """A node that is present only if a setting is true or not empty; with `otherwise`, only if it is false or empty."""
 
     setting: Value
     node: Node
@@ -54,7 +54,7 @@ class When:
 
     @property
     def holds(self) -> bool:
-        """Whether the node is there, with the setting's own value."""
+        """Whether the node is present with the setting's own value."""
         return bool(self.setting.value) is not self.otherwise
 
 
@@ -79,7 +79,7 @@ def plain(node: Node) -> Any:
 
 
 def settings(node: Node) -> Iterator[Value]:
-    """Every setting in `node`, in order, repeated where it stands several times."""
+    """Every setting in `node`, in order, with repetitions."""
     if isinstance(node, Value):
         yield node
     elif isinstance(node, Text):
@@ -159,7 +159,7 @@ class _Raw:
 
 
 def _block(node: Node) -> str | None:
-    """The text of a node that is written as a block of lines; None for any other, and for text that needs quotes."""
+    """The text of a node that is written as a block of lines; None for other nodes and for text that needs quotes."""
     if not isinstance(node, str) or "\n" not in node:
         return None
     lines = node.removesuffix("\n").split("\n")
@@ -168,7 +168,7 @@ def _block(node: Node) -> str | None:
 
 
 def _scalar(node: Node) -> str:
-    """A scalar, or an empty collection, as YAML writes it on one line."""
+    """A scalar, or an empty collection, as YAML on one line."""
     if isinstance(node, _Raw):
         return node.line
     if isinstance(node, Mapping | list | tuple):

@@ -1,7 +1,7 @@
 """The container that serves a repository: its image, command, environment, probes, GPUs and times.
 
-What the targets share. NVIDIA's images run `tritonserver` as `trtforge serve --launcher docker` starts it; the embedded
-engine needs trtforge, so that its image is built from the Dockerfile that is written too.
+All targets share it. NVIDIA's images run `tritonserver` like `trtforge serve --launcher docker`; the embedded engine
+needs trtforge, so its image is built from a Dockerfile that is also written.
 """
 
 import math
@@ -26,20 +26,20 @@ from trtforge.launch.scripts import NEW_DOOR, joined, with_door
 from trtforge.launch.server_arguments import NO_BYTECODE, Listening, model_environment, server_arguments, without_front
 
 ANYWHERE = "0.0.0.0"
-"""Inside of a container: its network decides who reaches it."""
+"""All interfaces of a container; its network determines who can reach it."""
 HTTP, GRPC, METRICS, OPENAI = defaults.HTTP_PORT, defaults.GRPC_PORT, defaults.METRICS_PORT, 8003
 KEY_FILE = Path("/run/secrets/api-keys")
 REPOSITORY = "/models"
 SCRATCH, CACHE = "/tmp", "/var/cache/trtforge"
 EMBEDDED_IMAGE = f"trtforge-serve:{__version__}"
 USER = 1000
-"""Of `triton-server` in NVIDIA's images, and of the image for the embedded engine."""
+"""The user id of `triton-server` in NVIDIA's images and of the image for the embedded engine."""
 
 _READ_BYTES_PER_SECOND = 100_000_000  # a network volume
-_LONGEST_START = 86400  # seconds: the time of the startup probe, which can be changed, ends before
+_LONGEST_START = 86400  # seconds: later than the end of the startup probe, whose time is configurable
 _START_SECONDS = 300  # Python models, CUDA, the CPU kernels of the embedded engine
 _GIB = 1 << 30
-_SERVER_MEMORY, _GPU_MEMORY = 4 * _GIB, 4 * _GIB  # Python processes and shared memory; what CUDA and loading take
+_SERVER_MEMORY, _GPU_MEMORY = 4 * _GIB, 4 * _GIB  # Python processes and shared memory; CUDA and loading
 _MOST_GPUS = 16
 _REASONING = "--reasoning-parser"
 
@@ -48,8 +48,8 @@ _REASONING = "--reasoning-parser"
 class Workload:
     """A container. `root`: where the repository must be mounted; `gpus`: of the whole server, 0 for the CPU.
 
-    `embedded`: its image has trtforge. `drains`: a command that waits for running requests, where a signal would cut
-    them. `memory`, `start_seconds`: to reserve, and to allow for loading. `base`: NVIDIA's image, if it is known.
+    `embedded`: its image has trtforge. `drains`: a command that waits for running requests, if a signal would cut them.
+    `memory`: to reserve; `start_seconds`: time for loading. `base`: NVIDIA's image, if known.
     """
 
     facts: RepositoryFacts
@@ -74,12 +74,12 @@ class Workload:
 
     @property
     def gpu_product(self) -> str | None:
-        """The GPU as GPU feature discovery labels nodes with it; None if the engine records none."""
+        """The GPU's name in GPU feature discovery's node labels; None if the engine records none."""
         return None if self.facts.target.gpu is None else self.facts.target.gpu.replace(" ", "-")
 
     @property
     def stop_seconds(self) -> int:
-        """Seconds from the signal to the end."""
+        """Seconds from the stop signal to the end."""
         return self.drain_seconds + EXIT_MARGIN
 
 
@@ -96,9 +96,9 @@ def plan_workload(
 ) -> Workload:
     """The container of a repository. `keys`: clients must send one of the keys in KEY_FILE; `hosts`: of MPI's ranks.
 
-    `probed`: a startup probe ends a server that does not become ready, whatever time it is given; `reasoning`: of the
-    answers of OpenAI's API.
-    Raises ForgeError for a release without image, and for keys that Triton itself would have to check.
+    `probed`: a startup probe ends a server that does not become ready, so its own timeout does not matter; `reasoning`:
+    the parser for OpenAI's API. Raises ForgeError for a release without image, and for keys that Triton itself would
+    have to check.
     """
     facts = read_facts(manifest)
     config = ServerConfig(
@@ -166,7 +166,7 @@ def _embedded(
 
 
 def _triton(facts: RepositoryFacts, config: ServerConfig, image: str | None, bytes_: int) -> Workload:
-    container = _container(facts, None if config.hosts else image)  # of several nodes, the image is made from it
+    container = _container(facts, None if config.hosts else image)  # for several nodes, the image is built from it
     listening = without_front(config, container.triton if container is not None else None)
     root = packaged_root(facts)
     several = not is_one_server(facts)
@@ -190,7 +190,7 @@ def _triton(facts: RepositoryFacts, config: ServerConfig, image: str | None, byt
 
 
 def _warnings(facts: RepositoryFacts, container: Container | None) -> tuple[str, ...]:
-    """What `trtforge serve` would warn of. Raises ForgeError if the engine cannot run in the image."""
+    """The warnings of `trtforge serve`. Raises ForgeError if the engine cannot run in the image."""
     if container is None:
         return ()
     fit: tuple[str | None, ...] = ()
@@ -210,7 +210,7 @@ def _container(facts: RepositoryFacts, image: str | None) -> Container | None:
 
 
 def _script(facts: RepositoryFacts, config: ServerConfig, root: Path, listening: Listening) -> str:
-    """What the container runs: the secret of closed endpoints, then the server in the shell's place."""
+    """The container's script: creates the secret of closed endpoints, then replaces the shell by the server."""
     command = (
         ("tritonserver", *server_arguments(config, facts, root, "trtforge", listening))
         if is_one_server(facts)

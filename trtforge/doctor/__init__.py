@@ -1,1 +1,1 @@
-"""Stage-level help: checks whether this machine is fit for a build, and explains the first real error of a log."""
+"""Checks whether this machine can run a build, and explains the first real error of a log."""

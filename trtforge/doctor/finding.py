@@ -1,4 +1,4 @@
-"""The result of one check: its status, what was found, and what to do."""
+"""The result of one check: status, finding and advice."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,9 +13,9 @@ _GIB, _MIB = 1 << 30, 1 << 20
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. `found`: what the machine has; `todo`: what to do about it, empty if nothing.
+    """The result of one check. `found`: the state of the machine; `todo`: what to do about it, may be empty.
 
-    `status` depends on what is needed: a missing GPU is a problem only for an engine that runs on one.
+    `status` depends on the needs: a missing GPU is a problem only for an engine on a GPU.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Report:
         return tuple(finding for finding in self.findings if finding.status == "problem")
 
     def as_json(self) -> dict[str, Any]:
-        """What --json prints."""
+        """The output of --json."""
         return {
             "recipe": self.recipe,
             "fit": not self.problems,

@@ -109,7 +109,7 @@ def _driver(host: Host, driver: DriverFacts) -> Finding:
 
 
 def _torch_without_cuda(needs: Needs) -> Finding:
-    """There is a GPU, but torch cannot use it. TensorRT-LLM's container has its own torch."""
+    """The finding that torch cannot use the GPU. TensorRT-LLM's container has its own torch."""
     stops = needs.backend == "torch" and needs.gpus > 0
     return Finding(
         "torch on the GPU",

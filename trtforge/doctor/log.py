@@ -1,4 +1,4 @@
-"""The first real error of a log, explained: every rank is read separately, and the earliest cause wins.
+"""Explains the first real error of a log: each rank is read separately, and the earliest cause wins.
 
 The result depends on each rank's own lines only, not on how they are interleaved. Memory is bounded by the number
 of ranks and patterns, not by the log.
@@ -16,7 +16,7 @@ from trtforge.doctor.pattern import Kind, Pattern, filled
 _SHOWN_LINES = 6
 _SHOWN_TEXT = 400
 _AHEAD = 5
-"""Lines of the rank after a message that are searched for its continuation."""
+"""Number of the rank's lines after a message that are searched for its continuation."""
 
 _PRECEDENCE: tuple[Kind, ...] = ("harmless", "cause", "effect", "warning")
 """Which kind wins if several patterns match a line; among equals the first of the table."""
@@ -44,7 +44,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Explained:
-    """A known message. `lines`: the line above if that is an error, the message, and its continuation."""
+    """A known message. `lines`: the previous line if it is an error, the message, and its continuation."""
 
     pattern: Pattern
     values: dict[str, str]
@@ -67,8 +67,8 @@ class Explained:
 class Diagnosis:
     """The diagnosis of a log. `first`: the first known error, None without one.
 
-    `unexplained`: the first unknown error lines, if they come before `first` or there is no `first`.
-    `later`: other known errors, in order. `warnings`: known warnings. `ranks`: those that the log names.
+    `unexplained`: the first unknown error lines, if they come before `first` or there is no `first`. `later`: other
+    known errors, in order. `warnings`: known warnings. `ranks`: those named in the log.
     """
 
     first: Explained | None
@@ -80,7 +80,7 @@ class Diagnosis:
 
     @property
     def failed(self) -> bool:
-        """Whether the log holds an error, known or not."""
+        """Whether the log contains an error, known or not."""
         return self.first is not None or bool(self.unexplained)
 
 
@@ -148,7 +148,7 @@ class _Reader:
             if line.level != "info":
                 self._match(line)
             self._continue(line)
-            if line.level is None:  # a line with a level is interleaved and ends no trace
+            if line.level is None:  # a line with a level is interleaved and does not end the trace
                 self.frames, self.inside = None, set()
         self.above = line
 
@@ -240,7 +240,7 @@ def _diagnosis(readers: Sequence[_Reader], lines: int) -> Diagnosis:
 
 
 def _aborted_rank(readers: Sequence[_Reader]) -> int | None:
-    """The rank that called MPI_ABORT, which follows from its first error."""
+    """The rank that called MPI_ABORT, as a consequence of its first error."""
     aborts = [reader.found["mpi-abort"] for reader in readers if "mpi-abort" in reader.found]
     return int(min(aborts, key=_order).values["rank"]) if aborts else None
 
@@ -267,7 +267,7 @@ def _first_of_ranks(found: Collection[tuple[_Reader, _Timed]], aborted: int | No
 def _unexplained(
     readers: Sequence[_Reader], chosen: tuple[_Reader, _Found] | None, aborted: int | None
 ) -> tuple[Seen, ...]:
-    """The unknown error lines to show: those before a cause, or of another rank than an effect."""
+    """The unknown error lines to show: those before a cause, or on a rank other than that of an effect."""
     unknown = [(reader, reader.unknown) for reader in readers if reader.unknown is not None]
     if chosen is not None:
         unknown = [(r, u) for r, u in unknown if _comes_before(r, u, *chosen)]
@@ -276,7 +276,7 @@ def _unexplained(
 
 
 def _comes_before(reader: _Reader, unknown: _Unknown, other: _Reader, found: _Found) -> bool:
-    """By order on the same rank, else by time; always if `found` on another rank is only an effect."""
+    """Whether `unknown` is earlier: by order on the same rank, else by time; always before another rank's effect."""
     if reader is other:
         return unknown.position < found.position
     timed = unknown.time is not None and found.time is not None
@@ -302,7 +302,7 @@ def _order(found: _Found) -> tuple[str, tuple[bool, int], int]:
 
 
 def _rank_order(rank: int | None) -> tuple[bool, int]:
-    """Ranks in order, then lines without a rank: those of the launcher follow from the ranks' errors."""
+    """Sort key: ranks in order, then lines without a rank, because the launcher's errors follow from the ranks'."""
     return (rank is None, rank or 0)
 
 

@@ -34,13 +34,13 @@ _PREFIXES = tuple(
         r"\[(?:[\w.@-]+@)?\d+,(?P<rank>\d{1,9})\]<std(?:out|err|diag)>: ?",
         # torch.distributed
         r"\[rank(?P<rank>\d{1,9})\]:? ?",
-        # TensorRT and TensorRT-LLM from Python, which puts its clock before the messages of other packages too
+        # TensorRT and TensorRT-LLM from Python, whose logger adds the time also to other packages' messages
         rf"\[(?P<month>\d\d)/(?P<day>\d\d)/\d{{4}}-{_CLOCK}\] "
         r"(?:\[(?:TRT|TRT-LLM|TensorRT-LLM)\](?: \[RANK (?P<rank>\d{1,9})\])? \[(?P<level>[A-Z])\] ?)?",
-        # TensorRT-LLM from C++; Triton puts the exception's own prefix behind the logger's
+        # TensorRT-LLM from C++; Triton adds the exception's prefix after the logger's
         r"\[TensorRT-LLM\]\[(?P<name>[A-Z]+)\](?:\[(?P<rank>\d{1,9})\])? ?",
         r"\[TRT\] \[(?P<level>[A-Z])\] ?",
-        # glog, as Triton writes
+        # glog, used by Triton
         rf"(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) {_CLOCK} +\d+ \S+:\d+\] ?",
         r"\[libprotobuf (?P<name>[A-Z]+) [^\]]*\] ?",
     )
@@ -51,7 +51,7 @@ _PREFIXES = tuple(
 class LogLine:
     """`rank`: None if the log does not name it. `time` "MM-DD hh:mm:ss.f", comparable as text within one year.
 
-    `level`: None if the line has none, as in the output of Python, the shell and further lines of a message.
+    `level`: None if the line has none, as in the output of Python and the shell and in continuation lines.
     """
 
     number: int
@@ -62,10 +62,9 @@ class LogLine:
 
 
 def numbered_pieces(log: BinaryIO) -> Iterator[tuple[int, str]]:
-    """The lines with their numbers; undecodable bytes are replaced. Memory is bounded whatever the length of a line.
+    """The lines with their numbers; undecodable bytes are replaced. Memory is bounded for lines of any length.
 
-    A progress bar redraws itself behind carriage returns: each redraw is a piece of the same line. So is every 64 KiB
-    of a longer line.
+    A line has several pieces if a progress bar redraws itself with carriage returns, or if it is longer than 64 KiB.
     """
     number = 1
     while piece := log.readline(_PIECE):
@@ -103,7 +102,7 @@ def _without(line: LogLine, match: re.Match[str]) -> LogLine:
     return replace(
         line,
         text=line.text[match.end() :],
-        # The program's own prefix, the innermost, decides rank and level; the outermost decides the time.
+        # The innermost prefix, the program's own, determines rank and level; the outermost determines the time.
         rank=int(rank) if rank is not None else line.rank,
         level=level or line.level,
         time=line.time or time,

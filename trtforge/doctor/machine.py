@@ -1,4 +1,4 @@
-"""Checks whether this machine is fit for a recipe, or for the embedded engine in general."""
+"""Checks whether this machine can run a recipe, or the embedded engine in general."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from trtforge.machine.host import Host
 
 
 def examine(host: Host, needs: Needs, serving: Serving, image: str | None = None) -> Report:
-    """All findings. Runs no program but `docker info`, writes nothing."""
+    """All findings. Runs no program except `docker info` and writes nothing."""
     return Report(needs.recipe, tuple(_findings(host, needs, serving, image)))
 
 

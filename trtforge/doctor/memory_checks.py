@@ -1,4 +1,4 @@
-"""Host memory, shared memory, disk and processors against what a build and its server need."""
+"""Compares host memory, shared memory, disk and processors with the needs of a build and its server."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +25,7 @@ _VECTORS = ("avx2", "asimd")
 def memory_findings(host: Host, needs: Needs, *, in_container: bool) -> Iterator[Finding]:
     """Memory, shared memory, disk, CPU and its compiler.
 
-    `in_container`: the server gets a container with shared memory of its own.
+    `in_container`: the server gets a container with its own shared memory.
     """
     yield _memory(host, needs)
     yield _shared_memory(host, needs, in_container=in_container)

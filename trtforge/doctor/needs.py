@@ -1,4 +1,4 @@
-"""What a recipe needs of the machine: GPUs, formats, a release, memory, disk and its model."""
+"""The needs of a recipe: GPUs, formats, release, memory, disk and model."""
 
 from dataclasses import dataclass, field
 from math import prod
@@ -26,7 +26,7 @@ _SCALES = 1.1
 class Model:
     """A checkpoint on this machine, from its headers.
 
-    `stored`: bytes of its weights; `verification`: bytes of host memory that `trtforge verify` takes.
+    `stored`: bytes of its weights; `verification`: bytes of host memory for `trtforge verify`.
 
     `embedding`: parameters of the embedding and the LM head, which stay in the model's dtype.
     """
@@ -41,7 +41,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Needs:
-    """`gpus`: the number that the engine needs; 0 for the CPU (a GPU is used if there is one).
+    """`gpus`: the number of GPUs for the engine; 0 for the CPU (a GPU is used if present).
 
     `target`: the recipe's GPU; `release`: its release of TensorRT-LLM. `model`: None if it is not on this machine, an
     error if it cannot be built.
@@ -60,7 +60,7 @@ class Needs:
 
     @property
     def python_models(self) -> int:
-        """Models of the repository that the server runs in Python; TensorRT-LLM's own backend is C++."""
+        """Number of the repository's models that run in Python; TensorRT-LLM's own backend is C++."""
         return len(ROLES) - (self.backend == "tensorrt_llm")
 
     @property
@@ -76,7 +76,7 @@ class Needs:
 
     @property
     def host_memory(self) -> tuple[int, str] | None:
-        """Peak bytes of host memory, and what takes them; None if the model is unknown."""
+        """Peak bytes of host memory, and the text that names their use; None if the model is unknown."""
         if not isinstance(self.model, Model) or self.weights is None:
             return None
         served = self.weights if self.backend == "torch" and not self.gpus else 0

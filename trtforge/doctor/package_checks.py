@@ -26,7 +26,7 @@ _ESSENTIAL = (PROJECT, "torch", "transformers", "tritonclient", "nvidia-pytriton
 
 
 def package_findings(host: Host, needs: Needs) -> Iterator[Finding]:
-    """Every relevant package, the extras that miss some, then each incompatible pair."""
+    """Findings for each relevant package, then for incomplete extras and incompatible pairs."""
     packages = host.packages
     missing = _missing(packages)
     named = {name for names in missing.values() for name in names}
@@ -50,7 +50,7 @@ def _package(packages: Packages, name: str) -> Finding:
 
 
 def _missing(packages: Packages) -> dict[str, list[str]]:
-    """Missing packages that trtforge's own engine and server need, by extra, each once."""
+    """Missing packages of trtforge's own engine and server, by extra, without repetition."""
     lines = packages.requires(PROJECT)
     missing: dict[str, list[str]] = {}
     for extra in _EXTRAS:
@@ -99,12 +99,12 @@ def _model(packages: Packages, needs: Needs) -> Iterator[Finding]:
 
 
 def _minor(version: str) -> str:
-    """The minor release: its patch releases read one another's configurations."""
+    """The minor release; its patch releases can read one another's configurations."""
     return ".".join(map(str, numbers(version)[:2]))
 
 
 def _release(packages: Packages, needs: Needs) -> Iterator[Finding]:
-    """The installed TensorRT-LLM and TensorRT against those that serve the recipe's release."""
+    """Compares the installed TensorRT-LLM and TensorRT with those that serve the recipe's release."""
     if needs.release is None:
         return
     wanted, installed = needs.release.version, packages.version("tensorrt-llm")

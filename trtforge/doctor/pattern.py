@@ -10,8 +10,8 @@ from typing import Literal
 from trtforge.doctor.log_lines import Level
 
 Kind = Literal["cause", "effect", "warning", "harmless"]
-"""`effect`: follows from another error, so it is the diagnosis only if no cause is found.
-`warning`: worth knowing, not an error. `harmless`: looks like an error but is none."""
+"""`effect`: follows from another error, so it is the diagnosis only if no cause is found. `warning`: worth knowing, not
+an error. `harmless`: looks like an error but is not one."""
 
 _LONGEST = 400  # characters of a value
 
@@ -22,10 +22,9 @@ class Pattern:
 
     Repetitions of `.` are bounded in both, because they are tried from every position of a long line.
 
-    `then`: a second expression for what the message says on the same or the next lines of that rank.
-    `inside`: the message counts only after a Python trace with a matching line.
-    `noise_as_warning`: the message is harmless if logged as a warning.
-    `sources`: what explains the message, or the code that writes it.
+    `then`: a second expression for more of the message on the same or the next lines of that rank. `inside`: the
+    message counts only after a Python trace with a matching line. `noise_as_warning`: the message is harmless if logged
+    as a warning. `sources`: explanations of the message, or the code that writes it.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""What serving needs: ports, a Triton server, a container runtime, and an image that fits the driver."""
+"""Checks for serving: ports, a Triton server, a container runtime, and an image that the driver supports."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _CDI = ("etc/cdi", "var/run/cdi")
 
 @dataclass(frozen=True)
 class Triton:
-    """The server that `trtforge serve` would start here. `program`: None without one; `todo` then says what to do."""
+    """The server that `trtforge serve` would start here. `program`: None without one; `todo` then gives advice."""
 
     program: str | None
     of_wheel: bool = False
@@ -110,7 +110,7 @@ def _vulnerabilities(name: str, release: str, *, front: bool) -> Finding:
 
 
 def _runtime(host: Host, needs: Needs) -> Finding:
-    """docker, which `trtforge serve` calls; ok without it if the recipe needs no container."""
+    """The finding about docker, which `trtforge serve` calls; ok without docker if the recipe needs no container."""
     name, wanted = "container runtime", serves_in_container(host, needs)
     lacking: Status = "problem" if wanted else "ok"
     docker = host.program("docker")
@@ -137,7 +137,7 @@ def _runtime(host: Host, needs: Needs) -> Finding:
 
 
 def _mpi(host: Host) -> Finding:
-    """Inside NVIDIA's container a server of several ranks is started by mpirun."""
+    """The finding about mpirun, which starts a server of several ranks inside NVIDIA's container."""
     program = host.program("mpirun")
     if program is not None:
         return Finding("MPI", "ok", program)
@@ -153,7 +153,7 @@ def _runtimes(answer: str) -> frozenset[str]:
 
 
 def _image(host: Host, needs: Needs, image: str) -> Finding:
-    """Whether an image holds what the recipe needs and runs on this driver."""
+    """Whether an image suits the recipe and runs with this driver."""
     name, container = "image", _container(image)
     if container is None:
         newest = ", ".join(each.image_tag for each in known_containers()[:3])
@@ -179,6 +179,6 @@ def _image(host: Host, needs: Needs, image: str) -> Finding:
 
 
 def _container(image: str) -> Container | None:
-    """The container of an image, tag or Triton release: 26.05 stands for 26.05-trtllm-python-py3."""
+    """The container of an image, tag or Triton release: 26.05 means 26.05-trtllm-python-py3."""
     tag = image.rpartition("/")[2].rpartition(":")[2].partition("@")[0]
     return next((each for each in known_containers() if tag in (each.image_tag, each.triton)), None)

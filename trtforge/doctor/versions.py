@@ -1,6 +1,6 @@
 """Version numbers and requirements of NVIDIA's and the hub's packages, by the rules of `packaging` (PEP 440, PEP 508).
 
-A pre-release counts as the release that it leads to: NVIDIA's containers carry builds such as torch 2.10.0a0+b4e4ee8.
+A pre-release counts as its final release, because NVIDIA's containers have builds such as torch 2.10.0a0+b4e4ee8.
 """
 
 import re
@@ -18,7 +18,7 @@ _LEADING_NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 
 @dataclass(frozen=True)
 class Requirement:
-    """A package and the versions of it that another package accepts; empty bounds accept every version."""
+    """A required package and its accepted versions; empty bounds accept every version."""
 
     name: str
     bounds: str
@@ -40,7 +40,7 @@ def at_least(version: str, least: str) -> bool:
 
 
 def requirements(lines: Sequence[str], extras: Collection[str] = ()) -> Iterator[Requirement]:
-    """The requirements of a package with these extras, as far as they apply to this interpreter and platform."""
+    """The requirements of a package with these extras that apply to this interpreter and platform."""
     for line in lines:
         try:
             requirement = PackagingRequirement(line)
@@ -52,5 +52,5 @@ def requirements(lines: Sequence[str], extras: Collection[str] = ()) -> Iterator
 
 
 def _release(version: str) -> Version:
-    """The version without pre-release, post-release and local parts; 0 for one without numbers."""
+    """The version without pre-release, post-release and local parts; 0 if it has no numbers."""
     return Version(".".join(map(str, numbers(version))) or "0")

@@ -1,1 +1,1 @@
-"""Floor 5: which serving settings and which load are best for a goal, by measuring servers on this machine."""
+"""Floor 5: finds the best serving settings and load for a goal by measuring servers on this machine."""

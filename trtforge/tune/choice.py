@@ -1,4 +1,4 @@
-"""What to measure next, and which settings win: pure functions of measured figures."""
+"""Choices of the next measurement and of the best settings: pure functions of measured figures."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,18 +9,19 @@ from trtforge.tune.goal import Goal, Point
 
 Verdict = Literal["better", "no difference", "worse", "too few repetitions"]
 LEAST_REPETITIONS = 3
-"""With fewer, one good one of each would decide: of three each, all of one side are better by chance once in 20."""
+"""With three each, all repetitions of one side are better by chance only once in 20; fewer would decide less surely."""
 MOST_FINALISTS = 2
-"""Variants that are repeated."""
+"""The most variants that are repeated."""
 _HOPELESS = 0.75  # of the score to beat: single measurements on a busy machine differ by less
 _FALLING = 0.95  # of a variant's own best score
-_FINE = 8  # a load is narrowed down until the step is this part of it
+_FINE = 8  # a load is narrowed down until the step is 1/8 of it
 
 
 class Comparison(Config, allow_inf_nan=False):
-    """Repetitions of a variant and of the present settings, in turn: scores of the goal, more is better.
+    """Alternating repetitions of a variant and the present settings: scores of the goal, more is better.
 
-    `gain`: of the medians, as a share of the present one; None if the present settings kept no limit.
+    `gain`: difference of the medians relative to the present one; None if the present median is 0, as it breaks a
+    limit.
     """
 
     present: tuple[float, ...]
@@ -30,10 +31,10 @@ class Comparison(Config, allow_inf_nan=False):
 
 
 def next_level(levels: Sequence[int], points: Sequence[Point], goal: Goal, bar: Point | None) -> int | None:
-    """The load to measure next with a variant; None: no other one can win.
+    """The next load to measure with a variant; None if no other load can win.
 
-    `bar`: the best point of the present settings, None while these are measured, or if all of theirs break a limit.
-    Loads rise until a limit breaks. A variant begins with the load of `bar`, and ends there if it is clearly worse.
+    `bar`: the best point of the present settings; None while these are measured, or if all their points break a limit.
+    Loads increase until a limit breaks. A variant begins with the load of `bar` and ends there if it is clearly worse.
     """
     rising = sorted(set(levels))
     if bar is None:
@@ -62,7 +63,7 @@ def finalists(goal: Goal, bar: Point | None, measured: Mapping[str, Sequence[Poi
 
 
 def compare(present: Sequence[float], variant: Sequence[float]) -> Comparison:
-    """A variant is better only if each of its repetitions is better than each one of the present settings."""
+    """A variant is better only if each of its repetitions is better than each repetition of the present settings."""
     repetitions = min(len(present), len(variant))
     verdict: Verdict = "no difference"
     if repetitions < LEAST_REPETITIONS:
@@ -77,7 +78,7 @@ def compare(present: Sequence[float], variant: Sequence[float]) -> Comparison:
 
 
 def winner(comparisons: Mapping[str, Comparison]) -> str | None:
-    """The variant with the highest median of those that are better; None: the present settings stay."""
+    """The variant with the highest median among the better ones; None: keep the present settings."""
     better = {name: found for name, found in comparisons.items() if found.verdict == "better"}
     return max(better, key=lambda name: statistics.median(better[name].variant), default=None)
 

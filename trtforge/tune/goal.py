@@ -1,4 +1,4 @@
-"""What to tune for, and how one measured load is judged by it."""
+"""The goal of tuning, and how a measured load is judged by it."""
 
 import math
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class Goal(Config, allow_inf_nan=False):
 
     @property
     def words(self) -> str:
-        """As people read it."""
+        """The goal as text."""
         limits = [("first text", self.ttft), ("each further token", self.token_latency)]
         kept = [f"{name} within {limit:g} ms" for name, limit in limits if limit is not None]
         main = "most tokens per second" if self.objective == "throughput" else "shortest answers at the highest load"
@@ -64,21 +64,21 @@ class Goal(Config, allow_inf_nan=False):
         )
 
     def score(self, point: Point) -> float:
-        """More is better: tokens or answers per second; 0 if the point breaks a limit."""
+        """The score, more is better: tokens or answers per second; 0 if the point breaks a limit."""
         if not self.keeps(point):
             return 0.0
         return point.tokens_per_second if self.objective == "throughput" else 1e3 / point.answer_ms
 
     def said(self, point: Point) -> str:
-        """The figures of a point in words."""
+        """The figures of a point as text."""
         times = f"first text {point.first_text_ms:,.0f} ms, each further token {point.next_token_ms:,.1f} ms"
         broken = "" if self.keeps(point) else " (over a limit)"
         return f"{point.concurrency} at once: {point.tokens_per_second:,.0f} tokens/s, {times}{broken}"
 
     def best(self, points: Sequence[Point]) -> Point | None:
-        """The best point. For latency it is the highest load, since fewer requests at once are always faster.
+        """The best point. For latency it is the one with the highest load, since lower concurrency is always faster.
 
-        None if that one, or all of them, break a limit.
+        None if that point, or for throughput all points, break a limit.
         """
         if not points:
             return None

@@ -1,4 +1,4 @@
-"""tune.json: what was measured, on which machine, and what is recommended."""
+"""tune.json: the measurements, their machine, and the recommendation."""
 
 import json
 from datetime import datetime, timezone
@@ -17,14 +17,14 @@ from trtforge.tune.goal import Goal, Point
 from trtforge.tune.variants import Variant
 
 NO_TIME = "not enough time was left"
-"""Why a variant was not measured, or not to its end."""
+"""Reason why a variant was not measured, or not completely."""
 
 
 class Trial(Config):
-    """A variant and its measured loads. `comparison`: its repetitions, if it was not clearly worse.
+    """A variant and its measured loads. `comparison`: its repetitions, unless it was clearly worse.
 
-    `untried`: why nothing was measured, or why it ended early; empty if it did not. `failed`: why its server failed in
-    a repetition: the last one of it, and of all if it served the present settings.
+    `untried`: why nothing was measured or measuring ended early; empty otherwise. `failed`: why its server failed in a
+    repetition; it is then not repeated again, and if it served the present settings, repetitions end.
     """
 
     variant: Variant
@@ -35,11 +35,11 @@ class Trial(Config):
 
 
 class Tuning(Config):
-    """A run. The first trial is of the present settings.
+    """The result of a run. The first trial is of the present settings.
 
-    `recommended`: the changes that were better, none if the present settings stay; `highest_load`: that keeps the
-    limits with them, None without limits or if no measured load does. `repository`: the digest of what was tuned;
-    `busy`: processors in use before, on average.
+    `recommended`: the better changes, empty to keep the present settings; `highest_load`: the highest load that keeps
+    the limits with them, None without limits or if no measured load does. `repository`: digest of the tuned repository;
+    `busy`: mean number of processors in use before.
     """
 
     goal: Goal
@@ -67,22 +67,22 @@ class Tuning(Config):
 
 
 def now() -> str:
-    """ISO 8601."""
+    """The present time in ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def set_options(serving: ServingConfig) -> list[str]:
-    """The words of `trtforge package` that give these settings, without those that are not set."""
+    """The arguments of `trtforge package` for the settings that are set."""
     changed = serving.model_dump(mode="json", exclude_unset=True)
     return [word for key, value in changed.items() for word in ("--set", f"serving.{key}={_yaml(value)}")]
 
 
 def package_options(config: PackageConfig) -> list[str]:
-    """The other options of `trtforge package` that were given, as far as the settings tell."""
+    """The other options of `trtforge package`, as far as they are known from the settings."""
     target = config.target
     values = {"--name": config.name_prefix, "--target-version": target.tensorrt_llm, "--gpu": target.gpu}
     words = [word for option, value in values.items() if value for word in (option, value)]
-    if config.features is not None:  # one at least, so that they are not read from the engine
+    if config.features is not None:  # at least one, so that they are not read from the engine
         given = {"kv_reuse": config.features.kv_reuse} | config.features.model_dump(mode="json", exclude_defaults=True)
         words += [word for key, value in given.items() for word in ("--feature", f"{key}={json.dumps(value)}")]
     return words

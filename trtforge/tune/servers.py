@@ -1,4 +1,4 @@
-"""A packaged repository served with other settings: each variant is packaged anew into a directory of its own."""
+"""Serves a packaged repository with other settings; each variant is packaged again into its own directory."""
 
 import os
 import re
@@ -38,7 +38,7 @@ _NAMES = re.compile(r"\.trtforge-tune-[a-z0-9_]+")
 
 @dataclass(frozen=True)
 class Packaged:
-    """A repository, and what packaging it again needs."""
+    """A repository and the inputs for packaging it again."""
 
     repository: Path
     manifest: Manifest
@@ -47,7 +47,7 @@ class Packaged:
 
     @classmethod
     def open(cls, repository: Path) -> "Packaged":
-        """Check the repository's files and read it. Raises ForgeError, also for one that is not packaged again."""
+        """Check the repository's files and read it. Raises ForgeError, also if it cannot be packaged again."""
         manifest = open_to_run(repository, "repository")
         recorded = manifest.identity.config.get("package")
         facts = read_facts(manifest)
@@ -62,7 +62,7 @@ class Packaged:
                 hint="Package the engine without serving.draft_engine, or measure it with `trtforge bench`.",
             )
         config = PackageConfig.parse(recorded, str(repository))
-        # All settings are recorded; which ones were given, where an LLM API engine keeps its own values of others.
+        # All settings are recorded. `given` names the set ones, as an LLM API engine keeps its own values of others.
         names = manifest.identity.config.get("given")
         given = config.serving.model_dump(exclude_defaults=True)
         if isinstance(names, list):
@@ -71,12 +71,12 @@ class Packaged:
 
     @property
     def engine(self) -> Path:
-        """The engine in it."""
+        """The engine in the repository."""
         return self.repository / self.facts.model("tensorrt_llm") / "1" / ENGINE_DIRECTORY
 
     @property
     def tokenizer(self) -> Path:
-        """The directory of the tokenizer that it was packaged with."""
+        """The directory of the packaged tokenizer."""
         return self.repository / self.facts.model("preprocessing") / "1" / TOKENIZER_DIRECTORY
 
     def is_of(self, engine: Path) -> bool:
@@ -85,7 +85,8 @@ class Packaged:
         return found is not None and found.digest == self.manifest.identity.inputs.get("engine")
 
     def limits(self, load: Load) -> Limits:
-        """The limits of its engine. Raises ForgeError, also if it does not take prompts of this length, or so many."""
+        """The limits of its engine. Raises ForgeError, also if the engine does not accept prompts of this length or
+        this concurrency."""
         manifest = require_manifest(self.engine, "engine")
         facts = read_engine(self.engine, manifest, self.config.features)
         tokens: object = facts.llm_args.max_num_tokens if facts.llm_args is not None else None
@@ -126,7 +127,7 @@ class Packaged:
 
 @dataclass(frozen=True)
 class Workplace:
-    """A directory for the variants of a repository, gone with `workplace`."""
+    """A directory for the variants of a repository, which `workplace` removes at the end."""
 
     packaged: Packaged
     directory: Path
@@ -138,7 +139,7 @@ class Workplace:
         config = self.packaged.config
         changed = config.model_copy(update={"serving": variant.applied(config.serving)})
         package(changed, self.packaged.engine, self.packaged.tokenizer, out)
-        remember_links(out, "repository", self.packaged.repository)  # so that its start reads no large engine
+        remember_links(out, "repository", self.packaged.repository)  # so that it starts without reading large engines
         with local_server(out, ready_timeout=READY_TIMEOUT) as server:
             yield server
 
@@ -155,9 +156,10 @@ class Workplace:
 
 @contextmanager
 def workplace(packaged: Packaged) -> Iterator[Workplace]:
-    """A directory beside the repository, so that engines are hard-linked; where that is read-only, a temporary one.
+    """A directory beside the repository, so that engines are hard-linked, or a temporary one if that place is
+    read-only.
 
-    What a killed run left beside it is removed.
+    Remains of killed runs beside it are removed.
     """
     with ExitStack() as stack:
         parent = packaged.repository.resolve().parent
@@ -167,7 +169,7 @@ def workplace(packaged: Packaged) -> Iterator[Workplace]:
         except OSError:
             directory = _directory_in(Path(tempfile.gettempdir()), stack)
         yield Workplace(packaged, directory)
-    # Links to its files, which are gone, changed the times by which they are known.
+    # Creating and removing links changed the inode times by which verified files are recognised.
     remember_links(packaged.repository, "repository", packaged.repository)
 
 
@@ -180,7 +182,7 @@ def _directory_in(parent: Path, stack: ExitStack) -> Path:
 
 
 def kv_tokens(server: LocalServer) -> int | None:
-    """The tokens that the KV cache of a server holds; None if its metrics do not tell."""
+    """The capacity of a server's KV cache in tokens; None if its metrics lack it."""
     try:
         samples = read_metrics(server.metrics)
     except ForgeError:

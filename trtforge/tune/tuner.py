@@ -1,4 +1,4 @@
-"""The measurement: the present settings, each variant once, then the best ones and the present ones in turn."""
+"""The measurement: the present settings, then each variant once, then the best and the present ones alternately."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -28,12 +28,12 @@ from trtforge.tune.servers import Workplace, kv_tokens
 from trtforge.tune.variants import PRESENT, Limits, Variant, needless, variants
 
 Measuring = Callable[[int], Point | None]
-"""Measures so many requests at once; None if the time ended before."""
+"""Measures a concurrency; None if the time ended before."""
 _CLEARLY_WORSE = "clearly worse"
 
 
 class Display(Progress, Protocol):
-    """Bars, and a line while something without a bar is done."""
+    """Progress bars, and a line during work without a bar."""
 
     def waiting(self, title: str) -> AbstractContextManager[None]:
         """Show `title`."""
@@ -48,13 +48,13 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Remaining seconds."""
         return self.until - time.monotonic()
 
 
 @dataclass(frozen=True)
 class Found:
-    """What was found; see Tuning."""
+    """The results; see Tuning."""
 
     trials: tuple[Trial, ...]
     recommended: Variant
@@ -63,7 +63,7 @@ class Found:
 
 @dataclass
 class Tuner:
-    """One run. `say` gets a line for each measured load."""
+    """One run. `say` is called with a line for each measured load."""
 
     workplace: Workplace
     engine: Limits
@@ -76,11 +76,12 @@ class Tuner:
     _scores: dict[str, list[float]] = field(default_factory=dict)
     _kv_tokens: int | None = None
     _turn: float = 0.0
-    """Seconds of one server, from its start to its end, with one load."""
+    """Duration in seconds of one server with one load, from its start to its end."""
 
     def run(self) -> Found:
-        """Measure while the budget lasts. Raises ForgeError if not one load of the present settings fits in it."""
-        compile_kernels(self.workplace.packaged.facts)  # here, so that it is said
+        """Measure while the budget lasts. Raises ForgeError if not even one load of the present settings fits in the
+        budget."""
+        compile_kernels(self.workplace.packaged.facts)  # here, so that it is reported
         bar = self._present()
         for variant in variants(self._serving, self.engine, self.load):
             self._trials[variant.name] = self._screened(variant, bar)
@@ -99,7 +100,7 @@ class Tuner:
         return self.workplace.packaged.config.serving
 
     def _present(self) -> Point | None:
-        """Measure all loads with the present settings; their best point."""
+        """Measure all loads with the present settings; returns the best point."""
         start = time.monotonic()
         with self._server(Variant()) as (server, meter):
             self._kv_tokens = kv_tokens(server)
@@ -117,14 +118,15 @@ class Tuner:
         return self.goal.best(points)
 
     def _best(self, bar: Point | None) -> list[str]:
-        """The variants to repeat, of those that were measured."""
+        """The measured variants that will be repeated."""
         measured = {name: trial.points for name, trial in self._trials.items() if name != PRESENT}
         return finalists(self.goal, bar, measured)
 
     def _kept_for_repetitions(self, bar: Point | None) -> float:
-        """Seconds: for all repetitions of a variant that was measured, for the fewest of one that will be.
+        """Seconds to reserve: for all repetitions if there is a finalist, else for the fewest repetitions of a later
+        one.
 
-        0 if there is no time for these: single measurements are then all that can be shown.
+        0 if there is no time for these; then only single measurements can be shown.
         """
         if self._best(bar):
             return 2 * self.budget.repetitions * self._turn
@@ -132,7 +134,7 @@ class Tuner:
         return fewest if self.budget.left >= self._turn + fewest else 0.0
 
     def _screened(self, variant: Variant, bar: Point | None) -> Trial:
-        """A variant measured once, if it can make a difference and time is left for it and for repetitions."""
+        """Measure a variant once, if it can make a difference and there is time for it and for repetitions."""
         why = needless(variant, self._serving, self.engine, self.load, self._kv_tokens)
         if why is None and self.budget.left < self._turn + self._kept_for_repetitions(bar):
             why = NO_TIME
@@ -145,7 +147,7 @@ class Tuner:
             return Trial(variant=variant, untried=first_line(error))
 
     def _rising(self, variant: Variant, meter: Measuring, bar: Point | None) -> Trial:
-        """Loads as `next_level` chooses them, while time is left."""
+        """Measure the loads chosen by `next_level` while time is left."""
         points: list[Point] = []
         levels = self.load.concurrency if self.goal.objective == "throughput" or bar is None else (bar.concurrency,)
         while (level := next_level(levels, points, self.goal, bar)) is not None:
@@ -157,11 +159,12 @@ class Tuner:
         return Trial(variant=variant, points=tuple(points), untried=_CLEARLY_WORSE if early else "")
 
     def _repeat(self, best: list[str]) -> None:
-        """Measure the best load of the present settings and of these in turn, every second time backwards.
+        """Measure the best loads of the present settings and of `best` alternately, every second round in reverse
+        order.
 
-        A variant whose server fails is left out from then on; rounds that time cuts do not count. The second variant is
-        left out if there is no time for enough rounds with it. Where all loads of the present settings break a limit,
-        the one is taken that the goal would have wanted.
+        A variant whose server fails is left out from then on; incomplete rounds do not count. The second variant is
+        left out if there is no time for enough rounds with it. If all loads of the present settings break a limit, the
+        goal's preferred load (highest for latency, lowest for throughput) is used.
         """
         if self.budget.left < LEAST_REPETITIONS * (1 + len(best)) * self._turn:
             best = best[:1]
@@ -187,7 +190,7 @@ class Tuner:
                 self._scores.setdefault(name, []).append(scores[name])
 
     def _once(self, name: str, load: int) -> Point | None:
-        """One more measurement; None if the time ended, or if the server failed, which is said."""
+        """Measure once more; None if the time ended, or if the server failed, which is reported."""
         try:
             with self._server(self._trials[name].variant) as (_, meter):
                 return meter(load)
@@ -202,7 +205,7 @@ class Tuner:
             try:
                 with self._server(self._trials[name].variant) as (_, meter):
                     self._narrow(name, meter)
-            except ForgeError as error:  # what was measured before is shown all the same
+            except ForgeError as error:  # earlier measurements are shown anyway
                 self.say(f"{name}: {error.message}")
         points = self._trials[name].points
         load = highest_load(points, self.goal)

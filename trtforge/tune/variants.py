@@ -1,4 +1,4 @@
-"""The serving settings to compare with the present ones: those that change without compiling, by backend."""
+"""The serving settings to compare with the present ones, by backend; they can be changed without compiling."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from trtforge.serve.speed import Load
 
 PRESENT = "present settings"
 _SHARES = (2, 4)  # of the batch size
-_STEPS = (1024, 256)  # tokens of an iteration
-_LARGEST_FRACTION = 0.95  # of the free memory for the KV cache: the rest is for what grows later
+_STEPS = (1024, 256)  # tokens per iteration
+_LARGEST_FRACTION = 0.95  # of the free memory for the KV cache; the rest is for memory that grows later
 
 
 class Variant(Config):
-    """Changes of the present serving settings by their keys; None: the default. Without changes: the present ones."""
+    """Changes of the present serving settings by key; None: the default. Without changes: the present settings."""
 
     changes: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """As people read it."""
+        """The variant's name for display."""
         words = (f"{key} {'not set' if value is None else value}" for key, value in self.changes.items())
         return ", ".join(words) or PRESENT
 
@@ -36,7 +36,7 @@ class Variant(Config):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a served engine. `max_num_tokens`: None if it is not known."""
+    """Limits of a served engine. `max_num_tokens`: None if unknown."""
 
     backend: ResolvedBackend
     max_batch_size: int
@@ -45,7 +45,7 @@ class Limits:
 
 
 def variants(serving: ServingConfig, engine: Limits, load: Load) -> tuple[Variant, ...]:
-    """The variants to measure: each changes one setting, only to values that this load can reach."""
+    """The variants to measure: each changes one setting, to values that matter for this load."""
     return tuple(Variant(changes={key: value}) for key, value in _changes(serving, engine, load))
 
 
@@ -68,7 +68,8 @@ def _changes(serving: ServingConfig, engine: Limits, load: Load) -> Iterator[tup
 
 
 def _tokens(serving: ServingConfig, engine: Limits, waiting: int) -> Iterator[tuple[str, Any]]:
-    """Without chunked context a lower limit would also refuse prompts. `waiting`: prompt tokens of all requests."""
+    """Changes of max_num_tokens, only with chunked context, as a lower limit would otherwise refuse prompts. `waiting`:
+    prompt tokens of all requests."""
     if not engine.chunked_context:
         return
     limit = serving.max_num_tokens or engine.max_num_tokens
@@ -84,7 +85,7 @@ _OF_KV_MEMORY = frozenset({"scheduler", "kv_cache_tokens", "kv_cache_fraction"})
 
 
 def needless(variant: Variant, serving: ServingConfig, engine: Limits, load: Load, kv_tokens: int | None) -> str | None:
-    """Why a variant cannot make a difference, if so. `kv_tokens`: what the KV cache holds, if it is known."""
+    """Why a variant cannot make a difference; None if it can. `kv_tokens`: capacity of the KV cache, if known."""
     if not _OF_KV_MEMORY.issuperset(variant.changes) or kv_tokens is None:
         return None
     at_once = min(max(load.concurrency), serving.max_batch_size or engine.max_batch_size)

@@ -1,1 +1,1 @@
-"""Stage: checks that the split, quantised rank files compute what the Hugging Face model computes."""
+"""Stage: checks that the split, quantised rank files compute the same as the Hugging Face model."""

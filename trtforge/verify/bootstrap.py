@@ -1,9 +1,9 @@
 """Confidence intervals of a verification's figures by the bootstrap over blocks of tokens, paired between models.
 
 Tokens of one passage are not independent, so whole blocks are drawn with replacement (percentile intervals: Efron and
-Tibshirani, An Introduction to the Bootstrap, 1993; blocks: Künsch, 1989). A figure that compares models takes each
-model's sums over the same blocks, which cancels what makes a passage hard for both. Where an end of an interval
-is beyond float64 there is none.
+Tibshirani, An Introduction to the Bootstrap, 1993; blocks: Künsch, 1989). A comparison of models uses each model's sums
+over the same blocks, which cancels the difficulty of a passage for both. There is no interval if one of its ends is out
+of float64's range.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from trtforge.verify.result import Blocks, Interval
 
 _DRAWS = 2000
 LEAST_BLOCKS = 8
-"""Fewer say nothing about the spread."""
+"""Fewer blocks do not show the spread."""
 _COVERED = 0.95
 _TAIL = 0.01  # share of the tokens above the 99th percentile
 
@@ -23,33 +23,33 @@ Array = npt.NDArray[np.float64]
 
 
 def perplexity_interval(blocks: Blocks) -> Interval | None:
-    """Of the relative increase of the perplexity; None with too few blocks."""
+    """The interval of the perplexity's relative increase; None with too few blocks."""
     return _increase(blocks.tokens, blocks.candidate, blocks.reference)
 
 
 def divergence_interval(blocks: Blocks) -> Interval | None:
-    """Of the mean KL divergence; None with too few blocks."""
+    """The interval of the mean KL divergence; None with too few blocks."""
     return _interval(_means(blocks.tokens, blocks.divergence))
 
 
 def perplexity_difference(one: Blocks, other: Blocks) -> Interval | None:
-    """Of the relative increase of the perplexity from `one` candidate to `other`; None with too few blocks."""
+    """The interval of the perplexity's relative increase from candidate `one` to `other`; None with too few blocks."""
     return _increase(one.tokens, other.candidate, one.candidate)
 
 
 def divergence_difference(one: Blocks, other: Blocks) -> Interval | None:
-    """Of the increase of the mean KL divergence from `one` candidate to `other`; None with too few blocks."""
+    """The interval of the mean KL divergence's increase from candidate `one` to `other`; None with too few blocks."""
     with np.errstate(over="ignore", invalid="ignore"):
         return _interval(_means(one.tokens, np.subtract(other.divergence, one.divergence)))
 
 
 def percentile_99(values: Array) -> float:
-    """The smallest value that at most 1 % of `values` exceed. Raises ValueError for none."""
+    """The smallest value that at most 1 % of `values` exceed. Raises ValueError without values."""
     return float(np.quantile(values, 1 - _TAIL, method="higher"))
 
 
 def percentile_interval(values: Array, block_of: npt.NDArray[np.int64], blocks: Blocks) -> Interval | None:
-    """Of the 99th percentile of `values`, one for each token; `block_of` is the token's block."""
+    """The interval of the 99th percentile of `values`, one per token; `block_of`: each token's block."""
     draws = _draws(len(blocks.tokens))
     if draws is None or not np.isfinite(values).all():
         return None

@@ -11,8 +11,8 @@ from torch.nn import functional
 from trtforge.verify.bootstrap import divergence_interval, percentile_99, percentile_interval, perplexity_interval
 from trtforge.verify.result import Blocks, Divergence, Perplexity
 
-_BLOCK = 64  # tokens: longer than what neighbouring tokens' errors have in common
-_MOST_BLOCKS = 512  # beyond it blocks get longer: enough for an interval, and a small report
+_BLOCK = 64  # tokens: longer than the correlation of neighbouring tokens' errors
+_MOST_BLOCKS = 512  # blocks get longer instead of more: enough for an interval, and the report stays small
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Comparison:
     def divergences(self) -> Divergence:
         """Mean and 99th percentile of the divergence, in nats per token, with intervals.
 
-        Equal models differ by rounding noise of either sign, which is reported as zero.
+        Equal models differ by rounding noise of either sign; negative values are reported as zero.
         """
         values = torch.cat(self._by_token, dim=1)[2].numpy()
         lengths = [piece.shape[1] for piece in self._by_token]

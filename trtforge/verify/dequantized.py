@@ -16,7 +16,7 @@ from trtforge.reference.weights import LayerWeights
 from trtforge.runtime.linears.nvfp4_linear import from_e2m1
 
 _MARKERS: dict[Packing, str] = {"awq": "qweight", "gptq": "qweight", "pack_quantized": "weight_packed"}
-"""A tensor that only quantised modules have; their scale for other packings."""
+"""By packing, a tensor that only quantised modules have; for other packings their scale."""
 
 
 class DequantizedWeights(LayerWeights):
@@ -72,6 +72,6 @@ class DequantizedWeights(LayerWeights):
                 return self._unscaled(module, values)
 
     def _unscaled(self, module: str, values: Tensor) -> Tensor:
-        """The weight for inputs that are not multiplied by the module's pre-quantisation scale, if it has one."""
+        """The weight for inputs without the module's pre-quantisation scale, if it has one."""
         name = "pre_quant_scale"
         return values * self._as_stored(f"{module}.{name}").float() if super().has(f"{module}.{name}") else values

@@ -1,4 +1,5 @@
-"""Notes on a foreign checkpoint: what its manifest does not prove, and how its config.json differs from the model's."""
+"""Notes on a foreign checkpoint: facts that its manifest does not prove, and differences between its config.json and
+the model's."""
 
 from pathlib import Path
 
@@ -6,7 +7,7 @@ from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.family import Facts
 
 _FIELDS = ("rotary_base", "norm_epsilon")
-"""Numbers of config.json that change every logit and that no tensor's shape shows."""
+"""Numbers in config.json that change every logit but that no tensor's shape shows."""
 
 
 def source_note(candidate: Path) -> str:

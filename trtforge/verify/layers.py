@@ -20,7 +20,7 @@ def compare_by_layer(
 ) -> tuple[Comparison, tuple[LayerError, ...]]:
     """Run both models on the same windows, each on its own hidden states. `layers`: also measure each layer's error.
 
-    A checkpoint is computed in float32, an engine as it was compiled.
+    Checkpoints compute in float32, engines as compiled.
     """
     batches = [torch.tensor([list(window)]) for window in windows]
     comparison, errors = Comparison(), list[float]()
@@ -33,7 +33,7 @@ def compare_by_layer(
             with progress.bar("Verifying", ours.num_layers, "layers") as bar:
 
                 def half(share: float) -> None:
-                    """Each of the two models does one half of a layer."""
+                    """Advance the bar by half of a layer's share, as each of the two models computes one half."""
                     bar.advance(share / 2)
 
                 for layer in stream.layers(batches, states):

@@ -16,14 +16,14 @@ class Interval(Config):
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether a difference with this interval is more than chance."""
+        """Whether a difference with this interval is significant."""
         return self.low > 0 or self.high < 0
 
 
 class Blocks(Config):
     """Sums over consecutive tokens, by block: negative log-likelihoods of both models and divergence, in nats.
 
-    All four have a value for each block.
+    All four fields have one value per block.
     """
 
     tokens: tuple[int, ...] = Field(default=())
@@ -38,7 +38,7 @@ class Blocks(Config):
         return self
 
     def same_text(self, other: "Blocks") -> bool:
-        """Whether both are of the same reference on the same tokens, so that they can be compared in pairs."""
+        """Whether both are of the same reference and tokens, so that they can be compared in pairs."""
         pairs = zip(self.reference, other.reference, strict=False)
         return self.tokens == other.tokens and all(math.isclose(one, two, rel_tol=1e-3) for one, two in pairs)
 
@@ -52,7 +52,7 @@ class Perplexity(Config):
 
     @property
     def increase(self) -> float:
-        """Relative: 0.01 is one per cent worse than the reference."""
+        """The relative increase: 0.01 is one per cent worse than the reference."""
         return self.candidate / self.reference - 1
 
 
@@ -95,10 +95,10 @@ class Damage(Config):
 
 
 class Verification(Config):
-    """The metrics. `kl`: KL divergence. `blocks`: what intervals of differences between verifications are made of.
+    """The metrics. `kl`: KL divergence. `blocks`: data for intervals of differences between verifications.
 
     `tensors_checked`: tensors of all ranks; copied ones are compared bit for bit, all contribute to the logits.
-    `notes`: what is not known of a foreign checkpoint, and where its config.json differs from the model's.
+    `notes`: unknown facts of a foreign checkpoint, and differences of its config.json from the model's.
     """
 
     perplexity: Perplexity
@@ -128,7 +128,7 @@ class Verification(Config):
         return not self.failures
 
     def as_json(self) -> dict[str, object]:
-        """The object that `trtforge verify --json` prints."""
+        """The output of `trtforge verify --json`."""
         return {
             "passed": self.passed,
             "perplexity": {

@@ -35,14 +35,14 @@ def verify(
 
     `layers`: also report the error of every decoder layer's output.
 
-    Raises ForgeError for a damaged artifact, a damaged tokenizer and unusable data. A failed gate raises
-    nothing: the result lists `failures`.
+    Raises ForgeError for a damaged artifact, a damaged tokenizer and unusable data. A failed gate does not raise; the
+    result lists `failures`.
     """
     from trtforge.runtime.ranks.source import open_model
 
     engine = is_engine(candidate)
     if engine:
-        open_model(candidate)  # refuses an engine of TensorRT's before it is digested
+        open_model(candidate)  # refuses a TensorRT engine before it is hashed
     manifest = engine_manifest(candidate) if engine else checkpoint_manifest(candidate)
     config = read_engine_config(candidate)[0] if engine else read_checkpoint_config(candidate)
     source = open_checkpoint(reference)
@@ -69,9 +69,9 @@ def verify(
 def _require_same_model(
     candidate: Path, config: CheckpointConfig, manifest: Manifest, reference: HfCheckpoint
 ) -> tuple[str, ...]:
-    """Notes on a foreign checkpoint: what is not recorded, and fields of its config.json that differ from the model's.
+    """Notes on a foreign checkpoint: unrecorded facts, and fields of its config.json that differ from the model's.
 
-    Raises ForgeError if the candidate was made from another model (of engines and foreign checkpoints, only sizes are
+    Raises ForgeError if the candidate was made from another model (for engines and foreign checkpoints, only sizes are
     compared).
     """
     facts = family_of(reference.config.architecture).facts(reference.config)

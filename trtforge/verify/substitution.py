@@ -1,4 +1,4 @@
-"""Replaces Hugging Face modules by linear layers of a checkpoint, computed as the embedded engine does."""
+"""Replaces Hugging Face modules by linear layers of a checkpoint, computed as in the embedded engine."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -56,7 +56,7 @@ class Substitution:
 
     @contextmanager
     def in_place(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
-        """Inside, `modules` (by name) compute with the checkpoint's matrices."""
+        """Within the block, `modules` (by name) compute with the checkpoint's matrices."""
         matrices = {name: self._load(name) for name in {self._rows[module][0] for module in modules}}
         for name, module in modules.items():
             matrix, rows = self._rows[name]

@@ -1,6 +1,6 @@
-"""Compares the tensors of rank files with the Hugging Face tensors they were made from, bit for bit.
+"""Compares the tensors of rank files bit for bit with the Hugging Face tensors from which they were made.
 
-Covers everything that is copied, cast, cut, regrouped or stacked. The logits cover quantised weights.
+Covers all tensors that are copied, cast, cut, regrouped or stacked. The logits cover quantised weights.
 """
 
 from pathlib import Path
@@ -92,5 +92,5 @@ def _tensor(data: memoryview, stored: StoredTensor, rows: int) -> Tensor:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """Bytes, so that NaN equals NaN and -0 differs from 0."""
+    """The tensor as bytes, so that NaN equals NaN and -0 differs from 0."""
     return tensor.contiguous().view(-1).view(torch.uint8)

@@ -1,4 +1,5 @@
-"""Every known log message, by subject. If two match a line, the first of the table is the more specific one."""
+"""Every known log message, by subject. If two match a line, the first in the table applies; it is the more specific
+one."""
 
 from trtforge.doctor.known import build, containers, engine, environment, precision, quantize, ranks, serving
 from trtforge.doctor.pattern import Pattern

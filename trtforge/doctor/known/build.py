@@ -1,4 +1,4 @@
-"""Building engines: memory, options, tensors, and what the release supports."""
+"""Building engines: memory, options, tensors, and limits of the release."""
 
 from trtforge.doctor.pattern import Pattern
 

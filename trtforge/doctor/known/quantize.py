@@ -1,4 +1,4 @@
-"""Calibrating and quantising with ModelOpt, and the shapes that quantised weights can have."""
+"""Calibrating and quantising with ModelOpt, and the possible shapes of quantised weights."""
 
 from trtforge.doctor.pattern import Pattern
 

@@ -1,4 +1,4 @@
-"""Ranks: how many were started, how they find one another, and which of them failed first."""
+"""Ranks: their number, how they connect, and which of them failed first."""
 
 from trtforge.doctor.pattern import Pattern
 
