@@ -1,6 +1,6 @@
-"""trtforge: a Hugging Face checkpoint in, a verified Triton model repository for TensorRT-LLM out.
+"""trtforge converts a Hugging Face checkpoint to a verified Triton model repository for TensorRT-LLM.
 
-The classes of the Python API are imported when they are asked for, because they need torch.
+The classes of the Python API are imported on first use, because they need torch.
 """
 
 from importlib import import_module

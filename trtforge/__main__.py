@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Standard streams that the caller closed become /dev/null; files opened later would get their numbers."""
+    """Open closed standard streams as /dev/null, as files opened later would otherwise get their numbers."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             nowhere = os.open(os.devnull, os.O_RDWR)
@@ -69,7 +69,7 @@ def _interrupt() -> NoReturn:
 
 
 def _is_interruption(error: BaseException) -> bool:
-    """Whether it is a KeyboardInterrupt or was raised because of one or while one was handled."""
+    """Whether `error` is a KeyboardInterrupt or was raised because of one or while handling one."""
     seen, left = set[int](), [error]
     while left:
         one = left.pop()
@@ -82,7 +82,7 @@ def _is_interruption(error: BaseException) -> bool:
 
 
 def _said() -> str:
-    """What the program says of an interruption."""
+    """The program's message after an interruption."""
     with suppress(Exception):
         return str(sys.modules["trtforge.cli.app"].interruption("SIGINT"))
     return "interrupted"
@@ -94,7 +94,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 def _end_at_once(said: str) -> NoReturn:
     """Print `said` as the last line and end the process."""
-    with suppress(OSError):  # nobody reads it any more
+    with suppress(OSError):  # the reader may be gone
         stderr = _taken_from_other_threads()
         if os.isatty(stderr) and os.environ.get("TERM") not in ("dumb", "unknown"):
             os.write(stderr, _CLEAN_LINE)
@@ -103,7 +103,7 @@ def _end_at_once(said: str) -> NoReturn:
 
 
 def _taken_from_other_threads() -> int:
-    """A descriptor of standard error that only the caller has: what the thread of a bar still draws is discarded."""
+    """A descriptor of standard error for the caller only; further output of a progress bar's thread is discarded."""
     try:
         stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     except OSError:  # no descriptors are left

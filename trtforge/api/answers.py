@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 Logits = NDArray[np.float32]
 EndReason = Literal["stop", "length", "cancelled", "timed_out", "not_finished"]
-"""`stop`: the model ended, or a stop word came; `length`: max_tokens, or the engine's max_seq_len; `timed_out`: its
-`allotted_time_ms` passed; `not_finished`: another engine is to go on (`context_only`)."""
+"""`stop`: the model ended, or a stop word occurred; `length`: max_tokens or the engine's max_seq_len was reached;
+`timed_out`: its `allotted_time_ms` passed; `not_finished`: another engine will continue (`context_only`)."""
 _REASONS: dict[FinishReason, EndReason] = {
     "end_id": "stop",
     "stop_word": "stop",
@@ -34,7 +34,7 @@ _REASONS: dict[FinishReason, EndReason] = {
 
 @dataclass(frozen=True)
 class TokenScore:
-    """A token, its text and the natural logarithm of its probability; `top`: the most likely ones in its place."""
+    """A token, its text and the natural logarithm of its probability; `top`: the most likely tokens at its position."""
 
     token: int
     text: str
@@ -44,9 +44,9 @@ class TokenScore:
 
 @dataclass(frozen=True)
 class Usage:
-    """Numbers of tokens. `reused_tokens`: of the prompt, whose keys and values earlier requests had left.
+    """Numbers of tokens. `reused_tokens`: tokens of the prompt whose keys and values were in the KV cache.
 
-    `completion_tokens`: of all sequences or beams that are returned.
+    `completion_tokens`: of all returned sequences or beams.
     """
 
     prompt_tokens: int
@@ -55,16 +55,16 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
-        """Of prompt and completions."""
+        """Tokens of prompt and completions."""
         return self.prompt_tokens + self.completion_tokens
 
 
 @dataclass(frozen=True)
 class Piece:
-    """New text and tokens of the sequence `index` of an answer, whose last piece has a finish reason.
+    """New text and tokens of the sequence `index` of an answer. Its last piece has a finish reason.
 
     The last piece of all has the usage. `context_logits` and `prompt_log_probs` come once, with the first sequence's
-    first token. `reasoning`: what is new of it, before the text, with a `reasoning_parser` and of answers in Harmony.
+    first token. `reasoning`: the new reasoning before the text, with a `reasoning_parser` and for answers in Harmony.
     """
 
     text: str
@@ -81,12 +81,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sequence or beam of an answer. `tokens` may go on after a stop word, which `text` ends before.
+    """One sequence or beam of an answer. `text` ends before a stop word; `tokens` may continue after it.
 
-    `reasoning`: what the model wrote before its answer, "" if nothing; without `reasoning_parser` it is None, unless a
-    chat's answer is in Harmony, gpt-oss's form, and has some.
-    `cumulative_log_prob`: of `log_probs`; of a beam it is always known and includes the end id's.
-    `generation_logits`: (tokens, vocabulary), from which each token was chosen, before anything that sampling does.
+    `reasoning`: the text that the model wrote before its answer, may be ""; without `reasoning_parser` it is None,
+    unless a chat's answer is in Harmony, gpt-oss's format, and contains reasoning. `cumulative_log_prob`: sum of
+    `log_probs`; for a beam it is always known and includes the end id's. `generation_logits`: (tokens, vocabulary),
+    from which each token was chosen, before all changes by sampling options.
     """
 
     text: str
@@ -100,11 +100,11 @@ class Completion:
 
 @dataclass(frozen=True)
 class Answer:
-    """A whole answer: one completion, `n` sequences in the order of their seeds, or beams, the best first.
+    """A whole answer: one completion, `n` sequences in the order of their seeds, or beams with the best first.
 
-    `text`, `tokens` and so on are the first completion's. `context_logits`: (tokens of the prompt, vocabulary), whose
-    row i predicts what follows token i. `prompt_log_probs`: of the prompt's tokens but the first. `context_phase`: of
-    a `context_only` request, for the engine that goes on; None if it was cancelled or timed out.
+    `text`, `tokens` and so on are the first completion's. `context_logits`: (tokens of the prompt, vocabulary); row i
+    predicts token i + 1. `prompt_log_probs`: of the prompt's tokens except the first. `context_phase`: of a
+    `context_only` request, for the engine that continues; None if it was cancelled or timed out.
     """
 
     completions: tuple[Completion, ...]
@@ -115,12 +115,12 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Of the first completion, as the following."""
+        """The first completion's text; the following properties are also the first completion's."""
         return self.completions[0].text
 
     @property
     def reasoning(self) -> str | None:
-        """What came before the text, see `Completion`."""
+        """The reasoning before the text, see `Completion`."""
         return self.completions[0].reasoning
 
     @property
@@ -130,7 +130,7 @@ class Answer:
 
     @property
     def finish_reason(self) -> EndReason:
-        """Why it ends."""
+        """Why the completion ended."""
         return self.completions[0].finish_reason
 
     @property
@@ -150,10 +150,10 @@ class Answer:
 
 
 class SequenceText:
-    """Tokens of one sequence or beam in, text and scores out.
+    """Converts the tokens of one sequence or beam to text and scores.
 
-    `continues`: the text goes on after the prompt's; that of an answer to chat messages is a text of its own.
-    `reader`: of the reasoning before the text.
+    `continues`: the text continues the prompt's; an answer to chat messages is a separate text. `reader`: separates the
+    reasoning before the text.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class SequenceText:
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop word has come."""
+        """Whether a stop word has occurred."""
         return self._stop.found
 
     def take(self, output: Output) -> Piece:
@@ -218,7 +218,7 @@ class SequenceText:
 
 
 class Assembly:
-    """Outputs of one prompt's `requests` in, pieces out. Each request is a sequence, a beam search several."""
+    """Converts outputs of one prompt's `requests` to pieces. A request is a sequence, or a search of several beams."""
 
     def __init__(
         self,
@@ -245,11 +245,11 @@ class Assembly:
 
     @property
     def finished(self) -> bool:
-        """Whether the last piece has come."""
+        """Whether the last piece has been returned."""
         return all(sequence.finished for sequence in self._sequences)
 
     def runs(self, request_id: str) -> bool:
-        """Whether more of a request is wanted."""
+        """Whether more outputs of a request are needed."""
         return not self._sequences[self._index_of[request_id]].finished
 
     def take(self, output: Output) -> list[Piece]:
@@ -257,7 +257,7 @@ class Assembly:
         if not self.runs(output.request_id):
             return []
         if output.error is not None:
-            with hinted():  # a failed engine has one error for all requests, which would keep all tracebacks
+            with hinted():  # a failed engine raises one error object for all requests, which would keep all tracebacks
                 raise copy(output.error) from output.error.__cause__
         index = self._index_of[output.request_id]
         if index == 0:  # the others share its prompt
@@ -269,7 +269,7 @@ class Assembly:
         return pieces
 
     def answer(self, pieces: "Sequence[Piece]") -> Answer:
-        """The answer that all pieces make."""
+        """The answer composed of all pieces."""
         usage = pieces[-1].usage
         assert usage is not None, "the last piece has the usage"
         of_index: dict[int, list[Piece]] = {index: [] for index in range(len(self._sequences))}
@@ -294,7 +294,7 @@ class Assembly:
         return phase_after(self.requests[0], made.tokens, scores, tops).encode()
 
     def _take_beams(self, output: Output) -> list[Piece]:
-        """Where bad words and `min_tokens` leave fewer beams, fewer are returned."""
+        """The pieces of a beam search; fewer beams are returned if bad words and `min_tokens` leave fewer."""
         if output.finish_reason in CUT:
             return [sequence.take(output) for sequence in self._sequences]
         del self._sequences[len(output.beams) :]
@@ -318,7 +318,7 @@ def _scores(
     *,
     begins: bool,
 ) -> tuple[TokenScore, ...]:
-    """Scores of tokens with their texts. `begins`: as a text begins with the first of them."""
+    """Scores of tokens with their texts. `begins`: the first token is at the beginning of a text."""
     found = []
     for token, log_prob, top in zip(tokens, log_probs, tops or repeat(()), strict=False):
         others = tuple(TokenScore(other, texts.of(other, begins=begins)[0], of_other) for other, of_other in top)

@@ -33,7 +33,7 @@ _GREEDY = SamplingParams()
 
 
 class Engine:
-    """An engine of the torch backend in this process, which `Engine.load` opens; requests run together.
+    """An engine of the torch backend in this process, opened by `Engine.load`; requests run concurrently.
 
     Methods may be called from any thread.
     """
@@ -43,7 +43,7 @@ class Engine:
         self._prompts = prompts
         self._texts = TokenTexts(prompts.tokenizer)
         self._numbers = itertools.count()
-        # A dropped engine ends, such as that of a notebook's cell that is run again; at exit the runtime ends itself.
+        # Ends an engine that is garbage-collected, as when a notebook cell runs again; at exit the runtime ends itself.
         weakref.finalize(self, runtime.close).atexit = False
 
     @classmethod
@@ -67,15 +67,15 @@ class Engine:
         kv_event_buffer_max_size: int = 0,
         iter_stats_max_iterations: int = 0,
     ) -> "Engine":
-        """Load an engine, or the one of a build directory or repository; its files are compared with its manifest.
+        """Load an engine, or that of a build directory or repository, after comparing its files with its manifest.
 
-        `kv_cache_fraction`: of the free memory, unless `kv_cache_tokens` says how many; `kv_cache_host_memory_bytes`:
-        of each rank's host, for KV blocks that make room on its device; `kv_reuse` and `chunked_context` None: as
-        compiled; `max_batch_size` and `max_num_tokens`: lower limits than the engine's; `trace`: a file that every
-        iteration is written to. `kv_cache_dir`: KV blocks are stored there, at most `kv_cache_dir_bytes`, and found
-        again by later engines. Sizes are bytes or text such as "16GB". `kv_event_buffer_max_size`,
-        `iter_stats_max_iterations`: what is kept at most for `kv_cache_events` and `iteration_statistics`; 0: nothing
-        is recorded. Raises ForgeError.
+        `kv_cache_fraction`: share of the free memory for the KV cache, unless `kv_cache_tokens` gives its size;
+        `kv_cache_host_memory_bytes`: host memory per rank for KV blocks evicted from its device; `kv_reuse` and
+        `chunked_context` None: as compiled; `max_batch_size` and `max_num_tokens`: lower limits than the engine's;
+        `trace`: a file to which every iteration is written. `kv_cache_dir`: directory for KV blocks, at most
+        `kv_cache_dir_bytes`, which later engines reuse. Sizes are bytes or text such as "16GB".
+        `kv_event_buffer_max_size`, `iter_stats_max_iterations`: the most entries kept for `kv_cache_events` and
+        `iteration_statistics`; 0: record none. Raises ForgeError.
         """
         options = LoadOptions.parse(
             {
@@ -120,7 +120,7 @@ class Engine:
     def generate(
         self, prompt: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] = _GREEDY
     ) -> Answer | list[Answer]:
-        """The answer to a prompt, or to several at the same time, in their order.
+        """The answer to a prompt, or the answers to several concurrent prompts in their order.
 
         `params`: for all prompts, or one for each. Raises RequestError if one of the requests is refused, and ends the
         others.
@@ -147,7 +147,7 @@ class Engine:
             yield piece
 
     async def astream(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> AsyncGenerator[Piece, None]:
-        """As `stream`, without blocking the event loop."""
+        """Like `stream`, without blocking the event loop."""
         assembly = await asyncio.to_thread(self._assembly, prompt, params, streamed=True)
         async with aclosing(self._apieces(assembly)) as pieces:
             async for piece in pieces:
@@ -158,7 +158,7 @@ class Engine:
         outputs: asyncio.Queue[Output] = asyncio.Queue()
 
         def hand_over(output: Output) -> None:
-            """Called on the engine's thread. A loop that was closed meanwhile wants nothing more."""
+            """Called on the engine's thread. The output is dropped if the loop was closed meanwhile."""
             try:
                 loop.call_soon_threadsafe(outputs.put_nowait, output)
             except RuntimeError:
@@ -173,43 +173,43 @@ class Engine:
             self._cancel(assembly)
 
     async def agenerate(self, prompt: Prompt, params: SamplingParams = _GREEDY) -> Answer:
-        """As `generate` for one prompt, without blocking the event loop."""
+        """Like `generate` for one prompt, without blocking the event loop."""
         assembly = await asyncio.to_thread(self._assembly, prompt, params, streamed=False)
         async with aclosing(self._apieces(assembly)) as pieces:
             return assembly.answer([piece async for piece in pieces])
 
     @property
     def vocab_size(self) -> int:
-        """Tokens of the vocabulary: ids from here on are rows of a prompt table."""
+        """Size of the vocabulary; token ids from this value on are rows of a prompt table."""
         return self._prompts.vocab_size
 
     def statistics(self) -> EngineStatistics:
-        """Requests, KV blocks and tokens, now and so far."""
+        """Requests, KV blocks and tokens: present values and totals."""
         return self._runtime.statistics()
 
     @hinted()
     def kv_cache_events(self, timeout: float | None = 2.0) -> list[KvCacheEvent]:
-        """What happened to KV blocks since the last call, the oldest first; as TensorRT-LLM's `get_kv_cache_events`.
+        """Events of KV blocks since the last call, the oldest first; like TensorRT-LLM's `get_kv_cache_events`.
 
-        Without any it waits for one, at most `timeout` seconds, None: until the engine ends. Of more than
-        `kv_event_buffer_max_size` of `load` the oldest are dropped, which shows in their ids. Before an answer's last
-        piece come the events of the blocks that its request has stored. Events hold the tokens of prompts and answers.
-        Raises ForgeError if the engine was loaded without.
+        If there are none, it waits for one, at most `timeout` seconds, with None until the engine ends. Beyond
+        `kv_event_buffer_max_size` of `load`, the oldest are dropped, which shows in their ids. The events of the blocks
+        that a request stored come before its answer's last piece. Events contain the tokens of prompts and answers.
+        Raises ForgeError if the engine was loaded without events.
         """
         return self._runtime.observers.kv_cache_events(seconds_of(timeout))
 
     @hinted()
     def iteration_statistics(self, timeout: float | None = 2.0) -> list[IterationStatistics]:
-        """The figures of the iterations since the last call, the oldest first; as TensorRT-LLM's `get_stats`.
+        """Statistics of the iterations since the last call, the oldest first; like TensorRT-LLM's `get_stats`.
 
-        Without any it waits for one, at most `timeout` seconds, None: until the engine ends. Of more than
-        `iter_stats_max_iterations` of `load` the oldest are dropped. An iteration's come after its tokens. Raises
-        ForgeError if the engine was loaded without.
+        If there are none, it waits for one, at most `timeout` seconds, with None until the engine ends. Beyond
+        `iter_stats_max_iterations` of `load`, the oldest are dropped. An iteration's statistics come after its tokens.
+        Raises ForgeError if the engine was loaded without statistics.
         """
         return self._runtime.observers.iteration_statistics(seconds_of(timeout))
 
     def close(self) -> None:
-        """Cancel what runs, and end the engine and its processes. May be called again."""
+        """Cancel running requests and end the engine and its processes. May be called again."""
         self._runtime.close()
 
     def __enter__(self) -> "Engine":
@@ -238,7 +238,7 @@ class Engine:
         return Assembly(requests, params.stop, self._texts, continues=continues, new_reader=new_reader, reasons=reasons)
 
     def _pieces(self, assemblies: Sequence[Assembly]) -> Iterator[tuple[Assembly, Piece]]:
-        """Each piece with its assembly, in the order of their arrival."""
+        """Each piece with its assembly, in order of arrival."""
         outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
         of_name = {request.request_id: assembly for assembly in assemblies for request in assembly.requests}
         try:

@@ -23,26 +23,26 @@ _LOG = logging.getLogger(__name__)
 
 
 def _nameable(path: Path) -> Path:
-    """Raises ValueError for what is no file's name."""
+    """Raises ValueError for an invalid file name."""
     if b"\0" in os.fsencode(path):
         raise ValueError("it holds a null character")
     return path
 
 
 def _given(path: object) -> object:
-    """Raises ValueError for an empty name, which would be the current directory."""
+    """Raises ValueError for an empty name, which would mean the current directory."""
     if path == "":
         raise ValueError("Input should not be empty")
     return path
 
 
 def _plain(value: object) -> object:
-    """A number or a truth value of numpy as Python's."""
+    """numpy's numbers and booleans as Python's."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 _MOST_KEPT = 100_000_000
-"""Events and iterations that wait to be read, which all take memory."""
+"""The most unread events or iterations, as they take memory."""
 _Nameable = Annotated[Path, BeforeValidator(_given), AfterValidator(_nameable)]
 _Switch = Annotated[bool, BeforeValidator(_plain), Field(strict=True)]
 _Count = Annotated[int, BeforeValidator(_plain), Field(ge=1, strict=True)]
@@ -50,7 +50,7 @@ _Kept = Annotated[int, BeforeValidator(_plain), Field(ge=0, le=_MOST_KEPT, stric
 
 
 def seconds_of(timeout: object) -> float | None:
-    """What a thread can wait for. Raises ForgeError for what is no time."""
+    """A timeout that threads support. Raises ForgeError for an invalid one."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
@@ -80,7 +80,7 @@ class LoadOptions(Config):
     iter_stats_max_iterations: _Kept
 
     def warn_of_limits(self, engine: BatchLimits) -> None:
-        """Say which limits are larger than those of the engine, which hold then."""
+        """Warn of limits larger than the engine's, as the engine's then apply."""
         for name in ("max_batch_size", "max_num_tokens"):
             asked, own = getattr(self, name), getattr(engine, name)
             if asked is not None and asked > own:

@@ -1,4 +1,4 @@
-"""Prompt tables of the Python API: embeddings that a prompt has in place of tokens."""
+"""Prompt tables of the Python API: embeddings that a prompt contains in place of tokens."""
 
 from collections.abc import Sequence
 from operator import index
@@ -38,7 +38,7 @@ def prompt_table(values: object, extra_ids: Sequence[int] = ()) -> PromptTable:
     try:
         found = values.detach().cpu() if isinstance(values, torch.Tensor) else torch.from_numpy(_array(values))
         found = found.contiguous()
-    except (TypeError, ValueError, RuntimeError) as error:  # of a sparse tensor, or one without data
+    except (TypeError, ValueError, RuntimeError) as error:  # for a sparse tensor, or one without data
         raise RequestError(f"prompt_table is no table of numbers: {first_line(error)}", hint=hint) from None
     found = found.float() if found.dtype is torch.float64 else found
     if found.ndim != 2 or found.dtype not in _DTYPES:
@@ -66,7 +66,7 @@ def _array(values: object) -> NDArray[Any]:
 def read_prompt_table(directory: str | Path) -> torch.Tensor:
     """The virtual tokens (rows, hidden size) of a prompt tuning or p-tuning adapter that PEFT saved. Raises ForgeError.
 
-    `PeftModel.get_prompt_embedding_to_save` in PEFT's src/peft/peft_model.py: of p-tuning what its encoder gives.
+    `PeftModel.get_prompt_embedding_to_save` in PEFT's src/peft/peft_model.py: for p-tuning, the output of its encoder.
     """
     config, path = Path(directory) / ADAPTER_CONFIG, Path(directory) / ADAPTER_FILES[1]
     for each in (config, path):

@@ -1,4 +1,4 @@
-"""Prompts and options of the Python API as requests to the engine."""
+"""Converts prompts and options of the Python API to requests for the engine."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Chat:
-    """Messages, each a mapping with `role` and `content`, which the tokenizer's chat template makes a prompt of.
+    """Messages, each a mapping with `role` and `content`; the tokenizer's chat template converts them to a prompt.
 
-    `tools`: functions that the template describes to the model, as in OpenAI's API; calls of those with `strict` keep
-    to their schemas where the template's form of calls is known.
+    `tools`: functions that the template describes to the model, as in OpenAI's API; calls of `strict` functions conform
+    to their schemas if the template's format of calls is known.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -45,8 +45,8 @@ class Chat:
 class Tokens:
     """A prompt of token ids. Those from the engine's `vocab_size` on are rows of `prompt_table` (rows, hidden size).
 
-    A table is a tensor or an array, of an engine that was compiled with `max_prompt_embedding_table_size`. `extra_ids`:
-    of each token; rows with different ones share no KV blocks.
+    A table is a tensor or array; the engine must be compiled with `max_prompt_embedding_table_size`. `extra_ids`: one
+    per token; rows with different ids do not share KV blocks.
     """
 
     ids: Sequence[int]
@@ -56,7 +56,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Tuned:
-    """A text or messages after all rows of `prompt_table` (rows, hidden size), as prompt tuning computes them."""
+    """A text or messages, preceded by all rows of `prompt_table` (rows, hidden size), as in prompt tuning."""
 
     prompt: str | Chat | Tokens
     prompt_table: object
@@ -66,10 +66,11 @@ Prompt = str | Chat | Tokens | Tuned
 
 
 class Prompts:
-    """Makes requests of prompts with the tokenizer in an engine's directory."""
+    """Creates requests from prompts with the tokenizer in an engine's directory."""
 
     def __init__(self, directory: Path, vocabulary: int, adapters: Sequence[str] = ()) -> None:
-        """`directory`: of the tokenizer; `vocabulary`: the model's tokens; `adapters`: names, the first of task id 1.
+        """`directory`: of the tokenizer; `vocabulary`: the model's number of tokens; `adapters`: names, in order of
+        task ids from 1.
 
         Raises ForgeError without tokenizer.json.
         """
@@ -85,7 +86,7 @@ class Prompts:
         self._end_ids = frozenset(read_special_tokens(directory).end_ids)
 
     def request(self, prompt: Prompt, params: SamplingParams) -> GenerationRequest:
-        """The request of a prompt, without a name. Raises RequestError."""
+        """The request for a prompt, without a name. Raises RequestError."""
         chat = prompt.prompt if isinstance(prompt, Tuned) else prompt
         text, guide = "", params.guide()
         if isinstance(chat, Chat):
@@ -117,7 +118,7 @@ class Prompts:
         )
 
     def _strict_guide(self, chat: Chat, text: str, params: SamplingParams) -> Guide | None:
-        """The guide of an answer that may call a strict function. `text`: of the chat."""
+        """The guide for an answer that may call a strict function; None without one. `text`: of the chat."""
         ends = self._end_ids and not params.ignore_end
         if not ends or params.beam_width > 1 or not chat.tools or self._strict_calls is None:
             return None
@@ -139,7 +140,7 @@ class Prompts:
         return read_chat_template(self._directory)
 
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each word, as it is and, if it does not begin with a space itself, after one."""
+        """The tokens of each word as it is and, unless it begins with a space, also with a leading space."""
         texts = [*words, *(f" {word}" for word in words if word and not word[0].isspace())]
         return tuple({tuple(self._encoded(text, special=False)): None for text in texts})
 
@@ -150,7 +151,7 @@ class Prompts:
         return self._adapters.index(adapter) + 1
 
     def _with_table(self, prompt: Prompt, text: str) -> tuple[Sequence[int], PromptTable | None]:
-        """Token ids, and the table that some of them are rows of. `text`: of a chat."""
+        """Token ids, and the table to whose rows some of them refer. `text`: of a chat."""
         if isinstance(prompt, Tuned):
             if isinstance(prompt.prompt, Tuned) or (
                 isinstance(prompt.prompt, Tokens) and prompt.prompt.prompt_table is not None
@@ -178,7 +179,7 @@ class Prompts:
         return self._encoded(prompt)
 
     def _encoded(self, text: str, *, special: bool = True) -> list[int]:
-        """Token ids. Raises RequestError for lone surrogates, which the tokenizer calls no text."""
+        """Token ids. Raises RequestError for lone surrogates, which the tokenizer rejects."""
         try:
             text.encode()
         except UnicodeEncodeError:
@@ -196,7 +197,7 @@ class Prompts:
         source = (found.tool_template if chat.tools else None) or found.template
 
         def render(messages: list[Message]) -> str:
-            render_: Any = render_jinja_template  # its annotations are not those of what it takes and returns
+            render_: Any = render_jinja_template  # its annotations do not match its arguments and result
             rendered, _ = render_(
                 conversations=[messages],
                 tools=list(chat.tools) or None,
@@ -226,7 +227,7 @@ def _token_ids(prompt: Tokens) -> list[int]:
 
 
 def sequences(request: GenerationRequest, count: int, number: int) -> list[GenerationRequest]:
-    """The requests of `count` sequences of a prompt, with names of their own in the engine; one of a beam search."""
+    """The requests of a prompt's `count` sequences, with unique names in the engine; a beam search is one request."""
     first = replace(request, request_id=f"api-{number}")
     sampling = replace(request.sampling, prompt_log_probs=False)
     copy = replace(first, copy_of=first.request_id, context_logits=False, sampling=sampling)

@@ -1,4 +1,4 @@
-"""How an answer of the Python API is generated: its options, checked and as the engine reads them."""
+"""The options of a request of the Python API, checked and converted for the engine."""
 
 import json
 from array import array
@@ -35,41 +35,42 @@ class SamplingParams:
     """Options of a request: greedy unless `top_k` or `top_p` is given, as in TensorRT-LLM.
 
     `seed` None counts as 0, so that equal requests get equal tokens. `stop`: the text ends before the first of these;
-    `stop_token_ids`: tokens that end the answer as the model's own end tokens do, which `ignore_end` does not touch;
-    `bad`: words that are not generated, with or without a space before them, unless in other tokens than the tokenizer
-    gives them. `log_probs`: score each token, with `top_log_probs` alternatives. `json_schema` (a schema, such as a
-    pydantic class's `model_json_schema()`, or its JSON text), `regex` or `grammar` (EBNF, with a rule root): what the
-    answer must be, by the package xgrammar. `prompt_log_probs`: score the prompt's tokens too. `logit_bias`: what is
-    added to the logits of these token ids; minus infinity rules a token out. After each token `top_p` is multiplied by
-    `top_p_decay`, down to `top_p_min`, and is as at the beginning after `top_p_reset_id`. With `min_p` tokens that are
-    less likely than this share of the most likely one are not drawn; no n-gram of `no_repeat_ngram_size` tokens occurs
-    twice; the first `prompt_ignore_length` tokens of the prompt count for the repetition penalty only.
+    `stop_token_ids`: tokens that end the answer like the model's own end tokens, not affected by `ignore_end`; `bad`:
+    words that are not generated, with or without a leading space, unless split into other tokens than the tokenizer's.
+    `log_probs`: score each token, with `top_log_probs` alternatives. `json_schema` (a schema, such as a pydantic
+    class's `model_json_schema()`, or its JSON text), `regex` or `grammar` (EBNF, with a rule root): the required form
+    of the answer, enforced with the package xgrammar. `prompt_log_probs`: score the prompt's tokens too. `logit_bias`:
+    numbers to add to the logits of these token ids; minus infinity excludes a token. After each token, `top_p` is
+    multiplied by `top_p_decay`, down to `top_p_min`; after the token `top_p_reset_id`, it returns to its first value.
+    `min_p`: tokens less likely than this share of the most likely one are not sampled. `no_repeat_ngram_size`: no
+    n-gram of this size occurs twice. `prompt_ignore_length`: this many first tokens of the prompt count only for the
+    repetition penalty.
 
-    `adapter`: name of a LoRA adapter of the engine. `priority`: from 0 to 1; of waiting requests the highest runs
-    first. `kv_retention`: how long KV blocks are kept for later prompts; `cache_salt`: share them only with its
-    requests. `lookahead`: window, n-gram and verification set sizes, at most those of an engine with lookahead
-    decoding; (1, 1, 0): no draft tokens.
+    `adapter`: name of a LoRA adapter of the engine. `priority`: from 0 to 1; the waiting request with the highest
+    priority runs first. `kv_retention`: how long KV blocks are kept for later prompts; `cache_salt`: they are shared
+    only with requests with the same salt. `lookahead`: window, n-gram and verification set sizes, at most those of an
+    engine with lookahead decoding; (1, 1, 0): no draft tokens.
 
-    `n`: sequences of the prompt, sampled with `seed`, `seed` + 1 and so on; with a `beam_width` above 1 the best beams
-    of a search, which ends as `length_penalty` and `early_stopping` say and samples nothing; with a
-    `beam_search_diversity_rate` worse beams have more continuations. `context_logits`,
-    `generation_logits`: return those of an engine that was compiled with these features.
+    `n`: number of sequences, sampled with `seed`, `seed` + 1 and so on; with a `beam_width` above 1, the best beams of
+    a beam search, which does not sample and is controlled by `length_penalty` and `early_stopping`;
+    `beam_search_diversity_rate` favours continuations of worse beams. `context_logits`, `generation_logits`: return
+    these logits; the engine must be compiled with these features.
 
-    `draft_input_ids`: tokens that the answer may begin with, which the engine verifies. `draft_logits`, an array (draft
-    tokens, vocabulary), of whose softmax they were drawn, and `draft_acceptance_threshold` say what is accepted of them
-    when tokens are sampled.
+    `draft_input_ids`: tokens that the answer may begin with, which the engine verifies. When tokens are sampled,
+    acceptance depends on `draft_logits`, an array (draft tokens, vocabulary) from whose softmax the drafts were
+    sampled, and on `draft_acceptance_threshold`.
 
-    `logits_processor`: a function, or several in their order, with the arguments of TensorRT-LLM's `LogitsProcessor`:
-    a number of the request, the logits (1, beams, vocabulary) of its next token, which it changes in place, the token
-    ids (beams, tokens) so far, and None twice. `allotted_time_ms`: the request ends with the step in which they have
-    passed, with what it has until then.
+    `logits_processor`: a function, or several in their order, with the arguments of TensorRT-LLM's `LogitsProcessor`: a
+    request number, the logits (1, beams, vocabulary) of the next token, which it changes in place, the token ids
+    (beams, tokens) so far, and None twice. `allotted_time_ms`: the request ends after the step in which this time has
+    passed, with its tokens so far.
 
-    `reasoning_parser`: `deepseek-r1` or `qwen3`, for models that think first: what they write before `</think>` is the
-    `reasoning` of an answer and not part of its text, as with `trtforge serve`. Guided answers have none; chats with
+    `reasoning_parser`: `deepseek-r1` or `qwen3`, for models that think first: text before `</think>` is the `reasoning`
+    of an answer and not part of its text, as with `trtforge serve`. Guided answers have no reasoning; chats with
     gpt-oss need no parser.
 
-    `context_only`: compute the prompt and the first token for another engine, which goes on with the answer's
-    `context_phase` as its `context_phase`: the same prompt and options, and KV blocks in the same `kv_cache_dir`.
+    `context_only`: compute the prompt and the first token for another engine. That engine continues with the answer's
+    `context_phase` as option `context_phase`, the same prompt and options, and the same `kv_cache_dir`.
     """
 
     max_tokens: int = 64
@@ -120,7 +121,7 @@ class SamplingParams:
     stop_token_ids: Sequence[Annotated[int, Field(ge=0, le=MOST_ID)]] = ()
 
     def __repr__(self) -> str:
-        """What differs from the defaults."""
+        """The options that differ from the defaults."""
         given = []
         for each in fields(self):
             value = getattr(self, each.name)
@@ -129,7 +130,7 @@ class SamplingParams:
         return f"SamplingParams({', '.join(given)})"
 
     def guide(self) -> Guide | None:
-        """The guide that is given. Raises RequestError for two, and for a schema that is not JSON."""
+        """The given guide. Raises RequestError for several, and for a schema that is not JSON."""
         schema = self.json_schema
         given = [
             guide
@@ -149,16 +150,17 @@ class SamplingParams:
         return given[0] if given else None
 
     def new_reader(self, functions: Collection[str] | None) -> NewReader | None:
-        """Makes what finds the reasoning of an answer; a guided one is what was asked for from its first token on.
+        """Creates readers that separate the reasoning of answers; None for guided answers, which follow the guide from
+        the first token.
 
-        `functions`: that a chat may call; None: the prompt is no chat.
+        `functions`: those that a chat may call; None: the prompt is not a chat.
         """
         if self.guide() is not None or (functions is None and self.reasoning_parser is None):
             return None
         return partial(reader_of, self.reasoning_parser, functions or ())
 
     def beams(self) -> BeamParams | None:
-        """The beam search that is asked for."""
+        """The requested beam search; None without."""
         if self.beam_width == 1:
             return None
         how = self.length_penalty, self.early_stopping, self.beam_search_diversity_rate
@@ -170,11 +172,11 @@ class SamplingParams:
         return (given,) if callable(given) else tuple(given)
 
     def phase(self) -> ContextPhase | None:
-        """What another engine handed on. Raises RequestError."""
+        """The context phase computed by another engine. Raises RequestError."""
         return None if self.context_phase is None else ContextPhase.decode(self.context_phase)
 
     def end_ids(self, own: frozenset[int], vocabulary: int) -> frozenset[int]:
-        """The tokens that end the answer; `own`: the model's. Raises RequestError for one beyond the vocabulary."""
+        """The tokens that end the answer; `own`: the model's. Raises RequestError for ids beyond the vocabulary."""
         beyond = next((token for token in self.stop_token_ids if token >= vocabulary), None)
         if beyond is not None:
             raise RequestError(
@@ -183,7 +185,7 @@ class SamplingParams:
         return frozenset(self.stop_token_ids) | (frozenset() if self.ignore_end else own)
 
     def drafts(self, vocabulary: int) -> DraftTokens | None:
-        """The draft tokens that are given. Raises RequestError for logits that are not theirs."""
+        """The given draft tokens. Raises RequestError for logits of another shape."""
         tokens, logits, threshold = self.draft_input_ids, self.draft_logits, self.draft_acceptance_threshold
         if not tokens:
             if logits is None and not threshold:
@@ -194,7 +196,7 @@ class SamplingParams:
         return DraftTokens(tuple(tokens), _float32(logits, (len(tokens), vocabulary)), threshold)
 
     def sampling(self, vocabulary: int) -> EngineSampling:
-        """The part that the sampler reads. Raises RequestError for a bias of no token of the vocabulary."""
+        """The sampler's part. Raises RequestError for a bias of a token beyond the vocabulary."""
         return EngineSampling(
             temperature=self.temperature,
             top_k=self.top_k,
@@ -218,7 +220,7 @@ class SamplingParams:
 
 
 def _dense(logit_bias: Mapping[int, float] | None, vocabulary: int) -> Sequence[float]:
-    """A bias for each token of the vocabulary, or none."""
+    """A bias for each token of the vocabulary, or empty."""
     if not logit_bias:
         return ()
     bias = array("f", bytes(4 * vocabulary))
@@ -236,7 +238,7 @@ def _dense(logit_bias: Mapping[int, float] | None, vocabulary: int) -> Sequence[
 
 
 def _float32(logits: Any, shape: tuple[int, int]) -> bytes:
-    """The numbers of an array of this shape, or none."""
+    """The numbers of an array of this shape as float32 bytes; empty for None."""
     if logits is None:
         return b""
     import numpy as np
@@ -267,7 +269,7 @@ def checked(params: object) -> SamplingParams:
         raise RequestError(f"{params!r:.60} is no SamplingParams", hint="Give SamplingParams(max_tokens=32).")
     try:
         kept = params.kv_retention
-        given = {"kv_retention": asdict(kept)} if isinstance(kept, KvCacheRetention) else {}  # to look into it
+        given = {"kv_retention": asdict(kept)} if isinstance(kept, KvCacheRetention) else {}  # to check its values
         found = _PARAMS.validate_python(vars(params) | given)
     except ValidationError as error:
         wrong = error.errors()[0]

@@ -1,1 +1,1 @@
-"""The command lines of Triton servers: what `serve` starts and `deploy` writes down."""
+"""The command lines of Triton servers, which `serve` starts and `deploy` writes."""

@@ -1,4 +1,4 @@
-"""Where the Triton server of a repository listens, over which hosts its ranks run and how long it drains."""
+"""The addresses of a repository's Triton server, the hosts of its ranks and its drain timeout."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from trtforge.launch.doors import Door
 
 
 class ServerConfig(Config):
-    """What the command line of a server needs."""
+    """The settings of a server's command line."""
 
     http_port: int = Field(defaults.HTTP_PORT, ge=0, le=65535, description="HTTP port.")
     grpc_port: int = Field(defaults.GRPC_PORT, ge=0, le=65535, description="gRPC port.")

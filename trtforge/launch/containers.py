@@ -1,4 +1,4 @@
-"""The container that serves a repository: NVIDIA's image of the engine's release, and what the server needs of it."""
+"""The container that serves a repository: NVIDIA's image of the engine's release, and its limits."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from trtforge.formats.triton import RepositoryFacts
 SHARED_MEMORY_GIB = 2
 """Size of /dev/shm: 64 MiB for each Python model (Triton server issue #6195) and 1 GiB for NCCL fit into it."""
 STACK_BYTES = 67108864
-"""Limit of the stack; with locked memory unlimited, what TensorRT-LLM's documentation asks of a container."""
+"""Limit of the stack, which TensorRT-LLM's documentation requires of a container, with unlimited locked memory."""
 
 
 def containers_for(facts: RepositoryFacts) -> tuple[Container, ...]:
@@ -20,7 +20,7 @@ def containers_for(facts: RepositoryFacts) -> tuple[Container, ...]:
 
 
 def no_container(facts: RepositoryFacts, hint: str) -> ForgeError:
-    """The error for a release that no known container has."""
+    """The error for a release without a known container."""
     return ForgeError(f"no known container has TensorRT-LLM {facts.tensorrt_llm}", hint=hint)
 
 
@@ -30,8 +30,11 @@ def is_one_server(facts: RepositoryFacts) -> bool:
 
 
 def mountable(path: Path, separators: str = ":") -> Path:
-    """The absolute path of what a container is to mount. Raises ForgeError if it holds one of `separators`, between
-    which the option for it has its parts: docker's --volume, and with commas pyxis' --container-mounts."""
+    """The absolute path of a directory to mount in a container.
+
+    Raises ForgeError if it contains one of `separators`, which separate the parts of the option: docker's --volume, and
+    with commas pyxis' --container-mounts.
+    """
     found = path.resolve()
     if any(mark in str(found) for mark in separators):
         marks = " or a ".join({":": "colon", ",": "comma"}[mark] for mark in separators)

@@ -8,7 +8,7 @@ from trtforge.core.errors import UsageError
 from trtforge.core.nearest import nearest_name
 
 Door = Literal["shared-memory", "model-repository", "model-config", "statistics", "trace", "logging"]
-"""The names that Triton's `--http-restricted-api` and `--grpc-restricted-protocol` give them."""
+"""Their names in Triton's `--http-restricted-api` and `--grpc-restricted-protocol`."""
 
 DOORS: tuple[Door, ...] = get_args(Door)
 _HEADER = "trtforge-door"
@@ -25,7 +25,8 @@ def parse_doors(names: Iterable[str]) -> tuple[Door, ...]:
 
 
 def new_secret() -> str:
-    """The header value that opens one server's closed doors; never given out, because Triton cannot disable them."""
+    """The header value that opens one server's closed doors; it is kept secret, because Triton cannot disable the
+    endpoints."""
     return secrets.token_urlsafe(32)
 
 
@@ -37,7 +38,7 @@ def closed(opened: Collection[str]) -> tuple[Door, ...]:
 def door_arguments(opened: Collection[str], secret: str, *, http: bool) -> tuple[str, ...]:
     """Triton's options that close doors over gRPC and, with `http`, over its own HTTP.
 
-    Triton takes the value on its command line only, so whoever may list this machine's processes can read it.
+    Triton accepts the value only on its command line, so all who can list this machine's processes can read it.
     """
     names = ",".join(closed(opened))
     if not names:

@@ -1,8 +1,8 @@
 """mpirun's command for an engine of several ranks, on one host or several: leader mode and orchestrator mode.
 
-Leader mode: one server a rank, of which the first listens. Orchestrator mode: a server that starts its ranks by
-MPI_Comm_spawn, as several instances or models on a host need it; with `participant_ids` they are started beforehand.
-Source: triton_backend/scripts/launch_triton_server.py.
+Leader mode: one server per rank, the first of which listens. Orchestrator mode: a server starts its ranks by
+MPI_Comm_spawn, which several instances or models on a host need; with `participant_ids` the ranks are started
+beforehand. Source: triton_backend/scripts/launch_triton_server.py.
 """
 
 from pathlib import Path
@@ -16,12 +16,12 @@ _SPAWN = "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES"
 
 
 def packaged_root(facts: RepositoryFacts) -> Path:
-    """Where the repository must be on the machine that serves it, as it was packaged."""
+    """The path of the repository on the serving machine, from its packaging."""
     return Path(facts.engine_path).parents[2]
 
 
 def processes(facts: RepositoryFacts, *, orchestrated: bool) -> int:
-    """MPI processes that the launcher starts."""
+    """Number of MPI processes that the launcher starts."""
     if not orchestrated:
         return facts.world_size
     ranks = {rank for group in facts.participants for rank in group}
@@ -29,7 +29,7 @@ def processes(facts: RepositoryFacts, *, orchestrated: bool) -> int:
 
 
 def nodes_of(config: ServerConfig) -> int:
-    """Nodes that the ranks are divided over."""
+    """Number of nodes for the ranks."""
     return len(config.hosts) or config.nodes
 
 
@@ -53,7 +53,7 @@ def mpi_command(
     *,
     orchestrated: bool = False,
 ) -> tuple[str, ...]:
-    """The command that starts all servers. mpirun ends all of them when one ends."""
+    """The command that starts all servers. If one ends, mpirun ends all."""
     command = ["mpirun", "--allow-run-as-root"]
     exported: list[str] = []
     if config.hosts:
@@ -73,6 +73,6 @@ def mpi_command(
 
 
 def _several_models(facts: RepositoryFacts) -> tuple[str, ...]:
-    """Memory that the server itself does not need: its pools would take it from the ranks on the same GPUs."""
+    """Options that turn off the server's own memory pools, which would take memory from ranks on the same GPUs."""
     pools = (f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(facts.gpu_count))
     return ("--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools)

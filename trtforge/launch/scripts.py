@@ -1,4 +1,4 @@
-"""Server commands inside of a shell script: how their words are quoted, and the secret that each run makes anew."""
+"""Server commands in a shell script: the quoting of their words, and the secret that each run creates."""
 
 import shlex
 from collections.abc import Iterable
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from trtforge.core.errors import ForgeError
 
 DOOR = "TRTFORGE_DOOR"
-"""The variable of the random value that opens closed endpoints, made anew by each run of the script."""
+"""The variable with the random value that opens closed endpoints; each run of the script creates a new one."""
 NEW_DOOR = f"export {DOOR}=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')"
-"""The line that makes it."""
+"""The line that creates it."""
 
 
 def joined(command: Iterable[str], indent: str) -> str:
-    """A command, one word a line. Words with a meaning for a shell get double quotes: single ones hold the script."""
+    """A command, one word per line. Words with shell syntax get double quotes, as the script is in single quotes."""
     return f" \\\n{indent}".join(_quoted(word) for word in command)
 
 

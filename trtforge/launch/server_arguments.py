@@ -1,4 +1,4 @@
-"""Options of the Triton servers of a repository: of the one that listens, and of those that only run ranks."""
+"""Options of a repository's Triton servers: the one that listens, and those that only run ranks."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from trtforge.launch.config import ServerConfig
 from trtforge.launch.doors import door_arguments, new_secret
 
 NO_BYTECODE = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""Where the models' code is read from the artifact itself, which must not change."""
+"""For models whose code is read from the artifact itself, which must not change."""
 _SPARE_THREADS = 32
 _BODY_LIMIT = "http-max-input-size"
 _BODY_BYTES = 8 * 1024 * 1024
@@ -44,13 +44,13 @@ def server_arguments(
         *door_arguments(config.open, listening.secret, http=listening.direct),
         *(("--allow-gpu-metrics=false",) if facts.device == "cpu" else ()),
         *_common_arguments(facts, prefix),
-        # Later than `trtforge serve` ends a slow server, so that Triton does not exit in the middle of unloading.
+        # Later than the time when `trtforge serve` ends a slow server, so that Triton does not exit while unloading.
         f"--exit-timeout-secs={math.ceil(config.drain_timeout) + _EXIT_MARGIN}",
     )
 
 
 def model_environment(config: ServerConfig) -> dict[str, str]:
-    """Variables for the models: text models call an engine model that Triton itself runs at this address."""
+    """Variables for the models: the address at which text models call an engine model that Triton itself runs."""
     traced = {} if config.trace is None else {TRACE_VARIABLE: str(config.trace.absolute())}
     stored = {}
     if config.kv_cache_dir is not None:
@@ -62,7 +62,7 @@ def model_environment(config: ServerConfig) -> dict[str, str]:
 def _common_arguments(facts: RepositoryFacts, prefix: str) -> tuple[str, ...]:
     """Options of every server of a repository.
 
-    In repositories packaged by trtforge 0.1 a request that waits for its first token holds a thread of the Python
+    In repositories packaged by trtforge 0.1, a request that waits for its first token occupies a thread of the Python
     backend, which has 32 threads by default.
     """
     return (
@@ -73,7 +73,7 @@ def _common_arguments(facts: RepositoryFacts, prefix: str) -> tuple[str, ...]:
 
 
 def worker_arguments(facts: RepositoryFacts, repository: Path, prefix: str) -> tuple[str, ...]:
-    """Options of a server that only runs a rank of the engine; nobody reaches it."""
+    """Options of a server that only runs a rank of the engine; clients do not reach it."""
     return (
         f"--model-repository={repository}",
         "--model-control-mode=explicit",

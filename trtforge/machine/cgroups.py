@@ -49,9 +49,10 @@ def read_cpu_quota(host: Host) -> float | None:
 
 
 def processors(host: Host | None = None) -> int:
-    """The processors whose time this process may use, rounded up: those it may run on, and what its group's quota is.
+    """The number of processors whose time this process may use, rounded up: by its CPU affinity and its group's quota.
 
-    Where a container with the time of 2 processors may run on 64, 64 threads wait for one another.
+    Without the quota, a container with the time of 2 processors out of 64 would run 64 threads that wait for one
+    another.
     """
     host = host or Host()
     quota = read_cpu_quota(host)
@@ -59,7 +60,7 @@ def processors(host: Host | None = None) -> int:
 
 
 def heed_quota(host: Host | None = None) -> None:
-    """Let OpenMP have as many threads as `processors`, where a quota makes them fewer than it would take.
+    """Limit OpenMP to `processors` threads if a quota makes them fewer than its default.
 
     Must be called before torch is imported; children inherit it, and a value set by the user is kept.
     """
@@ -69,7 +70,7 @@ def heed_quota(host: Host | None = None) -> None:
 
 
 def _groups(host: Host, controller: str) -> Iterator[_Group]:
-    """The control groups that bound this process: its own and its ancestors, as far as they are visible.
+    """The control groups that bound this process: its own and its visible ancestors.
 
     In a container the path is the host's, but the mount starts at the container's own group.
     """

@@ -8,11 +8,10 @@ _NAMES = ("c++", "g++")
 
 
 def find_compiler(host: Host) -> tuple[str, ...] | None:
-    """The words that run it: those of $CXX, which may be `ccache g++`, or the first of c++ and g++ on PATH; None
-    without one."""
+    """Its command words: $CXX, which may be `ccache g++`, else the first of c++ and g++ on PATH; None without one."""
     try:
         chosen = shlex.split(host.environment.get("CXX", ""))
-    except ValueError:  # a quotation that does not end
+    except ValueError:  # an unterminated quotation
         return None
     for name, *arguments in [chosen] if chosen else [[name] for name in _NAMES]:
         path = host.program(name)

@@ -1,6 +1,6 @@
-"""A machine as its readers see it: files below a root, programs on a PATH, packages, a driver.
+"""The interface to a machine: files below a root, programs on a PATH, packages, a driver.
 
-Every reader takes a Host, so that a test can describe a machine by a directory and a few values.
+All readers take a Host, so that tests can describe a machine by a directory and a few values.
 """
 
 import os
@@ -19,10 +19,10 @@ class Packages(Protocol):
     """The Python packages of an environment."""
 
     def version(self, name: str) -> str | None:
-        """The installed version; None where it is not installed."""
+        """The installed version; None if it is not installed."""
 
     def requires(self, name: str) -> Sequence[str]:
-        """The requirements of an installed package, one a line."""
+        """The requirements of an installed package."""
 
     def cuda_of_torch(self) -> str | None:
         """The CUDA version that torch was built for, such as 12.8; None for a CPU build or no torch."""
@@ -46,7 +46,7 @@ class Installed:
             return ()
 
     def cuda_of_torch(self) -> str | None:
-        """As Packages; torch/version.py is a file of assignments."""
+        """See Packages; read from the assignments in torch/version.py."""
         try:
             text = Path(str(distribution("torch").locate_file("torch/version.py"))).read_text()
         except (PackageNotFoundError, OSError):
@@ -63,7 +63,7 @@ class Run(Protocol):
     """Runs a program without a shell."""
 
     def __call__(self, command: Sequence[str], timeout: float) -> str:
-        """Its standard output. Raises RunError if it fails or takes longer than `timeout` seconds."""
+        """Return its standard output. Raises RunError if it fails or takes longer than `timeout` seconds."""
 
 
 class RunError(Exception):
@@ -71,7 +71,7 @@ class RunError(Exception):
 
 
 def run_program(command: Sequence[str], timeout: float) -> str:
-    """As Run, for programs of this machine."""
+    """Run a program of this machine, as Run describes."""
     try:
         done = subprocess.run(
             command,
@@ -107,7 +107,7 @@ class SpaceOf(Protocol):
 
 
 def space_of(directory: Path) -> Space:
-    """As SpaceOf, for this machine."""
+    """The file system of a directory of this machine. Raises OSError."""
     usage = shutil.disk_usage(directory)
     return Space(usage.total, usage.free)
 
@@ -146,5 +146,5 @@ class Host:
             return None
 
     def program(self, name: str) -> str | None:
-        """The path of a program on the PATH; None if it is not there."""
+        """The path of a program on the PATH; None if it does not exist."""
         return shutil.which(name, path=self.environment.get("PATH", ""))

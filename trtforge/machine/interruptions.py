@@ -1,6 +1,6 @@
-"""Signals that raise an exception: while a module loads they wait, because many modules turn it into another error.
+"""Signals that raise an exception, delayed while a module loads, because many modules replace it by another error.
 
-ml_dtypes even ends the process, without any clean-up, if SystemExit is raised in the numpy that it imports.
+ml_dtypes even ends the process without clean-up if SystemExit is raised while it imports numpy.
 """
 
 import os
@@ -28,14 +28,14 @@ def is_loading(frame: FrameType | None) -> bool:
 
 
 class AfterImports:
-    """Calls `act`, which raises: at once, or where the outermost import returns. Main thread only."""
+    """Calls `act`, which raises, at once or when the outermost import returns. Main thread only."""
 
     def __init__(self, act: Callable[[], NoReturn]) -> None:
         self._act = act
         self.waits = False
 
     def act(self, frame: FrameType | None) -> None:
-        """Call `act` now, or after the import that `frame` belongs to."""
+        """Call `act` now, or after the import in which `frame` is."""
         if not is_loading(frame):
             self._end()
         self.waits = True
@@ -53,7 +53,8 @@ class AfterImports:
 
 
 def leave_lost_terminal() -> None:
-    """Standard output and error become /dev/null where their terminal is gone: messages would end the clean-up."""
+    """Redirect standard output and error to /dev/null if their terminal is gone, as failing messages would end the
+    clean-up."""
     for stream in (1, 2):
         try:
             os.write(stream, b"")
@@ -64,22 +65,23 @@ def leave_lost_terminal() -> None:
 
 
 def heeded(numbers: Iterable[signal.Signals]) -> tuple[signal.Signals, ...]:
-    """Those of the signals that this process was not started to ignore, as `nohup` does with SIGHUP."""
+    """The signals that were not ignored when this process started, as `nohup` ignores SIGHUP."""
     return tuple(number for number in numbers if signal.getsignal(number) != signal.SIG_IGN)
 
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit(128 + number) within the block, after an import, so that clean-up runs.
+    """Make SIGTERM and SIGHUP raise SystemExit(128 + number) within the block (after a running import), so that
+    clean-up runs.
 
-    A second SIGTERM ends the process at once; not a second SIGHUP, as a closed terminal's shell and the kernel both
-    send one. No effect outside the main thread, and none of a signal that is ignored.
+    A second SIGTERM ends the process at once, but a second SIGHUP does not, as a closed terminal's shell and the kernel
+    both send one. No effect outside the main thread and on ignored signals.
     """
     ours = os.getpid()
     numbers = heeded((signal.SIGTERM, signal.SIGHUP))
 
     def end(number: int, frame: FrameType | None) -> None:
-        forked = os.getpid() != ours  # a forked child has nothing to clean up
+        forked = os.getpid() != ours  # a forked child must not clean up
         for each in numbers:
             signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP and not forked else signal.SIG_DFL)
         if forked:

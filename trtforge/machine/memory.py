@@ -1,4 +1,4 @@
-"""Host memory of the machine, and how much of it this process may use within its control groups."""
+"""Host memory of the machine, and the amount that this process may use within its control groups."""
 
 import re
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from trtforge.machine.host import Host
 class Memory:
     """Host memory in bytes. `limit`: the lowest limit of the control groups, None without one.
 
-    `available`: what may be allocated now, within the limits too.
+    `available`: bytes that can be allocated now, within all limits.
     """
 
     total: int

@@ -1,4 +1,4 @@
-"""GPUs as NVIDIA's management library reports them: the driver, every GPU, and the links between them."""
+"""The driver, the GPUs and their links, as reported by NVIDIA's management library."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ class Nvml(Protocol):
 
 
 class LoadNvml(Protocol):
-    """Loads NVIDIA's management library. Raises ImportError where its Python package is not installed."""
+    """Loads NVIDIA's management library. Raises ImportError if its Python package is not installed."""
 
     def __call__(self) -> Nvml: ...
 
@@ -74,7 +74,7 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class DriverFacts:
-    """The driver and its GPUs. `failed`: GPUs that do not answer, with the driver's error."""
+    """The driver and its GPUs. `failed`: GPUs that do not respond, with the driver's error."""
 
     version: str
     gpus: tuple[GpuFacts, ...]
@@ -152,7 +152,7 @@ def _link(nvml: Nvml, first: object, second: object) -> Link:
 
 
 def _asked(nvml: Nvml, question: Callable[[], _T]) -> _T | None:
-    """The answer; None if this GPU or driver does not support the query."""
+    """The result of a query; None if this GPU or driver does not support it."""
     try:
         return question()
     except nvml.NVMLError:
@@ -160,5 +160,5 @@ def _asked(nvml: Nvml, question: Callable[[], _T]) -> _T | None:
 
 
 def _text(value: str | bytes) -> str:
-    """Old releases of the library answer in bytes."""
+    """A string of the library; old releases return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,7 +1,7 @@
-"""Files in shared directories that belong to a running process: beside them is a file that their owner locks.
+"""Files in shared directories that belong to a running process, which locks a file beside them.
 
-A lock ends with its holder, even on SIGKILL, and works across containers that share the file system. A process id does
-not: several process id namespaces can share /tmp or /dev/shm.
+A lock ends with its holder, even on SIGKILL, and works across containers that share the file system. Process ids would
+not work, as several process id namespaces can share /tmp or /dev/shm.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ _LOCK = ".lock"
 
 @contextmanager
 def owned(path: Path) -> Iterator[None]:
-    """Own all files beside `path` whose name begins with its name, until this ends. Raises OSError.
+    """Own all files beside `path` whose names begin with its name, within the block. Raises OSError.
 
     The lock file is locked before it gets its name.
     """
@@ -32,9 +32,10 @@ def owned(path: Path) -> Iterator[None]:
 
 
 def remove_ownerless(parent: Path, prefix: str, names: re.Pattern[str]) -> None:
-    """Remove the files in `parent` of owners that ended. `names`: of `owned` paths, which begin with `prefix`.
+    """Remove the files in `parent` whose owners have ended. `names`: pattern of `owned` paths, which begin with
+    `prefix`.
 
-    Files without a lock file stay.
+    Files without a lock file are kept.
     """
     for lock in parent.glob(f"{prefix}*{_LOCK}"):
         path = lock.with_name(lock.name.removesuffix(_LOCK))
@@ -50,7 +51,7 @@ def remove_ownerless(parent: Path, prefix: str, names: re.Pattern[str]) -> None:
 
 
 def remove_owned(path: Path) -> None:
-    """Remove what `owned` owns, the lock file last: an interrupted removal can be repeated."""
+    """Remove the files of `owned`, the lock file last, so that an interrupted removal can be repeated."""
     for found in sorted(path.parent.glob(f"{path.name}*"), key=lambda found: found == _lock_of(path)):
         if found.is_dir() and not found.is_symlink():
             shutil.rmtree(found, ignore_errors=True)

@@ -32,21 +32,21 @@ def read_listeners(host: Host, port: int) -> tuple[Listener, ...] | None:
 
 
 def listens(process: int, port: int) -> bool:
-    """Whether this very process listens on a TCP port: another program may have taken the port."""
+    """Whether this process itself listens on a TCP port, which another program could have taken."""
     files = set[str]()
     try:
         for link in Path(f"/proc/{process}/fd").iterdir():
-            with suppress(OSError):  # it closes a file meanwhile
+            with suppress(OSError):  # it may close a file meanwhile
                 files.add(os.readlink(link))
         tables = [Path(f"/proc/{process}/net/{name}") for name in ("tcp", "tcp6")]
         texts = [table.read_text() for table in tables if table.exists()]
-    except OSError:  # it ends meanwhile
+    except OSError:  # it may end meanwhile
         return False
     return any(f"socket:[{inode}]" in files for text in texts for _, inode in _listening(text, port))
 
 
 def ports_of_connections() -> range | None:
-    """The TCP ports from which the kernel chooses where none is asked for (ip(7)); None if /proc does not say them."""
+    """The kernel's ephemeral TCP port range (ip(7)); None if /proc does not have it."""
     try:
         first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     except (OSError, ValueError):
@@ -71,7 +71,7 @@ def kernel_driver(host: Host) -> str | None:
 
 
 def _listening(table: str, port: int) -> Iterator[tuple[str, str]]:
-    """Address and socket of those of a table of /proc/net that accept connections on `port`."""
+    """Address and socket of the entries in a table of /proc/net that listen on `port`."""
     for line in table.splitlines()[1:]:
         words = line.split()
         if len(words) < 10 or words[3] != _LISTENING:
@@ -82,7 +82,7 @@ def _listening(table: str, port: int) -> Iterator[tuple[str, str]]:
 
 
 def _takes_loopback(address: str) -> bool:
-    """The kernel writes addresses in hexadecimal, each word in little-endian order."""
+    """Whether a listening address accepts loopback connections; it is hexadecimal, each word in little-endian order."""
     last = address[-8:]
     mapped = address[:-8] in ("", "0" * 16 + "FFFF0000")
     return set(address) == {"0"} or (mapped and (last == "0" * 8 or last.endswith("7F")))

@@ -1,4 +1,4 @@
-"""This machine's CPU, read without torch: its name, and the instruction sets that plans and engines choose by."""
+"""This machine's CPU, read without torch: its name, and the instruction sets relevant to plans and engines."""
 
 import re
 from dataclasses import dataclass
@@ -33,13 +33,13 @@ class Processor:
 
 
 def read_instruction_sets(host: Host) -> frozenset[str]:
-    """The processor's features as Linux names them; empty if /proc/cpuinfo cannot be read."""
+    """The processor's features by Linux's names; empty if /proc/cpuinfo cannot be read."""
     match = re.search(r"^(?:flags|Features)\s*: (.*)$", host.text("proc/cpuinfo") or "", flags=re.MULTILINE)
     return frozenset(match[1].split()) if match else frozenset()
 
 
 def processor_name(host: Host) -> str | None:
-    """The processor's name, such as AMD EPYC 9B14; None if /proc/cpuinfo does not tell."""
+    """The processor's name, such as AMD EPYC 9B14; None if /proc/cpuinfo does not have it."""
     match = re.search(r"^model name\s*: (.+)$", host.text("proc/cpuinfo") or "", flags=re.MULTILINE)
     return match[1].strip() if match else None
 
@@ -47,8 +47,9 @@ def processor_name(host: Host) -> str | None:
 def compute_dtype(
     requested: DtypeChoice, model_dtype: ModelDtype, device: UsableDevice, processor: Processor
 ) -> ModelDtype:
-    """The dtype that the embedded engine computes in. `auto`: the checkpoint's on CUDA; on a CPU float32, unless both
-    checkpoint and CPU have bfloat16.
+    """The embedded engine's compute dtype.
+
+    `auto`: the checkpoint's on CUDA; on a CPU float32, unless both checkpoint and CPU have bfloat16.
     """
     if requested != "auto":
         return requested

@@ -1,4 +1,4 @@
-"""Maps settings of an engine and its server to arguments of the LLM API, and reports what became of each."""
+"""Maps settings of an engine and its server to arguments of the LLM API, and reports the result for each."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -12,7 +12,7 @@ from trtforge.migrate.rules import ENGINE, REPOSITORY, SECTIONS, Attend, Carry, 
 from trtforge.migrate.sources import Settings
 
 _TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
-"""The values that TensorRT-LLM's C++ backend accepts as booleans; others mean its default (src/utils.cc)."""
+"""The boolean values of TensorRT-LLM's C++ backend; others mean its default (src/utils.cc)."""
 _POLICIES = {"guaranteed_no_evict": "GUARANTEED_NO_EVICT", "max_utilization": "MAX_UTILIZATION"}
 
 
@@ -37,7 +37,7 @@ class Left:
 
 @dataclass
 class Migration:
-    """The arguments, and what became of every setting. `values`: the arguments that are set, by dotted key."""
+    """The arguments and the result for every setting. `values`: the arguments that are set, by dotted key."""
 
     args: LlmArgs = field(default_factory=LlmArgs)
     values: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Migration:
 
 
 def migrate(settings: Settings) -> Migration:
-    """Apply the rules. Raises ForgeError for a value that is not valid for its setting."""
+    """Apply the rules. Raises ForgeError for an invalid value."""
     found = Migration()
     values: dict[str, Any] = {}
     _apply(settings.engine, ENGINE, SECTIONS, values, found)
@@ -214,7 +214,7 @@ def _is_set(value: Any) -> bool:
 
 
 def _serving(settings: Settings, values: dict[str, Any], found: Migration) -> None:
-    """Apply what config.pbtxt says outside its parameters."""
+    """Apply the settings in config.pbtxt outside its parameters."""
     model = settings.model
     assert model is not None, "called for repositories"
     values["triton_config.decoupled"] = model.decoupled
@@ -225,7 +225,7 @@ def _serving(settings: Settings, values: dict[str, Any], found: Migration) -> No
         found.attention.append(
             Left("model_transaction_policy.decoupled", False, "package with --set serving.streaming=false to keep it")
         )
-    if model.max_queue_size and "max_queue_size" not in model.parameters:  # trtforge's own: the engine's limit counts
+    if model.max_queue_size and "max_queue_size" not in model.parameters:  # trtforge's own has the engine's limit
         why = f"package with --set serving.max_queue_size={model.max_queue_size} to keep it"
         found.attention.append(Left("dynamic_batching.max_queue_size", model.max_queue_size, why))
     if model.instances > 1:

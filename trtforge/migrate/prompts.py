@@ -1,4 +1,4 @@
-"""The longest prompt of an engine that ignores the max_input_len it was built with."""
+"""The longest prompt of an engine that ignores its max_input_len."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,7 +19,8 @@ def ignores_max_input_len(engine: Mapping[str, Any]) -> bool:
 
 
 def longest_prompt(values: Mapping[str, Any]) -> int | None:
-    """Tokens: max_seq_len - 1, and at most max_num_tokens without chunked prefill; None without max_seq_len.
+    """Tokens of the longest prompt: max_seq_len - 1, without chunked prefill at most max_num_tokens; None without
+    max_seq_len.
 
     `values`: the LLM API's arguments by dotted key.
     """

@@ -39,7 +39,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Attend:
-    """The user must decide, unless the value is one of `neutral`: then it is dropped for the same reason."""
+    """The user must decide, unless the value is one of `neutral`; then it is dropped for the same reason."""
 
     key: str
     why: str

@@ -1,4 +1,4 @@
-"""Reads what is migrated: an engine's config.json, or the model of a Triton repository that serves an engine."""
+"""Reads the source of a migration: an engine's config.json, or the Triton model that serves an engine."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,9 +30,9 @@ class ServingModel:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that were found. `engine`: config.json by dotted key; empty if the engine was not found.
+    """The settings of the source. `engine`: config.json by dotted key; empty if the engine was not found.
 
-    `missing`: the engine's path if nothing is there.
+    `missing`: the engine's path if it does not exist.
     """
 
     origin: str
@@ -118,7 +118,7 @@ def _serving_model(source: Path, models: Mapping[str, Path], name: str | None) -
 
 
 def _parsed(paths: Mapping[str, Path]) -> tuple[dict[str, Message], list[ForgeError]]:
-    """The models whose config.pbtxt can be read, and why others cannot, such as templates that were never filled."""
+    """The models whose config.pbtxt can be read, and the errors of others, such as unfilled templates."""
     parsed, unreadable = {}, []
     for model, path in paths.items():
         try:

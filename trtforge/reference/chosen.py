@@ -1,6 +1,7 @@
-"""Llama 4's experts in `transformers` compute every token, with zeros for those that are not theirs: skip these.
+"""Skips tokens in Llama 4's experts in `transformers`, which compute all tokens, with zeros for those not routed to
+them.
 
-The outputs are the same, in a fraction 1 / experts of the time and memory.
+The outputs are the same, with 1 / experts of the time and memory.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 Seen = Callable[[int, Tensor, Tensor], None]
-"""Called for every expert with tokens: its index, its inputs (tokens, hidden), its down projection's inputs."""
+"""Called for every expert that has tokens: its index, its inputs (tokens, hidden), its down projection's inputs."""
 
 
 def compute_chosen(experts: nn.Module, seen: Seen | None = None) -> None:

@@ -58,7 +58,7 @@ class HiddenStates:
         if batch not in self._offsets:
             held = self._held.setdefault(batch, states)
             if held is not states:
-                held.copy_(states)  # in place: new tensors would fragment the heap
+                held.copy_(states)  # in place, as new tensors would fragment the heap
             return
         assert self._file is not None
         _write(self._file, states, self._offsets[batch])

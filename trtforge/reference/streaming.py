@@ -1,8 +1,8 @@
 """Runs a Hugging Face model layer by layer: `transformers`' modules, with one decoder layer's weights in memory.
 
-The hidden states of all windows are kept between layers (reference.hidden), so each weight is read once however much
-data there is. The rest of the model runs before the first and after the last layer, with stand-ins that record the
-layers' inputs or return the last layer's output.
+The hidden states of all windows are kept between layers (reference.hidden), so each weight is read once for any amount
+of data. The rest of the model runs before the first and after the last layer; stand-ins for the layers record their
+inputs or return the last layer's output.
 """
 
 import logging
@@ -40,7 +40,7 @@ class LoadedLayer:
     batches: int
 
     def run(self, finished: Share = not_shown) -> None:
-        """Compute all batches and keep the outputs; `finished` gets the share of each batch."""
+        """Compute all batches and keep the outputs; `finished` is called with the share of each batch."""
         for batch in range(self.batches):
             self.hidden.put(batch, self.compute(batch, self.hidden.get(batch)))
             finished(1 / self.batches)
@@ -55,7 +55,7 @@ class _Call:
 
 
 class _Passed(Tensor):
-    """Hidden states as a layer's return value: some models take item 0 of it, others the whole."""
+    """Hidden states as a layer's return value: some models use item 0 of it, others the whole."""
 
     def __getitem__(self, index: Any) -> Tensor:
         return self if isinstance(index, int) and index == 0 else super().__getitem__(index)
@@ -86,10 +86,9 @@ class _StandIn(nn.Module):
 
 
 class CacheObserver(DynamicCache):
-    """Replaces the KV cache and stores nothing, nor states of linear attention. `observes`: record the amax of all keys
-    and values.
+    """Replaces the KV cache without storing anything. `observes`: record the amax of all keys and values.
 
-    `rounded`: what attention gets instead of the keys and values.
+    `rounded`: rounds the keys and values that attention gets.
     """
 
     def __init__(self, *, observes: bool) -> None:
@@ -101,7 +100,7 @@ class CacheObserver(DynamicCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Record the amax."""
+        """Record the amax, and return the keys and values, rounded if `rounded` is set."""
         if self._observes:
             largest = torch.maximum(key_states.abs().amax(), value_states.abs().amax())
             self.amax = torch.maximum(self.amax, largest.float().cpu())
@@ -110,19 +109,19 @@ class CacheObserver(DynamicCache):
         return key_states, value_states
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Each batch is a whole sequence: no tokens precede it."""
+        """None, because each batch is a whole sequence."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """As `get_conv_state`."""
+        """Like `get_conv_state`."""
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any) -> Tensor:
-        """What the layer convolves: the given inputs, as no others precede them."""
+        """The inputs that the layer convolves: the given ones, as no others precede them."""
         return conv_states
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
     ) -> Tensor:
-        """The states that were given."""
+        """The given states."""
         return recurrent_states
 
     def take(self) -> Tensor:
@@ -135,7 +134,7 @@ class LayerStream:
     """A model whose decoder layers are loaded one after another."""
 
     def __init__(self, weights: LayerWeights, *, observes_cache: bool = False) -> None:
-        # it warns of every faster kernel that is not installed
+        # it warns of each faster kernel that is not installed
         logging.getLogger("transformers.integrations.hub_kernels").setLevel(logging.ERROR)
         self.cache = CacheObserver(observes=observes_cache)
         self._weights, self._device = weights, weights.device
@@ -215,7 +214,7 @@ class LayerStream:
 
 @contextmanager
 def _naming_config(directory: Path) -> Iterator[None]:
-    """Raise ForgeError naming config.json for whatever `transformers` raises: the types of its errors are not fixed."""
+    """Raise ForgeError naming config.json for any exception of `transformers`, whose types vary."""
     try:
         yield
     except (ForgeError, OSError, AssertionError):
@@ -231,7 +230,7 @@ def _naming_config(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Modules made inside have parameters on meta and real buffers, because checkpoints do not store buffers."""
+    """Modules created in the block have parameters on meta but real buffers, as checkpoints do not store buffers."""
     register = nn.Module.register_parameter
 
     def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:

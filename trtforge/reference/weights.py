@@ -18,13 +18,13 @@ from trtforge.models.torch_tensors import all_finite, read_tensor
 from trtforge.models.transforms import TORCH
 from trtforge.reference.chosen import compute_chosen
 
-_GAP = 1 << 15  # bytes between rows up to which reading is faster than skipping
+_GAP = 1 << 15  # gap in bytes between rows up to which reading is faster than skipping
 Compact = Callable[[Tensor], Tensor]
 """Loads the embedding rows of a batch's token ids; returns the ids as indices of these rows."""
 
 
 class LayerWeights:
-    """Reads tensors in the computing dtype. Raises ForgeError for a tensor that holds NaN or infinity."""
+    """Reads tensors in the computing dtype. Raises ForgeError for a tensor with NaN or infinity."""
 
     def __init__(self, checkpoint: HfCheckpoint, family: Family, device: torch.device, dtype: torch.dtype) -> None:
         self.directory, self.family, self.device, self.dtype = checkpoint.directory, family, device, dtype
@@ -74,7 +74,7 @@ class LayerWeights:
     def head(self, module: nn.Module) -> Iterator[None]:
         """`module`, the LM head, with its weights loaded: the embedding's if the checkpoint has none for it.
 
-        As in `transformers`, stored weights are never tied, whatever config.json says.
+        As in `transformers`, stored weights are never tied, even if config.json says so.
         """
         row = next(row for row in self.family.model if isinstance(row, Embedding) and row.target == "lm_head.weight")
         name = row.source if self.has(row.source) or row.tied is None else row.tied
@@ -101,7 +101,8 @@ class LayerWeights:
         return self._tensor(prefix + self.family.modules_renamed.get(module, module) + "." + leaf)
 
     def _stacked(self, row: Experts, prefix: str) -> Tensor:
-        """(experts, out, in): gate before up, the reverse of TensorRT-LLM's order. Stacked experts are as stored."""
+        """(experts, out, in): gate before up, the reverse of TensorRT-LLM's order. Already stacked experts are
+        unchanged."""
         parts = list(dict.fromkeys(part.module for part in reversed(row.parts)))
         found: list[Tensor] = []
         while self.has(f"{prefix}{parts[0].format(len(found))}.weight"):
@@ -142,7 +143,7 @@ class LayerWeights:
 
 
 def _release(module: nn.Module) -> None:
-    """Free the weights; buffers stay, because they are computed, or small."""
+    """Free the weights; buffers are kept, because they are computed or small."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
             setattr(part, name, nn.Parameter(parameter.to("meta"), requires_grad=False))
