@@ -1,9 +1,9 @@
-"""Keeps the calls of functions with `strict` to their schemas, in the form that the chat template teaches the model.
+"""Constrains calls of `strict` functions to their schemas, in the format of the model's chat template.
 
-The guide is a structural tag of xgrammar (xgrammar/structural_tag.py, 0.2): the answer is free, but what begins a call
-is followed by a call of one of the functions, whose arguments follow its schema. Or the answer is JSON of the schema
-that the request asks for, or nothing but calls. The form is read from a call that the template itself shows. Answers to
-templates that show it in another form than these have no guide.
+The guide is a structural tag of xgrammar (xgrammar/structural_tag.py, 0.2): the answer is free, but after the beginning
+of a call, a call of one of the functions with arguments by its schema must follow. Or the answer is JSON of the
+requested schema, or only calls. The format is read from a call that the template renders; with an unknown format,
+answers have no guide.
 """
 
 import json
@@ -169,7 +169,7 @@ _SHOWN = {_SHOWN_CODER: _QWEN3_CODER, _SHOWN_GLM: _GLM, _SHOWN_MINIMAX: _MINIMAX
 class StrictCalls:
     """The guides of one model's answers.
 
-    `template`: the Jinja text for requests with tools; `shown`: what it makes of `PROBE`, "" if it refuses it.
+    `template`: the Jinja text for requests with tools; `shown`: its rendering of `PROBE`, "" if it refuses that.
     """
 
     def __init__(self, template: str, shown: str, tokenizer: "Tokenizer") -> None:
@@ -270,7 +270,7 @@ def _optional(text: str) -> Mapping[str, Any]:
 
 
 def _after_thought(answer: Mapping[str, Any], begin: str, end: str, *, begun: bool) -> Mapping[str, Any]:
-    """An answer that may follow a thought, within which it may end too. `begun`: the prompt has begun the thought."""
+    """An answer that may follow reasoning, or end within it. `begun`: the prompt has begun the reasoning."""
     tag = {"type": "tag", "begin": "" if begun else begin, "content": _ANY_TEXT, "end": end}
     begins = [] if begun else [{"type": "const_string", "value": begin}]
     thought = {"type": "or", "elements": [_sequence(tag, answer), _sequence(*begins, {**_ANY_TEXT, "excludes": [end]})]}

@@ -1,6 +1,7 @@
-"""The messages of a chat in the forms that the chat templates of some families take, where these differ from OpenAI's.
+"""Converts the messages of a chat to the forms that the chat templates of some families need, if they differ from
+OpenAI's.
 
-What a template takes is read from its Jinja text.
+The form that a template needs is found from its Jinja text.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""An engine in a process of its own, shared by several model processes over a Unix domain socket.
+"""An engine in a separate process, shared by several model processes over a Unix domain socket.
 
-Requests, frames, status, admission, server and client. Needs no torch, so that it also runs beside TensorRT-LLM's LLM
-API. The engines themselves are elsewhere.
+Contains requests, frames, status, admission, server and client, but no engines. Needs no torch, so that it also runs
+with TensorRT-LLM's LLM API.
 """

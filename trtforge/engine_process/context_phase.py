@@ -1,9 +1,8 @@
-"""What a server that computed a prompt hands on to the one that generates the answer: disaggregated serving.
+"""Disaggregated serving: the data that a server of the context phase passes to the server that generates the answer.
 
-TensorRT-LLM's ContextPhaseParams (cpp/include/tensorrt_llm/executor/executor.h, 1.3.0rc3) are the first tokens and
-where the other server finds the keys and values, serialised for nobody else. These are JSON: the first token, and what
-shows that both servers were asked for the same prompt. Keys and values are found by their tokens
-(`runtime/kv_store.py`).
+TensorRT-LLM's ContextPhaseParams (cpp/include/tensorrt_llm/executor/executor.h, 1.3.0rc3) are the first tokens and the
+location of the keys and values, in TensorRT-LLM's private serialisation. These are JSON: the first token, and a digest
+that shows that both servers got the same prompt. Keys and values are looked up by their tokens (`runtime/kv_store.py`).
 """
 
 import json
@@ -32,8 +31,8 @@ _HINT = "Pass on what the context_only request returned, unchanged."
 class ContextPhase:
     """The first token of an answer, whose prompt another server computed. `prompt`: `prompt_digest` of that prompt.
 
-    `log_prob` and `top`: of the first token and of the most likely ones in its place; None and none if the other server
-    was not asked for them.
+    `log_prob` and `top`: of the first token and of the most likely tokens at its position; None and empty if not
+    requested.
     """
 
     first_token: int
@@ -42,7 +41,7 @@ class ContextPhase:
     top: Sequence[tuple[int, float]] = ()
 
     def encode(self) -> bytes:
-        """As a client gets it: JSON in UTF-8."""
+        """The form for clients: JSON in UTF-8."""
         values = {"version": _FORMAT, "first_gen_tokens": [self.first_token], "prompt": self.prompt}
         scores = {} if self.log_prob is None else {"log_probs": [self.log_prob], "top_log_probs": list(self.top)}
         return json.dumps({**values, **scores}, separators=(",", ":")).encode()
@@ -74,7 +73,7 @@ class ContextPhase:
 def phase_after(
     request: "GenerationRequest", tokens: Sequence[int], log_probs: Sequence[float], top: "Sequence[TopLogProbs]"
 ) -> ContextPhase:
-    """What a context_only request hands on that ended with these tokens: one, or none where it is an end id.
+    """The context phase of a context_only request that ended with these tokens: one, or none if it is an end id.
 
     `log_probs`, `top`: of these tokens, if the request asked for them.
     """
@@ -84,7 +83,7 @@ def phase_after(
 
 
 def prompt_digest(prompt: Sequence[int]) -> str:
-    """What tells a prompt from others: a digest of its token ids."""
+    """A digest of a prompt's token ids, which identifies the prompt."""
     return blake2b(array("q", prompt).tobytes(), digest_size=16).hexdigest()
 
 

@@ -65,7 +65,7 @@ class FrameReader:
 
 
 def require_readable(data: bytes) -> None:
-    """Raises BadFrame for an encoded frame that the other side would not take: it ends the connection then."""
+    """Raises BadFrame for an encoded frame that the other side would refuse by ending the connection."""
     _sizes(data, 0)
 
 

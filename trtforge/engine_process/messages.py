@@ -146,7 +146,7 @@ class Submission:
         return cls(tuple(requests), seconds, first)
 
     def _is_copy(self, request: GenerationRequest) -> bool:
-        """Whether a request differs from its original in its seed alone: all else need not be sent again."""
+        """Whether a request differs from its original only in its seed, so that nothing else needs to be sent again."""
         if request.copy_of is None:
             return False
         original = self.requests[int(request.copy_of)]
@@ -313,9 +313,11 @@ def encode_updates(updates: Mapping[int, Update]) -> Frame:
 
 
 def _details(update: Update) -> Sequence[object]:
-    """The end of a row: nothing for most updates; else no failure, the log probabilities that few requests ask for, the
-    counts of drafts, beams, the bytes of both kinds of logits in the payload, and with the last update when the
-    sequence first ran."""
+    """The end of a row, empty for most updates.
+
+    Otherwise: no failure, log probabilities, counts of drafts, beams, the bytes of both kinds of logits in the payload,
+    and with the last update the time when the sequence first ran.
+    """
     prompt, drafted = update.prompt_log_probs, update.drafted_tokens
     logits = len(update.context_logits), len(update.generation_logits)
     ended = update.finish_reason is not None

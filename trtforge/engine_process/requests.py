@@ -34,12 +34,13 @@ class RequestFailure:
 
 
 _MOST_CANDIDATES = 1 << 10
-"""More likely tokens are too many to be told from all others."""
+"""The most tokens that are separated from all others as the most likely ones."""
 _HIGHEST_TEMPERATURE = 100.0
-"""At much higher ones unequal logits get equal weights in float32, of which top_k takes the first in the vocabulary."""
+"""At much higher temperatures, unequal logits get equal weights in float32, and top_k takes the first in the
+vocabulary."""
 FinishReason = Literal["end_id", "stop_word", "length", "cancelled", "timed_out", "error"]
 CUT: tuple[FinishReason, ...] = ("cancelled", "timed_out")
-"""Ends that say nothing of what would have come next."""
+"""Finish reasons of requests that were ended early, whose next token is unknown."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class SamplingParams:
 
     @property
     def remembers(self) -> bool:
-        """Whether choosing a token takes what is kept of the tokens before it, or of the request, or reports more."""
+        """Whether choosing a token needs state of earlier tokens or of the request, or reports more than the token."""
         return self._alters or self.top_p_decay != 1.0
 
     @property
@@ -99,8 +100,10 @@ class SamplingParams:
 
     @property
     def candidates(self) -> int:
-        """Among how many of the most likely tokens the next one is, by the unmodified logits; 0 for all. 1 if it
-        `draws_from_all`, by the sums of the logits and noise, and if it `draws_near`."""
+        """The number of most likely tokens, by the unmodified logits, among which the next one is; 0 for all.
+
+        It is 1 if it `draws_from_all`, by the sums of logits and noise, and if it `draws_near`.
+        """
         if self._alters or self.prompt_log_probs:
             return 0
         if self.greedy or self.draws_from_all or self.draws_near:
@@ -116,7 +119,8 @@ class SamplingParams:
 
     @property
     def draws_near(self) -> bool:
-        """Whether it is one of those whose logits are near the largest one, as min_p says, however many these are."""
+        """Whether the next token is any of those whose logits are near the largest one by min_p, however many there
+        are."""
         likely = self.min_p > 0 and (self.temperature or 1.0) <= _HIGHEST_TEMPERATURE
         return likely and not self.greedy and not 0 < (self.top_k or 0) <= _MOST_CANDIDATES
 
@@ -233,21 +237,19 @@ DEFAULT_PRIORITY = 0.5
 class GenerationRequest:
     """A prompt and when to stop. An end id is not part of the output; a matched stop word is.
 
-    `lora_task_id`: the adapter to answer with; None: the model alone. `sent_adapter`: what this id stands for from now
-    on, if it is none of the engine's own.
-    `context_logits`, `generation_logits`: return the logits of the prompt's tokens, and those of the output's.
-    `copy_of`: id of an earlier request with the same prompt, whose KV blocks it shares from the start if possible.
-    `priority`: from 0 to 1, higher ones run first; range and default are those of TensorRT-LLM's executor::Request.
-    `lookahead`: at most the engine's sizes, which are the default.
-    `streamed`: whether somebody waits for each token; if not, steps that delay the next one do no harm (`pacing.py`).
-    `drafts`: proposed first tokens, which the engine verifies.
-    `prompt_table`: rows that ids of the prompt beyond the vocabulary stand for.
-    `kv_retention`: how long its KV blocks are kept; None: as by default. `cache_salt`: KV blocks are shared only among
-    requests with the same one; None: those without.
-    `logits_processors`: what changes the logits of its tokens, in this order; only for engines of the same process.
-    `allotted_time_ms`: how long after its arrival it ends, with what it has; one step later at most.
-    `context_only`: it ends with its first token, when the KV blocks of its prompt are stored for other engines.
-    `context_phase`: its first token, which the engine that computed the prompt chose; it is part of the output.
+    `lora_task_id`: the adapter to answer with; None: the model alone. `sent_adapter`: the adapter to register under
+    this id, unless it is one of the engine's own. `context_logits`, `generation_logits`: return the logits of the
+    prompt's tokens, and those of the output's. `copy_of`: id of an earlier request with the same prompt, whose KV
+    blocks it shares from the start if possible. `priority`: from 0 to 1, higher ones run first; range and default are
+    those of TensorRT-LLM's executor::Request. `lookahead`: at most the engine's sizes, which are the default.
+    `streamed`: whether the client waits for each token; if not, steps may delay the next one (`pacing.py`). `drafts`:
+    proposed first tokens, which the engine verifies. `prompt_table`: embeddings of the prompt's ids beyond the
+    vocabulary. `kv_retention`: how long its KV blocks are kept; None: the default. `cache_salt`: KV blocks are shared
+    only among requests with the same salt; None: with requests without one. `logits_processors`: functions that change
+    the logits of its tokens, in this order; only for engines in the same process. `allotted_time_ms`: time from its
+    arrival after which it ends with its tokens so far, at most one step later. `context_only`: it ends with its first
+    token, when the KV blocks of its prompt are stored for other engines. `context_phase`: its first token, which the
+    engine that computed the prompt chose; it is part of the output.
     """
 
     request_id: str
@@ -322,15 +324,14 @@ class Beam:
 class Output:
     """A request's tokens from one step; its last output has a `finish_reason`.
 
-    `prompt_log_probs` comes once, with the first token.
-    `allocated_blocks`: KV blocks allocated to the request so far, `reused_blocks` included. `cached_tokens`: tokens of
-    the prompt whose keys and values earlier requests had left; None: the engine does not tell. `drafted_tokens`: tokens
-    that speculative decoding proposed and the engine verified so far; `accepted_tokens` of them are in the output.
-    `beams`: of a beam search, the best first, in its only output. `scheduled_ns`: when its sequence first ran, in
-    nanoseconds of `time.monotonic_ns`, which all processes of a machine share; 0 if it never did.
-    `context_logits`: native float32 (tokens of the prompt, vocabulary), with the first token; row i predicts what
-    follows token i. `generation_logits`: (tokens of this output, vocabulary), from which each was chosen. Both are
-    the model's, before anything that sampling does.
+    `prompt_log_probs` comes once, with the first token. `allocated_blocks`: KV blocks allocated to the request so far,
+    `reused_blocks` included. `cached_tokens`: tokens of the prompt whose keys and values were in the KV cache; None:
+    not reported. `drafted_tokens`: tokens that speculative decoding proposed and the engine verified so far;
+    `accepted_tokens` of them are in the output. `beams`: of a beam search, the best first, in its only output.
+    `scheduled_ns`: when its sequence first ran, in nanoseconds of `time.monotonic_ns`, which all processes of a machine
+    share; 0 if it never did. `context_logits`: native float32 (tokens of the prompt, vocabulary), with the first token;
+    row i predicts what follows token i. `generation_logits`: (tokens of this output, vocabulary), from which each was
+    chosen. Both are the model's, before all changes by sampling options.
     """
 
     request_id: str
@@ -384,7 +385,7 @@ class RequestEngine(Protocol):
 
     def figures(self) -> dict[str, float]:
         """Current counters and gauges by name: those of EngineStatistics that the engine has, `running`, and
-        `preparing`: sequences that wait for what takes long and is bounded elsewhere."""
+        `preparing`: sequences that wait for long preparations with their own limits."""
 
     def check(self) -> None:
         """Raises ForgeError if a process that computes for the engine has ended."""

@@ -18,10 +18,10 @@ LONGEST_SALT = 1024
 
 @dataclass(frozen=True, slots=True)
 class TokenRangeRetention:
-    """The tokens of a prompt from `start` up to but without `end` (None: to the prompt's end).
+    """The tokens of a prompt from `start` to before `end` (None: to the prompt's end).
 
-    `priority`: from 0 to 100, 35 where nothing is said; blocks of a lower priority are evicted first. `duration_ms`:
-    milliseconds after which the priority is 35 again, counted from when no request uses a block any more; None: never.
+    `priority`: from 0 to 100, 35 by default; blocks of a lower priority are evicted first. `duration_ms`: milliseconds,
+    counted from when no request uses a block any more, after which the priority is 35 again; None: never.
     """
 
     start: int

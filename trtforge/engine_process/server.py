@@ -42,7 +42,7 @@ _SPARE_DEADLINES = 1024  # deadlines of finished sequences that may be kept
 class _Sequence:
     """An admitted sequence. `failure`: its error if the engine cancels it on behalf of this server.
 
-    `brought`: its first token comes with the request, and says nothing of whether it runs.
+    `brought`: its first token comes with the request, so it does not show that the sequence runs.
     """
 
     client: Connection
@@ -261,7 +261,7 @@ class EngineServer:
             self._fail(output.error)
 
     def _failure_of(self, error: ForgeError) -> RequestFailure:
-        """What a client is told of its request's error, or the engine's."""
+        """The failure reported to a client for its request's error or the engine's."""
         if isinstance(error, BusyError):
             retry = self._admission.retry_seconds(time.monotonic())
             return RequestFailure(ErrorCode.UNAVAILABLE, f"{error.message}; retry in {retry} s")

@@ -49,7 +49,7 @@ def stat_of(process: int) -> ProcessStat | None:
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """What tells a process from every other one on this machine, also from one with the same id after a restart of it.
+    """Identifies a process uniquely on this machine, also across reused process ids and restarts of the machine.
 
     `boot`: the kernel's identifier of the time since the machine was started.
     """
@@ -59,7 +59,7 @@ class ProcessIdentity:
     boot: str
 
     def is_here(self) -> bool:
-        """Whether the process runs, on this machine and where its id is the same, as in no other container."""
+        """Whether the process runs on this machine and in this process id namespace (container)."""
         stat = stat_of(self.pid)
         return stat is not None and not stat.ended and stat.started == self.started and boot_of_machine() == self.boot
 
