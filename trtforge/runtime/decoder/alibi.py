@@ -34,7 +34,7 @@ class Alibi:
 
 
 def slopes(num_heads: int) -> list[float]:
-    """A geometric sequence for powers of two; else the rest is every second slope of the next power of two."""
+    """A geometric sequence for a power of two; further heads get every second slope of the next power of two."""
     closest = 1 << (num_heads.bit_length() - 1)
     made = _geometric(closest, range(1, closest + 1))
     return made + _geometric(2 * closest, range(1, 2 * (num_heads - closest) + 1, 2))

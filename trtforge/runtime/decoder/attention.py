@@ -1,7 +1,7 @@
-"""Paged attention: keys and values go to their slots, queries attend to the blocks of their own row.
+"""Paged attention: keys and values are written to their slots, queries attend to the blocks of their own row.
 
-Kernels read the cache in place, in C++ on the CPU and in Triton's language on CUDA, for single-token rows and for
-chunks of prompts. Without them, blocks are gathered, those of single-token rows together in buckets of similar length.
+Kernels (C++ on the CPU, Triton on CUDA) read the cache in place, for single-token rows and for chunks of prompts.
+Without kernels, blocks are gathered; single-token rows are computed together in buckets of similar length.
 """
 
 from dataclasses import dataclass
@@ -51,7 +51,7 @@ class Attention:
 
     @property
     def _by_kernels(self) -> bool:
-        """Whether kernels compute it: they make a bias of slopes only."""
+        """Whether kernels can compute this attention: they do not support `coarse` ALiBi."""
         alibi = self.scores.alibi
         return alibi is None or not alibi.coarse
 
@@ -93,7 +93,7 @@ class Attention:
         code_scale: Tensor | None,
         rotation: Rotation | None = None,
     ) -> Tensor:
-        """As a call, where all tokens are single-token rows of a GPU, which pads nothing."""
+        """Like `__call__`, if all tokens are single-token rows on a GPU, where nothing is padded."""
         dtype = queries.dtype if code_scale is None else torch.float8_e4m3fn
         out = torch.empty(len(queries), self.num_heads * self.head_size, dtype=dtype, device=queries.device)
         cache.attend(queries, rows, self._paged, out, code_scale, rotation)
@@ -102,7 +102,7 @@ class Attention:
     def of(
         self, queries: Tensor, vectors: Tensor, batch: Batch, cache: LayerCache, code_scale: Tensor | None = None
     ) -> Tensor:
-        """As a call, of queries (tokens, heads, head_size) and what is cached (tokens, vectors, head_size)."""
+        """Like `__call__`, for queries (tokens, heads, head_size) and vectors to cache (tokens, vectors, head_size)."""
         seen = batch.seen_by(self.reach)
         cache.write(seen.slots, vectors[: len(seen.slots)])
         return self._of_written(queries, vectors, seen, cache, code_scale)
@@ -141,14 +141,14 @@ class Attention:
         return out
 
     def _in_place(self, chunks: PagedChunks, cache: LayerCache) -> bool:
-        """Whether GPU kernels attend to the cache; torch's FlashAttention is faster where it needs no gathered copy."""
+        """Whether GPU kernels read the chunks' cache; torch's FlashAttention is faster if it needs no gathered copy."""
         if not self._by_kernels or not cache.attends_chunks(self._paged):
             return False
         plain = cache.exact and isinstance(self.scores, FusedScores) and self._sees_all(chunks.most_tokens)
         return not plain or not chunks.whole
 
     def _at_once(self, packed: Packed, queries: Tensor, vectors: Tensor, cache: LayerCache) -> Tensor | None:
-        """(tokens, heads x head_size) of the whole sequences by one kernel, if it computes them."""
+        """Attention of all whole sequences by one kernel, (tokens, heads x head_size); None if it cannot compute it."""
         scores, own = self.scores, queries[packed.first : packed.end]
         if self.latent or not cache.exact or not self._sees_all(packed.longest):
             return None

@@ -1,4 +1,4 @@
-"""A step's integers as tensors on the device that computes it, as all layers share them."""
+"""A step's integers as tensors on the device that computes it, shared by all layers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ class GenerationRows:
 
 @dataclass(frozen=True)
 class ContextRow:
-    """Packed tokens [first, end) of one sequence, of which `start` tokens were computed before, and its blocks."""
+    """Packed tokens [first, end) of one sequence, after `start` tokens computed before; `table`: its blocks."""
 
     first: int
     end: int
@@ -59,9 +59,10 @@ class ContextRow:
 
 @dataclass(frozen=True)
 class Packed:
-    """All context rows where each is a whole sequence: tokens [first, end).
+    """The context rows of a step in which each is a whole sequence: tokens [first, end).
 
-    offsets: int32 (sequences + 1,), of each and the end, from `first` on; `longest`: tokens of a sequence.
+    `offsets`: int32 (sequences + 1,), the start of each sequence and the end, relative to `first`; `longest`: tokens of
+    the longest sequence.
     """
 
     first: int
@@ -71,7 +72,7 @@ class Packed:
 
     @classmethod
     def of(cls, step: Step, rows: int, device: torch.device) -> "Packed | None":
-        """Those of a step after `rows` single-token rows, if there are several."""
+        """The rows after a step's `rows` single-token rows; None unless they are several whole sequences."""
         counts = step.counts[rows:]
         if len(counts) < 2 or step.starts[rows:].any():
             return None
@@ -82,16 +83,17 @@ class Packed:
 
 @dataclass(frozen=True)
 class VirtualRows:
-    """Packed tokens that are rows of prompt tables: their places (tokens,), and the rows (tokens, hidden or more)."""
+    """Packed tokens that are rows of prompt tables. `places` (tokens,): their indices; `vectors` (tokens, hidden or
+    more): the rows."""
 
     places: Tensor
     vectors: Tensor
 
     @classmethod
     def of(cls, step: Step, dtype: torch.dtype, device: torch.device) -> "VirtualRows | None":
-        """Those of a step; None without any."""
+        """The virtual rows of a step; None without any."""
         places = np.flatnonzero(step.tokens >= VIRTUAL) if len(step.embeddings) else step.tokens[:0]
-        if not len(places):  # a part of a step may have none of the step's rows
+        if not len(places):  # a micro-batch may contain none of the step's virtual rows
             return None
         vectors = torch.from_numpy(step.embeddings[step.tokens[places] - VIRTUAL]).view(dtype)
         return cls(sent(places, device), vectors.to(device))
@@ -101,9 +103,9 @@ class VirtualRows:
 class Batch:
     """A step as tensors on the device that computes it.
 
-    tokens, positions and logit_rows may be padded: there are `len(slots)` tokens, of which `wanted` give logits: the
-    first ones where there are no `logit_rows`.
-    length: total length of their sequence, 0 if unknown.
+    `tokens`, `positions` and `logit_rows` may be padded: the step has `len(slots)` tokens, of which `wanted` give
+    logits, the first ones if `logit_rows` is None.
+    `length`: total length of the tokens' sequence, 0 if unknown.
     """
 
     tokens: Tensor
@@ -117,23 +119,23 @@ class Batch:
     paged: PagedRows | None = None
     """The single-token rows for kernels that read the cache in place; `generation` is empty then."""
     step: Step | None = None
-    """What it was made of, for layers that keep states of sequences."""
+    """The step that the batch was made from, for layers that keep states of sequences."""
     windowed: "Batch | None" = None
-    """The step as layers with windows see it, if they have blocks of their own."""
+    """The step as sliding-window layers see it, if they have separate blocks."""
     packed: Packed | None = None
-    """The context rows for a kernel that computes all of them, if there is one."""
+    """The context rows for a kernel that computes all of them at once."""
     chunks: PagedChunks | None = None
     """The context rows for a kernel that reads the cache in place."""
     virtual: VirtualRows | None = None
     """The tokens, 0 in `tokens`, whose embeddings come with the step."""
 
     def seen_by(self, reach: Reach) -> "Batch":
-        """The step as layers of this reach see it."""
+        """The step as layers with this reach see it."""
         return self if self.windowed is None or reach.window is None else self.windowed
 
     @cached_property
     def spans(self) -> Spans:
-        """The rows as layers with linear attention see them."""
+        """The rows as linear attention layers see them."""
         assert self.step is not None, "see `of`"
         return Spans.of(self.step)
 
@@ -150,9 +152,9 @@ class Batch:
         in_place: bool = False,
         latest: Tensor | None = None,
     ) -> "Batch":
-        """The inputs that all layers share. `reaches`: those of the layers.
+        """The inputs that all layers share. `reaches`: the distinct reaches of the layers.
 
-        `in_place`: the layers read the cache in place. `latest`: see `put_latest`.
+        `pads`: see `padded_rows`. `in_place`: the layers read the cache in place. `latest`: see `put_latest`.
         """
         virtual = VirtualRows.of(step, dtype, device)
         if virtual is not None:
@@ -170,7 +172,7 @@ class Batch:
         packed = Packed.of(step, rows, device) if device.type == "cuda" else None
 
         def seen(step: Step, reaches: tuple[Reach, ...], slots: Tensor) -> Batch:
-            """The step as layers of these reaches see it, whose blocks are in its tables."""
+            """The step as layers with these reaches see it; its tables contain their blocks."""
             generation = [] if in_place else _generation(step, held[:rows], tokens_per_block, device, dtype, reaches)
             context = tuple(
                 ContextRow(
@@ -215,7 +217,7 @@ def _generation(
     dtype: torch.dtype,
     reaches: tuple[Reach, ...],
 ) -> list[GenerationRows]:
-    """Buckets of the single-token rows, which hold `held` blocks each."""
+    """Buckets of the single-token rows, which have `held` blocks each."""
     found = []
     held = np.maximum.accumulate(held)  # drafts of a row come before the next row, which may be shorter
     for first, end in buckets(held):
@@ -245,14 +247,14 @@ def _paged(step: Step, rows: int, tokens_per_block: int, device: torch.device) -
 
 
 def _chunks(step: Step, rows: int, tokens_per_block: int, device: torch.device) -> PagedChunks:
-    """The chunks of a step, which follow its first `rows` rows of single tokens."""
+    """The chunks of a step, after its `rows` single-token rows."""
     firsts, longest = step.counts.cumsum() - step.counts, int((step.starts + step.counts)[rows:].max())
     tables = step.tables[rows:, : -(-longest // tokens_per_block)]
     return PagedChunks((firsts[rows:], step.starts[rows:], step.counts[rows:]), tables, tokens_per_block, device)
 
 
 def _padded(values: Ints) -> Ints:
-    """The integers, and zeros up to one of few numbers."""
+    """The integers, zero-padded to `padded_rows`."""
     return np.concatenate([values, np.zeros(padded_rows(len(values)) - len(values), dtype=np.int64)])
 
 

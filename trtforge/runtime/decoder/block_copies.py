@@ -12,14 +12,14 @@ from trtforge.runtime.scheduling.integers import Ints
 
 
 class BlockCopies:
-    """The blocks of all layers of a rank, those of the device and beside them some in host memory.
+    """Copies blocks of a rank's layers, on the device and in host memory, which this class allocates.
 
-    On a GPU host memory is pinned, so that copies are queued on the stream of the kernels.
+    With a GPU, host memory is pinned, so that copies are queued on the stream of the kernels.
     """
 
     def __init__(self, layers: Sequence[Tensor], first: int, count: int) -> None:
-        """`layers`: the caches (blocks, ...), none if a rank has no such layers. The `count` blocks in host memory have
-        the numbers from `first` on."""
+        """`layers`: the caches (blocks, ...); empty if the rank has no such layers. The `count` blocks in host memory
+        are numbered from `first` on."""
         self._first = first
         self._layers = [(layer, _host_memory(layer, count)) for layer in layers]
 
@@ -40,9 +40,9 @@ class BlockCopies:
 
 
 class _Places:
-    """Blocks of one side of the pairs: `rows` of the pairs with `blocks` on the device, and those `in_host` memory.
+    """The sources or the targets of the pairs. `rows`: the pairs whose block is on the device; `blocks`: these blocks.
 
-    `in_host`: first row, first block and number of blocks of each run of neighbours.
+    `in_host`: the others, as first row, first block and length of each run of consecutive rows and blocks.
     """
 
     def __init__(self, blocks: Ints, first: int, device: torch.device) -> None:

@@ -19,7 +19,7 @@ class Collective(Protocol):
         """Concatenate the parts of the tensor-parallel ranks along the last dimension."""
 
     def send_hidden(self, hidden: Tensor) -> None:
-        """Send the hidden states to the next pipeline stage, which may go on after this returns."""
+        """Start sending the hidden states to the next pipeline stage; sending may continue after this returns."""
 
     def finish_sending(self) -> None:
         """Wait until all hidden states are sent. Must follow the last `send_hidden` of a step."""
@@ -40,7 +40,8 @@ class Collective(Protocol):
         """The `value` of every rank."""
 
     def gather_bytes(self, own: Tensor, sizes: Sequence[int]) -> list[Tensor] | None:
-        """The uint8 tensors (bytes,) of all ranks, in host memory, on rank 0; None on other ranks. `sizes`: of each."""
+        """On rank 0, the uint8 tensors (bytes,) of all ranks, in host memory; None on other ranks. `sizes`: their
+        bytes."""
 
     def leave(self) -> None:
         """Disconnect: ranks that wait for this one get an error."""

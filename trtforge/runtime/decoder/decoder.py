@@ -40,7 +40,7 @@ class Decoder:
         adapters: RankAdapters | None = None,
         kept: tuple[int, ...] | None = None,
     ) -> None:
-        """`kept`: layers whose inputs `hidden_states` has, () for what the LM head reads; None: it is not wanted."""
+        """`kept`: layers whose inputs `hidden_states` returns; (): the LM head's input; None: it is not called."""
         self.spec = spec
         self.place = place
         self._ranks = ranks
@@ -60,7 +60,7 @@ class Decoder:
 
     @cached_property
     def reads_in_place(self) -> bool:
-        """Whether kernels compute attention of single-token rows, and on a GPU that of chunks."""
+        """Whether kernels read the cache in place for attention of single-token rows, and on a GPU also of chunks."""
         spec, kernels = self.spec, in_place_for(self.place.device, self.place.dtype)
         by_torch = spec.network.coarse_alibi and spec.position in ("alibi", "scaled_alibi")
         return kernels is not None and not by_torch and kernels.attends(spec.cached[-1])
@@ -84,7 +84,7 @@ class Decoder:
 
     @property
     def takes_any_rows(self) -> bool:
-        """Whether products take any number of rows, without a kernel that oneDNN compiles for each."""
+        """Whether products take any number of rows without oneDNN, which compiles a kernel for each number."""
         spec, kernels = self.spec, self._native
         if kernels is None or not kernels.multiplies:
             return False
@@ -95,8 +95,8 @@ class Decoder:
     def new_cache(self, num_blocks: int, tokens_per_block: int, window_blocks: int = 0) -> list[LayerCache]:
         """An empty cache for every layer. Zeroed, because masked values must be finite too.
 
-        `window_blocks`: of layers with windows, if they have blocks of their own. Blocks of a layer with linear
-        attention hold no tokens: it keeps its states itself.
+        `window_blocks`: number of separate blocks of sliding-window layers; 0 if they have none. Blocks of a linear
+        attention layer contain no tokens, because the layer keeps its states itself.
         """
         spec = self.spec
         dtype = storage_dtype(spec.kv_format, self.place.dtype)
@@ -110,9 +110,10 @@ class Decoder:
         return cache
 
     def forward(self, batch: Batch, cache: list[LayerCache]) -> Tensor | None:
-        """This rank's columns of the wanted rows' logits, for `logits`; None if none is wanted or on another stage.
+        """This rank's columns of the wanted rows' logits, for `logits`; None if no row is wanted.
 
-        On a CPU without other ranks they are in float32. Stages but the last send the hidden states on.
+        With CPU kernels and a single rank they are float32. All pipeline stages except the last return None and send
+        the hidden states to the next stage.
         """
         place = self.place
         if self.embedding is not None:
@@ -138,7 +139,7 @@ class Decoder:
     def logits(self, parts: Sequence[Tensor | None], wanted: int) -> Tensor | None:
         """float32 logits (wanted, vocabulary) from results of `forward`, on rank 0; else, or if `wanted` is 0, None.
 
-        Every rank calls it once a step.
+        Every rank must call it once per step.
         """
         self._ranks.finish_sending()
         if wanted == 0:
@@ -150,7 +151,7 @@ class Decoder:
 
     @property
     def kept(self) -> tuple[Tensor | None, list[Tensor]]:
-        """What `last_hidden` and `hidden_states` read of the last step."""
+        """The results of the last step that `last_hidden` and `hidden_states` read."""
         return self._last, self._states
 
     def keep(self, last: Tensor | None, states: list[Tensor]) -> None:
@@ -164,8 +165,8 @@ class Decoder:
         return self.head.normed(self._last)
 
     def hidden_states(self) -> Tensor:
-        """(tokens, width) of all tokens of the last step: the inputs of `kept` layers side by side, or what the LM head
-        reads. The next step may overwrite it."""
+        """(tokens, width) of all tokens of the last step: the inputs of the `kept` layers side by side, or the LM
+        head's input. The next step may overwrite it."""
         assert self.head is not None, "another pipeline stage"
         return torch.cat(self._states, dim=1) if self._kept else self.head.normed(self._states[0])
 

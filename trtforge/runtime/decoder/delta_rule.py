@@ -1,7 +1,7 @@
-"""The gated delta rule: a matrix for each head that maps keys to values, decays, and learns a token at a time.
+"""The gated delta rule: a matrix for each head that maps keys to values, decays, and is updated by each token.
 
-With state S, key k, value v, decay exp(g) and learning rate b, a token makes S' = exp(g) S + k (b (v - exp(g) S^T k))^T
-and gives S'^T q. Source: "Gated Delta Networks" (arXiv:2412.06464), section 3 also of its chunks; numerics:
+State S, key k, value v, decay exp(g) and learning rate b give the next state S' = exp(g) S + k (b (v - exp(g) S^T k))^T
+and the output S'^T q. Source: "Gated Delta Networks" (arXiv:2412.06464), section 3 also for chunks; numerics:
 torch_recurrent_gated_delta_rule and torch_chunk_gated_delta_rule of transformers. All tensors are float32.
 """
 
@@ -15,7 +15,7 @@ from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.delta_rule import Parts, delta_sequence, delta_tokens
 
 _CHUNK = 64
-_ADDED = 1e-6  # to the squared norms of queries and keys
+_ADDED = 1e-6  # epsilon, added to the squared norms of queries and keys
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Tokens:
 
     @classmethod
     def of(cls, queries: Tensor, keys: Tensor, values: Tensor, rates: Tensor, decays: Tensor) -> "Tokens":
-        """Of projected ones: (tokens, key heads, key size), values (tokens, value heads, value size).
+        """From projected queries and keys (tokens, key heads, key size), and values (tokens, value heads, value size).
 
-        Consecutive value heads share a key head. Queries and keys are normalised, queries scaled too.
+        Consecutive value heads share a key head. Queries and keys are normalised; queries are also scaled.
         """
         shared = values.shape[1] // keys.shape[1]
         queries, keys = (_normalised(each.float()).repeat_interleave(shared, dim=1) for each in (queries, keys))
@@ -40,7 +40,7 @@ class Tokens:
 
     @property
     def parts(self) -> Parts:
-        """The tensors, as the kernels take them."""
+        """The tensors in the kernels' order."""
         return self.queries, self.keys, self.values, self.rates, self.decays
 
     def __getitem__(self, tokens: slice | Tensor) -> "Tokens":
@@ -53,9 +53,9 @@ class Tokens:
 
 
 def one_token(tokens: Tokens, states: Sequence[Tensor], spent: Sequence[bool]) -> tuple[Tensor, list[Tensor]]:
-    """One token of each row: (rows, heads, value size), and the states after it, (heads, key size, value size) each.
+    """Compute one token per row: outputs (rows, heads, value size), and states after it (heads, key size, value size).
 
-    `spent`: whether nobody needs a state afterwards, so that its memory may be taken.
+    `spent`: whether a state is not needed afterwards, so that its memory can be reused.
     """
     kernels = native_for(tokens.keys.device, tokens.keys.dtype)
     if kernels is not None:
@@ -70,7 +70,8 @@ def one_token(tokens: Tokens, states: Sequence[Tensor], spent: Sequence[bool]) -
 
 
 def sequence(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens of one sequence: (tokens, heads, value size), and the state after them (heads, key size, value size)."""
+    """Compute one sequence's tokens: outputs (tokens, heads, value size), and the state after them (heads, key size,
+    value size)."""
     kernels = native_for(tokens.keys.device, tokens.keys.dtype)
     if kernels is not None:
         return delta_sequence(kernels, tokens.parts, state)
@@ -82,7 +83,7 @@ def sequence(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _chunk(tokens: Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Some tokens at once, (heads, tokens, ...): what each learns of the ones before solves a triangular system."""
+    """Compute a chunk of tokens (heads, tokens, ...) at once: their updates of the state solve a triangular system."""
     keys, queries = tokens.keys, tokens.queries
     decayed = tokens.decays.cumsum(dim=1)
     between = (decayed[:, :, None] - decayed[:, None, :]).tril().exp().tril()

@@ -1,11 +1,11 @@
-"""An EAGLE network on rank 0: what it computes of a token and a hidden state of the model, and its KV cache.
+"""The EAGLE network on rank 0: drafts tokens from the model's tokens and hidden states, with a separate KV cache.
 
-At position p it reads the embedding of token p + 1 and the model's hidden state of position p; its output proposes
-token p + 2, and stands for the hidden state of position p + 1 that the model has not computed yet. EAGLE (Li et al.
-2024, arXiv 2401.15077) joins both before the layer, EAGLE-3 (Li et al. 2025, arXiv 2503.01840) reads three hidden
-states, which are joined first, beside the embedding. Sources: see `formats.eagle`.
+At position p it reads the embedding of token p + 1 and the model's hidden state of position p. Its output predicts
+token p + 2, and replaces the hidden state of position p + 1 while the model has not computed it. EAGLE (Li et al. 2024,
+arXiv 2401.15077) joins embedding and hidden state to one vector before the layer. EAGLE-3 (Li et al. 2025, arXiv
+2503.01840) joins three hidden states to one, which the layer reads beside the embedding. Sources: see `formats.eagle`.
 
-One layer needs no outputs of earlier positions, so these take only the products that give keys and values.
+With one layer, outputs of earlier positions are not needed, so only their keys and values are computed.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,12 +41,12 @@ Embed = Callable[[Tensor], Tensor]
 
 
 def spare_blocks(requests: int, written: int, tokens_per_block: int) -> int:
-    """Blocks beyond those of the KV cache for so many draft tokens that are written, of so many requests at once."""
+    """Additional KV blocks for `written` draft tokens of each of `requests` concurrent requests."""
     return requests * -(-written // tokens_per_block)
 
 
 class Network:
-    """The weights on a device, and the cache, once it is allocated."""
+    """The network's weights on a device, and its KV cache once it is allocated."""
 
     def __init__(
         self,
@@ -56,10 +56,11 @@ class Network:
         longest: int,
         model: tuple[int, Embed, Linear],
     ) -> None:
-        """`reach`: what tokens attend to, as blocks behind it may be another sequence's; `longest`: maximum sequence
-        length; `model`: its vocabulary, and the embedding and the LM head that a network without its own uses.
+        """`reach`: the tokens that a token attends to; blocks behind it may belong to another sequence. `longest`:
+        maximum sequence length. `model`: its vocabulary size, and its embedding and LM head, which the network uses if
+        it lacks its own.
 
-        Raises ForgeError for numbers that are not finite, and tokens that the model does not have.
+        Raises ForgeError for non-finite weights, and for tokens that the model does not have.
         """
         self._source, self._place, self._reach = source, place, reach
         self._cache: LayerCache | None = None
@@ -93,12 +94,12 @@ class Network:
         self._in_place = kernels is not None and kernels.attends(source.head_size)
 
     def block_bytes(self, tokens_per_block: int) -> int:
-        """Bytes of its keys and values in one block."""
+        """Bytes of the network's keys and values in one block."""
         source = self._source
         return tokens_per_block * 2 * source.kv_heads * source.head_size * self._place.dtype.itemsize
 
     def allocate_cache(self, blocks: int, tokens_per_block: int) -> LayerCache:
-        """Allocate its KV cache; required before anything is computed."""
+        """Allocate the network's KV cache; required before anything is computed."""
         shape = (blocks, tokens_per_block, 2 * self._source.kv_heads, self._source.head_size)
         storage = zeros(shape, self._place.dtype, self._place.device)
         self._cache = LayerCache(storage, None, self._place.dtype, Scratch())
@@ -107,12 +108,12 @@ class Network:
 
     @torch.inference_mode()
     def joined(self, states: Tensor) -> Tensor:
-        """What it reads of hidden states of the model (tokens, width)."""
+        """The network's input from hidden states of the model (tokens, width)."""
         return states if self._source.layers is None else self._join(states)
 
     @torch.inference_mode()
     def write(self, tokens: Ints, states: Tensor, positions: Ints, slots: Ints) -> None:
-        """Keep the keys and values of these positions, given their next tokens."""
+        """Cache the keys and values of these positions. `tokens`: the token after each position."""
         device = self._place.device
         read, _ = self._inputs(torch.from_numpy(tokens).to(device), states)
         heads = self._keys_values(read).view(len(tokens), -1, self._source.head_size)
@@ -123,10 +124,10 @@ class Network:
 
     @torch.inference_mode()
     def tree(self, tokens: Ints, states: Tensor, positions: Ints, tables: Ints, shape: TreeShape) -> Tensor:
-        """(rows, nodes) proposed tokens of sequences, given the first of their positions that is not cached.
+        """Draft tokens (sequences, nodes). `positions`: the first position of each sequence that is not cached.
 
-        `tokens`, `states`: next token and hidden state of that position; `tables`: blocks, with places for all that
-        the tree writes, which is a slot for each node with others below it.
+        `tokens`, `states`: next token and hidden state of that position; `tables`: blocks, with slots for that position
+        and for each node of the tree that has children.
         """
         followed = shape.followed
         slots = {-1: 0} | {node: 1 + index for index, node in enumerate(followed)}
@@ -149,7 +150,7 @@ class Network:
         return torch.stack([proposed[node] for node in range(len(shape.parents))], dim=1)
 
     def _batch(self, positions: Ints, tables: Ints, slots: list[int], seen: list[int]) -> Batch:
-        """Rows at these slots from the position of each sequence on, one sequence after another."""
+        """A row at each of these slots, counted from a sequence's position, for one sequence after another."""
         starts, count = (positions[:, None] + np.array(slots)).reshape(-1), len(slots)
         ones, bits = np.ones_like(starts), np.array(seen * len(positions), dtype=np.int64)
         step = Step(starts, ones, ones, np.repeat(tables, count, axis=0), starts)
@@ -163,7 +164,7 @@ class Network:
         )
 
     def _inputs(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-        """What the attention reads, and the residual that its output is added to."""
+        """The attention's input, and the residual that its output is added to."""
         embedded = self._embed(tokens)
         if self._norms is None:
             joined = self._join(torch.cat((embedded, states), dim=1))
@@ -174,7 +175,7 @@ class Network:
         return torch.cat((token_norm(embedded), normed), dim=1), residual
 
     def _step(self, batch: Batch, states: Tensor) -> Tensor:
-        """(rows, hidden): its output for single-token rows."""
+        """(rows, hidden): the network's output for single-token rows."""
         assert self._cache is not None, "see allocate_cache"
         read, residual = self._inputs(batch.tokens, states)
         heads = torch.cat((self._queries(read), self._keys_values(read)), dim=1)
@@ -191,7 +192,7 @@ class Network:
         return chosen if self._tokens is None else self._tokens[chosen]
 
     def _linear(self, *names: str) -> Linear:
-        """Linear layers with the same input as one."""
+        """Linear layers with the same input, merged into one."""
         weights = [self._weights[f"{name}.weight"] for name in names]
         biases = [self._weights.get(f"{name}.bias") for name in names]
         bias = None
@@ -206,12 +207,12 @@ class Network:
 
 
 def _by_sequence(nodes: list[Tensor]) -> Tensor:
-    """What several nodes have of each sequence, (sequences, ...) each, one sequence after another."""
+    """Merge the tensors (sequences, ...) of several nodes into one (sequences x nodes, ...), sequence by sequence."""
     return nodes[0] if len(nodes) == 1 else torch.stack(nodes, dim=1).flatten(0, 1)
 
 
 def require_network(source: EagleNetwork, vocab: int, longest: int) -> None:
-    """Raises ForgeError for what `Network` refuses."""
+    """Raises ForgeError for an EAGLE network that `Network` refuses."""
     tensors = _read(source)
     _rotary(source, longest)
     if "d2t" in tensors:
@@ -219,7 +220,7 @@ def require_network(source: EagleNetwork, vocab: int, longest: int) -> None:
 
 
 def _padding(linear: Linear, weight: Tensor) -> Linear:
-    """The layer with few numbers of rows, where oneDNN compiles a kernel for each."""
+    """The layer, padded to few different numbers of rows if oneDNN compiles a kernel for each number."""
     kernels = native_for(weight.device, weight.dtype)
     if weight.is_cuda or weight.dtype is torch.float32 or (kernels is not None and kernels.takes(weight)):
         return linear
@@ -242,7 +243,7 @@ def _read(source: EagleNetwork) -> Mapping[str, Tensor]:
 
 
 def _proposed_tokens(source: EagleNetwork, offsets: Tensor, vocab: int) -> Tensor:
-    """The model's token for each of the network's: d2t holds the differences."""
+    """The model's token id for each of the network's; d2t contains the differences."""
     tokens = torch.arange(len(offsets)) + offsets.long()
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocab:
         wrong = int(((tokens < 0) | (tokens >= vocab)).nonzero()[0])
@@ -254,7 +255,7 @@ def _proposed_tokens(source: EagleNetwork, offsets: Tensor, vocab: int) -> Tenso
 
 
 def _rotary(source: EagleNetwork, longest: int) -> RotarySpec:
-    """Its rotary embedding. Raises ForgeError for a scaling that is not known or not whole."""
+    """The network's rotary embedding. Raises ForgeError for an unknown or incomplete scaling."""
     spec = RotarySpec(source.head_size, source.rotary_base, source.max_positions, source.rotary_scaling)
     try:
         inverse_frequencies(spec, longest)

@@ -59,7 +59,7 @@ def _lookup(loader: Loader, table: Tensor, split: EmbeddingSplit, scale: float =
     first = loader.spec.rank.tp_rank * len(table) if split == "vocab" else 0
 
     def own(rows: Tensor) -> Tensor:
-        """Zeros for rows that other ranks have."""
+        """The rows of this rank's part; zeros for rows of other ranks."""
         if kernels is not None:
             return kernels.lookup(table, rows, scale, first)
         found = _vocab_share(table, rows - first) if split == "vocab" else functional.embedding(rows, table)

@@ -1,4 +1,4 @@
-"""Steps of single-token rows that graphs compute, and the memory that these read."""
+"""The steps of single-token rows that have graphs, and the memory that these graphs read."""
 
 from dataclasses import dataclass
 
@@ -20,11 +20,11 @@ from trtforge.runtime.scheduling.integers import Ints
 
 @dataclass(frozen=True)
 class PaddedInputs:
-    """What `rows` rows read: int64 (4 + columns of the block tables, rows), so that what a step fills lies together.
+    """The inputs of a graph on a GPU. `integers`: int64 (4 + block-table columns, rows), filled by one transfer.
 
-    Tokens, positions, slots and lengths, then the tables, a row for each column. Rows that pad a step write to the
-    block `spare` and attend to it. `windowed`: what layers with windows read, if they have blocks of their own.
-    `apart`: see `batch.apart`; rows that pad a step count as apart, since nobody reads what they compute.
+    It contains tokens, positions, slots and lengths, then the block tables, a row for each column. Rows that pad a step
+    write to the block `spare` and attend to it. `windowed`: the inputs of sliding-window layers with separate blocks.
+    `apart`: see `batch.apart`; padding rows count as apart, because their results are not used.
     """
 
     integers: Tensor
@@ -35,7 +35,7 @@ class PaddedInputs:
     windowed: "PaddedInputs | None" = None
 
     def fill(self, step: Step, latest: Tensor | None = None) -> None:
-        """See Inputs: in one transfer, and another for layers with windows. The host does not wait for either."""
+        """See Inputs. One transfer, and another for sliding-window layers; the host waits for neither."""
         count, used = step.tables.shape
         filled = self.staging.filled_next(4 + used)
         filled[0, :count], filled[1, :count] = step.tokens, step.starts
@@ -57,7 +57,7 @@ class PaddedInputs:
 
 @dataclass(frozen=True)
 class PaddedMemory:
-    """On a GPU: graphs of few sizes, each with memory of its own. `window_spare`: as `spare`, of window blocks."""
+    """On a GPU: graphs of few sizes, each with separate memory. `window_spare`: like `spare`, for window blocks."""
 
     columns: int
     block_size: int
@@ -85,10 +85,9 @@ class PaddedMemory:
 
 @dataclass(frozen=True)
 class CommonInputs:
-    """What a step of at most so many rows reads: tokens, positions, slots and lengths (4, rows), and tables.
+    """The inputs of a graph on a CPU. `integers` (4, rows): tokens, positions, slots and lengths; `tables`: the blocks.
 
-    The first `wanted` rows at most give logits. `windowed`: what layers with windows read, if they have blocks of their
-    own.
+    At most the first `wanted` rows give logits. `windowed`: the inputs of sliding-window layers with separate blocks.
     """
 
     integers: Ints
@@ -116,10 +115,10 @@ class CommonInputs:
 
 
 class CommonMemory:
-    """On a CPU: graphs that compute as many rows as there are, up to a power of two.
+    """On a CPU: graphs for any number of rows up to a power of two.
 
-    They run one at a time, so all of them read the same memory. `windowed`: whether layers with windows have blocks of
-    their own.
+    They run one at a time, so all of them read the same memory. `windowed`: whether sliding-window layers have separate
+    blocks.
     """
 
     def __init__(self, columns: int, block_size: int, *, windowed: bool = False) -> None:
@@ -130,14 +129,14 @@ class CommonMemory:
         self._tables = np.zeros((0, columns), dtype=np.int64)
 
     def shape(self, step: Step) -> Shape | None:
-        """See Memory. The CPU kernels write what all rows cache before any attends to it."""
+        """See Memory. `apart` is not set: the CPU kernels cache all rows' keys and values before any row attends."""
         wanted = int(step.wanted.sum())
         if not _single_tokens(step, self.columns) or not wanted or not step.wanted[:wanted].all():
             return None
         return Shape(power_from(len(step.tokens)), power_from(wanted))
 
     def inputs(self, shape: Shape) -> CommonInputs:
-        """See Memory. Older graphs keep the memory that they have."""
+        """See Memory. If this allocates larger memory, older graphs keep theirs."""
         rows = shape.rows
         if rows > len(self._tables):
             self._integers = np.zeros((4, 2 * rows), dtype=np.int64)
@@ -147,9 +146,9 @@ class CommonMemory:
 
 
 def _single_tokens(step: Step, columns: int) -> bool:
-    """Whether a step is single-token rows with so many columns of block numbers at most.
+    """Whether a step consists of single-token rows with at most `columns` columns of block numbers.
 
-    Drafts beyond the longest sequence have more.
+    Drafts beyond the maximum sequence length have more columns.
     """
     rows, used = step.tables.shape
     return rows <= MOST_ROWS and used <= columns and len(step.tokens) == rows

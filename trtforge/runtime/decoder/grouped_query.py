@@ -22,8 +22,8 @@ from trtforge.runtime.linears.linear import Linear, input_scale
 class GroupedQueryAttention:
     """`head_norms`: per-head norms of queries and of keys. `rotary`: index of the step's rotation for both, if any.
 
-    `l2_norm`: epsilon of the norm without a weight that follows the rotation; None: there is none. `gated`: the last
-    heads of `qkv` are gates of the output.
+    `l2_norm`: epsilon of a norm without a weight after the rotation; None: no norm. `gated`: the last heads of `qkv`
+    are gates of the output.
     """
 
     qkv: Linear
@@ -48,7 +48,7 @@ class GroupedQueryAttention:
             _norm_heads(key_norm, heads[:, queries : queries + keys])
         rotation = rotations[self.rotary] if rotations and self.rotary is not None else None
         if rotation is not None and (self.l2_norm is not None or self.temperature is not None):
-            rotation.turn(heads[:, : queries + keys])  # before what follows
+            rotation.turn(heads[:, : queries + keys])  # must precede the norm and the temperature
             rotation = None
         if self.l2_norm is not None:
             turned = heads[:, : queries + keys]
@@ -65,7 +65,7 @@ class GroupedQueryAttention:
 
 
 def _norm_heads(norm: Norm, heads: Tensor) -> None:
-    """Replace heads by their norms."""
+    """Normalise heads in place."""
     if not norm.in_place(heads):
         heads.copy_(norm(heads))
 
@@ -87,7 +87,7 @@ def load_grouped_query(loader: Loader, name: str, layer: LayerSpec) -> GroupedQu
 
 
 def _factors(temperature: Temperature, positions: Tensor) -> Tensor:
-    """(tokens,) float32: what queries at these positions are multiplied by."""
+    """(tokens,) float32: factors of the queries at these positions."""
     return ((positions.float() + 1) / temperature.floor).floor_().log1p_() * temperature.scale + 1
 
 

@@ -30,22 +30,22 @@ def storage_dtype(format_: KvCacheFormat, dtype: torch.dtype) -> torch.dtype:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, on the CPU in pages that are made at their first use."""
+    """Zeros; on the CPU, the operating system allocates each memory page at its first use."""
     if device.type != "cpu" or math.prod(shape) == 0:
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
     return own_pages(shape, dtype)
 
 
 class InPlace(Protocol):
-    """Kernels that compute attention of single-token rows from the cache itself."""
+    """Kernels that compute attention of single-token rows and read the cache in place."""
 
     def attends(self, size: int) -> bool:
-        """Whether they compute heads of this size."""
+        """Whether the kernels support heads of this size."""
 
     def attend(
         self, queries: Tensor, rows: PagedRows, storage: Tensor, cache_scale: float, how: PagedHeads, out: Tensor
     ) -> None:
-        """Queries (rows, heads or more, size) attend to their context in `storage`, into (rows, heads x size)."""
+        """Write the attention of queries (rows, heads or more, size) to `storage` into `out` (rows, heads x size)."""
 
 
 def in_place_for(device: torch.device, dtype: torch.dtype) -> InPlace | None:
@@ -70,7 +70,7 @@ class Scratch:
 
 
 class LayerCache:
-    """The KV cache of one layer. With `scale`, uint8 storage holds value / scale as E4M3, int8 storage as INT8."""
+    """The KV cache of one layer. With `scale`, storage contains value / scale: uint8 storage as E4M3, int8 as INT8."""
 
     def __init__(self, storage: Tensor, scale: float | None, dtype: torch.dtype, scratch: Scratch) -> None:
         self._blocks = storage
@@ -97,7 +97,7 @@ class LayerCache:
     def rotate_and_write(self, heads: Tensor, rotation: Rotation, slots: Tensor, *, queries: int, keys: int) -> bool:
         """Rotate queries and keys of (tokens, queries + vectors, size) in place, and store the vectors.
 
-        False, with nothing done, without a kernel that does both.
+        False, with nothing done, if no kernel does both.
         """
         kernels = self._writing
         if not isinstance(kernels, FusedKernels) or heads.stride(2) != 1:
@@ -149,9 +149,9 @@ class LayerCache:
         code_scale: Tensor | None = None,
         rotation: Rotation | None = None,
     ) -> None:
-        """Attention of single-token rows in place. `code_scale` (1,): `out` gets E4M3 of what is found / code_scale.
+        """Attention of single-token rows in place. `code_scale` (1,): `out` gets E4M3 codes of result / code_scale.
 
-        `rotation`: of what is still to be rotated and written to the cache, see `PagedAttention.attend`.
+        `rotation`: of heads that are not yet rotated or written to the cache, see `PagedAttention.attend`.
         """
         assert self._in_place is not None, "the rows are only for kernels that exist"
         turning = None if rotation is None else Turning(rotation.cos, rotation.sin, rotation.interleaved)

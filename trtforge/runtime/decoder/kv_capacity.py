@@ -32,7 +32,7 @@ def block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) ->
 
 
 def window_block_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) -> int:
-    """Bytes of one KV block over the layers of one rank that have windows."""
+    """Bytes of one KV block over the sliding-window layers of one rank."""
     return sum(layer.window is not None for layer in spec.layers) * _layer_bytes(spec, dtype, tokens_per_block)
 
 
@@ -43,7 +43,7 @@ def _layer_bytes(spec: DecoderSpec, dtype: torch.dtype, tokens_per_block: int) -
 
 
 def states_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
-    """Bytes of a sequence's states in the layers of one rank that have linear attention."""
+    """Bytes of a sequence's states in the linear attention layers of one rank."""
     each = 0 if spec.linear is None else spec.linear.state_bytes(dtype.itemsize)
     return (spec.num_layers - spec.cached_layers) * each
 
@@ -61,9 +61,9 @@ def block_count(
 ) -> int:
     """KV blocks of one rank: for `tokens`, or for a full batch if None, within `fraction` of the free memory.
 
-    `reserved`: bytes that each rank will take for something else; `drafter`: those of a block in a drafter's layer;
-    `window_blocks`: blocks of the layers with windows, if the others get more; else all layers have the same number.
-    Raises ForgeError if not even one block fits.
+    `reserved`: bytes that each rank needs for other purposes; `drafter`: bytes of a block in the drafters' layers;
+    `window_blocks`: separate blocks of sliding-window layers, used if the other layers get more; otherwise all layers
+    have the same number. Raises ForgeError if not even one block fits.
     """
     on_cpu = place.device.type == "cpu"
     reserved += limits.max_batch_size * states_bytes(spec, place.dtype)
@@ -84,9 +84,10 @@ def block_count(
 
 
 def host_block_count(memory: int, block: int, ranks: int, taken: int) -> int:
-    """KV blocks of `block` bytes in `memory` bytes of host memory, which all `ranks` take.
+    """KV blocks of `block` bytes that fit in `memory` bytes of host memory; each of the `ranks` takes `memory` bytes.
 
-    `taken`: bytes that each rank will take of the same memory for something else. Raises ForgeError if it is not free.
+    `taken`: bytes of the same memory that each rank needs for other purposes. Raises ForgeError if `memory` is not
+    free, is negative or has no room for a block.
     """
     if not memory:
         return 0

@@ -1,8 +1,8 @@
 """Multi-head latent attention (DeepSeek-V2): all heads share one cached vector, a compressed latent and a rotated key.
 
 Weight absorption as in tensorrt_llm/models/deepseek_v2: queries are projected to the latent space, attend to the
-latents directly, and the result is expanded to each head's values. Exact: the same products in another order. Contexts
-attend to keys and values that are expanded from the latents, where that takes fewer products.
+latents directly, and the result is expanded to each head's values. This is exact: the same products in another order.
+Contexts attend to keys and values expanded from the latents if that takes fewer products.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ _EPSILON = 1e-6  # of the two inner norms, independent of norm_epsilon: the defa
 class LatentAttention:
     """`query` is q_b_proj; `expand` (heads x (nope + value), latent) is kv_b_proj, the keys' rows first.
 
-    `absorb` (heads, nope, latent) and `values` (heads, latent, value) are its parts as heads are multiplied by them.
+    `absorb` (heads, nope, latent) and `values` (heads, latent, value) are its parts for keys and values, by head.
     """
 
     sizes: LatentSpec
@@ -79,7 +79,7 @@ class LatentAttention:
         return source
 
     def _absorbed(self, queries: Tensor, cached: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
-        """(tokens, heads x value) of queries (tokens, heads, nope + rope), which attend to latents."""
+        """Attention of queries (tokens, heads, nope + rope) to latents: (tokens, heads x value)."""
         sizes, (tokens, count, _) = self.sizes, queries.shape
         heads = queries.new_empty(tokens, count, sizes.cached_size)
         self._project(queries[..., : sizes.nope_size], self.absorb, heads[..., : sizes.kv_rank])
@@ -104,7 +104,7 @@ class LatentAttention:
             y.copy_(x)
 
     def _expands(self, batch: Batch) -> bool:
-        """Whether the contexts of a step take fewer products of each head with expanded keys and values."""
+        """Whether the contexts of a step take fewer products per head with expanded keys and values."""
         sizes = self.sizes
         expanding = (sizes.nope_size + sizes.value_size) * sizes.kv_rank  # a token
         saved = 0
@@ -116,12 +116,12 @@ class LatentAttention:
 
     @cached_property
     def _by_heads(self) -> Attention:
-        """Attention to expanded keys and values, which are filled up to one size."""
+        """Attention to expanded keys and values, which are zero-padded to one size."""
         count, size = self.attention.num_heads, max(self.sizes.head_size, self.sizes.value_size)
         return Attention(count, count, size, self.attention.scores, self.attention.reach)
 
     def _expanded(self, queries: Tensor, cached: Tensor, row: ContextRow, cache: LayerCache) -> Tensor:
-        """As `_absorbed`, of the queries of a context."""
+        """Like `_absorbed`, for one context, with expanded keys and values."""
         sizes, (tokens, count, _) = self.sizes, queries.shape
         seen = row.seen(cached, cache)[:, 0]
         latents, rotated = seen[:, : sizes.kv_rank], seen[:, sizes.kv_rank :]

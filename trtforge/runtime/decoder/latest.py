@@ -1,4 +1,4 @@
-"""Tokens that a step computes while only the device knows them."""
+"""Input tokens of a step that only the device knows when the step begins."""
 
 import numpy as np
 from torch import Tensor
@@ -8,10 +8,10 @@ from trtforge.runtime.scheduling.integers import Ints
 
 
 def put_latest(target: Tensor, tokens: Ints, latest: Tensor | None) -> None:
-    """Fill in the tokens of a step that only the device knows yet.
+    """Replace the placeholders in a step's tokens by tokens that only the device knows yet.
 
-    `latest` (rows,): the tokens that the rows of the step before sample. `tokens`, with which `target` begins, has
-    -1 - i for that of row i (`Deferred.assume`).
+    `latest` (rows,): the tokens sampled for the rows of the previous step. `target` begins with `tokens`, in which
+    -1 - i is the placeholder of row i (`Deferred.assume`).
     """
     if latest is None:
         return

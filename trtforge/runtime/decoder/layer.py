@@ -29,7 +29,7 @@ class AttentionPart(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """`kind`: see `Residual`. `scale`: multiplier of what is added to the residual."""
+    """`kind`: see `Residual`. `scale`: multiplier of everything that is added to the residual."""
 
     kind: ResidualKind
     input_norm: Norm | None
@@ -49,7 +49,7 @@ class Layer:
         rotations: tuple[Rotation, ...],
         cache: LayerCache,
     ) -> tuple[Tensor, Tensor | None]:
-        """Apply the layer to `summed(hidden, change)`, (tokens, hidden); returns the two parts of such a sum.
+        """Apply the layer to `summed(hidden, change)`, (tokens, hidden); returns the two parts of the resulting sum.
 
         The layer's last addition is fused with the norm at the beginning of the next layer.
         """
@@ -79,7 +79,7 @@ class Layer:
     def _normed_sum(
         self, norm: Norm | None, hidden: Tensor, change: Tensor | None, reader: object
     ) -> tuple[Tensor, Tensor]:
-        """The sum of two parts, and its norm as `reader` takes it."""
+        """The sum of two parts, and its norm, in E4M3 codes if `reader` takes them and a kernel computes them."""
         assert norm is not None
         if isinstance(norm, RmsNorm):
             found = norm.of_sum(hidden, change, self.scale, input_scale(reader))

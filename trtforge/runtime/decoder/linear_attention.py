@@ -1,7 +1,7 @@
 """Linear attention (gated DeltaNet): a short convolution over the tokens, the gated delta rule, a gated norm.
 
 Numerics: transformers/models/qwen3_next/modeling_qwen3_next.py, Qwen3NextGatedDeltaNet. It has no KV cache and no
-positions: the layer keeps a state of each sequence. Its matrices are not quantised.
+position embedding: the layer keeps a state for each sequence. Its matrices are not quantised.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from trtforge.runtime.native.linear_attention import delta_inputs, norm_gated
 class LinearAttention:
     """`qkvz` and `ba` are input projections, `kernel` (channels, 1, inputs) the convolution's weight.
 
-    `decay` and `bias` (value heads) make log decays of a token's input; `norm` (value size) is the weight of the
+    `decay` and `bias` (value heads) turn a token's inputs into log decays; `norm` (value size) is the weight of the
     output's norm.
     """
 
@@ -64,12 +64,12 @@ class LinearAttention:
         return self.ranks.all_reduce(self.out(self._normed(found, gates)))
 
     def _generate(self, spans: list[Span], inputs: Tensor, projected: Tensor, found: Tensor, *, more: bool) -> None:
-        """One token of each sequence."""
+        """Compute one token of each sequence."""
         before = [self.states.before(span) for span in spans]
         at = torch.tensor([span.first for span in spans], device=inputs.device)
         window = torch.cat((torch.stack([state.inputs for state in before]), inputs[at].unsqueeze(1)), dim=1)
         tokens = self._tokens(self._convolved(window).squeeze(1), projected[at])
-        # Nobody needs a state after the next token of its sequence, unless it is the empty one or that of a draft.
+        # The state before a token is not needed afterwards, except the shared empty state and one before a draft.
         spent = [not more and span.start > 0 for span in spans]
         outputs, memories = one_token(tokens, [state.memory for state in before], spent)
         found[at] = outputs.to(found.dtype)
@@ -77,7 +77,7 @@ class LinearAttention:
             self.states.keep(span, State(window[row, 1:].clone(), memory), more=more)
 
     def _compute(self, span: Span, inputs: Tensor, projected: Tensor, found: Tensor, *, more: bool) -> None:
-        """Several tokens of one sequence."""
+        """Compute several tokens of one sequence."""
         before, own = self.states.before(span), slice(span.first, span.end)
         window = torch.cat((before.inputs, inputs[own]))
         tokens = self._tokens(self._convolved(window.unsqueeze(0)).squeeze(0), projected[own])
@@ -99,18 +99,18 @@ class LinearAttention:
         return self.kernel.squeeze(1).t().float().contiguous()
 
     def _convolved(self, window: Tensor) -> Tensor:
-        """(rows, tokens before and own, channels) to (rows, own tokens, channels), activated."""
+        """Convolve and activate (rows, earlier and own tokens, channels) to (rows, own tokens, channels)."""
         kernels = native_for(window.device, window.dtype)
         if kernels is not None:
             return convolve(kernels, window, self._taps)
-        if window.shape[1] == self.sizes.kernel:  # one token: a sum, for which a convolution takes long to begin
+        if window.shape[1] == self.sizes.kernel:  # one token: a sum is faster, as convolutions are slow to start
             summed = (window.float() * self._taps).sum(dim=1, keepdim=True)
             return functional.silu(summed.to(window.dtype))
         channels = window.transpose(1, 2)
         return functional.silu(functional.conv1d(channels, self.kernel, groups=len(self.kernel))).transpose(1, 2)
 
     def _tokens(self, convolved: Tensor, projected: Tensor) -> Tokens:
-        """Of what was convolved (tokens, channels), and of `ba`'s outputs."""
+        """The delta rule's inputs, from the convolution's outputs (tokens, channels) and those of `ba`."""
         sizes = self.sizes
         kernels = native_for(convolved.device, convolved.dtype)
         if kernels is not None:

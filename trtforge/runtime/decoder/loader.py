@@ -60,7 +60,7 @@ class Loader:
         return self._adapted(module, self._packed(self.linears[module], module, bias=bias))
 
     def row_parallel(self, module: str, *, bias_in_parts: bool = False) -> Linear:
-        """A linear layer summed over ranks. The bias is added after the sum; `bias_in_parts`: it is summed too."""
+        """A linear layer summed over ranks. The bias is added after the sum; `bias_in_parts`: by each rank before."""
         if self.spec.tp == 1:
             return self.linear(module)
         ranks, slot = self.ranks, self.linears[module]

@@ -1,4 +1,4 @@
-"""From hidden states to logits: final norm, a rank's columns of the LM head, scaling and capping of the whole."""
+"""From hidden states to logits: final norm, a rank's columns of the LM head, scaling and capping of all columns."""
 
 import math
 from typing import Any
@@ -17,11 +17,11 @@ from trtforge.runtime.linears.linear import GpuMatrix, Linear, NativeMatrix
 from trtforge.runtime.native.screened import Screened
 
 _DISTINCT = 3.0
-"""Multiples of a cap up to which it keeps unequal logits apart; of tokens that it makes equal the first is taken."""
+"""Up to this multiple of the cap, unequal logits stay unequal when capped; of equal ones the first token is chosen."""
 
 
 class Head:
-    """From (rows, hidden) to this rank's columns of their logits: in float32 on a GPU that has all of them."""
+    """From (rows, hidden) to this rank's columns of their logits; in float32 on a GPU without other ranks."""
 
     def __init__(self, loader: Loader) -> None:
         self._norm = loader.norm(FINAL_NORM) if loader.spec.final_norm else None
@@ -48,18 +48,19 @@ class Head:
         self._screened.need(candidates, keys.view(np.uint64), factors, below.view(np.float64) / scale)
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """What the LM head reads."""
+        """The input of the LM head."""
         return hidden if self._norm is None else self._norm(hidden)
 
 
 def _screened(linear: Linear, spec: DecoderSpec) -> Screened | None:
-    """A large LM head on the CPU with what screens its tokens, if larger products are larger logits."""
+    """An LM head that screens tokens on the CPU. None without kernels, for a small LM head, or for a scale that is not
+    positive."""
     if not isinstance(linear, NativeMatrix) or spec.logit_scale <= 0.0:
         return None
     if not screen_bytes(spec.vocab_share, spec.hidden_size):
         return None
     first = spec.rank.tp_rank * spec.vocab_share
-    known = max(0, spec.vocab_size - first)  # of the last rank perhaps fewer
+    known = max(0, spec.vocab_size - first)  # the last rank may have fewer than vocab_share
     by_products, layer = linear.by_products, linear.layer
     farthest = math.inf if spec.logit_cap is None else _DISTINCT * spec.logit_cap / spec.logit_scale
     return Screened(
@@ -100,7 +101,7 @@ def most_likely_tokens(logits: Tensor) -> list[int]:
 
 
 def _argmax_where_fast(logits: Tensor) -> Any:
-    """By a kernel or torch on a GPU, by numpy on the CPU."""
+    """The first argmax of each row: by a kernel or torch on a GPU, by numpy on the CPU."""
     if not logits.is_cuda:
         return logits.numpy().argmax(1)
     kernels = fused_for(logits.device, logits.dtype)

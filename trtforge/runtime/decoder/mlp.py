@@ -13,13 +13,13 @@ from trtforge.runtime.native.activations import activate
 from trtforge.runtime.native.bindings import native_for
 
 _CHUNK = 1024
-"""Tokens whose hidden states a CPU computes together."""
+"""Maximum tokens that the MLP computes at once on a CPU."""
 
 
 def load_mlp(loader: Loader, name: str) -> Linear:
     """The MLP of a layer; its output is summed over ranks."""
     mlp = _load_mlp(loader, name)
-    chunked = loader.place.device.type == "cpu" and loader.adapters is None  # adapters know the tokens of whole steps
+    chunked = loader.place.device.type == "cpu" and loader.adapters is None  # adapters expect all tokens of a step
     return (lambda x: in_chunks(mlp, x, _CHUNK)) if chunked else mlp
 
 
@@ -50,7 +50,7 @@ def _load_mlp(loader: Loader, name: str) -> Linear:
 
 @dataclass(frozen=True)
 class _Mlp:
-    """`proj` of what `inner` computes."""
+    """`proj` applied to the output of `inner`."""
 
     inner: Linear
     proj: Linear
@@ -72,7 +72,7 @@ def _activation(place: Placement, act: Activation) -> Activation:
 
 @dataclass(frozen=True)
 class _GatedHalves:
-    """What `gated_halves` gives. `name`: of the activation, where kernels have it."""
+    """See `gated_halves`. `name`: the activation's name in the kernels; None if they lack it."""
 
     both: Linear
     act: Activation
@@ -99,9 +99,9 @@ class _GatedHalves:
 def gated_halves(
     place: Placement, both: Linear, act: Activation, activated: int = 1, code_scale: Tensor | None = None
 ) -> Linear:
-    """act(one half) * other half, where one layer computes both. `activated`: index of the half that is activated.
+    """act(one half) * other half of the output of `both`. `activated`: index of the half that is activated.
 
-    `code_scale`: `input_scale` of the layer that reads it, which may get codes then.
+    `code_scale`: `input_scale` of the layer that reads the result, which may then be E4M3 codes.
     """
     kernels = step_kernels_for(place.device, place.dtype)
     return _GatedHalves(both, act, NATIVE_ACTIVATIONS.get(act), activated, kernels, code_scale)

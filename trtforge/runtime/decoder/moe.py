@@ -45,7 +45,8 @@ def load_moe(loader: Loader, name: str) -> Linear:
 
 @dataclass(frozen=True)
 class _Router:
-    """float32: `weight` (experts, hidden), `bias` of the logits and `correction` of the choice, both (experts,)."""
+    """float32 `weight` (experts, hidden), `bias` (experts,) of the logits, and `correction` (experts,), added to the
+    scores that select experts."""
 
     weight: Tensor
     bias: Tensor | None
@@ -73,7 +74,7 @@ def _by_kernels(
     kernels: Native, moe: MoeSpec, router: _Router, experts: Experts, shared: Linear | None, ranks: Collective
 ) -> Linear:
     weight, routes = pack_float32(router.weight), routes_of(moe)
-    bias, correction = router.bias, router.correction  # the weight that is not packed is not needed any more
+    bias, correction = router.bias, router.correction  # not `router`, whose unpacked weight can be freed
 
     def mixture(x: Tensor) -> Tensor:
         logits = linear(kernels, widened(kernels, x), weight, bias, moe.num_experts)
@@ -86,7 +87,7 @@ def _by_kernels(
 
 
 def routes_of(moe: MoeSpec) -> Routes:
-    """What `route` computes, for the kernel."""
+    """The settings of `route`, for the kernel."""
     common = Routes(
         num_experts=moe.num_experts,
         top_k=moe.top_k,
@@ -104,7 +105,7 @@ def _expert(up: Linear, down: Linear) -> Linear:
 
 
 def _gated_experts(loader: Loader, moe: MoeSpec, name: str) -> list[Linear]:
-    """Gate and up projection of each expert, and its gate."""
+    """The gate and up projection of each expert, followed by the gating."""
     act = activation_of(loader.spec.hidden_act, exact_gelu=loader.spec.network.exact_gelu)
     clamp = moe.clamp
     if clamp is None:
@@ -113,7 +114,7 @@ def _gated_experts(loader: Loader, moe: MoeSpec, name: str) -> list[Linear]:
 
 
 def _clamped_pairs(place: Placement, both: Linear, clamp: Clamp) -> Linear:
-    """Gate and up projection by one layer whose outputs are gate and up in turn."""
+    """A layer whose outputs alternate between gate and up projection, followed by the clamped gating."""
     kernels = native_for(place.device, place.dtype)
 
     def inner(x: Tensor) -> Tensor:
@@ -131,7 +132,7 @@ def _clamped_pairs(place: Placement, both: Linear, clamp: Clamp) -> Linear:
 def route(moe: MoeSpec, logits: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(tokens, experts) router logits to the (tokens, top_k) weights and indices of the selected experts.
 
-    `bias` (experts): added to sigmoid scores for the choice, not to the weights.
+    `bias` (experts): added to the sigmoid scores that select experts, not to the weights.
     """
     if bias is not None:
         return _route_by_sigmoids(moe, logits.sigmoid(), bias)

@@ -1,4 +1,4 @@
-"""Norms over the last dimension, by kernels where there are any."""
+"""Norms over the last dimension, by kernels if these are available."""
 
 from typing import Protocol
 
@@ -17,7 +17,7 @@ class Norm(Protocol):
     def __call__(self, x: Tensor) -> Tensor: ...
 
     def in_place(self, heads: Tensor) -> bool:
-        """Replace each head of (tokens, heads, size) by its norm; False, with nothing done, without a kernel for it."""
+        """Normalise each head of (tokens, heads, size) in place; False, with nothing done, if no kernel does this."""
 
 
 class RmsNorm:
@@ -49,9 +49,9 @@ class RmsNorm:
     def of_sum(
         self, x: Tensor, change: Tensor | None, scale: float, code_scale: Tensor | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """x + scale * change and its norm, in one pass; None where no kernel computes both.
+        """x + scale * change and its norm, in one pass; None if no kernel computes both.
 
-        `code_scale`: the norm is wanted as E4M3 of itself / code_scale, where that costs nothing.
+        `code_scale`: the norm may then be E4M3 codes of norm / code_scale, if that costs nothing.
         """
         kernels, weight, epsilon = self._kernels, self._weight, self._epsilon
         if kernels is None or not (x.is_contiguous() and (change is None or change.is_contiguous())):
@@ -64,7 +64,7 @@ class RmsNorm:
 
 
 class LayerNorm:
-    """(x - mean) / deviation * weight + bias; weight (size,), or (heads, size) without bias, as Cohere's head norms."""
+    """(x - mean) / deviation * weight + bias; weight (size,), or (heads, size) without bias for Cohere's head norms."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, epsilon: float) -> None:
         self._weight, self._bias = weight, bias
@@ -86,7 +86,7 @@ class LayerNorm:
 
 
 class _WideRmsNorm:
-    """x / rms(x) * factor, with a float32 factor, of activations in another type."""
+    """x / rms(x) * factor, with a float32 factor, for activations of another type."""
 
     def __init__(self, factor: Tensor, epsilon: float, dtype: torch.dtype) -> None:
         self._factor = factor
@@ -120,5 +120,5 @@ def zero_centred(weight: Tensor, epsilon: float) -> Norm:
 
 
 def _adjacent(heads: Tensor) -> bool:
-    """Whether a token's heads lie one after the other."""
+    """Whether each token's heads are contiguous."""
     return heads.stride()[1:] == (heads.shape[2], 1)

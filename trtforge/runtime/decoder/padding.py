@@ -1,4 +1,4 @@
-"""Padding: of a step's rows to few different numbers, and of the blocks of rows that attention takes together."""
+"""Padding of a step's rows to few different numbers, and of the blocks of rows that attention computes together."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def padded_rows(rows: int) -> int:
 def buckets(blocks: Ints, first: int = 0) -> list[tuple[int, int]]:
     """Ranges of rows (with ascending block counts) that are computed together with little padding.
 
-    Splits the rows where that saves most padding blocks, as long as this outweighs another attention call.
+    Splits the rows where this saves most padding blocks, if the saving outweighs another attention call.
     """
     end = first + len(blocks)
     if len(blocks) < 2:

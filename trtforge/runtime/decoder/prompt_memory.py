@@ -1,6 +1,6 @@
-"""Steps of one whole prompt that CUDA graphs compute, and the memory that these read.
+"""The steps of one whole prompt that have CUDA graphs, and the memory that these graphs read.
 
-What a GPU waits for in such a step is Python, which launches a dozen kernels for each layer.
+Without a graph, the GPU waits in these steps for Python, which launches a dozen kernels for each layer.
 """
 
 import numpy as np
@@ -16,22 +16,22 @@ from trtforge.runtime.decoder.step_graphs import Shape
 from trtforge.runtime.scheduling.batch import Step
 
 _MOST_TOKENS = 2048
-"""Of a prompt: the kernels of more tokens take longer than their launches, and intermediate results more memory."""
-_UNIT = 64  # tokens, of which the lengths of graphs are multiples
-_NUMBERS_OF_HIDDEN = 16  # that a layer keeps of a token, for each of its hidden state: 13.5 in Llama 8B
+"""Maximum prompt length: with more tokens, kernels take longer than their launches, and results take more memory."""
+_UNIT = 64  # graphs have lengths that are multiples of it
+_NUMBERS_OF_HIDDEN = 16  # values that a layer keeps per token, in multiples of the hidden size: 13.5 in Llama 8B
 
 
 def prompt_graph_bytes(spec: DecoderSpec, dtype: torch.dtype) -> int:
-    """About what graphs of prompts keep: intermediate results of the longest, and weights that are expanded."""
+    """Approximate memory of prompt graphs: the intermediate results of the longest prompt, and expanded weights."""
     return (_MOST_TOKENS * _NUMBERS_OF_HIDDEN * spec.hidden_size + MOST_EXPANDED) * dtype.itemsize
 
 
 class PromptInputs:
-    """What a prompt of at most `tokens` tokens reads, which lies together: one transfer fills it.
+    """The inputs of a prompt of at most `tokens` tokens, in one tensor that one transfer fills.
 
-    Tokens, positions and slots, block numbers, the token that gives logits, and the prompt's only chunk, int64. Tokens
-    that pad a prompt follow it, so that none attends to them; they write to the block `spare`. `windowed`: slots and
-    block numbers of layers with windows, if they have blocks of their own.
+    It contains, as int64, tokens, positions and slots, block numbers, the token that gives logits, and the prompt's
+    only chunk. Padding tokens come after the prompt, so that no token of it attends to them; they write to the block
+    `spare`. `windowed`: slots and block numbers of sliding-window layers with separate blocks.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PromptInputs:
         )
 
     def fill(self, step: Step, latest: Tensor | None = None) -> None:
-        """See Inputs. The tokens of a prompt are known."""
+        """See Inputs. `latest` is not used, because the host knows all tokens of a prompt."""
         (filled,) = self._staging.filled_next(1)
         tokens, positions, slots, table, last, chunk = np.split(filled, self._ends)
         rows, placed = step.positions()
@@ -82,7 +82,7 @@ class PromptInputs:
 class PromptMemory:
     """Memory of graphs that compute one whole prompt. `spare`, `window_spare`: see `PaddedMemory`.
 
-    A graph is for the second prompt of about a length: its capture takes as long as a few steps.
+    The second prompt of about the same length gets a graph, because a capture takes as long as a few steps.
     """
 
     def __init__(self, block_size: int, spare: int, device: torch.device, window_spare: int | None = None) -> None:

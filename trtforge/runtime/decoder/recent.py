@@ -18,7 +18,7 @@ class Recent(Generic[Key, Value]):
         return iter(tuple(self._values))
 
     def get(self, key: Key) -> Value | None:
-        """The value of a key, which counts as a use; None if there is none."""
+        """The value of a key; None if there is none. Counts as a use."""
         value = self._values.pop(key, None)
         if value is not None:
             self._values[key] = value

@@ -23,16 +23,17 @@ from trtforge.runtime.native.call_capture import CallCapture, Replay
 from trtforge.runtime.native.recorder import Arena, Recorder, current_recorder
 
 MOST_ROWS = 512
-"""Of a recorded step: the products of more rows take much longer than their calls, and MLPs compute many in parts,
-which torch puts together."""
+"""Maximum rows of a recorded step: products of more rows take much longer than their calls, and MLPs compute many rows
+in parts that torch concatenates."""
 
 MOST_RECORDINGS = 64
-"""Of a rank, which keeps those that were used last: one takes about 30 KB a layer."""
+"""Maximum recordings of a rank, which keeps the most recently used ones. One takes about 30 KB per layer."""
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What the layers read, in memory that all recordings share: `_shared`, tables and slots of each of `_views`."""
+    """The layers' inputs, in memory that recordings share. `shared`: see `_shared`; `places`: tables and slots of each
+    of the `_views`."""
 
     shared: tuple[Tensor, ...]
     places: tuple[tuple[Tensor, Tensor], ...]
@@ -48,12 +49,12 @@ class _Inputs:
         return len(self.shared[0])
 
     def first(self, rows: int) -> "_Inputs":
-        """Those of the first rows."""
+        """The inputs of the first rows."""
         places = ((tables[:rows], slots[:rows]) for tables, slots in self.places)
         return _Inputs(tuple(tensor[:rows] for tensor in self.shared), tuple(places))
 
     def fill(self, hidden: Tensor, batch: Batch, rotations: Sequence[Rotation]) -> None:
-        """Copy a step's."""
+        """Copy a step's inputs."""
         for own, new in zip(self.shared, _shared(hidden, batch, rotations), strict=True):
             own.copy_(new)
         for (tables, slots), (view, paged) in zip(self.places, _views(batch), strict=True):
@@ -74,20 +75,20 @@ class _Inputs:
 
 
 def _views(batch: Batch) -> list[tuple[Batch, PagedRows]]:
-    """The step as layers see it, then as those with windows do where they have blocks of their own; with its rows."""
+    """The step and its rows as layers see them; then as sliding-window layers do, if they have separate blocks."""
     views = [batch] if batch.windowed is None else [batch, batch.windowed]
     return [(view, view.paged) for view in views if view.paged is not None]
 
 
 def _shared(hidden: Tensor, batch: Batch, rotations: Sequence[Rotation]) -> list[Tensor]:
-    """Hidden states, lengths, what rows of trees see, then cosines and sines of each rotation."""
+    """Hidden states, lengths, `seen` if there are draft trees, then cosines and sines of each rotation."""
     assert batch.paged is not None
     seen = [] if batch.paged.seen is None else [batch.paged.seen]
     return [hidden, batch.paged.lengths, *seen, *(part for each in rotations for part in (each.cos, each.sin))]
 
 
 class _Key(NamedTuple):
-    """Of the steps that a recording computes: at most so many rows; with adapters, with trees of drafts, or without."""
+    """The steps that a recording computes: at most `rows` rows, with or without adapters and draft trees."""
 
     rows: int
     adapted: bool
@@ -103,9 +104,10 @@ class _Recording:
 
 
 class Layers:
-    """The layers of a rank. `kernels`: given if recordings may be made; `longest`: maximum length of a sequence.
+    """The layers of a rank. `kernels`: given if steps may be recorded; `longest`: maximum length of a sequence.
 
-    `kept`: layers whose inputs (tokens, hidden) the last step left in `states`; their number stands for the output.
+    `kept`: indices of layers whose inputs (tokens, hidden) a step leaves in `states`; the number of layers stands for
+    the output of the last one.
     """
 
     def __init__(
@@ -124,9 +126,9 @@ class Layers:
         self._longest = longest
         self._arena = Arena()
         self._capture = None if kernels is None else CallCapture(kernels)
-        self._inputs: dict[bool, _Inputs] = {}  # of steps without and with trees of drafts
+        self._inputs: dict[bool, _Inputs] = {}  # for steps without and with draft trees
         self._adapters = adapters
-        self._moves = 0  # of the adapters' memory, when the recordings with adapters were made
+        self._moves = 0  # moves of the adapters' memory before the recordings with adapters were made
         self._recordings: Recent[_Key, _Recording] = Recent(MOST_RECORDINGS)
 
     @property
@@ -142,16 +144,16 @@ class Layers:
     def __call__(
         self, hidden: Tensor, batch: Batch, rotations: tuple[Rotation, ...], cache: Sequence[LayerCache]
     ) -> Tensor:
-        """(tokens, hidden) to (tokens, hidden), which the next step may overwrite, and so `states`."""
+        """(tokens, hidden) to (tokens, hidden). The next step may overwrite the result and `states`."""
         recorder = current_recorder()
-        if recorder is not None:  # of the whole step
+        if recorder is not None:  # the whole step is being recorded
             return self._noted(recorder, hidden, batch, rotations, cache)
         if self._kernels is None or batch.paged is None or batch.context:
             return self._computed(hidden, batch, rotations, cache)
         if not len(batch.slots) == len(hidden) <= MOST_ROWS:
             return self._computed(hidden, batch, rotations, cache)
         columns = -(-self._longest // batch.paged.block_size)
-        if batch.paged.tables.shape[1] > columns:  # drafts beyond the longest sequence
+        if batch.paged.tables.shape[1] > columns:  # drafts beyond the maximum length
             return self._computed(hidden, batch, rotations, cache)
         key = _Key(power_from(len(hidden)), self._adapted(), batch.paged.seen is not None)
         found = self._recordings.get(key) or self._recorded(key, columns, hidden, batch, rotations, cache)
@@ -164,7 +166,7 @@ class Layers:
         return found.output[:rows]
 
     def _adapted(self) -> bool:
-        """Whether the step has adapters; forgets recordings that read them where they were before."""
+        """Whether the step has adapters. Drops recordings that read adapters from memory that has moved."""
         adapters = self._adapters
         if adapters is None or not adapters.used:
             return False
@@ -199,7 +201,8 @@ class Layers:
         rotations: tuple[Rotation, ...],
         cache: Sequence[LayerCache],
     ) -> _Recording | None:
-        """Keep a step's kernel calls; None if torch computes a part of it: never record again. Nothing is computed."""
+        """Record a step's kernel calls without computing it. None if torch computes a part of it; then recording is
+        given up for good."""
         assert self._capture is not None, "kernels compute"
         rows, memory = key.rows, self._inputs.get(key.trees)
         if memory is None or len(memory) < rows:
@@ -221,7 +224,7 @@ class Layers:
         rotations: tuple[Rotation, ...],
         cache: Sequence[LayerCache],
     ) -> Tensor:
-        """Compute a step whose kernel calls a recorder notes; results of all recordings lie in the same memory."""
+        """Run a step while its kernel calls are recorded. The results of all recordings share memory."""
         if self._kernels is None:
             return self._computed(hidden, batch, rotations, cache)
         states: list[Tensor] = []

@@ -1,7 +1,7 @@
-"""From queries, keys and values to the attention output: torch's fused operation, or explicitly with cap or ALiBi.
+"""Attention output from queries, keys and values: torch's fused operation, or explicitly with cap, ALiBi or sinks.
 
 `group` query heads share one key and value head. Masks are additive, zero or minus infinity. `queries_at_once` bounds
-the memory of a sequence's mask or scores; `needs_mask`: a whole sequence needs one too.
+the memory of a sequence's mask or scores; `needs_mask`: even a whole sequence needs a mask.
 """
 
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ from trtforge.runtime.decoder.alibi import Alibi
 _HALVES = (torch.bfloat16, torch.float16)
 _LARGEST, _FLASH_SM = 256, (8, 0)  # head size and compute capability of FlashAttention-2
 _PLANNED = 512
-"""On CUDA, whole sequences of multiples of so many tokens may be computed by cuDNN, which plans each new length for 15
-ms and more and is a little faster than the kernels that take any length."""
+"""On CUDA, cuDNN may compute whole sequences whose lengths are multiples of this. It plans each new length for 15 ms or
+more, and is a little faster than the kernels that take any length."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class FusedScores:
         )[0]
 
     def takes_packed(self, queries: Tensor) -> bool:
-        """Whether `packed` computes such queries: FlashAttention's sizes and types."""
+        """Whether `packed` supports the queries' size and type, and their GPU."""
         size = queries.shape[-1]
         if not queries.is_cuda or queries.dtype not in _HALVES or size > _LARGEST or size % 8:
             return False
@@ -73,8 +73,8 @@ class FusedScores:
     def packed(self, queries: Tensor, keys: Tensor, values: Tensor, offsets: Tensor, longest: int) -> Tensor:
         """Whole sequences, one after the other, by one kernel (FlashAttention-2, Dao 2023).
 
-        Queries (tokens, heads, size), keys and values (tokens, kv_heads, size), where sequence i has the tokens from
-        offsets[i] to offsets[i + 1], int32, of which there are at most `longest`; to (tokens, heads, size).
+        Queries (tokens, heads, size), keys and values (tokens, kv_heads, size) to (tokens, heads, size). Sequence i has
+        the tokens from offsets[i] to offsets[i + 1], int32, at most `longest`.
         """
         found: Tensor = torch.ops.aten._flash_attention_forward(
             queries, keys, values, offsets, offsets, longest, longest, 0.0, True, False, scale=self.scale
@@ -86,7 +86,7 @@ class FusedScores:
 class SoftmaxScores:
     """float32 scores, capped at `cap` by tanh (Gemma 2) and biased by position (ALiBi) before the softmax.
 
-    `sinks` (kv_heads, group, 1, 1), float32: logits that the softmax counts beside the scores (GPT-OSS).
+    `sinks` (kv_heads, group, 1, 1), float32: an additional logit of each head in the softmax (GPT-OSS).
     """
 
     scale: float
@@ -97,12 +97,12 @@ class SoftmaxScores:
     needs_mask: bool = True
 
     def one_query(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """As FusedScores does."""
+        """See `FusedScores.one_query`."""
         probabilities = self._probabilities(queries.unsqueeze(3), keys.unsqueeze(2), mask.unsqueeze(3))
         return (probabilities @ values.unsqueeze(2)).squeeze(3)
 
     def sequence(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """As FusedScores does, always with a mask."""
+        """See `FusedScores.sequence`; a mask is required."""
         assert mask is not None, "these scores are masked by the caller"
         grouped = queries.unflatten(0, (len(keys), -1))
         probabilities = self._probabilities(grouped, keys.unsqueeze(1), mask)

@@ -1,10 +1,10 @@
 """The states that a linear attention layer keeps for sequences between steps.
 
 A state is identified by its sequence's first KV block and a position, and summarises the tokens before that position.
-Sequences of such a model never share blocks, and a sequence begins, also after a pause, at position 0. The states after
-every row of a step are kept, so that rejected drafts can be undone. The layer is not told when a sequence ends: its
-state stays until its block is taken again. Recently freed blocks are taken first, so there are about as many states as
-sequences that ran at once.
+Sequences of models with linear attention never share blocks, and each begins at position 0, also after a pause. The
+states after every row of a step are kept, so that rejected drafts can be undone. The layer is not told when a sequence
+ends: its state stays until its block is taken again. Recently freed blocks are taken first, so there are about as many
+states as sequences that ran at once.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class State:
 
 @dataclass(frozen=True)
 class Span:
-    """Packed tokens [first, end) of a sequence: its first KV block, and the position of the first token."""
+    """Packed tokens [first, end) of a sequence. `block`: its first KV block; `start`: the first token's position."""
 
     first: int
     end: int
@@ -41,9 +41,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Spans:
-    """The rows of a step. Those of one sequence, which drafts are, come in different waves, in order.
+    """The rows of a step. A sequence with drafts has several rows, which are in successive waves.
 
-    `taken`: blocks of the sequences other than their first ones.
+    `taken`: the sequences' blocks except their first ones.
     """
 
     waves: tuple[tuple[Span, ...], ...]
@@ -65,7 +65,7 @@ class Spans:
 
 
 class SequenceStates:
-    """The states of one layer. `empty`: that of a sequence without tokens."""
+    """The states of one layer. `empty`: the state of a sequence without tokens."""
 
     def __init__(self, empty: State) -> None:
         self._empty = empty
@@ -89,7 +89,7 @@ class SequenceStates:
         self._kept[span.block][span.start + len(span)] = state
 
     def forget(self, taken: frozenset[int]) -> None:
-        """Drop the states of sequences that have ended: these blocks are inside other sequences now."""
+        """Drop the states of sequences that have ended: other sequences have taken these blocks."""
         for block in taken & self._kept.keys():
             del self._kept[block]
 

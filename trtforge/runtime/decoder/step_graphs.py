@@ -1,4 +1,4 @@
-"""Steps from graphs, which are captured at the first step of a shape and run again for the next ones.
+"""Computes steps with graphs: the first step of a shape captures a graph, which is replayed for this and later steps.
 
 A graph is a CUDA graph, or recorded calls of CPU kernels. The capture function is passed in
 (`runtime.cuda.graph_capture`, `runtime.native.call_capture`), so this module is independent of the device.
@@ -22,14 +22,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Outputs:
-    """Of a step, a row for each token: logits (wanted rows, columns of this rank), and what `Decoder.kept` has."""
+    """The outputs of a step: logits (wanted rows, columns of this rank); `last` and `states` as in `Decoder.kept`."""
 
     logits: Tensor | None
     last: Tensor | None
     states: list[Tensor]
 
     def first(self, rows: int, wanted: int) -> "Outputs":
-        """Those of the first rows. The next step overwrites them."""
+        """The outputs of the first `rows` rows and `wanted` logits. The next step overwrites them."""
         logits = None if self.logits is None else self.logits[:wanted]
         last = None if self.last is None else self.last[:wanted]
         return Outputs(logits, last, [each[:rows] for each in self.states])
@@ -39,7 +39,7 @@ Compute = Callable[[Batch], Outputs]
 
 
 class Replay(Protocol):
-    """Computes what was captured again, from the same inputs into the same outputs."""
+    """Repeats a captured computation, from the same inputs into the same outputs."""
 
     def __call__(self, rows: int, wanted: int, /) -> object:
         """Compute at least `rows` rows, and the logits of at least the first `wanted`."""
@@ -57,13 +57,13 @@ class Inputs(Protocol):
     """The memory that a graph reads."""
 
     def fill(self, step: Step, latest: Tensor | None = None) -> None:
-        """Copy a step's integers, which are of at most as many rows and columns of block tables.
+        """Copy the integers of a step with at most as many rows and block-table columns as this memory.
 
         `latest`: see `put_latest`.
         """
 
     def batch(self) -> Batch:
-        """The step that is computed from this memory."""
+        """The step that reads this memory."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class Shape:
 
 
 class Memory(Protocol):
-    """Where the inputs of graphs lie."""
+    """Provides the memory that graphs read."""
 
     def shape(self, step: Step) -> Shape | None:
-        """Of the graph that computes a step; None if none does, or not yet."""
+        """The shape of the graph for a step; None if no graph computes it, or not yet."""
 
     def inputs(self, shape: Shape) -> Inputs:
-        """Of a graph."""
+        """The inputs of a graph of this shape."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class StepGraphs:
         return tuple(sorted({shape.rows for shape in self._graphs}))
 
     def execute(self, step: Step, latest: Tensor | None = None) -> Outputs | None:
-        """The outputs of the step's tokens; None, with nothing computed, if a graph does not compute such steps.
+        """The outputs of a step; None, with nothing computed, if no graph computes steps like it.
 
         `latest`: see `put_latest`.
         """
@@ -133,7 +133,8 @@ class StepGraphs:
         return graph.outputs if (shape.rows, shape.wanted) == (rows, wanted) else graph.outputs.first(rows, wanted)
 
     def _captured(self, shape: Shape, step: Step, latest: Tensor | None) -> _Graph | None:
-        """A graph for a step and others; None if its operations cannot be captured: never try again."""
+        """Capture a graph for a step and others of its shape. None if this fails; then capturing is given up for
+        good."""
         assert self._capture is not None, "see execute"
         inputs, captured = self._memory.inputs(shape), None
         inputs.fill(step, latest)
