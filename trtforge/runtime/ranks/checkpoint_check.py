@@ -16,13 +16,13 @@ from trtforge.runtime.linears.weights import Weights
 _SLAB_BYTES = 16 << 20
 _SCALES = ("scaling_factor", "scaling_factor_2", "per_channel_scale")
 _DIVISORS = ("activation_scaling_factor", "kv_cache_scaling_factor")
-"""Scales that values are divided by, so that zero is none."""
+"""Scales that values are divided by, so they must not be zero."""
 _MAKE_AGAIN = "The quantisation or the copy failed: make the checkpoint again."
 
 
 def unchecked_network(config: CheckpointConfig) -> str | None:
-    """Why the tensors of a checkpoint cannot be checked: the embedded engine lacks its network, or an EAGLE network in
-    it. None if they can."""
+    """Why the tensors of a checkpoint cannot be checked: the embedded engine does not support its network or its EAGLE
+    network. None if they can be checked."""
     try:
         for rank in config.parallel.ranks:
             DecoderSpec.of(config, rank.index)
@@ -33,7 +33,7 @@ def unchecked_network(config: CheckpointConfig) -> str | None:
 
 
 def require_network(config: CheckpointConfig, directory: Path, index: int) -> int:
-    """The number of tensors of a rank. Raises ForgeError naming one that is missing, unexpected or of another kind."""
+    """The number of tensors of a rank. Raises ForgeError naming a missing, unexpected, misshapen or mistyped tensor."""
     require_rank(config, index, Weights.headers(directory, index))
     return len(read_header(directory / rank_file(index)))
 
@@ -66,7 +66,7 @@ def _require_scale(reader: RowReader, stored: StoredTensor) -> None:
 
 
 def _first_nonfinite(reader: RowReader, stored: StoredTensor) -> str | None:
-    """What the first value that is not finite is, and where; None if all are finite."""
+    """The first non-finite value and its position, as text; None if all values are finite."""
     size, total = stored.spec.dtype.size, stored.spec.nbytes
     for first in range(0, total, _SLAB_BYTES):
         part = memoryview(bytearray(min(_SLAB_BYTES, total - first)))

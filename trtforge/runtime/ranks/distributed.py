@@ -110,7 +110,7 @@ class Distributed:
         return torch.cat(parts, dim=-1)
 
     def send_hidden(self, hidden: Tensor) -> None:
-        sent = hidden.clone(memory_format=torch.contiguous_format)  # the next part's may overwrite `hidden`
+        sent = hidden.clone(memory_format=torch.contiguous_format)  # the next micro-batch may overwrite `hidden`
         self._sending.append((self._all.send([sent], self._index + self._tp, 0), sent))
 
     def finish_sending(self) -> None:

@@ -1,4 +1,4 @@
-"""Which LoRA adapters requests of an engine may name: its own, and those that came with earlier requests."""
+"""The LoRA adapters that requests may name: the engine's own, and those sent with earlier requests."""
 
 import os
 import re
@@ -25,7 +25,7 @@ from trtforge.runtime.scheduling.rows import Row
 _Stamp = tuple[tuple[int, int], ...]
 _PREFIX = "trtforge-adapters-"
 _MOST_IDS = 10_000
-"""Task ids that are known at once, as many may stand for one adapter."""
+"""Maximum number of task ids that are kept; any number of them may stand for one adapter."""
 _SHOWN = 32
 _NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{32}}")
 
@@ -52,7 +52,7 @@ class EngineAdapters:
     def __init__(self, source: Source, used: Callable[[], Collection[int]]) -> None:
         """`used`: names of the adapters of unfinished requests. Raises ForgeError if no adapter fits the cache.
 
-        `most`: how many adapters fit the cache of each rank at once.
+        The attribute `most` is the number of adapters that fit each rank's cache at once.
         """
         lora = source.forge.features.lora
         self.most, self._own = 0, range(0)
@@ -99,7 +99,7 @@ class EngineAdapters:
         return None
 
     def resolved(self, request: GenerationRequest) -> GenerationRequest:
-        """An accepted request with the name by which ranks know its adapter."""
+        """An accepted request with its adapter's name on the ranks instead of the task id."""
         name = None if request.lora_task_id is None else self._sent.get(request.lora_task_id)
         return request if name is None else replace(request, lora_task_id=name, sent_adapter=None)
 
@@ -146,7 +146,7 @@ class EngineAdapters:
         return f"Task ids: {ids}. {more}".strip() if ids else more
 
     def _stamp(self, task: int) -> _Stamp | None:
-        """Sizes and times of an own adapter's files, which ranks read when a request needs them; None without them."""
+        """Sizes and modification times of an engine adapter's files, which ranks read on demand; None if missing."""
         try:
             found = [os.stat(self._directory / str(task) / name) for name in ADAPTER_FILES]
         except OSError:

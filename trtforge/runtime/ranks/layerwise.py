@@ -79,7 +79,7 @@ class Layerwise:
         return self._ranks[0].spec.hidden_size
 
     def advance(self, finished: Share = not_shown) -> None:
-        """Compute the next layer for all sequences; `finished` gets the share of each."""
+        """Compute the next layer for all sequences; after each, `finished` is called with its share of the work."""
         stage, index = divmod(self._next, self._per_stage)
         ranks = self._stage(stage)
         self._each(ranks, partial(_Rank.load_layer, index=index))
@@ -101,7 +101,7 @@ class Layerwise:
             rank.finish()
 
     def logits(self, sequence: int) -> Tensor:
-        """float32 (tokens, vocabulary) on the CPU: row i predicts what follows token i."""
+        """float32 (tokens, vocabulary) on the CPU: row i predicts the token after token i."""
         ranks, parts = self._stage(-1), []
         for part, step in self._of(sequence):
             columns = [found.cpu() for found in self._on(ranks, step, part)]

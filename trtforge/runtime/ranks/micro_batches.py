@@ -1,6 +1,6 @@
 """Splits a step into micro-batches: while a pipeline stage computes one, the previous stage computes the next.
 
-With p stages of equal speed and m parts a step takes (m + p - 1) / m times as long as one stage needs for all of it,
+With p stages of equal speed and m parts, a step takes (m + p - 1) / m times as long as one stage needs for all of it,
 instead of p times (GPipe, Huang et al. 2019, arXiv 1811.06965, section 2.3). Every part reads all weights once, so only
 steps of many tokens, whose products take longer than reading the weights, are split.
 """
@@ -13,7 +13,7 @@ from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.integers import Ints
 
 _PER_STAGE = 2  # parts
-_LEAST_ROW = 2  # tokens; what is left of a cut row must not be taken for a row of the generation phase
+_LEAST_ROW = 2  # tokens; the rest of a cut row must not look like a row of the generation phase
 
 
 @dataclass
@@ -31,10 +31,10 @@ class _Part:
 
 
 def micro_batches(step: Step, stages: int, least: int) -> list[Step]:
-    """The step as steps to be computed in this order, two for each stage, of at least about `least` tokens each.
+    """Split the step into steps to compute in this order: up to two per stage, of at least about `least` tokens each.
 
-    Rows keep their order; a row of several tokens may be cut, and what follows is a later chunk of it. The parts have
-    no copies: those of the step come before all of them.
+    Rows keep their order. A row of several tokens may be cut; the rest becomes a later chunk of it. The parts have no
+    block copies, because the step's copies come before all of them.
     """
     count = min(_PER_STAGE * stages, len(step.tokens) // least)
     if stages == 1 or count < 2:

@@ -49,8 +49,8 @@ class RankGroup:
         self._closed = False
         self._loaded: RankModel | None = None
         place = placement_of(source, 0)
-        self.computes_ahead = place.device.type == "cuda" and world == 1  # other ranks know no sampled tokens
-        """Whether a step may begin before the host knows the tokens of the one before."""
+        self.computes_ahead = place.device.type == "cuda" and world == 1  # other ranks do not know the sampled tokens
+        """Whether a step may begin before the host knows the tokens of the previous step."""
         try:
             if world == 1:
                 self._collective: Collective = Alone()
@@ -108,17 +108,17 @@ class RankGroup:
 
     @torch.inference_mode()
     def last_hidden(self) -> Tensor:
-        """See `Decoder.last_hidden`; needs layouts without pipeline stages."""
+        """See `Decoder.last_hidden`; only without pipeline parallelism."""
         return self._model.last_hidden()
 
     @torch.inference_mode()
     def hidden_states(self) -> Tensor:
-        """See `Decoder.hidden_states`; needs an EAGLE network beside rank 0."""
+        """See `Decoder.hidden_states`; only with an EAGLE network on rank 0."""
         return self._model.hidden_states()
 
     @property
     def network(self) -> Network:
-        """The EAGLE network beside rank 0."""
+        """The EAGLE network on rank 0."""
         return self._model.network
 
     def check(self) -> None:
@@ -130,10 +130,10 @@ class RankGroup:
     def execute(
         self, step: Step, fills: Mapping[int, Tensor] | None = None, latest: Tensor | None = None
     ) -> Tensor | None:
-        """float32 logits of the wanted rows, which the next step may overwrite. `latest`: of rank 0.
+        """float32 logits of the wanted rows; the next step may overwrite them. See `RankModel.execute`.
 
-        `fills`: blocks to overwrite first, with what `read_block` gave. See `RankModel.execute`. Raises ForgeError with
-        the message of the rank that ended first.
+        `fills`: contents that `read_block` returned, by the block to overwrite with them. `latest`: only with a single
+        rank. Raises ForgeError with the message of the rank that ended first.
         """
         try:
             if self._workers:
@@ -186,13 +186,13 @@ class RankGroup:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def free(self) -> None:
-        """Free the memory of rank 0, when no step is computed any more."""
+        """Free the memory of rank 0. No step may be computed after this."""
         self._loaded = None
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
     def close(self) -> None:
-        """End the workers, which ends a step that waits for them. May be called again."""
+        """End the workers, and with them a step that waits for them. May be called again."""
         self._closed = True
         for worker in self._workers:
             worker.release()
@@ -202,7 +202,8 @@ class RankGroup:
         self._workers, self._collective = [], Alone()
 
     def _failure(self) -> ForgeError | None:
-        """Error of the worker that ended first; None if all run. Waits, as a lost connection precedes the end."""
+        """Error of the worker that ended first; None if all run. Waits, because a worker's connections close before it
+        has ended."""
         if self._closed:
             return ForgeError("the engine was closed while a rank did not answer", hint="Load it again.")
         deadline = time.monotonic() + _END_TIMEOUT

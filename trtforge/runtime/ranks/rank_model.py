@@ -36,7 +36,7 @@ from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.integers import Ints
 
 _LEAST_TOKENS = {"cpu": 16, "cuda": 256}
-"""Of a part of a step: products of fewer take about as long as reading the weights."""
+"""Minimum tokens of a micro-batch: products of fewer take about as long as reading the weights."""
 
 
 class RankModel:
@@ -65,7 +65,7 @@ class RankModel:
         self._graphs: StepGraphs | None = None
         self._prompts: StepGraphs | None = None
         self._pages: tuple[PagesAhead, PagesAhead] | None = None
-        self._order: Tensor | None = None  # of the last step's tokens, if they were computed in another one
+        self._order: Tensor | None = None  # in which the last step's tokens were computed; None: their own order
         room = prompt_graph_bytes(spec, place.dtype)
         self._capture = graph_capture_for(place.device, room) if self._decoder.repeats else None
         self._calls = None if self._decoder.recordable is None else CallCapture(self._decoder.recordable)
@@ -92,7 +92,7 @@ class RankModel:
         return window_blocks_for(window, self._source.tokens_per_block, limits.max_batch_size, limits.max_num_tokens)
 
     def blocks_that_fit(self, fraction: float, tokens: int | None, window_blocks: int = 0) -> int:
-        """KV blocks that this rank has memory for."""
+        """The number of KV blocks that this rank has memory for."""
         source = self._source
         reserved = 0 if self.adapters is None else self.adapters.reserved_bytes
         spec, size = self._decoder.spec, source.tokens_per_block
@@ -107,7 +107,8 @@ class RankModel:
         return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved, drafter, window_blocks)
 
     def host_blocks_that_fit(self, memory: int, num_blocks: int) -> int:
-        """KV blocks in so many bytes of host memory, beside `num_blocks` on the device. Raises ForgeError."""
+        """KV blocks that fit in `memory` bytes of host memory, beside `num_blocks` on the device. Raises ForgeError if
+        these bytes are not free."""
         source, spec = self._source, self._decoder.spec
         own = 0 if self._network is None else self._network.block_bytes(source.tokens_per_block)
         size = block_bytes(spec, self._place.dtype, source.tokens_per_block) + own
@@ -118,17 +119,17 @@ class RankModel:
     def allocate_cache(self, num_blocks: int, host_blocks: int = 0, window_blocks: int = 0) -> None:
         """Allocate `num_blocks` KV blocks, and more in host memory; required before the first step.
 
-        `window_blocks`: of layers with windows, if they have blocks of their own.
+        `window_blocks`: number of separate blocks of sliding-window layers; 0 if they share the other layers' blocks.
         """
         size, longest = self._source.tokens_per_block, self._source.limits.max_seq_len
         spare = int(self._capture is not None)
         self._cache = self._decoder.new_cache(num_blocks + spare, size, window_blocks + spare if window_blocks else 0)
         columns = -(-longest // size)
-        outputs = partial(_outputs, self._decoder, self._layer_caches)  # not of self: a cycle would keep the memory
+        outputs = partial(_outputs, self._decoder, self._layer_caches)  # without self: a cycle would keep the memory
         if self._capture is not None:
             padded = PaddedMemory(columns, size, num_blocks, self._place.device, window_blocks or None)
             self._graphs = StepGraphs(outputs, self._capture, padded)
-            if self._decoder.spec.latent is None:  # which reads the blocks of a chunk by torch
+            if self._decoder.spec.latent is None:  # latent attention reads a chunk's blocks with torch
                 prompts = PromptMemory(size, num_blocks, self._place.device, window_blocks or None)
                 self._prompts = StepGraphs(outputs, self._capture, prompts)
         elif self._calls is not None:
@@ -153,17 +154,17 @@ class RankModel:
 
     @property
     def graphs(self) -> StepGraphs | None:
-        """The graphs of single-token steps, on a device that computes them alone."""
+        """The graphs of steps with single-token rows; None if such steps cannot be captured."""
         return self._graphs
 
     @property
     def prompt_graphs(self) -> StepGraphs | None:
-        """The graphs of whole prompts, on a GPU that computes them alone."""
+        """The graphs of whole prompts; None if these cannot be captured, as on a CPU."""
         return self._prompts
 
     @property
     def cache(self) -> list[Tensor]:
-        """The cache tensor of each layer, then of the EAGLE network's."""
+        """The cache tensor of each layer, then that of the EAGLE network."""
         return [layer.storage for layer in self._cache]
 
     @property
@@ -197,7 +198,7 @@ class RankModel:
 
     @property
     def network(self) -> Network:
-        """The EAGLE network beside the model."""
+        """The EAGLE network that runs beside the model."""
         assert self._network is not None, "only with an EAGLE feature, and on rank 0"
         return self._network
 
@@ -222,12 +223,12 @@ class RankModel:
         """float32 logits of the wanted rows on rank 0; None on other ranks, and if no row is wanted. The next step may
         overwrite them.
 
-        `fills`: blocks to overwrite after the step's copies, with their bytes of all layers one after another.
-        `latest`: see `put_latest`; only without other ranks.
+        `fills`: by block to overwrite after the step's copies, its bytes in all layers, one after another.
+        `latest`: see `put_latest`; only with a single rank.
         """
         assert self._copies is not None, "see allocate_cache"
         assert self._window_copies is not None, "see allocate_cache"
-        assert self._windowed is (len(step.window_tables) > 0), "tables of the blocks that layers with windows have"
+        assert self._windowed is (len(step.window_tables) > 0), "window tables come with separate window blocks"
         if self._pages is not None:
             for pages, tables in zip(self._pages, (step.tables, step.window_tables), strict=True):
                 pages.reach(int(tables.max(initial=-1)) + 1, len(tables))
@@ -263,7 +264,7 @@ class RankModel:
         return None
 
     def _batch(self, step: Step, latest: Tensor | None) -> Batch:
-        """The step as the decoder's layers take it."""
+        """The step as input of the decoder's layers."""
         device, dtype, decoder = self._place.device, self._place.dtype, self._decoder
         return Batch.of(
             step,
@@ -281,7 +282,8 @@ class RankModel:
         return self._cache[: self._decoder.spec.num_layers]
 
     def _parts(self, step: Step) -> list[Step]:
-        """The parts of a step, as they are recorded. Layers that keep states of sequences take it whole."""
+        """The micro-batches of a step, in single tokens if short chunks are recorded. With linear attention, the step
+        is not split."""
         spec = self._decoder.spec
         stages = 1 if spec.linear is not None else spec.pp
         parts = micro_batches(step, stages, _LEAST_TOKENS[self._place.device.type])
@@ -319,6 +321,6 @@ def placement_of(source: Source, index: int) -> Placement:
 
 
 def _outputs(decoder: Decoder, caches: list[LayerCache], batch: Batch) -> Outputs:
-    """What a graph computes of a step."""
+    """The outputs of a step, as graphs compute them."""
     logits = decoder.forward(batch, caches)
     return Outputs(logits, *decoder.kept)

@@ -1,6 +1,6 @@
 """Sums over tensor-parallel ranks in memory that their processes share, by the CPU kernels (source/ranks.cpp).
 
-An exchange over the loopback interface takes hundreds of microseconds, and a layer needs two.
+An exchange over the loopback interface takes hundreds of microseconds, and each layer needs two exchanges.
 """
 
 import logging
@@ -20,9 +20,9 @@ _FLAG_BYTES = 64
 
 
 class SharedSums:
-    """The memory of an engine's ranks: a flag that a rank ended, then what each pipeline stage needs.
+    """Memory shared by an engine's ranks: a flag that a rank has ended, then an area for each pipeline stage.
 
-    `descriptor`: an open file that each rank's process maps, and that has no name, so that nothing is left behind.
+    `descriptor`: an open file that each rank's process maps. It has no name, so that no file is left behind.
     """
 
     def __init__(self, kernels: Native, tp: int, pp: int, descriptor: int | None = None) -> None:
@@ -56,7 +56,7 @@ class SharedSums:
 
     @staticmethod
     def takes(values: Tensor) -> bool:
-        """Whether `add_up` takes numbers of this type."""
+        """Whether `add_up` supports the dtype."""
         return values.dtype in TYPES
 
     def add_up(self, values: Tensor, stage: int, rank: int) -> None:
@@ -70,7 +70,7 @@ class SharedSums:
             raise RuntimeError("a rank ended")
 
     def end(self) -> None:
-        """A rank ended: no other waits for it any more."""
+        """Record that a rank has ended, so that the others stop waiting for it."""
         self._memory[0] = 1
 
 

@@ -8,7 +8,7 @@ from trtforge.runtime.scheduling.batch import Step
 from trtforge.runtime.scheduling.integers import Ints
 
 MOST_CHUNKED = 64
-"""Tokens of prompts: as many as the CPU kernels take of one sequence at once."""
+"""Maximum prompt tokens: the CPU kernels take this many of one sequence at once."""
 
 
 def single_tokens(step: Step) -> Step:

@@ -52,9 +52,9 @@ class DrafterBytes:
 class Source:
     """A model on disk and how to compute it. `packed`: True for an engine's rank files, False for a checkpoint's.
 
-    `beside`: a drafter that is loaded after the KV cache is allocated, by its ranks.
+    `beside`: memory of a drafter that is loaded after the KV cache is allocated, for each of its ranks.
 
-    `sent_adapters`: where the LoRA adapters that come with requests are written; None: none are taken.
+    `sent_adapters`: directory for the LoRA adapters that come with requests; None: these are refused.
     """
 
     directory: Path
@@ -68,7 +68,7 @@ class Source:
     beside: tuple[DrafterBytes, ...] = ()
 
     def beside_rank(self, index: int) -> DrafterBytes:
-        """What the memory of rank `index` must leave for the drafter. All ranks on a CPU share its memory equally."""
+        """Bytes that rank `index` must leave free for the drafter. On a CPU, each rank leaves an equal share."""
         if self.forge.device == "cpu":
             world = self.config.parallel.world_size
             weights, block = (sum(each.weights for each in self.beside), sum(each.block for each in self.beside))
@@ -81,7 +81,7 @@ class Source:
 
     @property
     def keeps_states(self) -> bool:
-        """Whether some layers keep a state of each sequence, which is in no KV block (linear attention)."""
+        """Whether some layers (linear attention) keep a state of each sequence outside the KV blocks."""
         return any(layer.linear for rank in self.config.parallel.ranks for layer in self.spec(rank.index).layers)
 
     def shares(self, asked: bool) -> bool:

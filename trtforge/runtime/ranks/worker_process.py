@@ -35,7 +35,7 @@ class WorkerJob(Config):
 
 
 class WorkerProcess:
-    """A worker exits when its standard input is closed, so it never outlives this process, not even after SIGKILL.
+    """A worker process. It exits when its standard input is closed, so it ends with this process, even after SIGKILL.
 
     PR_SET_PDEATHSIG does not work here: it is tied to the thread that started the worker, which may end earlier.
     """
