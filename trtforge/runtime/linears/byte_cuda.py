@@ -1,9 +1,9 @@
-"""Linear layers of 8-bit weights on CUDA, which stay in 8 bits.
+"""Linear layers on CUDA whose weights stay in 8 bits.
 
-Weight-only INT8, SmoothQuant, row-wise FP8, and FP8 for GPUs without products of E4M3. Activations are rounded to
-numbers that bfloat16 holds exactly; few rows are multiplied with the codes, and their sums are scaled before they are
-rounded. For many rows the weights are expanded to bfloat16 in each call. Layers are packed as for the CPU kernels;
-without Triton they hold their weights in the compute type.
+Weight-only INT8, SmoothQuant, row-wise FP8, and FP8 for GPUs without E4M3 products. Activations are rounded to numbers
+that bfloat16 represents exactly. Few rows are multiplied with the codes, and their sums are scaled before they are
+rounded; for many rows, the weights are expanded to bfloat16 in each call. Layers are packed as for the CPU kernels.
+Without Triton, their weights are kept in the compute type.
 """
 
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from trtforge.runtime.linears.int8_linear import Int8Dense, SmoothQuant
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias
 from trtforge.runtime.linears.weights import Weights
 
-_MOST_SUMMED = 1024  # rows, whose sums of INT8 take four bytes each
-_INT8_SIDE = 8  # what the sizes of torch's products of INT8 are multiples of
+_MOST_SUMMED = 1024  # rows per product, because INT32 sums take four bytes each
+_INT8_SIDE = 8  # torch's INT8 products need sizes that are multiples of it
 
 
 @dataclass(frozen=True)
 class CodesProduct:
-    """y = x W^T * scales + b, of bfloat16 numbers x (rows, in); weight (out, in) of codes, scales (out,) in float32."""
+    """y = x W^T * scales + b, for bfloat16 x (rows, in), 8-bit codes `weight` (out, in), float32 `scales` (out,)."""
 
     products: Products
     weight: Tensor
@@ -37,18 +37,18 @@ class CodesProduct:
 
     @classmethod
     def of(cls, products: Products, weight: Tensor, scales: Tensor, bias: Tensor | None) -> "CodesProduct":
-        """On the device of `bias` and of the kernels."""
+        """The product of tensors that are on the kernels' device."""
         return cls(products, readable(weight), scales.contiguous(), bias, products.new_counters(len(weight)))
 
     def __call__(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
-        """`factors` (rows,): of the sums of each row."""
+        """`factors` (rows,): multiply the sums of each row."""
         if len(x) <= MOST_ROWS:
             return self.products.codes(x, self.weight, self.scales, self.bias, self.counters, factors)
         sums = self.products.many_codes(x, self.weight)
         return self.products.scale_sums(sums, self.scales, factors, self.bias)
 
     def of_scaled_weights(self, x: Tensor) -> Tensor:
-        """As a call; weights of many rows are scaled before they are rounded to bfloat16, not their sums."""
+        """Like `__call__`, but for many rows the weights, not the sums, are scaled before they are rounded."""
         if len(x) <= MOST_ROWS:
             return self(x)
         return self.products.many_codes(x, self.weight, self.scales, self.bias)
@@ -66,7 +66,7 @@ class Int8Cuda(Int8Native):
 
 
 class Fp8RowwiseCuda(Fp8RowwiseNative):
-    """E4M3 weights with a scale of each output, E4M3 activations with one of each token."""
+    """E4M3 weights with a scale per output channel, E4M3 activations with one per token."""
 
     def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
         weight = _weight(weights, prefix, shape).view(torch.float8_e4m3fn)
@@ -133,7 +133,7 @@ def _weight(weights: Weights, prefix: str, shape: tuple[int, int]) -> Tensor:
 def _smooth_quant_by_torch(
     weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool
 ) -> Linear:
-    """The layer as `SmoothQuant` computes it on any device, from the packed tensors of integer weights."""
+    """The layer as `SmoothQuant(integer=False)` computes it on any device, from packed integer weights."""
     names = ["prequant_scaling_factor", "activation_scaling_factor", "output_scaling_factor"]
     packed = {f"{prefix}.{name}": weights.take(f"{prefix}.{name}") for name in names}
     packed[f"{prefix}.weight"] = _weight(weights, prefix, shape).to(wide(place.dtype))

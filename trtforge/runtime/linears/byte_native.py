@@ -1,7 +1,7 @@
-"""Linear layers of 8-bit weights for the CPU kernels: FP8 with static and row-wise activations, and weight-only INT8.
+"""Linear layers of 8-bit weights for the CPU kernels: FP8 with static or row-wise activation scales, weight-only INT8.
 
-The weights stay in 8 bits. Without a compiler, or where a size does not suit the kernels, the layers are those that
-hold their weights in the compute type.
+The weights stay in 8 bits. Without a compiler, or for sizes that the kernels do not support, they are kept in the
+compute type.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class Fp8Native:
 
 @dataclass(frozen=True)
 class _ScaledByOutput:
-    """Weights with a scale of each output. `reference`: what computes them without the kernels."""
+    """Weights with a scale per output channel. `reference`: computes the layer if there are no CPU kernels for it."""
 
     reference: Kernel
     format: Format
@@ -82,14 +82,14 @@ class _ScaledByOutput:
 
 
 class Fp8RowwiseNative(_ScaledByOutput):
-    """E4M3 weights with a scale of each output, E4M3 activations with one of each token."""
+    """E4M3 weights with a scale per output channel, E4M3 activations with one per token."""
 
     def __init__(self) -> None:
         super().__init__(Fp8RowwiseDense(), "e4m3", "e4m3 by row", FP8_ROW_SCALE_MIN)
 
 
 class Int8Native(_ScaledByOutput):
-    """Weight-only INT8 with a scale of each output."""
+    """Weight-only INT8 with a scale per output channel."""
 
     def __init__(self) -> None:
         super().__init__(Int8Dense(), "int8")
@@ -100,6 +100,6 @@ def _kernels(shape: tuple[int, int], place: Placement) -> Native | None:
 
 
 def repacked(kernel: Kernel, stored: Stored, prefix: str, shape: tuple[int, int], place: Placement) -> Linear:
-    """The layer as another kernel computes it."""
+    """The layer, packed for and computed by another kernel."""
     packed = {f"{prefix}.{name}": tensor for name, tensor in kernel.pack(stored, place.dtype).items()}
     return kernel.load(Weights.of(packed, prefix), prefix, shape, place, bias=stored.bias is not None)

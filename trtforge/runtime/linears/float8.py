@@ -10,7 +10,7 @@ def round_to_e4m3(values: Tensor, scale: Tensor | float) -> Tensor:
     """float32 numbers equal to what `quantize_fp8` stores: rounded to four significant bits, halves to even.
 
     Adding 1.5 * 2^20 times a number's own power of two, and subtracting it again, leaves the four bits; below 2^-6
-    the steps of E4M3 stay at 2^-9. On a CPU several times as fast as converting to float8 and back.
+    the steps of E4M3 stay at 2^-9. On a CPU this is several times as fast as converting to float8 and back.
     """
     scaled = (values.float() / scale).clamp_(-FP8_MAX, FP8_MAX)
     power = scaled.view(torch.int32).bitwise_and(0x7F800000).view(torch.float32)
@@ -21,8 +21,8 @@ def round_to_e4m3(values: Tensor, scale: Tensor | float) -> Tensor:
 def from_e4m3(values: Tensor, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
     """The values times `scale` in float32, bfloat16 or float16 (NaN codes excepted; `quantize_fp8` writes none).
 
-    On CPU the bits are moved into a wider format, whose exponent bias is then multiplied away: four vectorised
-    passes where the direct conversion takes several nanoseconds an element.
+    On a CPU, the bits are moved into a wider format, and a multiplication corrects the exponent bias: four vectorised
+    passes, while the direct conversion takes several nanoseconds per element.
     """
     if values.is_cuda:
         return values.to(dtype).mul_(scale)

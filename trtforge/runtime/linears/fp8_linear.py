@@ -17,10 +17,10 @@ _SIDE = 16  # torch multiplies E4M3 matrices whose sizes are multiples of it (AT
 
 
 class Fp8Dense:
-    """E4M3 weights and statically scaled E4M3 activations, both held exactly in the compute type.
+    """E4M3 weights and statically scaled E4M3 activations, both represented exactly in the compute type.
 
-    The products are exact and are summed in float32 by every CPU and CUDA matrix product; only then are they scaled.
-    float32 takes the place of float16, which unscaled sums overflow.
+    The products are exact, and every CPU and CUDA matrix product sums them in float32; the sums are scaled afterwards.
+    float32 replaces float16, in which unscaled sums overflow.
     """
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -41,7 +41,7 @@ class Fp8Dense:
 
 
 def _by_numbers(multiply: Linear, activation_scale: Tensor, output_scale: float, bias: Tensor | None) -> Linear:
-    """A layer that multiplies by E4M3 weights held in the compute type; `output_scale`: of both operands."""
+    """A layer with E4M3 weights in the compute type; `output_scale`: the product of weight and activation scale."""
 
     def linear(x: Tensor) -> Tensor:
         y = multiply(round_to_e4m3(x, activation_scale).to(wide(x.dtype))).mul_(output_scale).to(x.dtype)
@@ -53,7 +53,7 @@ def _by_numbers(multiply: Linear, activation_scale: Tensor, output_scale: float,
 class Fp8ScaledMatmul:
     """E4M3 times E4M3 by the tensor cores of compute capability 8.9 and above.
 
-    Layers of sizes that torch's product refuses hold their weights in the compute type.
+    For sizes that torch's product does not support, weights are kept in the compute type.
     """
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -88,9 +88,9 @@ class Fp8ScaledMatmul:
 
 @dataclass(frozen=True)
 class ScaledMatmul:
-    """y = x W^T + b of E4M3; `columns` (in, out). x is of type `dtype`, or E4M3 of inputs / activation_scale.
+    """y = x W^T + b in E4M3; `columns` (in, out) is W^T. x is of type `dtype`, or E4M3 of inputs / activation_scale.
 
-    `factor` (1,): the product of both scales. One row is multiplied by a kernel that only reads the weights.
+    `factor` (1,): the product of both scales. A single row has a separate kernel that reads the weights once.
     """
 
     columns: Tensor

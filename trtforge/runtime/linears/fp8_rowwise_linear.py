@@ -14,7 +14,7 @@ from trtforge.runtime.linears.weights import Weights
 
 
 class Fp8RowwiseDense:
-    """Weights and activations held exactly in the compute type; sums are scaled afterwards."""
+    """Weights and activations represented exactly in the compute type; sums are scaled afterwards."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None

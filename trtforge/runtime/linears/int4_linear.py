@@ -34,9 +34,9 @@ class Int4Dense:
 
 
 class Int4Packed:
-    """INT4-AWQ with torch's int4 kernel of the CPU: bfloat16 activations, codes offset by 8.
+    """INT4-AWQ with torch's CPU int4 kernel: bfloat16 activations, codes offset by 8.
 
-    It is the fastest for few rows and the slowest for many, for which the weights are dequantised in each call instead.
+    The kernel is the fastest for few rows and the slowest for many, where each call dequantises the weights instead.
     """
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -73,9 +73,9 @@ class Int4Packed:
 def _expanded(weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
     """(in, out) bfloat16 values of a weight in the CPU kernel's AVX512 layout.
 
-    That layout (aten/src/ATen/native/cpu/int4mm_kernel.cpp) holds tiles of 64 outputs: for every input 32 bytes, of
-    which byte j has output j in its low and output j + 32 in its high nibble. A code becomes a number by being put
-    into the mantissa of 128, where bfloat16 has steps of 1.
+    That layout (aten/src/ATen/native/cpu/int4mm_kernel.cpp) has tiles of 64 outputs: for every input 32 bytes, of
+    which byte j has output j in its low and output j + 32 in its high nibble. To convert a code to bfloat16, it is put
+    into the mantissa of 128, where bfloat16 has steps of 1; then 128 and the offset 8 are subtracted.
     """
     groups, outputs, _ = scales_and_zeros.shape
     tiles = weight.view(outputs // _OUTPUTS_OF_TILE, -1, _OUTPUTS_OF_TILE // 2).to(torch.int16)
@@ -91,7 +91,7 @@ def _expanded(weight: Tensor, scales_and_zeros: Tensor) -> Tensor:
 
 
 def _check_sizes(codes: Tensor, groups: int) -> None:
-    """Raises ForgeError if torch's kernel does not take a layer with codes (outputs, inputs)."""
+    """Raises ForgeError if torch's kernel does not support a layer with codes (outputs, inputs)."""
     outputs, inputs = codes.shape
     hint = "Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`."
     if outputs % _OUTPUTS_OF_TILE:
@@ -112,6 +112,6 @@ def packed_prequant(stored: Stored, dtype: torch.dtype) -> Mapping[str, Tensor]:
 
 
 def load_prequant(weights: Weights, prefix: str, shape: tuple[int, int], place: Placement) -> Tensor | None:
-    """What `packed_prequant` packed, on its device."""
+    """The pre-quantisation scale that `packed_prequant` packed, on its device; None without one."""
     name = f"{prefix}.prequant_scaling_factor"
     return weights.take(name, shape[1]).to(place.device, place.dtype) if weights.has(name) else None

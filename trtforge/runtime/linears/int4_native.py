@@ -1,4 +1,4 @@
-"""INT4-AWQ linear layers for the CPU kernels: integer weights, scales applied to float32 sums or to those of integers.
+"""INT4-AWQ linear layers for the CPU kernels: integer weights, scales applied to float32 or integer sums.
 
 The layout does not depend on the processor. Without a compiler, layers multiply with dequantised weights.
 """
@@ -28,8 +28,8 @@ OFFSET = 8  # a stored nibble is its value plus this
 class Int4Native:
     """`weight`: 16-bit words of four inputs as source/matmul.cpp describes; `scales`: (out / 32, groups, 32).
 
-    Layers of sizes that the kernels do not take are those of `Int4Dense`. `rounds`: the others round their activations
-    to 8 bits (`round_by_group`), which processors multiply faster.
+    Layers of sizes that the kernels do not support use `Int4Dense`. `rounds`: the other layers round activations to 8
+    bits (`round_by_group`), which processors multiply faster.
     """
 
     def __init__(self, *, rounds: bool = False) -> None:
@@ -99,7 +99,7 @@ def _linear(
 def _dequantised_linear(
     words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None, place: Placement, *, rounds: bool
 ) -> Linear:
-    """Without a compiler, or without kernels because they are not wanted."""
+    """The layer without kernels, because there is no compiler or because kernels are switched off."""
     if kernels_wanted():
         _warn_of_dequantising()
     multiply = matrix(_dequantised(words, scales).to(place.dtype), bias)
@@ -111,7 +111,7 @@ def _dequantised_linear(
 
 
 def expands(kernels: Native, place: Placement) -> bool:
-    """Whether `linear_expanded` computes the layer: there are no products of bfloat16, or they are not wanted."""
+    """Whether `linear_expanded` computes the layer: without bfloat16 products, or for another compute type."""
     return not kernels.multiplies or place.dtype is not torch.bfloat16
 
 

@@ -1,6 +1,6 @@
 """INT4 linear layers on CUDA, with weights in the tiles that `cuda.tile_kernels` reads: INT4-AWQ and W4A8-AWQ.
 
-Layers of sizes that the kernels do not take hold their weights in the compute type, and so do all without Triton.
+For sizes that the kernels do not support, and without Triton, weights are kept in the compute type.
 """
 
 import torch
@@ -53,7 +53,7 @@ class Int4Tiled:
 
 
 class W4A8Tiled:
-    """As `W4A8`: the sums' factor multiplies the groups' scales, which are float32."""
+    """Like `W4A8`, but the factor of the sums is multiplied into the groups' scales, which are float32."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         codes, scales = unpack_int4(stored.weight.view(torch.int8)), group_scales(stored)
@@ -90,7 +90,7 @@ def _multiplied(
 
 
 def _suits(codes: Tensor, scales: Tensor) -> bool:
-    """Whether the kernels take codes (out, in) with scales (out, groups)."""
+    """Whether the kernels support codes (out, in) with scales (out, groups)."""
     return suits_tiles(*codes.shape) and codes.shape[1] // scales.shape[1] in PACKED_GROUPS
 
 
@@ -100,12 +100,12 @@ def _has_tiles(weights: Weights, prefix: str) -> bool:
 
 
 def _packed_tiles(codes: Tensor, scales: Tensor) -> dict[str, Tensor]:
-    """`weight` in tiles, and its scales (groups, out), of int8 codes (out, in) and scales (out, groups)."""
+    """`weight` in tiles and its scales (groups, out), from int8 codes (out, in) and scales (out, groups)."""
     return {"weight": tiles_of(codes, scales.shape[1]), "weights_scaling_factor": scales.t().contiguous()}
 
 
 def _take_tiles(weights: Weights, prefix: str, shape: tuple[int, int], place: Placement) -> tuple[Tensor, Tensor]:
-    """What `_packed_tiles` packed of a layer of `shape` (out, in), on its device."""
+    """The tensors that `_packed_tiles` packed for a layer of `shape` (out, in), on their device."""
     outputs, inputs = shape
     scales = weights.take(f"{prefix}.weights_scaling_factor").to(place.device)
     groups = len(scales)

@@ -15,7 +15,7 @@ def round_to_int8(values: Tensor, scale: Tensor | float) -> Tensor:
 
 def round_by_group(values: Tensor, group: int) -> Tensor:
     """float32 (..., in): each `group` of inputs as codes from -127 to 127, halves to even, times the group's scale, its
-    largest number / 127. As llama.cpp's blocks Q8_0, but without rounding the scale; groups below 2^-100 become zeros.
+    amax / 127. Like llama.cpp's Q8_0 blocks, but the scale is not rounded; groups with an amax below 2^-100 become 0.
     """
     grouped = values.float().unflatten(-1, (-1, group))
     largest = grouped.abs().amax(-1, keepdim=True)

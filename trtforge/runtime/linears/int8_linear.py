@@ -29,8 +29,8 @@ class Int8Dense:
 class SmoothQuant:
     """W8A8_SQ_PER_CHANNEL: INT8 smoothed activations times INT8 weights; sums are scaled per output channel.
 
-    `integer`: weights stay in INT8, for the CPU kernels and the CPU's INT8 instructions; else they are in the compute
-    type. Both give the integer sums, up to the rounding of float32 and of the compute type.
+    `integer`: weights stay in INT8, for the CPU kernels and the CPU's INT8 instructions; otherwise they are in the
+    compute type. Both give the same integer sums, up to the rounding of float32 and of the compute type.
     """
 
     def __init__(self, *, integer: bool) -> None:

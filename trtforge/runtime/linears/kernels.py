@@ -75,8 +75,8 @@ _CPU_PACKED: frozenset[KernelName] = frozenset({"int4_packed_cpu", "w4a8_packed_
 class Kernels(Config):
     """The `kernels` object of an engine's config.json: how its quantised linear layers are computed.
 
-    `cpu_capability` is set where the packed layout depends on the CPU's instruction set. `fp8`: of mixed precision, how
-    layers in that format are computed. `plain`: how those that are not quantised are.
+    `quantized`: the kernel of quantised layers. `cpu_capability` is set if the packed layout depends on the CPU's
+    instruction set. `fp8`: with mixed precision, the kernel of FP8 layers. `plain`: the kernel of unquantised layers.
     """
 
     quantized: KernelName = "dense"
@@ -85,7 +85,7 @@ class Kernels(Config):
     plain: KernelName = "dense"
 
     def dumped(self) -> dict[str, Any]:
-        """As JSON, without what is not set."""
+        """As JSON, without `fp8` and `plain` if they have their defaults."""
         unset = {name for name, default in (("fp8", None), ("plain", "dense")) if getattr(self, name) == default}
         return self.model_dump(mode="json", exclude=unset)
 
@@ -119,8 +119,8 @@ def choose_kernels(
     checkpoint: ModelDtype = "float32",
     int8_activations: bool = False,
 ) -> Kernels:
-    """The fastest kernels for a device. `checkpoint`: dtype of its weights that are not quantised; `int8_activations`:
-    INT4 layers may round theirs."""
+    """The fastest kernels for a device. `checkpoint`: dtype of the checkpoint's unquantised weights;
+    `int8_activations`: INT4 layers may round activations to INT8."""
     name = _fastest(algorithm, group_size, device, dtype, int8_activations=int8_activations)
     capability = torch.backends.cpu.get_cpu_capability() if name in _CPU_PACKED else None
     fp8 = _fastest("fp8", group_size, device, dtype) if mixed else None

@@ -20,7 +20,7 @@ from trtforge.runtime.native.float32 import linear
 from trtforge.runtime.native.tiles import pack_bfloat16, pack_float32
 
 EXPANDED: dict[torch.dtype, Format] = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
-"""Types of weights that the CPU kernels expand."""
+"""The dtypes of unquantised weights that the CPU kernels expand."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Linear(Protocol):
 
 
 def input_scale(linear: object) -> Tensor | None:
-    """The scale (1,) of what a linear layer, or a part that begins with one, also takes: E4M3 of its inputs / scale.
+    """The scale (1,) if a linear layer, or a part that begins with one, also takes E4M3 codes of inputs / scale.
 
-    What computes the inputs then rounds them too. None: it takes the inputs only.
+    The kernel that computes the inputs can then round them as well. None: only unrounded inputs are supported.
     """
     scale: Tensor | None = getattr(linear, "input_scale", None)
     return scale
@@ -115,7 +115,7 @@ def load_bias(weights: Weights, prefix: str, shape: tuple[int, int], place: Plac
 
 
 def float_bias(bias: Tensor | None) -> Tensor | None:
-    """A bias as the CPU kernels add it."""
+    """The bias in float32, as the CPU kernels need it."""
     return None if bias is None else bias.float()
 
 
@@ -140,7 +140,7 @@ def matrix(weight: Tensor, bias: Tensor | None = None) -> Linear:
 
 @dataclass(frozen=True)
 class GpuMatrix:
-    """y = x W^T + b, of one row by a kernel that only reads the weights."""
+    """y = x W^T + b. A single row has a separate kernel that reads the weights once."""
 
     products: Products
     weight: Tensor
@@ -152,7 +152,7 @@ class GpuMatrix:
         return functional.linear(x, self.weight, self.bias)
 
     def unrounded(self, x: Tensor) -> Tensor:
-        """y in float32, as it was summed."""
+        """y in float32, without rounding the sums to the type of x."""
         if len(x) == 1:
             return self.products.one_row(x, self.weight, self.bias, torch.float32)
         if not x.is_cuda or x.dtype is torch.float32:
@@ -163,8 +163,8 @@ class GpuMatrix:
 
 @dataclass(frozen=True)
 class NativeMatrix:
-    """y = x W^T + b of weights in 16 bits by the CPU kernels, as `ExpandedLayer` has them. `by_products`: by those that
-    multiply bfloat16 as it is, not by those that expand weights in the cache."""
+    """y = x W^T + b of 16-bit weights by the CPU kernels. `by_products`: by those that multiply bfloat16 directly, not
+    by those that expand the weights in the processor's cache."""
 
     kernels: Native
     layer: ExpandedLayer

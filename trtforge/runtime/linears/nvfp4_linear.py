@@ -38,7 +38,7 @@ class Nvfp4Dense:
 
 
 def by_numbers(multiply: Linear, activation_scale: Tensor, output_scale: float, bias: Tensor | None) -> Linear:
-    """The layer of a matrix of values times their block scales."""
+    """The layer; `multiply`: product with the weights' values times their block scales."""
 
     def linear(x: Tensor) -> Tensor:
         y = (multiply(round_to_nvfp4(x, activation_scale).to(wide(x.dtype))) * output_scale).to(x.dtype)
@@ -48,23 +48,23 @@ def by_numbers(multiply: Linear, activation_scale: Tensor, output_scale: float, 
 
 
 def halves_of(packed: Tensor) -> Tensor:
-    """uint8 (rows, 2 x columns), the halves of (rows, columns) bytes: the low one comes first."""
+    """uint8 (rows, 2 x columns): the halves of (rows, columns) bytes, the low half first."""
     pairs = packed.view(torch.uint8)
     return torch.stack((pairs & 0x0F, pairs >> 4), dim=2).flatten(1)
 
 
 def from_e2m1(packed: Tensor) -> Tensor:
-    """(rows, 2 x columns) float32 of (rows, columns) bytes of two codes."""
+    """float32 (rows, 2 x columns) from (rows, columns) bytes with two codes each."""
     return numbers_of_e2m1(halves_of(packed))
 
 
 def numbers_of_e2m1(codes: Tensor) -> Tensor:
-    """float32 numbers of codes from 0 to 15."""
+    """The float32 numbers that codes from 0 to 15 stand for."""
     return torch.tensor(E2M1_VALUES, device=codes.device)[codes.long()]
 
 
 def round_to_nvfp4(values: Tensor, scale: Tensor) -> Tensor:
-    """float32 (rows, columns) of values / scale: E2M1 times the E4M3 scale of the block of 16 columns."""
+    """values / scale as float32 (rows, columns), rounded to E2M1 times the E4M3 scale of each block of 16 columns."""
     blocks = (values.float() / scale).unflatten(1, (-1, NVFP4_BLOCK))
     block_scales = round_to_e4m3(blocks.abs().amax(dim=2, keepdim=True), E2M1_MAX)
     safe = torch.where(block_scales > 0, block_scales, torch.ones_like(block_scales))

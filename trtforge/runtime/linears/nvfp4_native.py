@@ -1,6 +1,6 @@
-"""NVFP4 linear layers for the CPU kernels, which expand the weights in the cache.
+"""NVFP4 linear layers for the CPU kernels, which expand the weights in the processor's cache.
 
-Without a compiler, or where a size does not suit the kernels, layers hold their weights in the compute type.
+Without a compiler, or for sizes that the kernels do not support, weights are kept in the compute type.
 """
 
 import torch
@@ -20,7 +20,7 @@ from trtforge.runtime.native.tiles import TILE
 
 
 class Nvfp4Native:
-    """`weight`: words as `Int4Native` has them, of E2M1 codes; `scales`: of blocks, (out / 32, in / 16, 32)."""
+    """`weight`: words of E2M1 codes in the layout of `Int4Native`; `scales`: block scales (out / 32, in / 16, 32)."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None

@@ -1,7 +1,7 @@
-"""NVFP4 linear layers on CUDA, with weights and the scales of blocks in the tiles that `cuda.tile_kernels` reads.
+"""NVFP4 linear layers on CUDA, with weights and block scales in the tiles that `cuda.tile_kernels` reads.
 
-Any GPU from SM 8.0 computes them: values and activations are exact in bfloat16. Layers of sizes that the kernels do not
-take hold their weights in the compute type, and so do all without Triton.
+They run on any GPU from SM 8.0, because values and activations are exact in bfloat16. For sizes that the kernels do not
+support, and without Triton, weights are kept in the compute type.
 """
 
 import torch
@@ -71,20 +71,20 @@ def _group(inputs: int) -> int:
 
 
 def tiles_of(packed: Tensor, group: int) -> Tensor:
-    """int8 (outputs / TILE, groups, TILE, group / 2) of bytes (outputs, inputs / 2), whose low half comes first."""
+    """int8 (outputs / TILE, groups, TILE, group / 2) from bytes (outputs, inputs / 2), whose low half comes first."""
     outputs, inputs = packed.shape[0], 2 * packed.shape[1]
     low, high = halves_of(packed).view(outputs // TILE, TILE, inputs // group, 2, group // 2).unbind(3)
     return (low | (high << 4)).transpose(1, 2).contiguous().view(torch.int8)
 
 
 def blocks_of(scales: Tensor, group: int) -> Tensor:
-    """E4M3 in uint8 (outputs / TILE, groups, TILE, group / 16) of E4M3 (outputs, inputs / 16)."""
+    """E4M3 scales (outputs, inputs / 16) as uint8 (outputs / TILE, groups, TILE, group / 16)."""
     blocks: Tensor = scales.view(torch.uint8).unflatten(1, (-1, group // NVFP4_BLOCK)).unflatten(0, (-1, TILE))
     return blocks.transpose(1, 2).contiguous()
 
 
 def values_of(tiles: Tensor, blocks: Tensor) -> Tensor:
-    """float32 (outputs, inputs) values times their blocks' scales, by torch's operations."""
+    """float32 (outputs, inputs): values times their blocks' scales, by torch's operations."""
     halves = tiles.view(torch.uint8).transpose(1, 2)  # (tiles, TILE, groups, half)
     codes = torch.stack((halves & 15, halves >> 4), dim=3).flatten(0, 1).flatten(1)  # (outputs, inputs)
     values = numbers_of_e2m1(codes)

@@ -50,7 +50,7 @@ def pack_rank(
 
 
 def require_rank(config: CheckpointConfig, index: int, source: Weights) -> None:
-    """Raises ForgeError as `pack_rank` does, from names, shapes and dtypes alone: `source` may hold no values."""
+    """Raises ForgeError as `pack_rank` does, from names, shapes and dtypes alone; `source` needs no values."""
     spec = DecoderSpec.of(config, index)
     _Check(spec, source, Kernels(), DTYPES[config.dtype]).add(rank_slots(spec, sparse_layers(spec, source)))
     for name, shape in _drafting_shapes(config).items():
@@ -69,7 +69,7 @@ def sparse_layers(spec: DecoderSpec, weights: Weights) -> frozenset[int]:
 
 
 class Packing:
-    """Packs one rank part by part; draft heads and networks are left, as compilation gathers them from all ranks."""
+    """Packs one rank part by part. Skips draft heads and networks, which compilation gathers from all ranks."""
 
     def __init__(
         self, config: CheckpointConfig, index: int, source: Weights, kernels: Kernels, dtype: torch.dtype
@@ -138,7 +138,7 @@ class _Part:
     def absorb(self, attention: str, rounding: float) -> None:
         """Check latent attention's fused_q_proj, then drop it: it is the product of q_b_proj and kv_b_proj.
 
-        TensorRT-LLM uses it in the generation phase. Rounded to the checkpoint's type, it is less exact than these.
+        TensorRT-LLM uses it in the generation phase. Rounded to the checkpoint's type, it is less exact than the two.
         """
         assert self._spec.latent is not None
         stored = self.packed.pop(f"{attention}.fused_q_proj").float()
@@ -174,7 +174,8 @@ class _Part:
             self._add_linear(slot.gate, gate, slot.gate.module)
 
     def _is_tied(self, slot: LinearSlot) -> bool:
-        """As in TensorRT-LLM's loader, a missing lm_head is tied to this rank's embedding if the shapes are equal."""
+        """Whether lm_head is tied to this rank's embedding: it is missing and the shapes are equal, as TensorRT-LLM's
+        loader decides."""
         tables = (table for table in embedding_slots(self._spec) if isinstance(table, TensorSlot))
         shape = next((table.shape for table in tables if table.name == EMBEDDING), None)
         return shape == (slot.out, slot.inputs) and not self._source.has(f"{LM_HEAD}.weight")

@@ -1,4 +1,4 @@
-"""Linear layers of 16-bit weights for the CPU kernels that compute in float32: half the memory, the same numbers."""
+"""Linear layers of 16-bit weights for CPU kernels that compute in float32: half the memory, the same results."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from trtforge.runtime.native.bindings import native_for
 
 
 class PlainNative:
-    """Weights that the checkpoint has in 16 bits stay so; others, and those of other sizes, are in the compute type."""
+    """Keeps weights that are 16-bit in the checkpoint; others, and sizes without kernels, are in the compute type."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         if stored.weight.dtype not in EXPANDED or not suits_cpu(*stored.weight.shape):

@@ -1,4 +1,4 @@
-"""Linear layers as checkpoints store them, by algorithm: which tensors, of which shapes.
+"""Reads linear layers as checkpoints store them: names, shapes and dtypes of the tensors by algorithm.
 
 Source: ModelOpt export/quant_utils.py; for stacks of experts export/layer_utils.py and tensorrt_llm/layers/moe.py.
 """

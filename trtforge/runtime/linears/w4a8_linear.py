@@ -43,14 +43,14 @@ class W4A8:
 
 
 def group_scales(stored: Stored) -> Tensor:
-    """float32 (out, groups): the scales of the codes, without the second scale and rounded to float16."""
+    """float32 (out, groups): the scales of the codes, divided by the second scale and rounded to float16."""
     assert stored.weights_scale is not None
     assert stored.weights_scale_2 is not None
     return (stored.weights_scale / stored.weights_scale_2).half().float()
 
 
 def packed_factors(stored: Stored) -> dict[str, Tensor]:
-    """The factors of the inputs (in,) before they are rounded, and of the sums (1,)."""
+    """The factors (in,) of the inputs before they are rounded, and the factor (1,) of the sums."""
     assert stored.weights_scale_2 is not None
     assert stored.activation_scale is not None
     assert stored.prequant is not None
@@ -61,7 +61,7 @@ def packed_factors(stored: Stored) -> dict[str, Tensor]:
 
 
 class W4A8Native(W4A8):
-    """As `W4A8`. Kernels that expand INT4 weights by `linear_expanded` round the activations as well."""
+    """Like `W4A8`, but if the kernels expand INT4 weights (`linear_expanded`), they round the activations as well."""
 
     def __init__(self) -> None:
         super().__init__(Int4Native())

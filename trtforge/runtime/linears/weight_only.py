@@ -26,6 +26,6 @@ def quantize_weight_only(weight: Tensor, bits: Bits) -> tuple[Tensor, Tensor]:
 
 
 def round_half_away(values: Tensor) -> Tensor:
-    """The nearest integers, halves away from zero, as C's round(); torch's rounds halves to even."""
+    """The nearest integers, halves away from zero like C's round(); torch.round rounds halves to even."""
     whole = values.trunc()
     return whole + (values - whole).mul_(2).trunc_()

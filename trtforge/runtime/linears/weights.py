@@ -88,7 +88,7 @@ class Weights:
 
     @classmethod
     def stream(cls, directory: Path, index: int) -> "Weights":
-        """As `open`, but without memory mapping: memory is freed with each tensor taken. Needs `close`."""
+        """Like `open`, but without memory mapping: memory is freed with each tensor taken. Needs `close`."""
         path, reader = directory / rank_file(index), RowReader()
         return cls(str(path), _Streamed(path, reader), reader.close)
 
@@ -125,13 +125,13 @@ class Weights:
         return tensor
 
     def leave(self, name: str) -> None:
-        """Leave a tensor that is there for another reader. Raises ForgeError if it is missing."""
+        """Skip a tensor that is read elsewhere. Raises ForgeError if it is missing."""
         if name not in self._names:
             raise self._missing(name)
         self._left.discard(name)
 
     def take_as(self, name: str, dtypes: Collection[torch.dtype], *shape: int) -> Tensor:
-        """As `take`, of one of these dtypes. Raises ForgeError for another one."""
+        """Like `take`, for a tensor of one of these dtypes. Raises ForgeError for another dtype."""
         tensor = self.take(name, *shape)
         if tensor.dtype not in dtypes:
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
@@ -142,7 +142,7 @@ class Weights:
         return tensor
 
     def take_floating(self, name: str, *shape: int) -> Tensor:
-        """As `take`, of float16, bfloat16 or float32. Raises ForgeError for another dtype."""
+        """Like `take`, for float16, bfloat16 or float32. Raises ForgeError for another dtype."""
         return self.take_as(name, _FLOATING, *shape)
 
     def take_scalar(self, name: str) -> Tensor:
