@@ -1,4 +1,4 @@
-"""Activation functions by TensorRT-LLM's hidden_act, which has names of its own for gated MLPs (swiglu, geglu)."""
+"""Activation functions by TensorRT-LLM's hidden_act, which has separate names for gated MLPs (swiglu, geglu)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -34,9 +34,9 @@ NATIVE_ACTIVATIONS: dict[Activation, str] = {
     functional.relu: "relu",
     _squared_relu: "squared_relu",
 }
-"""Their names in `native.bindings`."""
+"""Names of activation functions in `native.bindings`."""
 
 
 def activation_of(hidden_act: str, *, exact_gelu: bool) -> Activation:
-    """The function; `exact_gelu`: "gelu" is the exact one, by the error function."""
+    """The activation function. `exact_gelu`: "gelu" is the exact GELU, by the error function."""
     return functional.gelu if exact_gelu and hidden_act == "gelu" else ACTIVATIONS[hidden_act]

@@ -19,7 +19,7 @@ LINEAR_ATTENTION = "linear_attention"
 
 @dataclass(frozen=True)
 class LinearSlot:
-    """A linear layer that may be quantised: (out, inputs), or (experts, out, inputs) where `experts` is not 0."""
+    """A linear layer that may be quantised: (out, inputs), or (experts, out, inputs) if `experts` is not 0."""
 
     module: str
     out: int
@@ -37,7 +37,7 @@ class GatedSlot:
 
     @property
     def both(self) -> LinearSlot:
-        """The two as one layer."""
+        """The two layers merged into one."""
         return LinearSlot(f"{self.fc.module}_gate", 2 * self.fc.out, self.fc.inputs, self.fc.bias)
 
 
@@ -59,7 +59,7 @@ def layer_name(index: int) -> str:
 
 
 def router_name(index: int) -> str:
-    """The router's weight, which only layers with experts have."""
+    """Name of the router's weight, which only layers with experts have."""
     return f"{layer_name(index)}.mlp.router.weight"
 
 
@@ -134,7 +134,7 @@ def _attention(spec: DecoderSpec, name: str) -> Iterator[Slot]:
     yield LinearSlot(f"{name}.qkv", spec.qkv_rows, spec.hidden_size, spec.qkv_bias)
     yield LinearSlot(f"{name}.dense", spec.hidden_size, spec.num_heads * size, spec.dense_bias)
     if spec.head_norm:
-        # An RMS norm has one weight for all heads, Cohere's layer norm one for each.
+        # An RMS norm has one weight for all heads, Cohere's layer norm one per head.
         for norm, heads in (("q_layernorm", spec.num_heads), ("k_layernorm", spec.num_kv_heads)):
             yield TensorSlot(f"{name}.{norm}.weight", (size,) if spec.network.norm == "rms" else (heads, size))
     if spec.network.sinks:

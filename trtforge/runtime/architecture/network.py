@@ -88,13 +88,13 @@ def _opt(config: CheckpointConfig) -> Residual:
 class Network:
     """One architecture.
 
-    exact_gelu: hidden_act "gelu" is the exact one, by the error function, not TensorRT-LLM's tanh approximation.
+    exact_gelu: hidden_act "gelu" is the exact GELU, by the error function, not TensorRT-LLM's tanh approximation.
     scaled_embedding: embeddings are multiplied by sqrt(hidden_size). splits_positions: a parallel embedding splits
     the position table too. interleaved_rope: even and odd elements of a head are rotated together, independent of
     position_embedding_type. proj_bias_in_parts: the ranks' biases of mlp.proj are summed. coarse_alibi: the ALiBi
-    bias is computed in bfloat16, as in transformers. absorbed_query: latent attention's checkpoints hold the product of
-    query and key expansion too. expert_size: the config.json key of an expert's inner size. expert_bias: router and
-    experts have biases. sinks: the softmax of attention counts a learned logit of each head beside those of the tokens.
+    bias is computed in bfloat16, as in transformers. absorbed_query: checkpoints with latent attention also contain the
+    product of query and key expansion. expert_size: the config.json key of an expert's inner size. expert_bias: router
+    and experts have biases. sinks: the softmax of attention has an additional, learned logit per head.
     zero_centred: RMS norms multiply by 1 + weight. output_gate: sigmoids of the last heads of attention.qkv, one for
     each query head, multiply the attention's output.
     """

@@ -26,7 +26,7 @@ POSITIONS: dict[str, Position] = {
 
 @dataclass(frozen=True)
 class Reach:
-    """The tokens before it that a token attends to: the last `window` with itself, those of its `chunk`; None: all."""
+    """The tokens, up to itself, that a token attends to: the last `window`, or those in its `chunk`; None: all."""
 
     window: int | None = None
     chunk: int | None = None
@@ -48,12 +48,12 @@ class Temperature:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What differs between layers: sliding window in tokens (None: no window), index of the rotary embedding (None:
+    """The differences between layers: sliding window in tokens (None: no window), index of the rotary embedding (None:
     queries and keys are not rotated).
 
-    `chunk`: a token attends to those of its own chunk of so many tokens. `l2_norm`: queries and keys are normalised
-    after their rotation, without a weight. `temperature`: queries grow with their position. `linear`: the layer has
-    linear attention, and nothing of the rest.
+    `chunk`: tokens per chunk; a token attends only to its own chunk. `l2_norm`: queries and keys are normalised after
+    their rotation, without a weight. `temperature`: queries grow with their position. `linear`: the layer has linear
+    attention; the other fields do not apply.
     """
 
     window: int | None
@@ -65,14 +65,17 @@ class LayerSpec:
 
     @property
     def reach(self) -> Reach:
-        """Which tokens are attended to."""
+        """The tokens that a token attends to."""
         return Reach(self.window, self.chunk)
 
 
 def layer_spec(config: CheckpointConfig, layer: int) -> LayerSpec:
-    """Layer `layer` of the whole model. Layers with a window use a second rotary if rope_local_base_freq is set, and
-    the only one if rope_in_windows_only is. With nope_layers, the others have chunks instead of windows. Those of
-    linear_layers have linear attention."""
+    """Layer `layer` of the whole model.
+
+    Sliding-window layers use the second rotary embedding if rope_local_base_freq is set; with rope_in_windows_only,
+    other layers use none. With nope_layers, no layer has a window, and the layers not listed have chunks and rotary
+    embeddings. Layers in linear_layers have linear attention.
+    """
     if layer in (numbers(config, "linear_layers") or ()):
         return LayerSpec(None, rotary=None, linear=True)
     window = attention_window(config, layer)
@@ -95,7 +98,7 @@ def _in_chunks(config: CheckpointConfig, *, rotated: bool) -> LayerSpec:
 
 
 def rotaries(config: CheckpointConfig, network: Network, dim: int | None) -> tuple[RotarySpec, ...]:
-    """The rotary embeddings of the layers; none for other kinds of position embedding. `dim` None: config.json's."""
+    """The rotary embeddings of the layers; none for other position embeddings. `dim`: None to take config.json's."""
     kind = config.position_embedding_type
     if POSITIONS[kind] != "rope":
         return ()

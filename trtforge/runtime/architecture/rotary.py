@@ -116,7 +116,7 @@ def inverse_frequencies(spec: RotarySpec, longest: int) -> tuple[Tensor, float]:
             return plain, 1.0
         case "linear":
             return plain / factor, 1.0
-        case "dynamic":  # which ignores original_max_position_embeddings
+        case "dynamic":  # ignores original_max_position_embeddings
             stretch = max(longest / spec.max_positions, 1.0)
             base = spec.base * (factor * stretch - (factor - 1)) ** (spec.dim / (spec.dim - 2))
             return 1.0 / (base**steps), 1.0
@@ -139,7 +139,7 @@ def _llama3(plain: Tensor, scaling: Mapping[str, Any]) -> Tensor:
     original = float(scaling.get("original_max_position_embeddings", 8192))
     wavelength = 2 * math.pi / plain
     stretched = torch.where(wavelength > original / low, plain / factor, plain)
-    if high == low:  # none between
+    if high == low:  # no frequencies in between
         return stretched
     smooth = (original / wavelength - low) / (high - low)
     between = (1 - smooth) * stretched / factor + smooth * stretched
@@ -182,7 +182,7 @@ def yarn_mscale(factor: float, multiplier: float) -> float:
 
 
 def _longrope(spec: RotarySpec, plain: Tensor, scaling: Mapping[str, Any], longest: int) -> tuple[Tensor, float]:
-    """Short or long divisors, by whether the sequence exceeds the original length."""
+    """Divide by the long factors if the sequence exceeds the original length, else by the short ones."""
     original = int(scaling.get("original_max_position_embeddings") or spec.max_positions)
     divisors = scaling.get("long_factor" if longest > original else "short_factor")
     if divisors is None or len(divisors) != len(plain):

@@ -1,4 +1,4 @@
-"""What one rank of a decoder computes, as data derived from a checkpoint's config.json."""
+"""The specification of one rank's part of a decoder, derived from a checkpoint's config.json."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ EmbeddingSplit = Literal["replicated", "vocab", "hidden"]
 _WEIGHT_ONLY_LAYERS = ("qkv", "dense", "fc", "gate", "proj")
 """Layers quantised in a weight-only checkpoint (TensorRT-LLM models/convert_utils.py `weight_only_quantize_dict`)."""
 _LATENT = ".attention.fused_a"
-"""What makes latent vectors: conversion leaves it as it is in every format."""
+"""The layer that computes latent vectors, which conversion never quantises."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class DecoderSpec:
     group_size: int
     exclude_modules: tuple[str, ...]
     layer_formats: Mapping[str, QuantFormat] | None
-    """Of mixed precision: the formats of linear layers, by name."""
+    """With mixed precision, the formats of the quantised linear layers by name; otherwise None."""
     kv_format: KvCacheFormat
 
     @property
@@ -101,21 +101,21 @@ class DecoderSpec:
 
     @property
     def cached(self) -> tuple[int, int]:
-        """Cached vectors per token, and their size. A latent vector is key and value in one."""
+        """Number of cached vectors per token, and their size. A latent vector is both key and value."""
         return (1, self.head_size) if self.latent else (2 * self.num_kv_heads, self.head_size)
 
     @property
     def cached_layers(self) -> int:
-        """Layers of this stage with a KV cache: those with linear attention have states instead."""
+        """Number of this stage's layers with a KV cache; linear attention layers have states instead."""
         return sum(not layer.linear for layer in self.layers)
 
     @cached_property
     def reaches(self) -> tuple[Reach, ...]:
-        """What the layers attend to, each kind once."""
+        """The distinct reaches of the layers."""
         return tuple(dict.fromkeys(layer.reach for layer in self.layers))
 
     def within(self, longest: int) -> "DecoderSpec":
-        """The same for sequences of at most `longest` tokens: chunks that hold all of them are none."""
+        """The same for sequences of at most `longest` tokens: chunk sizes of at least `longest` are removed."""
         layers = (
             replace(layer, chunk=None) if layer.chunk is not None and layer.chunk >= longest else layer
             for layer in self.layers
@@ -129,13 +129,13 @@ class DecoderSpec:
         return self.hidden_size * (self.qkv_rows + self.num_heads * self.head_size + 3 * inner)
 
     def format_of(self, module: str) -> QuantFormat:
-        """The format of a linear layer, by the name that its rank file gives it."""
+        """The format of a linear layer, by its name in the rank file."""
         if self.layer_formats is not None:
             return self.layer_formats.get(module, "none")
         return self.algorithm if self.quantized(module) else "none"
 
     def quantized(self, module: str) -> bool:
-        """Whether a linear layer, by the name that its rank file gives it, is quantised."""
+        """Whether a linear layer, by its name in the rank file, is quantised."""
         if self.layer_formats is not None:
             return module in self.layer_formats
         if self.algorithm == "none":

@@ -1,4 +1,4 @@
-"""The parts of a decoder's specification that only some families have: experts, latent and linear attention."""
+"""Parts of a decoder's specification that only some families have: experts, latent attention, linear attention."""
 
 from dataclasses import dataclass
 
@@ -16,10 +16,9 @@ _RENORMALIZE, _SPARSE_MIXER, _DEVICE_LIMITED, _DEVICE_LIMITED_RENORMALIZE = 1, 2
 
 @dataclass(frozen=True)
 class Clamp:
-    """A gate of experts: (up + 1) x gate x sigmoid(alpha x gate), gate at most and up within `limit`.
+    """Clamped gating of experts: (up + 1) x gate x sigmoid(alpha x gate), with gate <= limit and |up| <= limit.
 
-    Rows of gate and up follow each other in turn. Source: transformers/models/gpt_oss/modeling_gpt_oss.py,
-    GptOssExperts (5.23).
+    Rows of gate and up alternate. Source: transformers/models/gpt_oss/modeling_gpt_oss.py, GptOssExperts (5.23).
     """
 
     alpha: float
@@ -30,11 +29,11 @@ class Clamp:
 class MoeSpec:
     """A mixture of experts: this rank has `local` experts from `first` on, with `expert_size` inner units each.
 
-    Weights are softmax probabilities times `scaling`. With more than one of `groups`, only the experts of the
-    `top_groups` best groups are candidates. sigmoid: weights are independent sigmoids instead, a bias of each expert
-    takes part in the choice, and a group counts as the sum of its two best. shared_size: inner units of the shared
-    expert on this rank, 0 if none. on_inputs: weights are sigmoids of the chosen experts' logits, and multiply the
-    experts' inputs instead of their outputs. clamp: how experts are gated, if not by the network's activation.
+    Weights are softmax probabilities times `scaling`. If there are several `groups`, only the experts of the
+    `top_groups` best groups are candidates. sigmoid: weights are independent sigmoids instead; experts are chosen by
+    sigmoid plus a bias per expert, and a group's score is the sum of its two best. shared_size: inner units of the
+    shared expert on this rank, 0 if none. on_inputs: weights are sigmoids of the chosen experts' logits, and multiply
+    the experts' inputs instead of their outputs. clamp: gating of the experts, if not by the network's activation.
     biased: router and experts have biases.
     """
 
@@ -55,7 +54,7 @@ class MoeSpec:
 
     @classmethod
     def of(cls, config: CheckpointConfig, network: Network, rank: Rank) -> "MoeSpec | None":
-        """The experts of a rank, None for a dense model. Raises ForgeError for a layout that does not divide."""
+        """The experts of a rank, None for a dense model. Raises ForgeError for an unsupported layout or router."""
         moe = getattr(config, "moe", None) or {}
         experts = int(moe.get("num_experts") or 0)
         if not experts:
@@ -78,7 +77,7 @@ class MoeSpec:
         top_groups = int(moe.get("device_limited_topk_group") or 1) if limited else 1
         sigmoid = text(config, "scoring_func") == "sigmoid"
         require_choice(experts, top_k, groups, top_groups, by_two=sigmoid)
-        # The sum of scaled softmax scores, by which they are divided, is scaled too.
+        # Scaling cancels if softmax scores are renormalised: they are divided by their sum, which is scaled too.
         scaled = sigmoid or mode != _DEVICE_LIMITED_RENORMALIZE
         return cls(
             num_experts=experts,
@@ -100,7 +99,7 @@ class MoeSpec:
 
 @dataclass(frozen=True)
 class LatentSpec:
-    """Multi-head latent attention: low ranks of the query (0: not compressed) and of the cache, sizes of a head."""
+    """Multi-head latent attention: ranks of the compressed query (0: not compressed) and cache, sizes of a head."""
 
     q_rank: int
     kv_rank: int
@@ -153,7 +152,7 @@ class LinearSpec:
 
     @property
     def channels(self) -> int:
-        """What is convolved of a token: queries, keys and values."""
+        """Convolved elements of a token: queries, keys and values."""
         return 2 * self.keys + self.values
 
     def state_bytes(self, itemsize: int) -> int:

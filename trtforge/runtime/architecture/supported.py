@@ -1,4 +1,4 @@
-"""What the embedded engine supports; other checkpoints are refused, naming the first unsupported value."""
+"""Checks that the embedded engine supports a checkpoint; refusals name the first unsupported value."""
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
