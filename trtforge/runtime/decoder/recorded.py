@@ -201,8 +201,8 @@ class Layers:
         rotations: tuple[Rotation, ...],
         cache: Sequence[LayerCache],
     ) -> _Recording | None:
-        """Record a step's kernel calls without computing it. None if torch computes a part of it; then recording is
-        given up for good."""
+        """Record a step's kernel calls without computing it. None if torch computes a part of it; nothing is recorded
+        after that."""
         assert self._capture is not None, "kernels compute"
         rows, memory = key.rows, self._inputs.get(key.trees)
         if memory is None or len(memory) < rows:

@@ -133,8 +133,7 @@ class StepGraphs:
         return graph.outputs if (shape.rows, shape.wanted) == (rows, wanted) else graph.outputs.first(rows, wanted)
 
     def _captured(self, shape: Shape, step: Step, latest: Tensor | None) -> _Graph | None:
-        """Capture a graph for a step and others of its shape. None if this fails; then capturing is given up for
-        good."""
+        """Capture a graph for a step and others of its shape. None if this fails; nothing is captured after that."""
         assert self._capture is not None, "see execute"
         inputs, captured = self._memory.inputs(shape), None
         inputs.fill(step, latest)

@@ -145,7 +145,7 @@ def _fastest(
 
 
 def kernel_of(spec: DecoderSpec, kernels: Kernels, module: str) -> Kernel:
-    """The kernel of one linear layer, by the name that a checkpoint gives it."""
+    """The kernel of one linear layer, by its name in the checkpoint."""
     if not spec.quantized(module):
         return KERNELS[kernels.plain]
     return KERNELS[kernels.fp8 if kernels.fp8 and spec.format_of(module) == "fp8" else kernels.quantized]

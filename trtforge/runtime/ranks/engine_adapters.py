@@ -52,7 +52,7 @@ class EngineAdapters:
     def __init__(self, source: Source, used: Callable[[], Collection[int]]) -> None:
         """`used`: names of the adapters of unfinished requests. Raises ForgeError if no adapter fits the cache.
 
-        The attribute `most` is the number of adapters that fit each rank's cache at once.
+        The attribute `most` is the number of adapters that fit in each rank's cache at once.
         """
         lora = source.forge.features.lora
         self.most, self._own = 0, range(0)

@@ -65,7 +65,7 @@ class RankModel:
         self._graphs: StepGraphs | None = None
         self._prompts: StepGraphs | None = None
         self._pages: tuple[PagesAhead, PagesAhead] | None = None
-        self._order: Tensor | None = None  # in which the last step's tokens were computed; None: their own order
+        self._order: Tensor | None = None  # order of the last step's tokens when computed; None: unchanged
         room = prompt_graph_bytes(spec, place.dtype)
         self._capture = graph_capture_for(place.device, room) if self._decoder.repeats else None
         self._calls = None if self._decoder.recordable is None else CallCapture(self._decoder.recordable)
@@ -223,7 +223,7 @@ class RankModel:
         """float32 logits of the wanted rows on rank 0; None on other ranks, and if no row is wanted. The next step may
         overwrite them.
 
-        `fills`: by block to overwrite after the step's copies, its bytes in all layers, one after another.
+        `fills`: new contents of blocks, written after the step's copies: bytes of all layers, one after another.
         `latest`: see `put_latest`; only with a single rank.
         """
         assert self._copies is not None, "see allocate_cache"
@@ -282,8 +282,8 @@ class RankModel:
         return self._cache[: self._decoder.spec.num_layers]
 
     def _parts(self, step: Step) -> list[Step]:
-        """The micro-batches of a step, in single tokens if short chunks are recorded. With linear attention, the step
-        is not split."""
+        """The micro-batches of a step, rewritten as single tokens if short chunks are recorded. With linear attention,
+        the step is not split."""
         spec = self._decoder.spec
         stages = 1 if spec.linear is not None else spec.pp
         parts = micro_batches(step, stages, _LEAST_TOKENS[self._place.device.type])

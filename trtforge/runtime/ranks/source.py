@@ -42,7 +42,7 @@ class EagleDrafts:
 
 @dataclass(frozen=True)
 class DrafterBytes:
-    """Bytes of a drafter beside a rank: its weights, and what it adds to each of the engine's KV blocks."""
+    """Bytes of a drafter beside a rank: its weights, and its addition to each of the engine's KV blocks."""
 
     weights: int = 0
     block: int = 0
