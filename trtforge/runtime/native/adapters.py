@@ -9,9 +9,9 @@ from trtforge.runtime.native.structures import Adapters
 
 
 class Matrices(NamedTuple):
-    """Of a linear layer's adapters: A (adapters, modules, rank, inputs) and B (adapters, rank, outputs of all modules).
+    """A linear layer's adapters: A (adapters, modules, rank, inputs) and B (adapters, rank, outputs of all modules).
 
-    `ranks`: int64 (adapters, modules); rows of both matrices from a module's own rank on are zeros.
+    `ranks`: int64 (adapters, modules), each module's rank; later rows of both its matrices are zeros.
     """
 
     a: Tensor
@@ -22,8 +22,8 @@ class Matrices(NamedTuple):
 def add_adapters(kernels: Native, x: Tensor, matrices: Matrices, columns: Tensor, slots: Tensor, y: Tensor) -> None:
     """y += (x A^T) B of each module, with the matrices of each row's adapter: x (rows, inputs), y (rows, outputs).
 
-    int64: `columns` (modules, 2), the first one of y that a module changes and how many; `slots`, the number of each
-    row's adapter, -1 for none.
+    int64 `columns` (modules, 2): the first column of y that a module changes, and the number of columns; int64 `slots`
+    (rows,): the number of each row's adapter, -1 for none.
     """
     x = x.contiguous()
     a, b, ranks = matrices

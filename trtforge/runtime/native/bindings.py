@@ -1,6 +1,6 @@
-"""The kernels as functions of tensors. Without a C++ compiler there are none, and torch's operations are used.
+"""The kernels as functions of tensors. Without a C++ compiler, torch's operations are used instead.
 
-TRTFORGE_KERNELS=torch turns them off.
+TRTFORGE_KERNELS=torch turns the kernels off.
 """
 
 import ctypes
@@ -33,9 +33,9 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}
 CACHES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.uint8: 3}
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "squared_relu": 4}
 WIDTH = 16
-"""Numbers that attention computes at once."""
+"""Elements that attention computes at once."""
 _MOST_INT8_INPUTS = 65536
-"""The sum of as many products of bytes fits 32 bits."""
+"""The sum of this many products of bytes fits in 32 bits."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 class PagedRows:
     """Single-token rows: int64 block numbers (rows, columns) and lengths (rows,), the token itself included.
 
-    `apart`: see `decoder.batch.apart`; False where nobody asks. `seen`: int64 (rows,), see `draft_trees.seen_slots`;
+    `apart`: see `decoder.batch.apart`; False if not used. `seen`: int64 (rows,), see `draft_trees.seen_slots`;
     None if all rows see all tokens before theirs.
     """
 
@@ -57,10 +57,10 @@ class PagedRows:
 
 @dataclass(frozen=True)
 class PagedHeads:
-    """Attention of one layer. `slopes`: ALiBi's, float32 (heads,), scaled as the scores are.
+    """Attention of one layer. `slopes`: ALiBi slopes, float32 (heads,), with the scale of the scores.
 
-    `vectors`: cached for each token: keys and values of all KV heads, or 1 latent vector. `chunk`: of attention in
-    chunks. `sinks`: logits that the softmax counts beside the scores, float32 (heads,).
+    `vectors`: number of vectors cached for each token: keys and values of all KV heads, or 1 latent vector. `chunk`:
+    chunk size of chunked attention. `sinks`: extra logits in the softmax, float32 (heads,).
     """
 
     heads: int
@@ -76,7 +76,7 @@ class PagedHeads:
 
 
 class Native(RmsNorms):
-    """The kernels. Tensors are on the CPU, float32 or bfloat16, and contiguous where nothing else is said."""
+    """The kernels. Tensors are on the CPU, float32 or bfloat16, and contiguous unless stated otherwise."""
 
     def __init__(self, library: Path) -> None:
         self.functions = ctypes.CDLL(str(library))
@@ -91,7 +91,7 @@ class Native(RmsNorms):
         self.functions.use_own_threads(wait_briefly())
 
     def run(self, name: str, *arguments: Any) -> None:
-        """Call a kernel, or record the call while a recording is made. A structure is passed by its address."""
+        """Call a kernel, or record the call if a recording is active. Structures are passed by address."""
         recorder = current_recorder()
         if recorder is not None:
             recorder.add(name, arguments)
@@ -159,7 +159,7 @@ class Native(RmsNorms):
     def rotation(
         self, positions: Tensor, frequencies: Tensor, factor: float, dtype: torch.dtype, *, interleaved: bool
     ) -> tuple[Tensor, Tensor]:
-        """What `rotate` takes, for int64 positions (tokens,) and frequencies (dim / 2,)."""
+        """cos and sin for `rotate`, from int64 positions (tokens,) and frequencies (dim / 2,)."""
         positions, frequencies, half = positions.contiguous(), frequencies.contiguous(), len(frequencies)
         cos, sin = (torch.empty(len(positions), 1, 2 * half, dtype=dtype) for _ in range(2))
         pointers = (tensor.data_ptr() for tensor in (positions, frequencies, cos, sin))
@@ -167,7 +167,7 @@ class Native(RmsNorms):
         return cos, sin
 
     def lookup(self, table: Tensor, rows: Tensor, scale: float = 1.0, first: int = 0) -> Tensor:
-        """scale * table[rows - first], of a contiguous (known, size) table; zeros for rows that it does not have."""
+        """scale * table[rows - first], for a contiguous (known, size) table; zeros for rows outside it."""
         rows = rows.contiguous()
         out = table.new_empty(len(rows), table.shape[1])
         pointers = (tensor.data_ptr() for tensor in (table, rows, out))
@@ -175,7 +175,7 @@ class Native(RmsNorms):
         return out
 
     def gate(self, halves: Tensor, activation: str, activated: int) -> Tensor:
-        """activation(one half) * other half, of (rows, 2 x size). `activated`: index of the activated half."""
+        """activation(one half) * other half, for (rows, 2 x size). `activated`: index of the activated half."""
         halves = halves.contiguous()
         rows, size = halves.shape[0], halves.shape[1] // 2
         y = halves.new_empty(rows, size)
@@ -184,7 +184,7 @@ class Native(RmsNorms):
         return y
 
     def write_slots(self, storage: Tensor, slots: Tensor, values: Tensor) -> None:
-        """storage[slots] = values, of (slots, vectors, size) and (tokens, vectors, size), which may be a slice."""
+        """storage[slots] = values: storage (slots, vectors, size), values (tokens, vectors, size), may be a slice."""
         element = values.element_size()
         self.run(
             "write_slots",
@@ -197,7 +197,7 @@ class Native(RmsNorms):
         )
 
     def quantize_slots(self, storage: Tensor, slots: Tensor, values: Tensor, scale: float) -> None:
-        """As `write_slots`, of values / scale rounded to the numbers of int8 storage, or to E4M3 in uint8 storage."""
+        """Like `write_slots`, for values / scale rounded to INT8 (int8 storage) or E4M3 (uint8 storage)."""
         self.run(
             "quantize_slots",
             TYPES[values.dtype],
@@ -213,15 +213,15 @@ class Native(RmsNorms):
 
     @staticmethod
     def attends(size: int) -> bool:
-        """Whether `attend` takes heads of this size."""
+        """Whether `attend` supports heads of this size."""
         return size % WIDTH == 0
 
     def attend(
         self, queries: Tensor, rows: PagedRows, storage: Tensor, cache_scale: float, how: PagedHeads, out: Tensor
     ) -> None:
-        """Attention of single-token rows. queries (rows, heads or more, size) to out (rows, heads x size).
+        """Attention of single-token rows: queries (rows, heads or more, size) to out (rows, heads x size).
 
-        storage: the layer's cache; its values times `cache_scale` are keys and values.
+        storage: the layer's cache; keys and values are its elements times `cache_scale`.
         """
         given = Paged(
             queries=queries.data_ptr(),
@@ -241,7 +241,7 @@ class Native(RmsNorms):
         self.run("paged_attention", TYPES[queries.dtype], CACHES[storage.dtype], given)
 
     def shared_bytes(self, ranks: int) -> int:
-        """Size of the memory that `sum_ranks` needs for so many ranks."""
+        """Size of the shared memory that `sum_ranks` needs for this number of ranks."""
         return int(self.functions.shared_bytes(ranks))
 
     def sum_ranks(self, values: Tensor, ended: int, shared: int, ranks: int, rank: int) -> None:
@@ -260,11 +260,11 @@ class Native(RmsNorms):
     def linear_int4(
         self, x: Tensor, words: Tensor, scales: Tensor, bias: Tensor | None, prequant: Tensor | None = None
     ) -> Tensor:
-        """As `linear`, with `words` and float32 `scales` as `int4_native` packs them. `prequant`: factors of inputs."""
+        """Like `linear`, with `words` and float32 `scales` packed by `int4_native`. `prequant`: factors of inputs."""
         return self._multiply("linear_int4", x, words, scales, bias, scales.shape[0] * TILE, prequant)
 
     def linear_int8(self, x: Tensor, layer: Int8Layer) -> Tensor:
-        """SmoothQuant: x (..., inputs) in float32 or bfloat16 is rounded to INT8; the result has its type."""
+        """SmoothQuant: rounds x (..., inputs), float32 or bfloat16, to INT8; the result has the dtype of x."""
         x = x.contiguous()
         inputs, outputs = x.shape[-1], len(layer.scales)
         y = x.new_empty(*x.shape[:-1], outputs)
@@ -363,7 +363,7 @@ def _native() -> Native | None:
 
 
 def multiplies_right(kernels: Native) -> bool:
-    """Whether products of few and of many rows are exact: matrix registers depend on the hypervisor, too."""
+    """Whether products of few and of many rows are exact. AMX tile registers depend on the hypervisor, too."""
     if not kernels.multiplies:
         return True
     weight = (torch.arange(32 * 64) % 5 - 2).view(32, 64).to(torch.int8)

@@ -1,4 +1,4 @@
-"""Captures computations on a CPU as recorded calls of kernels."""
+"""Captures computations on a CPU as recorded kernel calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Replay:
-    """Recorded calls. `counts`: the arguments that hold numbers of rows; `kept`: the memory that the calls use."""
+    """Recorded calls. `counts`: where their arguments contain row counts; `kept`: the memory that the calls use."""
 
     kernels: Native
     calls: Calls
@@ -27,17 +27,17 @@ class Replay:
 
 
 class CallCapture:
-    """The recordings of one rank. They share memory for their results, because one runs at a time."""
+    """Records the computations of one rank. The recordings share memory for results, because one runs at a time."""
 
     def __init__(self, kernels: Native) -> None:
         self._kernels = kernels
         self._arena = Arena()
 
     def __call__(self, compute: Callable[[], Result], rows: int, wanted: int) -> tuple[Result, Replay] | None:
-        """Record `compute` for `rows` rows without computing it: its result tensors, and the calls that fill them.
+        """Record `compute` for `rows` rows without running it; returns its result tensors and the calls that fill them.
 
-        A replay takes up to `rows` rows from the same input tensors; the first `wanted` of them give logits. None if
-        torch takes part in the computation.
+        A replay computes up to `rows` rows of the same input tensors; the first `wanted` of them give logits. None if
+        the computation uses torch operations.
         """
         self._arena.restart()
         try:

@@ -1,8 +1,8 @@
-"""Compiles the kernels for this processor, once: the library is kept for later processes.
+"""Compiles the kernels for this processor once, and keeps the library for later processes.
 
-Its file name is the digest of all that decides what is compiled: the sources, the flags, the compiler and the
-instructions that it finds in this processor. Its last bytes are the digest of those before them, because a library that
-was cut short ends the process that loads it.
+The library's file name contains a digest of everything that affects the machine code: sources, flags, compiler and the
+instruction set of this processor. The file ends with a digest of its other bytes, because loading a truncated library
+crashes the process.
 """
 
 import hashlib
@@ -36,11 +36,11 @@ FLAGS = (
 )
 LINK_FLAGS = ("-shared", "-fopenmp")
 NATIVE = "native"
-"""The processor that compiles."""
+"""-march value for the processor that compiles."""
 VARIABLE = "TRTFORGE_KERNELS"
-"""With the value torch the kernels are not used."""
+"""Environment variable; with the value `torch` the kernels are not used."""
 _ROOM = 8 * 2**20  # bytes; the library and its objects take 3 MB
-_TIMEOUT = 300.0  # seconds for one source; the longest takes 15
+_TIMEOUT = 300.0  # seconds for one source file; the slowest takes 15
 _LOG = logging.getLogger(__name__)
 
 
@@ -49,22 +49,22 @@ class CompileError(Exception):
 
 
 def kernels_wanted() -> bool:
-    """Whether kernels are to be used where they can be compiled."""
+    """Whether to use kernels if they can be compiled."""
     return os.environ.get(VARIABLE) != "torch"
 
 
 def compile_ahead() -> None:
-    """Compile the library, if it is to be used, before another process needs it. That process tells if this fails."""
+    """Compile the library, if it is wanted, before another process needs it. That process reports a failure."""
     if kernels_wanted():
         with suppress(CompileError):
             compiled()
 
 
 def compiled(defines: Sequence[str] = (), architecture: str = NATIVE) -> Path:
-    """The compiled library, which is built if it is not there yet. Raises CompileError.
+    """Path of the compiled library, which is built if it does not exist yet. Raises CompileError.
 
     The compiler must use the OpenMP library that torch uses. `defines`: macros; `architecture`: -march. Both are for
-    tests, but for a processor with broken matrix registers.
+    tests, except for a processor with broken AMX tile registers.
     """
     compiler = find_compiler(Host())
     if compiler is None:
@@ -85,14 +85,14 @@ def compiled(defines: Sequence[str] = (), architecture: str = NATIVE) -> Path:
 
 
 def _directory(name: str) -> Path:
-    """Where library `name` is kept: a directory that nobody else can write to. Raises CompileError."""
+    """The directory for library `name`, which no other user can write to. Raises CompileError."""
     base = cache_directory()
     if base is not None:
         try:
             return _with_room(_private(base / "kernels"), name)
-        except CompileError as error:  # a cache that several users share, or that is read-only or full
+        except CompileError as error:  # the cache is shared by several users, read-only or full
             _LOG.info("the CPU kernels are not kept in the cache: %s", error)
-    # Anyone may have made this directory before.
+    # Another user may have created this directory.
     return _private(_private(Path(tempfile.gettempdir()) / f"trtforge-{os.getuid()}") / "kernels")
 
 
@@ -116,10 +116,10 @@ def _private(directory: Path) -> Path:
 
 
 def _digest(compiler: Sequence[str], flags: Sequence[str]) -> str:
-    """The compiler is known by its path, because wrappers of one compiler print the same version.
+    """Digest of sources, flags and compiler. It includes the compiler's path: wrappers of it print the same version.
 
-    Its macros name the instructions that it uses: what `native` means here, which a cache that several machines share
-    must tell apart.
+    It includes the predefined macros, which list the instruction sets that `native` stands for here: machines that
+    share a cache may differ.
     """
     sha = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
@@ -132,10 +132,10 @@ def _digest(compiler: Sequence[str], flags: Sequence[str]) -> str:
 
 
 def _build(compiler: Sequence[str], flags: Sequence[str], library: Path) -> None:
-    """Compile the sources, link them and move the result to `library`, whole. Raises CompileError and OSError.
+    """Compile and link the sources, and move the result to `library` atomically. Raises CompileError and OSError.
 
-    As many compilers run at once as there are processors: each takes up to 300 MB. Meanwhile the files are beside the
-    library in a directory of its name, where a process that was killed may have left some.
+    One compiler per processor runs at a time; each takes up to 300 MB. Intermediate files are in a directory next to
+    the library, with its name; a process that was killed may have left some there.
     """
     if library.exists():
         _LOG.warning("%s is damaged: the CPU kernels are compiled again", library)
@@ -162,14 +162,14 @@ def _build(compiler: Sequence[str], flags: Sequence[str], library: Path) -> None
 
 
 def _seal(library: Path) -> None:
-    """Append the digest of a library, which loaders ignore."""
+    """Append a library's digest to its file; loaders ignore it."""
     digest = hashlib.sha256(library.read_bytes()).digest()
     with library.open("ab") as file:
         file.write(digest)
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library is there and sealed. Raises OSError."""
+    """Whether a library exists and ends with the digest of its content. Raises OSError."""
     try:
         content = library.read_bytes()
     except FileNotFoundError:

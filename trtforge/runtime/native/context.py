@@ -1,4 +1,4 @@
-"""Attention of many tokens of one sequence by the kernels (source/context.cpp)."""
+"""Attention of many query tokens of one sequence, by the kernels (source/context.cpp)."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from trtforge.runtime.native.bindings import CACHES, TYPES, Native, PagedHeads, 
 from trtforge.runtime.native.structures import Context
 from trtforge.runtime.native.tiles import TILE
 
-_KEYS = 64  # of a block
-_QUERIES = 64  # with more tokens, keys are packed to memory first
-_MOST_SIZE = 256  # of a head
+_KEYS = 64  # in a block
+_QUERIES = 64  # with more query tokens, all keys and values are packed in memory first
+_MOST_SIZE = 256  # elements of a head
 
 
 def attends_context(how: PagedHeads) -> bool:
-    """Whether `attend_context` takes these heads."""
+    """Whether `attend_context` supports these heads."""
     return how.size % TILE == 0 and how.size <= _MOST_SIZE and how.vectors == 2 * how.kv_heads
 
 
@@ -27,13 +27,13 @@ def attend_context(
     how: PagedHeads,
     out: Tensor,
 ) -> None:
-    """Causal attention of a sequence's tokens from position `start` on, to themselves and those before.
+    """Causal attention of a sequence's tokens from position `start` on.
 
-    queries (tokens, heads or more, size) to out (tokens, heads x size); table: int64 block numbers.
+    queries (tokens, heads or more, size), out (tokens, heads x size); table: int64 block numbers.
     """
     count = len(queries)
     of_window, of_chunk = (start - how.window + 1 if how.window else 0), (start - start % how.chunk if how.chunk else 0)
-    first = max(0, of_window, of_chunk)  # as `first_seen` of source/common.h
+    first = max(0, of_window, of_chunk)  # like `first_seen` of source/common.h
     blocks = -(-(start + count) // _KEYS) - first // _KEYS
     packed = None
     if count > _QUERIES:

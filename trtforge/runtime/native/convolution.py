@@ -6,9 +6,9 @@ from trtforge.runtime.native.bindings import TYPES, Native
 
 
 def convolve(kernels: Native, window: Tensor, taps: Tensor) -> Tensor:
-    """silu of the sums of inputs times taps, (rows, tokens, channels).
+    """silu of each channel's causal convolution with its taps: (rows, tokens, channels).
 
-    window: (rows, tokens + inputs - 1, channels); taps: float32 (inputs, channels), contiguous.
+    window: (rows, tokens + len(taps) - 1, channels); taps: float32 (taps, channels), contiguous.
     """
     window = window.contiguous()
     rows, inputs, channels = window.shape

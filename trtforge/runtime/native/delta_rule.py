@@ -19,9 +19,9 @@ def delta_tokens(
     before: Sequence[Tensor],
     after: Sequence[Tensor],
 ) -> Tensor:
-    """One token of each row: (rows, heads, value size); `after` gets the states.
+    """Outputs (rows, heads, value size) of one token in each row; writes the new states to `after`.
 
-    before, after: contiguous states (heads, key size, value size) of each row, which may be the same.
+    before, after: a contiguous state (heads, key size, value size) for each row; both may be the same tensor.
     """
     parts = _contiguous(parts)
     out = torch.empty_like(parts[2])
@@ -32,7 +32,7 @@ def delta_tokens(
 
 
 def delta_sequence(kernels: Native, parts: Parts, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens of one sequence: (tokens, heads, value size), and the state after them.
+    """Outputs (tokens, heads, value size) of the tokens of one sequence, and the state after them.
 
     before: the state (heads, key size, value size).
     """

@@ -1,4 +1,4 @@
-"""Linear layers of weights in 16, 8 or 4 bits on any processor (source/expanded.cpp), for float32 and bfloat16."""
+"""Linear layers with 16-, 8- or 4-bit weights on any processor (source/expanded.cpp), for float32 and bfloat16."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,13 +17,13 @@ Inputs = Literal["as they are", "e4m3", "int8", "e4m3 by row", "nvfp4", "int8 by
 
 @dataclass(frozen=True)
 class ExpandedLayer:
-    """y = factor x round(x prequant / activation_scale) W^T + bias, of (out, in) weights.
+    """y = factor x round(x prequant / activation_scale) W^T + bias, for (out, in) weights W.
 
-    `weight`: as `tiles` packs its format. float32 `scales`: (out / 32, groups, 32), `prequant` (in,), `bias` (out,).
-    E2M1 has groups of 16.
-    `inputs`: how activations are rounded; "e4m3 by row" divides by a scale of each row, of at least `activation_scale`,
-    and multiplies its outputs with it; "nvfp4" gives E2M1 times an E4M3 scale of each 16 inputs, without `prequant`;
-    "int8 by group" is `round_by_group`, in the groups of the scales of INT4 weights.
+    `weight`: packed by `tiles` for its format. float32 `scales`: (out / 32, groups, 32), `prequant` (in,), `bias`
+    (out,). E2M1 has groups of 16.
+    `inputs`: how activations are rounded. "e4m3 by row" divides each row by its own scale, at least `activation_scale`,
+    and multiplies the row's outputs by it. "nvfp4" gives E2M1 with an E4M3 scale for each 16 inputs, without
+    `prequant`. "int8 by group" is `round_by_group`, with the groups of the INT4 weights' scales.
     """
 
     format: Format
@@ -38,12 +38,12 @@ class ExpandedLayer:
 
 
 def row_scales(scales: Tensor) -> Tensor:
-    """A scale for each output (out,) as `ExpandedLayer.scales`."""
+    """`ExpandedLayer.scales` from one scale per output (out,)."""
     return scales.float().reshape(-1, 1, TILE).contiguous()
 
 
 def linear_expanded(kernels: Native, x: Tensor, layer: ExpandedLayer) -> Tensor:
-    """The layer's outputs for x (..., in), in its dtype."""
+    """The layer's outputs for x (..., in), in the dtype of x."""
     assert layer.format != "e2m1" or (layer.scales is not None and layer.scales.shape[1] * NVFP4_BLOCK == x.shape[-1])
     x = x.contiguous()
     inputs = x.shape[-1]

@@ -1,4 +1,4 @@
-"""Mixtures of experts by the kernels (source/experts.cpp): routing, and the experts' layers on the tokens they got."""
+"""Mixture of experts by the kernels (source/experts.cpp): routing, and the experts' layers on their tokens."""
 
 import ctypes
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from trtforge.runtime.native.recorder import Arena, NotRecordedError, recording
 from trtforge.runtime.native.structures import Calls, Expert, Mixture, Routing, RowCounts
 
 CAPACITY = 256
-"""Rows that an expert computes at once: enough to read its weights seldom, and little memory."""
+"""Rows that an expert computes at once: enough to reread its weights rarely, few enough to need little memory."""
 Scoring = Literal["softmax", "sigmoid", "sigmoid_of_chosen"]
 _SCORINGS: tuple[Scoring, ...] = ("softmax", "sigmoid", "sigmoid_of_chosen")
 
 
 class Layer(Protocol):
-    """Layers of one expert, (rows, size) to (rows, size)."""
+    """The layers of one expert, from (rows, size) to (rows, size)."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
 class Routes:
-    """Which experts a token goes to; the meaning of the fields is that of `MoeSpec`."""
+    """How tokens are routed to experts; the fields are those of `MoeSpec`."""
 
     num_experts: int
     top_k: int
@@ -39,7 +39,7 @@ class Routes:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """One expert's calls, which read `gathered` and write `computed`; `kept` has the memory of its other results."""
+    """One expert's calls: they read `gathered` and write `computed`. `kept`: the memory of intermediate results."""
 
     calls: Calls
     row_counts: RowCounts
@@ -50,9 +50,9 @@ class _Recorded:
 
 @dataclass(frozen=True)
 class Experts:
-    """The recorded calls of a rank's experts, which read `gathered`, (CAPACITY, size).
+    """The recorded calls of a rank's experts, which read `gathered` (CAPACITY, size).
 
-    `kept`: what has the memory that the calls read and write, and the calls.
+    `kept`: keeps alive the calls and the memory that they read and write.
     """
 
     entries: "ctypes.Array[Expert]"
@@ -61,13 +61,13 @@ class Experts:
 
     @classmethod
     def recorded(cls, layers: Sequence[Layer], size: int, dtype: torch.dtype, arena: Arena) -> "Experts | None":
-        """The calls of each expert's layers; None if kernels do not compute all of them. Nothing is computed.
+        """Record each expert's layers without computing them; None if they need more than kernel calls.
 
-        The results of all experts lie in the same memory of `arena`, which other layers' experts may use too.
+        All experts write their results to the same memory of `arena`, which the experts of other layers may use too.
         """
         found = _recorded(layers, size, dtype, arena)
         if found is not None and len({each.gathered.data_ptr() for each in found}) > 1:
-            found = _recorded(layers, size, dtype, arena)  # the arena grew, and moved, meanwhile
+            found = _recorded(layers, size, dtype, arena)  # the arena has grown, and therefore moved
         if found is None:
             return None
         experts = [
@@ -99,7 +99,7 @@ def _recorded(layers: Sequence[Layer], size: int, dtype: torch.dtype, arena: Are
 
 
 def widened(kernels: Native, x: Tensor) -> Tensor:
-    """x, of any shape, in float32."""
+    """x, of any shape, converted to float32."""
     if x.dtype is torch.float32:
         return x
     x = x.contiguous()
@@ -109,7 +109,10 @@ def widened(kernels: Native, x: Tensor) -> Tensor:
 
 
 def gate_pairs(kernels: Native, pairs: Tensor, limit: float, alpha: float) -> Tensor:
-    """(up + 1) x gate x sigmoid(alpha x gate), of (rows, 2 x size) with gate and up in turn, both cut at `limit`."""
+    """(up + 1) x gate x sigmoid(alpha x gate), for (rows, 2 x size) with gate and up interleaved.
+
+    First gate is clamped to at most `limit`, and up to [-limit, limit].
+    """
     pairs = pairs.contiguous()
     rows, size = pairs.shape[0], pairs.shape[1] // 2
     y = pairs.new_empty(rows, size)
@@ -159,7 +162,7 @@ def mix(
     accumulate: bool,
     on_inputs: bool,
 ) -> None:
-    """The weighted outputs of the experts go to `out`, or are added to it if it is to `accumulate`.
+    """Write the weighted sum of the experts' outputs to `out`, or with `accumulate` add it to `out`.
 
     x and out (tokens, size) must not overlap. `first`: index of the rank's first expert; `on_inputs`: weights multiply
     inputs instead of outputs.

@@ -8,7 +8,7 @@ from trtforge.runtime.native.structures import FloatLinear
 
 
 def linear(kernels: Native, x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
-    """x W^T + bias in float32: x (..., inputs), weight as `pack_float32` makes it."""
+    """x W^T + bias in float32: x (..., inputs), weight packed by `pack_float32`."""
     if x.dtype is not torch.float32:
         raise TypeError(f"the products are for float32, not {x.dtype}")
     x = x.contiguous()

@@ -1,4 +1,4 @@
-"""Products of each head with a matrix of its own, and copies of parts of heads, by the kernels (source/heads.cpp)."""
+"""Per-head matrix products, and copies of parts of heads, by the kernels (source/heads.cpp)."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ from trtforge.runtime.native.structures import HeadProducts
 def project_heads(kernels: Native, x: Tensor, weight: Tensor, y: Tensor) -> None:
     """y (rows, heads, outputs) = x (rows, heads, inputs) times each head's matrix.
 
-    weight: contiguous (heads, inputs, outputs). x and y may be slices whose numbers of a head lie together.
+    weight: contiguous (heads, inputs, outputs). x and y may be slices; a head's elements must be contiguous.
     """
     given = HeadProducts(
         x=x.data_ptr(),
@@ -28,7 +28,7 @@ def project_heads(kernels: Native, x: Tensor, weight: Tensor, y: Tensor) -> None
 
 
 def copy_heads(kernels: Native, x: Tensor, into: Tensor) -> None:
-    """into = x, both (rows, heads, size), slices whose numbers of a head lie together."""
+    """into = x, both (rows, heads, size); both may be slices, but a head's elements must be contiguous."""
     rows, heads, size = x.shape
     element = x.element_size()
     strides = (stride * element for tensor in (x, into) for stride in tensor.stride()[:2])

@@ -1,4 +1,4 @@
-"""What linear attention computes around the delta rule, by the kernels (source/linear_attention.cpp)."""
+"""What linear attention computes before and after the delta rule, by the kernels (source/linear_attention.cpp)."""
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from trtforge.runtime.native.structures import DeltaInputs, GatedNorm
 def delta_inputs(
     kernels: Native, convolved: Tensor, projected: Tensor, decay: Tensor, bias: Tensor, sizes: tuple[int, int, int]
 ) -> Parts:
-    """The delta rule's float32 inputs: normalised queries and keys, values, rates and log decays of value heads.
+    """The delta rule's float32 inputs: normalised queries and keys, values, rates and log decays for each value head.
 
-    convolved: (tokens, channels), queries and keys of the key heads, then values; projected: (tokens, key heads, 2,
-    value heads of each), rates and steps before their activations; decay, bias: float32 (value heads,). `sizes`: key
-    heads, and of a head keys and values.
+    convolved: (tokens, channels), the queries and keys of the key heads, then values; projected: (tokens, key heads, 2,
+    value heads per key head), rates and steps before their activations; decay, bias: float32 (value heads,). `sizes`:
+    number of key heads, key size and value size of a head.
     """
     convolved, projected = convolved.contiguous(), projected.contiguous()
     key_heads, key_size, value_size = sizes
@@ -44,7 +44,7 @@ def delta_inputs(
 
 
 def norm_gated(kernels: Native, x: Tensor, gates: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """The RMS norm of x (..., size) times the weight (size,) and silu of the gates, all of one type."""
+    """The RMS norm of x (..., size) times the weight (size,) times silu(gates); all tensors have one dtype."""
     x, gates = x.contiguous(), gates.contiguous()
     y = torch.empty_like(x)
     pointers = {"x": x.data_ptr(), "gates": gates.data_ptr(), "weight": weight.data_ptr(), "y": y.data_ptr()}

@@ -1,4 +1,4 @@
-"""LayerNorm, and RMS norm with weights of another type than the activations, by the kernels (source/norms.cpp)."""
+"""LayerNorm, and RMS norm whose weights differ in dtype from the activations, by the kernels (source/norms.cpp)."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from trtforge.runtime.native.structures import AnyNorm
 def norm(kernels: Native, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, *, centred: bool) -> Tensor:
     """LayerNorm if `centred`, else RMS norm, over the last dimension of x (..., size).
 
-    weight and bias: (size,), or (heads, size) for x (..., heads, size); of x's type or float32.
+    weight and bias: (size,), or (heads, size) for x (..., heads, size); in the dtype of x or float32.
     """
     x = x.contiguous()
     y = torch.empty_like(x)
@@ -23,7 +23,7 @@ def norm(kernels: Native, x: Tensor, weight: Tensor, bias: Tensor | None, epsilo
 def norm_heads(
     kernels: Native, heads: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, *, centred: bool
 ) -> None:
-    """`norm` of (tokens, heads, size) in place; `heads` may be a slice of a tensor with more heads."""
+    """`norm` of `heads` (tokens, heads, size) in place, which may be a slice of a tensor with more heads."""
     sizes = len(heads), heads.stride(0), heads.stride(0), heads.shape[1]
     _norm(kernels, (heads, weight, bias, heads), sizes, epsilon, centred)
 

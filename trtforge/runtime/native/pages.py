@@ -1,7 +1,7 @@
-"""CPU memory in large pages, for what kernels read sequentially: packed weights and KV caches.
+"""CPU memory in large pages, for data that kernels read sequentially: packed weights and KV caches.
 
-A processor caches the addresses of some thousand pages (TLB). A miss makes kernels wait, in a virtual machine twice:
-with pages of 2 MiB instead of 4 KiB, steps take a tenth less. A system without large pages gives small ones.
+A processor's TLB caches the addresses of a few thousand pages. Kernels wait for each miss, twice in a virtual machine.
+With pages of 2 MiB instead of 4 KiB, steps take 10 % less time. A system without large pages uses small ones.
 """
 
 import math
@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 
 _REGION = 64 << 20
-"""Bytes that small tensors share: each on its own would have few whole large pages, or waste a part of its last."""
+"""Bytes of a region that small tensors share: alone, each would have few whole large pages or waste part of its last.
+"""
 _LINE = 64
 
 
 def own_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros in memory of their own. The operating system makes each page at its first use; none is written here."""
+    """A zero tensor in separate memory. No page is written here; the operating system allocates each on first use."""
     return torch.frombuffer(_mapped(math.prod(shape) * dtype.itemsize), dtype=dtype).view(tuple(shape))
 
 
 def shared_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """As `own_pages`, in a region shared with other tensors, which is freed with the last of them."""
+    """Like `own_pages`, but in a region shared with other tensors, which is freed with the last of them."""
     count = math.prod(shape)
     pages, offset = _SHARED.take(count * dtype.itemsize)
     return torch.frombuffer(pages, dtype=dtype, count=count, offset=offset).view(tuple(shape))
@@ -39,7 +40,7 @@ def _mapped(size: int) -> mmap.mmap:
 
 
 class _Shared:
-    """Regions of memory, handed out piece by piece. A region lives as long as a tensor in it."""
+    """Allocates pieces of large memory regions. A region lives as long as any tensor in it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -47,7 +48,7 @@ class _Shared:
         self._used = 0
 
     def take(self, size: int) -> tuple[mmap.mmap, int]:
-        """A region, and the offset of `size` bytes in it for the caller alone."""
+        """Allocate `size` bytes; returns the region and their offset in it."""
         if size > _REGION // 2:
             return _mapped(size), 0
         with self._lock:

@@ -1,8 +1,8 @@
-"""Makes the pages of KV blocks in the background, before steps write to them.
+"""Allocates the memory pages of KV blocks in the background, before steps write to them.
 
-The operating system makes a page when it is first written. In a virtual machine that has not used the memory before, a
-large page takes some 5 ms (72 ms for 32 MiB, measured with Linux 6.18), and all layers come to their next one in the
-same step.
+The operating system allocates a page when it is first written. In a virtual machine that has not used the memory
+before, a large page takes about 5 ms (72 ms for 32 MiB, measured with Linux 6.18), and all layers reach their next page
+in the same step.
 """
 
 import ctypes
@@ -16,28 +16,28 @@ from contextlib import suppress
 from torch import Tensor
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14 and later (include/uapi/asm-generic/mman-common.h)
-_BYTES = 4 << 20  # of each layer, made ahead of the blocks in use, at least
+_BYTES = 4 << 20  # per layer: minimum to allocate ahead of the blocks in use
 _AT_ONCE = 2 << 20
 _SMALL_PAGE = 4096
-_NICE = 10  # steps come first where they need the same processor
-_PAUSES = 4  # times as long as the work: no step is delayed by more than one page or two
+_NICE = 10  # steps have priority when they need the same processor
+_PAUSES = 4  # pause time / allocation time: no step is delayed by more than one or two pages
 
 
 class PagesAhead:
-    """The pages of `tensors`, the layers' caches (blocks, ...) in memory of the CPU."""
+    """Allocates the pages of `tensors`, the layers' KV caches (blocks, ...) in CPU memory."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = [each for each in tensors if each.nbytes]  # linear attention caches no tokens
         self._blocks = min((len(each) for each in self._tensors), default=0)
         self._least = max((-(-_BYTES // each[0].nbytes) for each in self._tensors), default=0)
-        """Blocks that are made ahead."""
+        """Minimum number of blocks to allocate ahead."""
         self._made: int | None = None
-        """The blocks before this one are made, or will be."""
+        """Number of first blocks whose pages are allocated or being allocated; None before the first step."""
 
     def reach(self, blocks: int, rows: int) -> threading.Thread | None:
-        """Make, on a thread, the pages of the blocks below `blocks`, which a step of `rows` rows uses, and some more.
+        """Allocate on a thread the pages of blocks below `blocks`, which a step of `rows` rows uses, and some more.
 
-        The first call makes none, so that an engine's first token does not wait. Returns the thread, if one started.
+        The first call allocates none, so that an engine's first token does not wait. Returns the thread, if one starts.
         """
         if self._made is None:
             self._made = 0
@@ -48,24 +48,24 @@ class PagesAhead:
         first, self._made = self._made, min(blocks + ahead, self._blocks)
         places = [_addresses(tensor, first, self._made) for tensor in self._tensors]
         thread = threading.Thread(target=_make, args=(places, self._tensors), name="pages", daemon=True)
-        with suppress(RuntimeError):  # the program ends, or may have no more threads: steps make the pages they write
+        with suppress(RuntimeError):  # at exit, or with too many threads: then steps allocate pages as they write
             thread.start()
             return thread
         return None
 
 
 def _addresses(tensor: Tensor, first: int, end: int) -> range:
-    """The bytes of the blocks in [first, end)."""
+    """The addresses of the bytes of blocks [first, end)."""
     size = tensor[0].nbytes
     return range(tensor.data_ptr() + first * size, tensor.data_ptr() + end * size)
 
 
 def _make(places: Sequence[range], _kept: Sequence[Tensor]) -> None:
-    """Make the pages of these bytes, whose tensors are kept meanwhile.
+    """Allocate the pages of these bytes; `_kept` keeps their tensors alive.
 
-    Calls nothing of torch: a thread that returns from its C++ while the interpreter ends aborts the process.
+    Does not call torch: a thread that returns from its C++ code while the interpreter exits aborts the process.
     """
-    with suppress(OSError, AttributeError):  # not Linux, where a thread has a priority of its own
+    with suppress(OSError, AttributeError):  # only Linux has a priority per thread
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     madvise = _madvise()
     if madvise is None:
@@ -73,13 +73,13 @@ def _make(places: Sequence[range], _kept: Sequence[Tensor]) -> None:
     for place in places:
         for at in range(place.start // _SMALL_PAGE * _SMALL_PAGE, place.stop, _AT_ONCE):
             start = time.perf_counter()
-            madvise(at, min(_AT_ONCE, place.stop - at), _POPULATE_WRITE)  # a system that cannot makes them at their use
+            madvise(at, min(_AT_ONCE, place.stop - at), _POPULATE_WRITE)  # unsupported: pages are allocated on use
             time.sleep(_PAUSES * (time.perf_counter() - start))
 
 
 @functools.cache
 def _madvise() -> "ctypes._NamedFuncPointer | None":
-    """The function of the C library; unlike mmap.madvise it leaves other threads to run. None if there is none."""
+    """`madvise` of the C library, or None; unlike mmap.madvise, a call lets other Python threads run."""
     with suppress(OSError, AttributeError):
         function = ctypes.CDLL(None).madvise
         function.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int

@@ -1,7 +1,7 @@
-"""Records the kernel calls of a computation, which one call then runs again, as a CUDA graph does on a GPU.
+"""Records the kernel calls of a computation, to replay them with a single call, like a CUDA graph on a GPU.
 
-A recorded call reads and writes where it did when it was recorded: results lie in an `Arena`, and inputs that change
-must be copied to where the recorded computation read them.
+A replayed call reads and writes the same addresses as when it was recorded: results are in an `Arena`, and new inputs
+must be copied to the memory of the recorded inputs.
 """
 
 import ctypes
@@ -22,27 +22,27 @@ _ACTIVE = threading.local()
 
 
 class NotRecordedError(Exception):
-    """Something takes part that is no kernel call; a recording computes nothing that it could compute from."""
+    """The computation needs more than kernel calls. Other operations cannot run, as a recording computes no inputs."""
 
 
 class Arena:
-    """Memory for the results of recorded layers; a layer's results are overwritten by those of the layer after next."""
+    """Memory for the results of recorded layers, in two halves that alternate: a layer overwrites the last but one."""
 
     def __init__(self) -> None:
         self._halves = [torch.empty(0, dtype=torch.uint8) for _ in range(2)]
         self._half = self._used = 0
 
     def turn(self) -> None:
-        """Begin the results of another layer."""
+        """Switch to the other half, for the results of another layer."""
         self._half = 1 - self._half
         self.restart()
 
     def restart(self) -> None:
-        """Begin results that overwrite those since the last turn."""
+        """Overwrite the results since the last `turn` with the next ones."""
         self._used = 0
 
     def like(self, tensor: Tensor) -> Tensor:
-        """A tensor of this one's shape, strides and dtype. It keeps its memory when the arena takes a larger one."""
+        """A tensor with this one's shape, strides and dtype. It keeps its memory even if the arena is reallocated."""
         start, size = self._used, tensor.untyped_storage().nbytes()
         self._used = start + -(-size // _ALIGNMENT) * _ALIGNMENT
         if self._used > len(self._halves[self._half]):
@@ -54,7 +54,7 @@ class Arena:
 
 
 class Recorder(TorchDispatchMode):
-    """Collects kernel calls, which do not run meanwhile. Raises NotRecordedError where torch would compute."""
+    """Collects kernel calls without running them. Raises NotRecordedError if torch would compute something."""
 
     def __init__(self, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -66,7 +66,7 @@ class Recorder(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: nothing here is compiled by torch, and torch would import its compiler, which takes a second."""
+        """False: nothing here is compiled by torch, and True would import torch's compiler, which takes a second."""
         return False
 
     def __torch_dispatch__(
@@ -86,7 +86,7 @@ class Recorder(TorchDispatchMode):
 
     @contextmanager
     def into(self, arena: Arena) -> Iterator[None]:
-        """Put results that are made meanwhile into another arena."""
+        """Within this context, allocate results in another arena."""
         own, self._arena = self._arena, arena
         try:
             yield
@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode):
             self._arena = own
 
     def add(self, name: str, arguments: Sequence[Any]) -> None:
-        """A kernel call. Structures among the arguments are kept; memory that they point to is the caller's."""
+        """Add a kernel call. Keeps structures among the arguments alive, but not the memory that they point to."""
         if name not in RECORDED:
             raise NotRecordedError
         values = [as_integer(kind, each) for kind, each in zip(ARGUMENTS[name], arguments, strict=True)]
@@ -104,17 +104,17 @@ class Recorder(TorchDispatchMode):
         self._rows.append(place if isinstance(place, int) else _field(arguments[place[0]], place[1]))
 
     def narrow(self) -> None:
-        """What follows has only the rows that give logits."""
+        """From now on, calls compute only the rows that give logits."""
         self._first_wanted = len(self._calls)
 
     def calls(self) -> tuple[Calls, list[object]]:
-        """The calls for `Native.replay`, and what must be kept as long as they are."""
+        """The calls for `Native.replay`, and the objects that must live as long as they do."""
         return (Call * len(self._calls))(*self._calls), self._kept
 
     def row_counts(self, calls: Calls, rows: int, wanted: int) -> RowCounts:
-        """Where `calls`, which were recorded for so many rows, say how many they have, for `Native.set_rows`.
+        """Where the arguments of `calls` contain their number of rows, for `Native.set_rows`.
 
-        Raises NotRecordedError if one of them says something else.
+        `rows`, `wanted`: the numbers of rows in the recording. Raises NotRecordedError if a call has no multiple of it.
         """
         first_wanted = len(calls) if self._first_wanted is None else self._first_wanted
         arguments = ctypes.addressof(calls) + Call.arguments.offset
@@ -140,7 +140,7 @@ def _field(structure: ctypes.Structure, name: str) -> tuple[int, int]:
 
 
 def _computes_nothing(func: Any, args: Sequence[Any], found: object) -> bool:
-    """Whether an operation only looks at its first argument differently, or writes to no element."""
+    """Whether an operation only returns views of its first argument, or writes to no element."""
     first = args[0] if args else None
     if not isinstance(first, Tensor):
         return False
@@ -158,7 +158,7 @@ def _share(a: Tensor, b: object) -> bool:
 def recording(arena: Arena) -> Iterator[Recorder]:
     """Record the kernel calls of this thread.
 
-    Nothing is in the results, and what is no kernel call raises NotRecordedError.
+    The results are left uninitialised. Operations other than kernel calls raise NotRecordedError.
     """
     recorder = Recorder(arena)
     _ACTIVE.recorder = recorder
@@ -170,19 +170,19 @@ def recording(arena: Arena) -> Iterator[Recorder]:
 
 
 def current_recorder() -> Recorder | None:
-    """The recorder of this thread, if a recording is made."""
+    """The recorder of this thread, if a recording is active."""
     recorder: Recorder | None = getattr(_ACTIVE, "recorder", None)
     return recorder
 
 
 def narrow_recording() -> None:
-    """What follows has only the rows that give logits."""
+    """From now on, recorded calls compute only the rows that give logits."""
     recorder = current_recorder()
     if recorder is not None:
         recorder.narrow()
 
 
 def interrupt_recording() -> None:
-    """What follows is neither a kernel call nor an operation of torch. Raises NotRecordedError in a recording."""
+    """Raise NotRecordedError in a recording, before code that is neither a kernel call nor a torch operation."""
     if current_recorder() is not None:
         raise NotRecordedError

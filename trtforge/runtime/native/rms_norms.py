@@ -1,4 +1,4 @@
-"""What kernels that compute RMS norms into given memory have in common, on the CPU and on CUDA."""
+"""The base class of CPU and CUDA kernels that write RMS norms to given memory."""
 
 from abc import ABC, abstractmethod
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class RmsNorms(ABC):
-    """Kernels of RMS norms."""
+    """RMS norm kernels."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """x / rms(x) * weight over the last dimension of (..., size)."""
+        """x / rms(x) * weight over the last dimension of x (..., size)."""
         x = x.contiguous()
         y = torch.empty_like(x)
         size = x.shape[-1]
@@ -19,4 +19,4 @@ class RmsNorms(ABC):
 
     @abstractmethod
     def rms_norm_into(self, x: Tensor, weight: Tensor, epsilon: float, y: Tensor) -> None:
-        """`rms_norm` of (rows, size), where x and y may be columns of wider tensors."""
+        """y = `rms_norm` of x, both (rows, size); they may be columns of wider tensors."""

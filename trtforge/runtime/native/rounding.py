@@ -1,4 +1,4 @@
-"""The kernels of compensated rounding as functions of float32 tensors (source/rounding.cpp)."""
+"""The kernels for rounding with error compensation, as functions of tensors (source/rounding.cpp)."""
 
 import ctypes
 from typing import Literal
@@ -12,11 +12,11 @@ from trtforge.runtime.native.structures import Refinement, Rounding, Steps
 Levels = Literal["int4", "e2m1"]
 GRIDS: dict[Levels, int] = {"int4": 0, "e2m1": 1}
 LONGEST = 128
-"""Columns of a block."""
+"""Maximum number of columns in a block."""
 
 
 class RoundingKernels:
-    """All matrices are contiguous, on the CPU."""
+    """The kernels. All matrices are contiguous, on the CPU, and float32 unless stated otherwise."""
 
     def __init__(self, native: Native) -> None:
         self._functions = native.functions
@@ -32,13 +32,14 @@ class RoundingKernels:
         errors: Tensor,
         residuals: Tensor,
     ) -> Tensor:
-        """(block, out) int8 levels, E2M1 in halves, of at most LONGEST `columns` (block, out), the last one first.
+        """Round at most LONGEST `columns` (block, out), last column first; returns int8 levels (block, out).
 
-        Each is rounded to its target. Fills in `errors`, what the levels stand for less the columns, and `residuals`,
-        the same less the targets; `product` has their dtype: (block, out) what is taken off before. `shares` (block,
-        block): row j, counted from the last column as its elements are, says how much of the errors of those before it
-        a column takes off. `quanta` (block, out): a level of one. `ends` (block, out) int8: the level of a weight that
-        has no choice, else 0.
+        E2M1 levels are in halves. A column is rounded to its target: the column minus its row of `product` (block,
+        out), minus the errors of the columns rounded before it, times its `shares`. Row j of `shares` (block, block) is
+        that of the j-th column from the end, with one element for each column in the same reverse order. Fills in
+        `errors`, the rounded values minus the columns, and `residuals`, the rounded values minus the targets; `product`
+        has their dtype. `quanta` (block, out): the value of level 1. `ends` (block, out) int8: the level of a weight
+        that is fixed, 0 for others.
         """
         block, outputs = columns.shape
         assert block <= LONGEST
@@ -71,12 +72,12 @@ class RoundingKernels:
         ends: Tensor | None,
         sweeps: int,
     ) -> None:
-        """Move levels `found` (out, in) to what is best with all others as they are, `sweeps` times at most.
+        """Coordinate descent on the levels `found` (out, in), in place, with at most `sweeps` sweeps.
 
-        `gradients` (out, in): of the levels as they are, half of the derivatives of the output error tr(D H Dᵀ).
-        `gram`: H (in, in) in their dtype, float32 or bfloat16, and its `diagonal` (in,) in float32. A level of one
-        stands for the `steps` (out, count) of a column's group, `groups` (in,) int64, times the column's of the
-        `scales` (in,). `ends` (out, in): as above.
+        Each level moves to its best value with all others fixed. `gradients` (out, in): half the derivatives of the
+        output error tr(D H Dᵀ) at the given levels. `gram`: H (in, in) in the same dtype, float32 or bfloat16;
+        `diagonal` (in,): its diagonal in float32. The value of level 1 in a column is the `steps` (out, count) of its
+        group, `groups` (in,) int64, times its `scales` (in,). `ends` (out, in): as in `round_block`.
         """
         outputs, inputs = found.shape
         given = Refinement(
@@ -96,8 +97,8 @@ class RoundingKernels:
         self._functions.refine(GRIDS[levels], TYPES[gradients.dtype], ctypes.byref(given))
 
     def best_steps(self, levels: Levels, columns: Tensor, weights: Tensor, candidates: Tensor) -> Tensor:
-        """(out,) the first of the steps `candidates` (count, out) with the least squared error of `columns`
-        (group, out), by the `weights` (group,) of the columns."""
+        """For each output, the step of `candidates` (count, out) with the least squared error of `columns` (group,
+        out), weighted by `weights` (group,); the first one on a tie."""
         group, outputs = columns.shape
         best = torch.empty(outputs)
         given = Steps(
@@ -114,7 +115,7 @@ class RoundingKernels:
 
 
 def rounding_kernels(device: torch.device) -> RoundingKernels | None:
-    """The kernels for float32 tensors on this device, if there are any."""
+    """The kernels for float32 tensors on this device, if available."""
     native = native_for(device, torch.float32)
     return None if native is None else RoundingKernels(native)
 

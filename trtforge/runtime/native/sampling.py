@@ -1,4 +1,4 @@
-"""Draws of tokens, and sums of their probabilities, by the kernels (source/sampling.cpp)."""
+"""Sampling of tokens, and log-sum-exp of logits, by the kernels (source/sampling.cpp)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from trtforge.runtime.native.structures import Draws
 
 @dataclass(frozen=True)
 class Limits:
-    """For each token that is drawn: which of the most likely ones min_p, top_k and, of these, top_p leave.
+    """The sampling limits of each token to draw. top_p applies to the tokens that min_p and top_k keep.
 
-    top_k: at most the vocabulary, which is all; top_p: in (0, 1], 1 for all; min_p: in [0, 1], 0 for all. None: 0 for
-    all tokens that are drawn.
+    top_k: at most the vocabulary size, which keeps all; top_p: in (0, 1], 1 keeps all; min_p: in [0, 1], 0 keeps all;
+    None is 0 for every token to draw.
     """
 
     top_k: Sequence[int]
@@ -24,10 +24,9 @@ class Limits:
 
 
 def draw_tokens(kernels: Native, logits: Tensor, places: Sequence[int], limits: Limits, keys: Tensor) -> Tensor:
-    """int64 (tokens,): of each of `places`, which are rows of the float32 logits, a token that its key draws from what
-    its limits leave: see `Sampler`. Token 0 where none is possible.
+    """Sample a token within its limits for each of `places`, which are rows of the float32 logits; see `Sampler`.
 
-    keys: int64 (tokens,), 64 random bits each.
+    keys: int64 (tokens,), 64 random bits each. Returns int64 (tokens,); 0 where no token is possible.
     """
     tokens = torch.empty(len(places), dtype=torch.int64)
     _run(kernels, logits, places, limits, keys, tokens, None)
@@ -35,7 +34,7 @@ def draw_tokens(kernels: Native, logits: Tensor, places: Sequence[int], limits: 
 
 
 def kept_weights(kernels: Native, logits: Tensor, top_k: int, top_p: float, min_p: float = 0.0) -> Tensor:
-    """Of float32 logits (vocabulary,) the weights (vocabulary,) that `draw_tokens` draws by: 0 for what is excluded."""
+    """The weights (vocabulary,) with which `draw_tokens` samples from logits (vocabulary,); 0 for excluded tokens."""
     weights = torch.empty_like(logits)
     key, token = torch.zeros(1, dtype=torch.int64), torch.empty(1, dtype=torch.int64)
     _run(kernels, logits.unsqueeze(0), [0], Limits([top_k], [top_p], [min_p]), key, token, weights)
@@ -43,7 +42,7 @@ def kept_weights(kernels: Native, logits: Tensor, top_k: int, top_p: float, min_
 
 
 def log_sums(kernels: Native, logits: Tensor) -> Tensor:
-    """log(sum of exp(logit)) of each row of float32 logits (rows, vocabulary), without memory for all of them."""
+    """log(sum of exp(logit)) of each row of float32 logits (rows, vocabulary), without a copy of all of them."""
     sums = logits.new_empty(len(logits))
     kernels.run("log_sums", logits.data_ptr(), sums.data_ptr(), *logits.shape, logits.stride(0))
     return sums

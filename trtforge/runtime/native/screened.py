@@ -1,8 +1,8 @@
-"""Products of which only the largest of each row need be right (source/screened.cpp), as those of an LM head.
+"""Linear layers of which only the largest outputs of each row must be exact (source/screened.cpp), such as an LM head.
 
-Codes of 8 bits tell which tokens may be the most likely ones, so that a step reads half as many bytes of a large
-vocabulary; only these tokens are computed, as in Chen et al. 2019 ("Learning to screen for fast softmax inference on
-large vocabulary neural networks", arXiv:1810.12406). Here limits of the codes' errors prove that it is no other token.
+Products with 8-bit codes show which tokens may be among the most likely ones; only these are computed exactly, so a
+step reads half as many bytes of a large vocabulary. This follows Chen et al. 2019 ("Learning to screen for fast softmax
+inference on large vocabulary neural networks", arXiv:1810.12406). Here, bounds of the codes' errors exclude all others.
 """
 
 import math
@@ -22,11 +22,11 @@ _NO_KEYS, _NO_FACTORS = np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.float
 
 
 class Screened:
-    """y = x W^T + b of weights in 16 bits, with what screens the products: W in 8 bits, and its errors.
+    """y = x W^T + b of 16-bit weights, screened by a copy of W in 8 bits and bounds of its errors.
 
-    `by_products`: whether `Native.linear` computes the layer, else `linear_expanded`. `valid`: its first outputs, among
-    which the largest products are looked for; the others only fill the last tiles. `first`: the token of the first.
-    `farthest`: where one of the largest products is farther from 0, all of them are right; not beside draws.
+    `by_products`: whether `Native.linear` computes the layer, else `linear_expanded`. `valid`: number of outputs among
+    which to find the largest; later ones only pad the last tiles. `first`: the token of the first output.
+    `farthest`: if one of the largest outputs is farther from 0, all outputs are exact; not supported with `factors`.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class Screened:
         factors: npt.NDArray[np.float64] = _NO_FACTORS,
         distances: npt.NDArray[np.float64] = _NO_FACTORS,
     ) -> None:
-        """How many of the largest products of a row must be right, 0 for all. Recorded calls follow it too.
+        """Set how many of the largest outputs of a row must be exact, 0 for all; also applies to recorded calls.
 
-        Of a row with a factor above 0 only the largest sum of a product, times the factor, and the noise of its key
-        (candidates.gumbel_noise) must be; of one with a distance above 0 the largest product and those that are at most
-        so far below it. keys, factors, distances: (rows,), at most MOST_DRAWN, or none at all.
+        For a row with a factor above 0, only the largest value of output x factor + noise of the row's key must be
+        exact (candidates.gumbel_noise). For a row with a distance above 0, the largest output and those less than or
+        equal to `distance` below it must be. keys, factors, distances: (rows,), at most MOST_DRAWN rows, or empty.
         """
         self._most[0] = most
         self._factors.fill(0.0)
@@ -74,8 +74,8 @@ class Screened:
         self._keys[: len(keys)], self._factors[: len(factors)] = keys, factors
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(rows, out) for x (rows, in), in its dtype. The largest products of a row, and what equals them, are those of
-        the layer; all others are smaller, and may be off."""
+        """The outputs (rows, out) for x (rows, in), in its dtype. The largest outputs of a row, ties included, are
+        exactly those of the layer; all others are smaller, and may be inexact."""
         x = x.contiguous()
         layer = self._layer
         y = x.new_empty(len(x), layer.outputs)

@@ -1,4 +1,4 @@
-"""The kernels' arguments as C declares them: structures, and which function takes what."""
+"""The C declarations of the kernels' arguments for ctypes: structures, and each function's argument types."""
 
 import ctypes
 import struct
@@ -230,7 +230,7 @@ RowCounts: TypeAlias = "ctypes.Array[RowCount]"
 
 
 def as_integer(kind: object, argument: Any) -> int:
-    """An argument of this type as the eight bytes that `Call` holds."""
+    """An argument of this type as the 8-byte integer that `Call` stores."""
     if kind is _float:
         return int.from_bytes(struct.pack("<fxxxx", argument), "little")
     if isinstance(argument, ctypes.Structure):
@@ -312,7 +312,7 @@ RECORDED = (
     "copy_heads",
     "linear_screened",
 )
-"""The kernels that `replay` calls, as source/calls.h numbers them."""
+"""The kernels that `replay` can call, in the order of `Kernel` in source/calls.h."""
 ROWS: dict[str, int | tuple[int, str]] = {
     "rms_norm": 4,
     "add": 4,
@@ -342,14 +342,14 @@ ROWS: dict[str, int | tuple[int, str]] = {
     "copy_heads": 2,
     "linear_screened": (1, "rows"),
 }
-"""Which argument of a recorded kernel, or which field of one, is its number of rows or a multiple of that."""
+"""The argument of each recorded kernel, or the field of an argument, that is its row count or a multiple of it."""
 
 FORMATS = ("bfloat16", "float16", "int8", "e4m3", "int4", "e2m1")
-"""How `linear_expanded` takes weights: `Format` of source/linears.h."""
+"""Weight formats of `linear_expanded`: `Format` of source/linears.h."""
 INPUTS = ("as they are", "e4m3", "int8", "e4m3 by row", "nvfp4", "int8 by group")
-"""How it rounds activations: `Inputs` of source/linears.h."""
+"""How `linear_expanded` rounds activations: `Inputs` of source/linears.h."""
 
 PRODUCTS = ("linear_bfloat16", "linear_int4")
-"""These need AVX512BW."""
+"""Kernels that need AVX512BW."""
 INTEGERS = ("linear_int8",)
-"""These also need AVX512-VNNI."""
+"""Kernels that also need AVX512-VNNI."""

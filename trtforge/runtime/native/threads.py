@@ -1,13 +1,13 @@
-"""The threads that compute for a thread: OpenMP's for torch's operations, a team of their own for the kernels."""
+"""Releases the worker threads of a thread: OpenMP's for torch operations, and a separate team for the kernels."""
 
 from trtforge.runtime.native.bindings import Native
 
 
 def release_threads(kernels: Native) -> None:
-    """End the threads that have computed for the calling one, which leaves the computing to another thread.
+    """End the worker threads of the calling thread, when another thread takes over the computing.
 
-    Each thread that computes has its own. While a process has more of OpenMP's threads than processors, those that wait
+    Each computing thread has its own workers. While a process has more OpenMP threads than processors, waiting threads
     sleep instead of spinning (libgomp's env.c, `gomp_throttled_spin_count_var`), and waking one takes longer than many
-    an operation.
+    operations do.
     """
     kernels.functions.release_threads()

@@ -1,4 +1,4 @@
-"""Weights as the kernels read them: tiles of 32 outputs, within which the outputs of a few inputs lie together."""
+"""Packs weights for the kernels: tiles of 32 outputs, in which the weights of a few inputs are contiguous."""
 
 from dataclasses import dataclass
 
@@ -28,13 +28,13 @@ class Int8Layer:
 
 
 def pack_bfloat16(weight: Tensor) -> Tensor:
-    """(out, in) weights as `Native.linear` takes them: (out / 32, in / 2, 32, 2)."""
+    """(out, in) weights packed for `Native.linear`: (out / 32, in / 2, 32, 2)."""
     outputs, inputs = weight.shape
     return _placed(weight.reshape(outputs // TILE, TILE, inputs // 2, 2).permute(0, 2, 1, 3))
 
 
 def pack_float32(weight: Tensor) -> Tensor:
-    """(out, in) weights as `float32.linear` takes them: (out / 32, in, 32), rounded up and filled with zeros."""
+    """(out, in) weights packed for `float32.linear`: (out / 32 rounded up, in, 32), padded with zeros."""
     outputs, inputs = weight.shape
     packed = shared_pages((-(-outputs // TILE), inputs, TILE), weight.dtype)
     whole = outputs // TILE
@@ -45,16 +45,16 @@ def pack_float32(weight: Tensor) -> Tensor:
 
 
 def pack_bytes(weight: Tensor) -> Tensor:
-    """(out, in) numbers of 8 bits as the kernels take them: (out / 32, in / 4, 32, 4)."""
+    """(out, in) 8-bit weights packed for the kernels: (out / 32, in / 4, 32, 4)."""
     outputs, inputs = weight.shape
     return _placed(weight.reshape(outputs // TILE, TILE, inputs // 4, 4).permute(0, 2, 1, 3))
 
 
 def pack_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """(out, in) int8 weights as `Int8Layer` has them, and their offsets."""
+    """`Int8Layer.weight` and `Int8Layer.offsets` of (out, in) int8 weights."""
     return pack_bytes(weight), weight.sum(dim=1, dtype=torch.int32).mul_(-128)
 
 
 def _placed(weight: Tensor) -> Tensor:
-    """The same numbers, one after another, where the kernels read them fastest."""
+    """A contiguous copy in large pages, which the kernels read fastest."""
     return shared_pages(weight.shape, weight.dtype).copy_(weight)
