@@ -1,1 +1,1 @@
-"""What only a CUDA GPU computes: kernels in Triton's language and graphs of a step."""
+"""Code for CUDA GPUs only: Triton kernels, and CUDA graphs of a step."""

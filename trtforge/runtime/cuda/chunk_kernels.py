@@ -1,7 +1,7 @@
-"""The Triton kernel of attention for chunks of sequences over a paged KV cache, in tiles of queries.
+"""The Triton kernel for attention of chunks of sequences over a paged KV cache, in tiles of queries.
 
-The tiles of FlashAttention-2 (Dao 2023), whose keys and values are read from the sequence's blocks, as in vLLM's kernel
-for prefixes (Kwon et al. 2023). `PagedAttention` launches it.
+It uses the tiling of FlashAttention-2 (Dao 2023), and reads keys and values from the sequence's blocks, like vLLM's
+kernel for prefixes (Kwon et al. 2023). `PagedAttention` launches it.
 """
 
 import triton
@@ -23,7 +23,7 @@ from trtforge.runtime.cuda.step_kernels import as_stored
 
 @triton.jit
 def _tile_of(rows, tiles, tile):
-    """The sequence of a tile and its first token there; the sequence's first token in the step, position and tokens."""
+    """A tile's sequence and first token in it; the sequence's first token in the step, its position and token count."""
     row, first = tl.load(tiles + 2 * tile), tl.load(tiles + 2 * tile + 1).to(tl.int32)
     token, start = tl.load(rows + 3 * row), tl.load(rows + 3 * row + 1).to(tl.int32)
     return row, first, token, start, tl.load(rows + 3 * row + 2).to(tl.int32)
@@ -31,7 +31,7 @@ def _tile_of(rows, tiles, tile):
 
 @triton.jit
 def _seen_by_all(first, last, begin, end, TOKENS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """Of the positions from `begin` to `end`, the tiles that all queries from `first` to `last` attend to."""
+    """The part of [begin, end), in whole tiles, that all queries from position `first` to `last` attend to."""
     whole = begin
     if WINDOW + CHUNK > 0:
         whole += tl.cdiv(tl.maximum(first_seen(last, WINDOW, CHUNK) - begin, 0), TOKENS) * TOKENS
@@ -67,9 +67,9 @@ def _with_tiles(
     BIASED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """What `with_scores` gives with the positions from `begin` to `end`, which all queries attend to unless MASKED.
+    """Online softmax (`with_scores`) over the positions from `begin` to `end`; without MASKED all queries see them all.
 
-    The queries are at the positions `placed`; `cache` is the KV head's, `slopes` the head's.
+    `placed`: positions of the queries; `cache` points to the KV head, `slopes` to the head.
     """
     kind: tl.constexpr = query.dtype
     e4m3: tl.constexpr = cache.dtype.element_ty == tl.uint8
@@ -133,10 +133,10 @@ def attend_chunks(
     SINKS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (head, tile, split): up to QUERIES tokens of a sequence over one part of what they attend to.
+    """Program (head, tile, split): up to QUERIES tokens of a sequence attend to one part of their context.
 
-    rows (sequences, 3): the first token of a sequence in the step, its position, and how many tokens there are. tiles
-    (tiles, 2): a sequence and the first of its tokens, which it may lack. Constants and parts: see `attend_paged`.
+    rows (sequences, 3): a sequence's first token in the step, its position, and the number of tokens. tiles (tiles, 2):
+    a sequence and the tile's first token, maybe after its end. Constants and parts: see `attend_paged`.
     """
     if EARLY:
         gdc_launch_dependents()

@@ -1,4 +1,4 @@
-"""What CUDA computes between products and attention, in one kernel where torch's operations take several.
+"""Fused CUDA kernels for the operations between matrix products and attention, which take torch several kernels.
 
 The methods are those of the CPU kernels (`native.bindings.Native`).
 """
@@ -16,16 +16,16 @@ from trtforge.runtime.native.rms_norms import RmsNorms
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 COLUMNS = 1024
-"""Of a row, which a program computes."""
-_TOGETHER = 4096  # elements of the heads that a program rotates
-_SEARCHED = 2048  # columns that a program searches
+"""Columns of a row that one program computes."""
+_TOGETHER = 4096  # elements of heads that one program rotates
+_SEARCHED = 2048  # columns that one program searches
 
 
 class FusedKernels(RmsNorms):
-    """Launches `kernels`, the module `step_kernels`. Tensors are contiguous where nothing else is said."""
+    """Launches `kernels`, the module `step_kernels`. Tensors are contiguous unless stated otherwise."""
 
     def __init__(self, kernels: Any, launch: Launcher, *, e4m3: bool) -> None:
-        """`e4m3`: whether the GPU converts to E4M3."""
+        """`e4m3`: whether the GPU has instructions to convert to E4M3."""
         self._kernels = kernels
         self._launch = launch
         self.e4m3 = e4m3
@@ -35,7 +35,7 @@ class FusedKernels(RmsNorms):
         self._norm(x.unsqueeze(1), None, weight, None, y.unsqueeze(1), 1.0, epsilon)
 
     def rms_norm_codes(self, x: Tensor, weight: Tensor, epsilon: float, code_scale: Tensor) -> Tensor:
-        """`quantize` of the norm of (rows, size)."""
+        """`quantize` of `rms_norm` of x (rows, size)."""
         codes = torch.empty_like(x, dtype=torch.float8_e4m3fn)
         self._norm(x.unsqueeze(1), None, weight, None, codes.unsqueeze(1), 1.0, epsilon, code_scale)
         return codes
@@ -53,7 +53,10 @@ class FusedKernels(RmsNorms):
         epsilon: float,
         code_scale: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x + scale * change, and its RMS norm; x and change are (rows, size). `code_scale`: of the norm's codes."""
+        """x + scale * change, and its RMS norm; x and change are (rows, size).
+
+        `code_scale`: if given, the norm is returned as E4M3 codes with this scale.
+        """
         total, y = torch.empty_like(x), torch.empty_like(x, dtype=_output_dtype(x, code_scale))
         self._norm(x.unsqueeze(1), change, weight, total, y.unsqueeze(1), scale, epsilon, code_scale)
         return total, y
@@ -69,7 +72,7 @@ class FusedKernels(RmsNorms):
         epsilon: float,
         code_scale: Tensor | None = None,
     ) -> None:
-        """Of (rows, heads, size), whose heads' elements are adjacent. `code_scale`: if `y` is E4M3."""
+        """RMS norm of x (+ scale * change), (rows, heads, size), contiguous within a head; `code_scale`: for E4M3 y."""
         rows, heads, size = x.shape
         if not rows:
             return
@@ -102,9 +105,9 @@ class FusedKernels(RmsNorms):
         return total
 
     def gate(self, halves: Tensor, activation: str, activated: int, code_scale: Tensor | None = None) -> Tensor:
-        """activation(one half) * other half, of (rows, 2 x size). `activated`: index of the activated half.
+        """activation(one half) * other half, for (rows, 2 x size). `activated`: index of the activated half.
 
-        `code_scale`: of the codes that are wanted instead, see `quantize`.
+        `code_scale`: if given, returns E4M3 codes with this scale, see `quantize`.
         """
         halves = halves.contiguous()
         rows, size = halves.shape[0], halves.shape[1] // 2
@@ -151,7 +154,7 @@ class FusedKernels(RmsNorms):
     def rotation(
         self, positions: Tensor, frequencies: Tensor, factor: float, dtype: torch.dtype, *, interleaved: bool
     ) -> tuple[Tensor, Tensor]:
-        """What `rotate` takes, for int64 positions (tokens,) and frequencies (dim / 2,)."""
+        """cos and sin for `rotate`, from int64 positions (tokens,) and frequencies (dim / 2,)."""
         half = len(frequencies)
         shape = len(positions), 1, 2 * half
         cos, sin = (torch.empty(shape, dtype=dtype, device=positions.device) for _ in range(2))
@@ -171,11 +174,11 @@ class FusedKernels(RmsNorms):
         return cos, sin
 
     def write_slots(self, storage: Tensor, slots: Tensor, values: Tensor) -> None:
-        """storage[slots] = values, of (slots, vectors, size) and (tokens, vectors, size), which may be a slice."""
+        """storage[slots] = values: storage (slots, vectors, size), values (tokens, vectors, size), may be a slice."""
         self.quantize_slots(storage, slots, values, 1.0)
 
     def quantize_slots(self, storage: Tensor, slots: Tensor, values: Tensor, scale: float) -> None:
-        """As `write_slots`, of values / scale rounded to the numbers of int8 storage, or to E4M3 in uint8 storage."""
+        """Like `write_slots`, for values / scale rounded to INT8 (int8 storage) or E4M3 (uint8 storage)."""
         width = values.shape[1] * values.shape[2]
         if not len(slots):
             return
@@ -206,9 +209,10 @@ class FusedKernels(RmsNorms):
         keys: int,
         interleaved: bool,
     ) -> None:
-        """`rotate` of the first `queries` + `keys` heads, and `quantize_slots` of all that follow the queries.
+        """`rotate` of the first `queries` + `keys` heads, and `quantize_slots` of all heads after the queries.
 
-        heads (tokens, queries + cached vectors, size) with adjacent heads; `scale`: 1.0 if the storage has their type.
+        heads: (tokens, queries + cached vectors, size), contiguous within a token; `scale`: 1.0 if the storage has
+        their dtype.
         """
         tokens, count, size = heads.shape
         if not tokens:
@@ -238,7 +242,7 @@ class FusedKernels(RmsNorms):
         )
 
     def quantize(self, values: Tensor, scale: Tensor) -> Tensor:
-        """E4M3 of values / scale (1,), saturated."""
+        """E4M3 codes of values / scale, saturated; scale (1,)."""
         values = values.contiguous()
         codes = torch.empty_like(values, dtype=torch.float8_e4m3fn)
         count = values.numel()
@@ -248,7 +252,7 @@ class FusedKernels(RmsNorms):
         return codes
 
     def scale_columns(self, x: Tensor, factors: Tensor) -> Tensor:
-        """x * factors, of (rows, size) with adjacent elements and (size,)."""
+        """x * factors: x (rows, size), contiguous within a row, factors (size,)."""
         rows, size = x.shape
         y = x.new_empty(rows, size)
         if rows:
@@ -257,9 +261,9 @@ class FusedKernels(RmsNorms):
         return y
 
     def argmax(self, x: Tensor) -> Tensor:
-        """The column of the largest element of each row, int64 (rows,), of (rows, columns) with adjacent elements.
+        """The column of the largest element in each row of x (rows, columns), contiguous within a row: int64 (rows,).
 
-        The first one of several; NaN counts as -inf.
+        The first column on a tie; NaN counts as -inf.
         """
         rows, columns = x.shape
         chosen = torch.empty(rows, dtype=torch.int64, device=x.device)
@@ -277,12 +281,12 @@ class FusedKernels(RmsNorms):
 
 
 def _output_dtype(x: Tensor, code_scale: Tensor | None) -> torch.dtype:
-    """Of what a kernel computes of `x`: E4M3 where there is a scale for it."""
+    """Dtype of a kernel's output for `x`: E4M3 if there is a scale for it."""
     return x.dtype if code_scale is None else torch.float8_e4m3fn
 
 
 def fused_for(device: torch.device, dtype: torch.dtype) -> FusedKernels | None:
-    """The kernels for tensors on this device and of this dtype, if there are any."""
+    """The kernels for tensors on this device and of this dtype, if available."""
     return _on_gpu(device.index or 0) if dtype in _DTYPES and runs_triton(device) else None
 
 
@@ -294,9 +298,9 @@ def _on_gpu(index: int) -> FusedKernels:
 
 
 StepKernels = Native | FusedKernels
-"""The kernels of a device for what lies between products and attention."""
+"""A device's kernels for the operations between matrix products and attention."""
 
 
 def step_kernels_for(device: torch.device, dtype: torch.dtype) -> StepKernels | None:
-    """The kernels for tensors on this device, a CPU or a GPU, and of this dtype, if there are any."""
+    """The kernels for tensors on this device, a CPU or a GPU, and of this dtype, if available."""
     return native_for(device, dtype) or fused_for(device, dtype)

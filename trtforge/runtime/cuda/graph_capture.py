@@ -1,7 +1,7 @@
 """Captures computations on a GPU as CUDA graphs.
 
-As PyTorch's notes on CUDA semantics ask (section "CUDA Graphs"): warm-ups on another stream first, so that libraries
-have their workspaces and kernels are compiled, then the capture on that stream.
+Follows PyTorch's notes on CUDA semantics (section "CUDA Graphs"): first, warm-ups run on a side stream, so that
+libraries allocate their workspaces and kernels are compiled, then the capture on that stream.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ _WARM_UPS = 2
 
 
 class GraphCapture:
-    """The graphs of one GPU. They share memory for what is between inputs and results, because one runs at a time.
+    """Captures graphs on one GPU. They share the memory of intermediate tensors, because only one runs at a time.
 
-    `room`: bytes of this memory that the first capture takes at once. Otherwise each larger graph would take more,
-    because what earlier ones left lies in pieces of their sizes.
+    `room`: bytes of this memory that the first capture allocates at once. Otherwise each larger graph would allocate
+    more, because the memory that earlier graphs freed is in blocks of their sizes.
     """
 
     def __init__(self, device: torch.device, room: int) -> None:
@@ -30,7 +30,11 @@ class GraphCapture:
     def __call__(
         self, compute: Callable[[], Result], rows: int, wanted: int
     ) -> tuple[Result, Callable[[int, int], None]]:
-        """The tensors that `compute` gives of so many rows, and what computes these again, from what it read."""
+        """Capture `compute`; returns its result tensors and a function that recomputes them in place.
+
+        Replays read the same input tensors as `compute`. The row counts only match the interface of `CallCapture`: a
+        graph always computes all rows.
+        """
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -38,9 +42,9 @@ class GraphCapture:
                 compute()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process may allocate memory meanwhile.
+        # thread_local: other threads of the process may allocate memory during the capture.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            if self._room:  # freed again, it stays the graphs' memory
+            if self._room:  # freed at once, but stays in the pool
                 torch.empty(self._room, dtype=torch.uint8, device=self._stream.device)
                 self._room = 0
             result = compute()
@@ -48,7 +52,7 @@ class GraphCapture:
 
 
 def graph_capture_for(device: torch.device, room: int) -> GraphCapture | None:
-    """What captures graphs on this device, see `GraphCapture`; None on a CPU, or with TRTFORGE_KERNELS=torch."""
+    """The `GraphCapture` of this device; None on a CPU, or with TRTFORGE_KERNELS=torch."""
     if device.type != "cuda" or not kernels_wanted():
         return None
     return GraphCapture(device, room)

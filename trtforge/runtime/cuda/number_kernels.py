@@ -1,6 +1,6 @@
-"""What Triton kernels of products share: numbers of codes, sums of products, and the sum of split inputs.
+"""What the Triton kernels of matrix products share: dequantising codes, products, and the reduction over splits.
 
-NaN codes excepted, which trtforge's quantisation does not write, numbers of codes are exact on every GPU.
+The values of codes are exact on every GPU, except those of NaN codes, which trtforge's quantisation does not write.
 """
 
 import triton
@@ -11,7 +11,7 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def numbers_of_e4m3(bits):
-    """float32 numbers of E4M3 in uint8: by the bits of float16, whose exponents are 8 lower."""
+    """float32 values of E4M3 codes in uint8, through float16: its exponent bias is 8 higher, hence the factor 2^8."""
     wide = bits.to(tl.uint16)
     half = (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
     return half.to(tl.float32) * 256.0
@@ -19,7 +19,7 @@ def numbers_of_e4m3(bits):
 
 @triton.jit
 def numbers_of(codes, CONVERTS: tl.constexpr):
-    """float32 numbers of INT8, of E4M3 in uint8, or of floating-point numbers. CONVERTS: the GPU converts E4M3."""
+    """float32 values of INT8 codes, E4M3 codes in uint8, or floating-point values. CONVERTS: the GPU converts E4M3."""
     if codes.dtype == tl.uint8:
         if CONVERTS:
             return codes.to(tl.float8e4nv, bitcast=True).to(tl.float32)
@@ -31,7 +31,7 @@ def numbers_of(codes, CONVERTS: tl.constexpr):
 
 @triton.jit
 def fetch(pointers):
-    """Bring what lies there to the second-level cache."""
+    """Prefetch what `pointers` point to into the L2 cache."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
         "=r,l",
@@ -44,7 +44,7 @@ def fetch(pointers):
 
 @triton.jit
 def product(left, right, sums):
-    """sums + left x right in float32; Triton's interpreter (3.9) multiplies the bits of bfloat16."""
+    """sums + left x right in float32. Triton's interpreter (3.9) would multiply the bit patterns of bfloat16."""
     if INTERPRETED:
         return tl.dot(left.to(tl.float32), right.to(tl.float32), sums, input_precision="ieee")
     else:
@@ -53,9 +53,9 @@ def product(left, right, sums):
 
 @triton.jit
 def sum_of_splits(found, sums, counter, split, place, stored, count, SPLITS: tl.constexpr):
-    """The sum of all splits and whether this program arrived last: only then it is complete.
+    """The sum over all splits, and whether this program arrived last: only then the sum is complete.
 
-    Each writes what it `found` to its part of `sums`, of `count` numbers; the last one leaves `counter` zero again.
+    Each program writes `found` to its part of `sums`, `count` elements; the last one resets `counter` to zero.
     """
     tl.store(sums + split * count + place, found, mask=stored)
     tl.debug_barrier()

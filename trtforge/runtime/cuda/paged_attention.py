@@ -1,6 +1,6 @@
-"""Attention to the cache in place, by Triton kernels where torch's CUDA build brought Triton.
+"""Attention that reads the KV cache in place, by Triton kernels if torch's CUDA build includes Triton.
 
-TRTFORGE_KERNELS=torch turns it off: attention then gathers blocks.
+TRTFORGE_KERNELS=torch turns it off; attention then gathers blocks.
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from trtforge.runtime.cuda.triton_support import power_from, processors_of, runs
 from trtforge.runtime.native.bindings import PagedHeads, PagedRows
 
 LARGEST = 256
-"""Elements of a head: larger ones (the latent vectors of DeepSeek-V2) do not fit a program's registers."""
-_WIDE, _WIDEST = 256, 512  # bytes of a head's vector: of longer ones a program takes less at once
-_MANY_BYTES = 1 << 15  # of the query heads of a row's program
+"""Maximum size of a head: larger ones (the latent vectors of DeepSeek-V2) do not fit a program's registers."""
+_WIDE, _WIDEST = 256, 512  # bytes of a head's vector, above which programs use smaller tiles
+_MANY_BYTES = 1 << 15  # of a program's query heads, from which it gets more warps
 _MOST_SPLITS = 32
-_LEAST_TOKENS = 256  # of a split: fewer take about as long as to combine one more
-_PROGRAMS = 2  # for each multiprocessor, which are the fewest that keep its memory requests coming
-_LEAST_SIDE = 16  # of a matrix product
-_STAGES = 2  # of loads: 5 to 15 % less time than with 3 on an H200
-_STAGES_OF_PARTS = 1  # of contexts in parts, which have few loads one after the other
-_TILES = (16, 64, 128)  # queries of a program that attends to a chunk's context
+_LEAST_TOKENS = 256  # tokens of a split: computing fewer takes about as long as combining one more split
+_PROGRAMS = 2  # per multiprocessor: the fewest that keep its memory busy
+_LEAST_SIDE = 16  # smallest dimension of a matrix product
+_STAGES = 2  # of pipelined loads: 5 to 15 % less time than with 3 on an H200
+_STAGES_OF_PARTS = 1  # for split contexts, whose loops are short
+_TILES = (16, 64, 128)  # query tile sizes for chunks
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """What a program computes: rows of queries, and how many tokens of the cache they attend to at once."""
+    """Tile of a program: its number of queries, and the number of cached tokens that they attend to at once."""
 
     queries: int
     tokens: int
@@ -39,9 +39,9 @@ class _Tile:
 def tile_for(tokens: int, size: int, itemsize: int) -> _Tile:
     """The tile for chunks of at most `tokens` tokens and heads of `size` elements of `itemsize` bytes.
 
-    More queries do not fit the 99 KB of shared memory that a program of SM 8.6 may have, or, in float32, the registers:
-    with 128 queries of 64 elements a thread kept 10 KB in the GPU's memory, of which the driver takes as much for every
-    thread that may run.
+    More queries would not fit the 99 KB of shared memory per program on SM 8.6 or, in float32, the registers: with 128
+    queries of 64 elements a thread spilled 10 KB to local memory, which the driver reserves for every thread that may
+    run.
     """
     bytes_of_head = size * itemsize
     most = _TILES[0] if bytes_of_head > _WIDEST else _TILES[2] if itemsize == 2 and size <= 128 else _TILES[1]
@@ -53,7 +53,7 @@ def tile_for(tokens: int, size: int, itemsize: int) -> _Tile:
 def tile_of_rows(group: int, size: int, itemsize: int) -> _Tile:
     """The tile for single-token rows: `group` query heads of a KV head, of `size` elements of `itemsize` bytes.
 
-    In float32, more tokens of many heads do not fit the registers, see `tile_for`.
+    In float32, more tokens with many heads would not fit the registers, see `tile_for`.
     """
     queries = max(_LEAST_SIDE, power_from(group))
     wide = size * itemsize > _WIDE or (itemsize == 4 and queries > _LEAST_SIDE)
@@ -62,7 +62,7 @@ def tile_of_rows(group: int, size: int, itemsize: int) -> _Tile:
 
 @dataclass(frozen=True)
 class Turning:
-    """Cosines and sines (rows, 1, dim) by which the first `dim` elements of heads are rotated; see `rotate`."""
+    """Cosines and sines (rows, 1, dim) that rotate the first `dim` elements of heads; see `rotate`."""
 
     cos: Tensor
     sin: Tensor
@@ -70,9 +70,9 @@ class Turning:
 
 
 class PagedAttention:
-    """Launches the kernels of the modules `paged_kernels`, of single-token rows, and `chunk_kernels`, of chunks.
+    """Launches the kernels of the modules `paged_kernels`, for single-token rows, and `chunk_kernels`, for chunks.
 
-    On a GPU of this many multiprocessors. Used by one layer.
+    `processors`: number of multiprocessors of the GPU. One layer uses an instance.
     """
 
     def __init__(self, rows: Any, chunks: Any, launch: Launcher, processors: int, device: torch.device) -> None:
@@ -81,10 +81,11 @@ class PagedAttention:
         self._launch = launch
         self._processors = processors
         self._arrived = torch.zeros(_PROGRAMS * processors // 2, dtype=torch.int32, device=device)
-        """Of the splits of each row and KV head, or tile and head; more of these are not split, see `splits_for`."""
+        """Counters of finished splits, for each row and KV head or tile and head; without splits if there are more of
+        these than counters, see `splits_for`."""
 
     def attends(self, size: int) -> bool:
-        """Whether heads have a size that the kernels compute."""
+        """Whether the kernels support heads of this size."""
         return size <= LARGEST
 
     def attend(
@@ -102,9 +103,9 @@ class PagedAttention:
 
         queries (rows or more, heads or more, size), out (rows or more, heads x size), float32, bfloat16 or float16;
         storage (blocks, tokens per block, vectors, size) of that type, or uint8 (E4M3) or int8 of values / cache_scale.
-        `code_scale` (1,): of `out`, if that is E4M3. `turning`: of queries and keys that are still to be rotated; keys
-        and values lie behind the `how.heads` queries then, and those of the rows are written to `storage`, which no row
-        may attend to but its own.
+        `code_scale` (1,): of `out`, if that is E4M3. `turning`: if given, the kernel rotates queries and keys, and
+        writes each row's key and value, which follow the `how.heads` queries, to `storage`; then no row may attend to
+        another row's new key.
         """
         count, group = len(rows.lengths), how.heads // how.kv_heads
         columns = rows.tables.shape[1]
@@ -166,9 +167,9 @@ class PagedAttention:
         how: PagedHeads,
         out: Tensor,
     ) -> None:
-        """The tokens of the chunks attend to their sequences, in `storage` until the chunk's end; others stay.
+        """The chunks' tokens attend to their sequences, whose keys and values are all in `storage`.
 
-        Tensors as `attend` takes them, with a row for each token of the step.
+        Tensors are as in `attend`, with a row for each token of the step; rows of other tokens in `out` stay unchanged.
         """
         size_padded = max(_LEAST_SIDE, power_from(how.size))
         tile = tile_for(chunks.most_tokens, size_padded, queries.element_size())
@@ -217,7 +218,7 @@ class PagedAttention:
 
     @staticmethod
     def _partial(out: Tensor, shape: tuple[int, int, int], size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """float32 memory for the splits' results; one split needs none."""
+        """float32 memory for the splits' results, not needed with one split: sums, largest scores and totals."""
         if shape[-1] == 1:
             return out, out, out
         sums = out.new_empty((*shape, size), dtype=torch.float32)
@@ -225,7 +226,8 @@ class PagedAttention:
 
 
 def splits_for(programs: int, longest: int, processors: int) -> int:
-    """Parts of each context, a power of two: enough to occupy the GPU, none much shorter than `_LEAST_TOKENS`.
+    """Number of parts to split each context into, a power of two: enough to occupy the GPU, if parts do not get much
+    shorter than `_LEAST_TOKENS`.
 
     `programs`: rows times KV heads, or tiles times heads; `longest`: tokens that one of them may attend to.
     """
@@ -234,7 +236,7 @@ def splits_for(programs: int, longest: int, processors: int) -> int:
 
 
 def paged_attention_for(device: torch.device) -> PagedAttention | None:
-    """The kernels for a layer's tensors on this device, if there are any."""
+    """The kernels for one layer on this device, if available."""
     if not runs_triton(device):
         return None
     from trtforge.runtime.cuda import chunk_kernels, paged_kernels

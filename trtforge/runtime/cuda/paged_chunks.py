@@ -1,4 +1,4 @@
-"""The chunks of sequences in a step, as the kernel of `chunk_kernels` takes them."""
+"""The chunks of sequences in a step, in the layout that the kernel in `chunk_kernels` reads."""
 
 from functools import cached_property
 
@@ -11,14 +11,14 @@ from trtforge.runtime.scheduling.integers import Ints
 
 
 class PagedChunks:
-    """Chunks of sequences. Of each, the first token in the step, its position, how many tokens there are, and blocks.
+    """Chunks of sequences: each chunk's first token in the step, its position, its number of tokens, and its blocks.
 
-    `tables` int64 (sequences, columns): block numbers of all tokens until the end of a chunk. `given`: rows and tables
-    on the device already, whose numbers of tokens may be smaller. All else is sent there when it is first asked for,
-    and stays.
+    `tables` int64 (sequences, columns): block numbers of all tokens up to the chunk's end. `given`: rows and tables
+    that are already on the device, possibly with fewer tokens than `rows`. Other tensors are copied to the device on
+    first use and cached.
 
-    `most_tokens`: of a chunk. `longest`: tokens of a sequence until the end of its chunk. `whole`: whether all chunks
-    begin their sequences. `padded`: whether there may be tokens behind those of the chunks.
+    `most_tokens`: of any chunk. `longest`: most tokens of a sequence up to the end of its chunk. `whole`: whether every
+    chunk starts at the beginning of its sequence. `padded`: whether padding tokens may follow the chunks' tokens.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class PagedChunks:
         return sent(np.ascontiguousarray(self._tables), self._device) if self._given is None else self._given[1]
 
     def tiles(self, queries: int) -> Tensor:
-        """int64 (tiles, 2) on the device: sequence and first token of tiles of so many queries.
+        """int64 (tiles, 2) on the device: sequence and first token of each tile of `queries` queries.
 
-        Those that see the most tokens are the first ones, so that none of them is computed last and alone.
+        Tiles with the longest context come first, so that no long one is left to run alone at the end.
         """
         found = self._tiles.get(queries)
         if found is None:

@@ -1,4 +1,4 @@
-"""The Triton kernel of attention for single-token rows over a paged KV cache, split over the context.
+"""The Triton kernel for attention of single-token rows over a paged KV cache, split over the context.
 
 `PagedAttention` launches it.
 """
@@ -21,7 +21,7 @@ from trtforge.runtime.cuda.step_kernels import as_cached, as_stored, turned
 
 @triton.jit
 def _cache_last(key, value_at, cell, to_value, dims, inside, scale, E4M3: tl.constexpr):
-    """Store a token's key and its value in the cache, the value `to_value` further."""
+    """Store a token's key at `cell` in the cache, and its value `to_value` elements after it."""
     int8: tl.constexpr = cell.dtype.element_ty == tl.int8
     value = tl.load(value_at + dims, mask=inside, other=0.0)
     tl.store(cell + dims, as_cached(key, scale, int8, E4M3), mask=inside)
@@ -30,7 +30,7 @@ def _cache_last(key, value_at, cell, to_value, dims, inside, scale, E4M3: tl.con
 
 @triton.jit
 def _shown(bits, before, seen):
-    """Which of the `seen` slots, so far before its own, a row of a tree sees, by its number of `seen_slots`."""
+    """Which of the `seen` slots, `before` slots before its own, a row of a draft tree sees, from its `seen_slots`."""
     return seen & ((before >= 64) | ((tl.load(bits) >> (63 - tl.minimum(before, 63))) & 1 == 1))
 
 
@@ -81,13 +81,13 @@ def attend_paged(
     INTERLEAVED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (row, KV head, split): the query heads of a KV head over one part of the row's context.
+    """Program (row, KV head, split): the query heads of a KV head attend to one part of the row's context.
 
-    Of several parts, up to SPLITS, each writes sums (rows, heads, SPLITS, SIZE) of values, largest and totals (rows,
-    heads, SPLITS), and the one that arrives last makes the output of them; it leaves `arrived` (rows x KV heads) zero.
-    VALUES: from a key's vector to that of its value. WINDOW, CHUNK: or 0. See `as_stored`. DIM: 0, or elements that are
-    rotated first, see `rotate`, of queries and keys; the last key and value, which follow the queries, are then cached.
-    TREES: rows see what `seen_slots` (rows,) says. Tables and lengths, which no kernel writes, are read before waiting.
+    With several parts, up to SPLITS, each program writes sums (rows, heads, SPLITS, SIZE), largest scores and totals
+    (rows, heads, SPLITS); the last one to arrive combines them and resets `arrived` (rows x KV heads) to zero. VALUES:
+    vectors from a key to its value. WINDOW, CHUNK: 0 for none. `code_scale`: see `as_stored`. DIM: 0, or the number of
+    elements of queries and new keys to rotate first, see `rotate`; the row's new key and value, after the queries, are
+    then cached. TREES: rows see `seen_slots` (rows,). Tables and lengths, never written, are read before waiting.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -98,7 +98,7 @@ def attend_paged(
     known, vectors, kv_heads = own[:, None] & inside[None, :], queries + row * query_row, tl.num_programs(1)
     query_at, length = vectors + heads[:, None] * query_head, tl.load(lengths + row).to(tl.int32)
     begin, end, parts = part_of(length - 1, length - 1, split, TOKENS, SPLITS, WINDOW, CHUNK)
-    if begin >= end:  # never in the first split, which waits: there is a token
+    if begin >= end:  # returns without waiting; never the first split, as there is at least one token
         return
     positions, table = begin + tl.arange(0, TOKENS), tables + row * table_row
     blocks = tl.load(table + (positions // BLOCK).to(tl.int64) * table_column, mask=positions < end, other=0)
@@ -114,7 +114,7 @@ def attend_paged(
             key = turned(key_at, dims, inside, dims < DIM, cosines, sines, DIM, INTERLEAVED)
             value_at = key_at + kv_heads * query_head
             _cache_last(key, value_at, cell, VALUES * cache_vector, dims, inside, cache_scale, E4M3)
-        tl.debug_barrier()  # what is stored, this program reads
+        tl.debug_barrier()  # this program reads the stored key and value
     else:
         query = tl.load(query_at + dims[None, :], mask=known, other=0.0)
     most, total = tl.full([GROUP_PADDED], float("-inf"), tl.float32), tl.zeros([GROUP_PADDED], tl.float32)

@@ -1,7 +1,7 @@
-"""Host memory that a GPU copies from and to by itself.
+"""Pinned host memory, which a GPU can copy from and to asynchronously.
 
-torch's own pinned tensors are rounded up to powers of two (ATen/core/CachingHostAllocator.h), which may be twice the
-memory that was asked for and counted: `pin` is for large memory, the rest for a step's integers.
+torch rounds the size of pinned tensors up to a power of two (ATen/core/CachingHostAllocator.h), which may be twice the
+requested and counted memory. So `pin` is for large tensors, and the other functions for a step's integers.
 """
 
 import weakref
@@ -17,27 +17,27 @@ _INTEGERS_OF_16_BYTES = 2
 
 
 def pin(memory: Tensor) -> None:
-    """Lock a CPU tensor's memory as long as the tensor lives. Raises RuntimeError if the driver refuses."""
+    """Page-lock a CPU tensor's memory as long as the tensor lives. Raises RuntimeError if the driver refuses."""
     driver, address = torch.cuda.cudart(), memory.data_ptr()
     torch.cuda.check_error(driver.cudaHostRegister(address, memory.nbytes, 0))
     weakref.finalize(memory, driver.cudaHostUnregister, address)
 
 
 def sent(values: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """The numbers on the device. A GPU copies them when it gets there; the host does not wait for it."""
+    """The array as a tensor on the device. To a GPU, the copy is asynchronous: the host does not wait."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def sent_column(values: Sequence[float] | Sequence[int], device: torch.device) -> Tensor:
-    """As `sent`: (values, 1), int64 of whole numbers, else float32."""
+    """Like `sent`, as (values, 1): int64 for integers, else float32."""
     numbers = np.array(values)
     kind = np.int64 if numbers.dtype.kind == "i" else np.float32
     return sent(numbers.astype(kind), device).unsqueeze(1)
 
 
 def sent_together(arrays: Sequence[npt.NDArray[np.int64]], device: torch.device) -> list[Tensor]:
-    """As `sent`, in one transfer; each begins at a multiple of 16 bytes, as kernels prefer."""
+    """Like `sent`, in one transfer; each array begins at a multiple of 16 bytes, which lets kernels load faster."""
     starts = np.cumsum([0, *(each.size + each.size % _INTEGERS_OF_16_BYTES for each in arrays)]).tolist()
     staged = torch.empty(starts[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
     numbers = staged.numpy()
@@ -49,9 +49,9 @@ def sent_together(arrays: Sequence[npt.NDArray[np.int64]], device: torch.device)
 
 
 class Staging:
-    """Memory of the host whose contents `target`, int64 (rows, columns), gets.
+    """Host buffers for copies to `target`, int64 (rows, columns).
 
-    A GPU copies it when it gets there; there are two that take turns, so that one is filled meanwhile.
+    Copies to a GPU are asynchronous. Two buffers alternate, so that one can be filled while the other is copied.
     """
 
     def __init__(self, target: Tensor) -> None:
@@ -61,7 +61,7 @@ class Staging:
         self._turn = 0
 
     def filled_next(self, rows: int) -> npt.NDArray[np.int64]:
-        """The first `rows` rows of what is sent next, zeroed."""
+        """The first `rows` rows of the buffer to send next, zeroed."""
         self._turn = 1 - self._turn
         if self._copied:
             self._copied[self._turn].synchronize()
@@ -70,7 +70,7 @@ class Staging:
         return numbers
 
     def send(self, rows: int) -> None:
-        """Copy the first `rows` rows."""
+        """Copy the first `rows` rows to `target`."""
         self._target[:rows].copy_(self._turns[self._turn][:rows], non_blocking=True)
         if self._copied:
             self._copied[self._turn].record()

@@ -1,6 +1,6 @@
-"""Triton kernels of products of few rows with weights, which are read once, and of the expansion of 8-bit weights.
+"""Triton kernels that multiply few rows by weights, reading the weights once, and that dequantise 8-bit weights.
 
-`Products` launches them. Codes of weights are INT8, or E4M3 in uint8; CONVERTS: the GPU converts E4M3 to numbers.
+`Products` launches them. Weight codes are INT8, or E4M3 in uint8; CONVERTS: the GPU has instructions to convert E4M3.
 """
 
 import triton
@@ -30,11 +30,11 @@ def multiply_one(
     BIASED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (part of the outputs): y (outputs,) of x (inputs,) and weight (outputs, inputs); both may be codes.
+    """Program (part of the outputs): y (outputs,) = weight (outputs, inputs) x (inputs,); both may be codes.
 
-    SCALED: sums are multiplied with scales (outputs,); FACTORED: and with factor (1,). AHEAD: weights are read one step
-    ahead, the first ones before what x is computed from has ended. Without it, a program needs fewer registers, and
-    more of them wait for the memory at the same time.
+    SCALED: sums are multiplied by scales (outputs,); FACTORED: and by factor (1,). AHEAD: weights are loaded one step
+    ahead, the first ones before the kernel that computes x has ended. Without it, a program needs fewer registers, so
+    more programs can wait for memory at the same time.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -95,11 +95,11 @@ def multiply_codes(
     BIASED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (part of the outputs, of the rows, of the inputs): y (rows, outputs) of bfloat16 x (rows, inputs).
+    """Program (part of the outputs, of the rows, of the inputs): y (rows, outputs) = bfloat16 x (rows, inputs) W^T.
 
-    weight (outputs, inputs) of codes; sums are multiplied with scales (outputs,) and, if FACTORED, factors (rows,).
-    The parts of the inputs are summed by the program that arrives last; `arrived` (outputs' parts x rows' parts) is
-    left zero. The first codes are fetched before what x is computed from has ended.
+    weight: codes (outputs, inputs); sums are multiplied by scales (outputs,) and, if FACTORED, by factors (rows,). The
+    program that arrives last adds up the parts of the inputs, and resets `arrived` (outputs' parts x rows' parts) to
+    zero. The first codes are prefetched before the kernel that computes x has ended.
     """
     part, many, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     own, row, at = part * OUTPUTS + tl.arange(0, OUTPUTS), many * ROWS + tl.arange(0, ROWS), tl.arange(0, INPUTS)
@@ -144,7 +144,7 @@ def expand_codes(
     SCALED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (output, part): the values (outputs, inputs) of codes in bfloat16, if SCALED times scales (outputs,)."""
+    """Program (output, part): bfloat16 values (outputs, inputs) of the codes, if SCALED times scales (outputs,)."""
     wait_for_previous(EARLY)
     output, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < inputs
@@ -167,7 +167,7 @@ def scale_sums(
     BIASED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (row, part): y (rows, outputs) = sums * scales (outputs,), if FACTORED * factors (rows,), + bias."""
+    """Program (row, part): y (rows, outputs) = sums * scales (outputs,) * factors (rows,) (if FACTORED) + bias."""
     wait_for_previous(EARLY)
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < outputs

@@ -1,6 +1,6 @@
-"""Products of few rows on CUDA, for which the weights are read once: by Triton kernels, where there are any.
+"""Products of few rows with weights on CUDA, which read the weights once, by Triton kernels if available.
 
-Weights are numbers, codes of 8 bits, or codes of 4 bits in tiles.
+Weights are floating-point numbers, 8-bit codes, or 4-bit codes in tiles.
 """
 
 import functools
@@ -18,31 +18,31 @@ from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.triton_support import converts_e4m3, power_from, processors_of, runs_triton
 
 TILE = TILE_OUTPUTS
-"""Outputs of a tile of 4-bit weights."""
+"""Outputs in a tile of 4-bit weights."""
 MOST_ROWS = 128
-"""Of products with codes as they are: more take longer than expanding the weights first."""
+"""Maximum rows to multiply with codes directly: with more, dequantising the weights first is faster."""
 MOST_EXPANDED = 1 << 26
-"""Weights that are expanded at once: more are expanded in slices, which take 128 MB."""
-_COUNTERS = 64  # for each multiprocessor: products of one row by more programs are not split
-_COUNTERS_OF_ROWS = 4  # of several rows
-_LEAST_GROUPS = 2  # of a split's inputs
-_INPUTS_OF_CODES = 128  # of 8 bits, of a program's step
-_LEAST_SIDE = 8  # of a matrix product
-_MOST_TOGETHER = 64  # rows of a program
-_FEW_OUTPUTS, _MANY_OUTPUTS = 2048, 4096  # of a layer that multiplies one row
+"""Maximum weights to dequantise at once; more are dequantised in slices, which take 128 MB."""
+_COUNTERS = 64  # per multiprocessor; products of one row that need more programs are not split
+_COUNTERS_OF_ROWS = 4  # per multiprocessor, for products of several rows
+_LEAST_GROUPS = 2  # input groups in a split
+_INPUTS_OF_CODES = 128  # inputs in one step of a program, for 8-bit codes
+_LEAST_SIDE = 8  # smallest dimension of a matrix product
+_MOST_TOGETHER = 64  # maximum rows of a program
+_FEW_OUTPUTS, _MANY_OUTPUTS = 2048, 4096  # outputs of a layer, for products of one row
 
 
 def readable(codes: Tensor) -> Tensor:
-    """Codes of 8 bits as the kernels take them: contiguous, E4M3 in uint8."""
+    """8-bit codes as the kernels read them: contiguous, E4M3 as uint8."""
     return (codes.view(torch.uint8) if codes.dtype is torch.float8_e4m3fn else codes).contiguous()
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """Of the programs that multiply codes: outputs and rows of one, and into how many parts inputs are split.
+    """Shape of the programs that multiply codes: outputs and rows of each, and the maximum number of input splits.
 
-    `most_programs`: for each multiprocessor, up to which inputs are split. Measured with INT4 on an H200: one row in
-    programs of 16 outputs, all inputs of which are split, took 10 to 20 % less time than in programs of 64.
+    `most_programs`: inputs are split up to this number of programs per multiprocessor. Measured with INT4 on an H200:
+    one row in programs of 16 outputs, always with split inputs, took 10 to 20 % less time than in programs of 64.
     """
 
     outputs: int
@@ -64,7 +64,7 @@ def _shape_for(rows: int) -> _Shape:
 
 @dataclass(frozen=True)
 class _RowShape:
-    """Of the programs that multiply one row: outputs of one, inputs of a step, and whether it reads a step ahead."""
+    """Shape of the programs that multiply one row: outputs, inputs per step, and whether to load one step ahead."""
 
     outputs: int
     inputs: int
@@ -73,7 +73,7 @@ class _RowShape:
 
 
 def _row_shape_for(outputs: int, size: int) -> _RowShape:
-    """`size`: of a weight in bytes. Measured on an H200 with the layers of Llama 1B and 8B, in bfloat16 and FP8."""
+    """`size`: bytes of a weight. Tuned on an H200 with the layers of Llama 1B and 8B, in bfloat16 and FP8."""
     if size > 1 and outputs <= _MANY_OUTPUTS:
         return _RowShape(8, 1024, warps=8 if outputs <= _FEW_OUTPUTS else 4, ahead=True)
     if outputs <= _FEW_OUTPUTS:
@@ -82,15 +82,15 @@ def _row_shape_for(outputs: int, size: int) -> _RowShape:
 
 
 class Products:
-    """Launches kernels on a GPU of this many multiprocessors.
+    """Launches `kernels`, the module `product_kernels`, and `tiles`, the module `tile_kernels`.
 
-    `kernels`: the module `product_kernels`; `tiles`: `tile_kernels`.
+    `processors`: number of multiprocessors of the GPU.
     """
 
     def __init__(
         self, kernels: Any, tiles: Any, launch: Launcher, processors: int, device: torch.device, *, e4m3: bool
     ) -> None:
-        """`e4m3`: whether the GPU converts E4M3."""
+        """`e4m3`: whether the GPU has instructions to convert E4M3."""
         self._e4m3 = e4m3
         self._kernels = kernels
         self._tiles = tiles
@@ -99,9 +99,9 @@ class Products:
         self._device = device
 
     def new_counters(self, outputs: int) -> Tensor:
-        """What `codes`, `int4` and `nvfp4` of so many outputs take: zeros, which every product leaves zero again.
+        """Zeroed counters for `codes`, `int4` and `nvfp4` with this number of outputs; each product resets them to 0.
 
-        Products at the same time need their own.
+        Concurrent products need separate counters.
         """
         of_one_row = min(_COUNTERS * self._processors, -(-outputs // _shape_for(1).outputs))
         most = max(of_one_row, _COUNTERS_OF_ROWS * self._processors)
@@ -116,10 +116,10 @@ class Products:
         scales: Tensor | None = None,
         factor: Tensor | None = None,
     ) -> Tensor:
-        """(1, outputs), rounded to `dtype`, of x (1, inputs) and weight (outputs, inputs), contiguous.
+        """x W^T + bias (1, outputs), rounded to `dtype`, for x (1, inputs) and weight (outputs, inputs), contiguous.
 
-        The weight is of x's type, or codes of 8 bits, and so may x be: E4M3. Sums are multiplied with scales (outputs,)
-        and factor (1,).
+        The weight has the dtype of x or is 8-bit codes; x may be E4M3. Sums are multiplied by scales (outputs,) and
+        factor (1,).
         """
         outputs, inputs = weight.shape
         shape = _row_shape_for(outputs, weight.element_size())
@@ -155,9 +155,9 @@ class Products:
         counters: Tensor,
         factors: Tensor | None = None,
     ) -> Tensor:
-        """(rows, outputs) of at most MOST_ROWS rows x (rows, inputs) and codes of 8 bits (outputs, inputs), contiguous.
+        """x W^T + bias (rows, outputs) for at most MOST_ROWS rows x and 8-bit codes (outputs, inputs), contiguous.
 
-        `counters`: see `new_counters`. Sums are multiplied with scales (outputs,) and factors (rows,).
+        `counters`: see `new_counters`. Sums are multiplied by scales (outputs,) and factors (rows,).
         """
         rows, (outputs, inputs) = len(x), weight.shape
         if rows == 1:
@@ -194,7 +194,7 @@ class Products:
         return y
 
     def many_codes(self, x: Tensor, weight: Tensor, scales: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        """(rows, outputs) of any number of rows x and codes of 8 bits, times scales (outputs,) before the sums."""
+        """Like `codes` for any number of rows, but the codes are multiplied by scales (outputs,) before the sum."""
 
         def expanded(own: slice) -> Tensor:
             return self.expand_codes(weight[own], None if scales is None else scales[own])
@@ -202,7 +202,7 @@ class Products:
         return _by_slices(x, len(weight), expanded, bias)
 
     def expand_codes(self, weight: Tensor, scales: Tensor | None = None) -> Tensor:
-        """bfloat16 values of codes of 8 bits (outputs, inputs), contiguous, times scales (outputs,)."""
+        """bfloat16 values of 8-bit codes (outputs, inputs), contiguous, times scales (outputs,)."""
         outputs, inputs = weight.shape
         values = torch.empty(outputs, inputs, dtype=torch.bfloat16, device=weight.device)
         self._launch(
@@ -226,9 +226,9 @@ class Products:
         bias: Tensor | None,
         into: Tensor | None = None,
     ) -> Tensor:
-        """bfloat16 sums (rows, outputs) * scales (outputs,) * factors (rows,) + bias, contiguous.
+        """sums (rows, outputs) * scales (outputs,) * factors (rows,) + bias, in bfloat16, contiguous.
 
-        `into`: what they are stored in, if the sums are not bfloat16, which is scaled in place.
+        `into`: where to store the result if the sums are not bfloat16; bfloat16 sums are scaled in place.
         """
         rows, outputs = sums.shape
         y = sums if into is None else into
@@ -256,16 +256,16 @@ class Products:
         counters: Tensor,
         prescale: Tensor | None = None,
     ) -> Tensor:
-        """(rows, outputs) of at most MOST_ROWS rows x (rows, inputs) and tiles of codes; scales (groups, outputs).
+        """x W^T + bias (rows, outputs) for at most MOST_ROWS rows x and tiles of INT4 codes; scales (groups, outputs).
 
-        `counters`: see `new_counters`. prescale (inputs,): of one row only.
+        `counters`: see `new_counters`. prescale (inputs,): factors of the inputs, only if there is one row.
         """
         return self._of_tiles(x, weight, scales, bias, counters, prescale, None)
 
     def nvfp4(
         self, x: Tensor, weight: Tensor, blocks: Tensor, factor: Tensor, bias: Tensor | None, counters: Tensor
     ) -> Tensor:
-        """As `int4`, with scales of blocks in tiles. Sums are multiplied with factor (1,)."""
+        """Like `int4` for NVFP4: `blocks` are block scales in tiles, and sums are multiplied by factor (1,)."""
         return self._of_tiles(x, weight, blocks, bias, counters, None, factor)
 
     def _of_tiles(
@@ -278,7 +278,7 @@ class Products:
         prescale: Tensor | None,
         factor: Tensor | None,
     ) -> Tensor:
-        """`factor`: of NVFP4; None: the codes are INT4."""
+        """`factor`: of NVFP4 weights; None if the codes are INT4."""
         rows, inputs = x.shape
         tiles, groups, _, half = weight.shape
         outputs = tiles * TILE
@@ -317,7 +317,7 @@ class Products:
         return y
 
     def many_int4(self, x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-        """As `int4`, of any number of rows."""
+        """Like `int4`, for any number of rows."""
 
         def expanded(own: slice) -> Tensor:
             return self.expand_int4(weight[own.start // TILE : own.stop // TILE], scales[:, own])
@@ -325,7 +325,7 @@ class Products:
         return _by_slices(x, len(weight) * TILE, expanded, bias)
 
     def many_nvfp4(self, x: Tensor, weight: Tensor, blocks: Tensor) -> Tensor:
-        """As `many_int4`, with scales of blocks in tiles."""
+        """Like `many_int4` for NVFP4, with block scales in tiles, without the factor of `nvfp4`."""
 
         def expanded(own: slice) -> Tensor:
             tiles = slice(own.start // TILE, own.stop // TILE)
@@ -334,11 +334,11 @@ class Products:
         return _by_slices(x, len(weight) * TILE, expanded, None)
 
     def expand_int4(self, weight: Tensor, scales: Tensor) -> Tensor:
-        """(outputs, inputs) bfloat16 values of tiles of codes; scales (groups, outputs)."""
+        """bfloat16 values (outputs, inputs) of tiles of INT4 codes; scales (groups, outputs)."""
         return self._expanded(weight, scales, nvfp4=False)
 
     def expand_nvfp4(self, weight: Tensor, blocks: Tensor) -> Tensor:
-        """As `expand_int4`, with scales of blocks in tiles."""
+        """Like `expand_int4` for NVFP4, with block scales in tiles."""
         return self._expanded(weight, blocks, nvfp4=True)
 
     def _expanded(self, weight: Tensor, scales: Tensor, *, nvfp4: bool) -> Tensor:
@@ -351,24 +351,24 @@ class Products:
         return values
 
     def _programs(self, rows: int, outputs: int, groups: int) -> tuple[_Shape, tuple[int, int, int]]:
-        """What each program computes, and how many there are: parts of the outputs, of the rows, of the inputs."""
+        """The shape of each program, and the grid: numbers of parts of the outputs, of the rows and of the inputs."""
         shape = _shape_for(rows)
         parts, many = -(-outputs // shape.outputs), -(-rows // shape.rows)
         return shape, (parts, many, self._splits(shape, parts * many, groups))
 
     def _splits(self, shape: _Shape, programs: int, groups: int) -> int:
-        """Parts of the inputs, a power of two: enough programs to keep the GPU's memory busy."""
+        """Number of input splits, a power of two: enough programs to keep the GPU's memory busy."""
         wanted = min(shape.most_programs * self._processors // programs, groups // _LEAST_GROUPS, shape.most_splits)
         return 1 << max(0, wanted.bit_length() - 1)
 
 
 def _sums_of_splits(y: Tensor, splits: int) -> Tensor:
-    """Room for the sums of y that each of several splits finds."""
+    """Memory for the partial sums of y of each split; unused with one split."""
     return y if splits == 1 else y.new_empty(splits, *y.shape, dtype=torch.float32)
 
 
 def _by_slices(x: Tensor, outputs: int, expanded: Callable[[slice], Tensor], bias: Tensor | None) -> Tensor:
-    """x times the weights that `expanded` makes of some outputs, of so many at once that they take little memory."""
+    """x W^T + bias, with the weights of a slice of outputs from `expanded`: slices limit the memory for weights."""
     step = max(1, MOST_EXPANDED // (x.shape[1] * TILE)) * TILE
     if outputs <= step:
         return functional.linear(x, expanded(slice(0, outputs)), bias)
@@ -380,7 +380,7 @@ def _by_slices(x: Tensor, outputs: int, expanded: Callable[[slice], Tensor], bia
 
 
 def products_for(device: torch.device) -> Products | None:
-    """The kernels for tensors on this device, if there are any."""
+    """The kernels for tensors on this device, if available."""
     return _on_gpu(device.index or 0) if runs_triton(device) else None
 
 

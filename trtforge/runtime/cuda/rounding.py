@@ -1,4 +1,4 @@
-"""Activations rounded to the numbers of a format on CUDA, in one kernel where torch's operations take several."""
+"""Rounds activations to a number format on CUDA in one kernel, where torch's operations take several."""
 
 import functools
 from typing import Any, Literal
@@ -10,12 +10,12 @@ from trtforge.runtime.cuda.fused import COLUMNS
 from trtforge.runtime.cuda.launcher import Launcher, launcher_for
 from trtforge.runtime.cuda.triton_support import power_from, runs_triton
 
-_COLUMNS_OF_WARP = 512  # where a program has a whole row
+_COLUMNS_OF_WARP = 512  # if a program rounds a whole row
 _KINDS = {"e4m3": 0, "int8": 1, "nvfp4": 2}
 
 
 class Rounding:
-    """Launches `kernels`, the module `rounding_kernels`. x (rows, size) with adjacent elements."""
+    """Launches `kernels`, the module `rounding_kernels`. x: (rows, size), contiguous within a row."""
 
     def __init__(self, kernels: Any, launch: Launcher) -> None:
         self._kernels = kernels
@@ -24,11 +24,11 @@ class Rounding:
     def __call__(
         self, x: Tensor, format: Literal["e4m3", "int8", "nvfp4"], scale: Tensor, prescale: Tensor | None = None
     ) -> Tensor:
-        """x * prescale (size,) / scale (1,), rounded to the format's numbers, which x's type holds exactly."""
+        """x * prescale (size,) / scale (1,), rounded to the format's values, which are exact in the dtype of x."""
         return self._rounded(x, _KINDS[format], COLUMNS, scale, prescale, 0.0, None)
 
     def by_row(self, x: Tensor, least: float) -> tuple[Tensor, Tensor]:
-        """E4M3 numbers of x / scales (rows,), and these: a row's largest number / 448, and at least `least`."""
+        """x / scales rounded to E4M3 values, and the scales (rows,): a row's amax / 448, but at least `least`."""
         tokens = torch.empty(len(x), dtype=torch.float32, device=x.device)
         return self._rounded(x, _KINDS["e4m3"], power_from(x.shape[1]), tokens, None, least, tokens), tokens
 
@@ -42,7 +42,7 @@ class Rounding:
         least: float,
         tokens: Tensor | None,
     ) -> Tensor:
-        """`tokens` (rows,): takes the scales of rows, if each row has its own."""
+        """`tokens` (rows,): receives the rows' scales; None if all rows have one scale."""
         rows, size = x.shape
         y = x.new_empty(rows, size)
         if rows:
@@ -67,7 +67,7 @@ class Rounding:
 
 
 def rounding_for(device: torch.device) -> Rounding | None:
-    """The kernel for tensors on this device, if there is one."""
+    """The kernel for tensors on this device, if available."""
     return _on_gpu(device.index or 0) if runs_triton(device) else None
 
 

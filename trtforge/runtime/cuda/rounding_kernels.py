@@ -1,6 +1,6 @@
-"""The Triton kernel that rounds activations to a format's numbers. `Rounding` launches it.
+"""The Triton kernel that rounds activations to the values of a format. `Rounding` launches it.
 
-The numbers are stored in the compute type, which holds those of E4M3, INT8 and NVFP4 exactly.
+The values are stored in the compute type, which represents those of E4M3, INT8 and NVFP4 exactly.
 """
 
 import triton
@@ -14,12 +14,13 @@ _E2M1_MAX, _E4M3_MAX, _BLOCK = tl.constexpr(E2M1_MAX), tl.constexpr(FP8_MAX), tl
 
 @triton.jit
 def _nearest_nvfp4(values, COLUMNS: tl.constexpr):
-    """float32 (COLUMNS,) as E2M1 numbers times the E4M3 scale of their block; see `nvfp4_linear.round_to_nvfp4`."""
+    """float32 (COLUMNS,) rounded to E2M1 values times the E4M3 scale of their block; see
+    `nvfp4_linear.round_to_nvfp4`."""
     blocks = tl.reshape(values, [COLUMNS // _BLOCK, _BLOCK])
     scales = nearest_e4m3(tl.div_rn(tl.max(tl.abs(blocks), 1), _E2M1_MAX))[:, None]
     scaled = tl.div_rn(blocks, tl.where(scales > 0.0, scales, 1.0))
     scaled = tl.minimum(tl.maximum(scaled, -_E2M1_MAX), _E2M1_MAX)
-    magic = tl.maximum(power_of_two(scaled), 1.0) * 6291456.0  # 1.5 x 2^22: two significant bits are left
+    magic = tl.maximum(power_of_two(scaled), 1.0) * 6291456.0  # 1.5 x 2^22: leaves two significant bits
     return tl.reshape(((scaled + magic) - magic) * scales, [COLUMNS])
 
 
@@ -39,10 +40,10 @@ def round_rows(
     BY_ROW: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (row, part): y (rows, size) = x * prescale / scale[0], rounded to the numbers of KIND.
+    """Program (row, part): y (rows, size) = x * prescale / scale[0], rounded to the values of KIND.
 
-    KIND: 0 E4M3, 1 INT8, 2 NVFP4. PRESCALED: with prescale (size,). BY_ROW: the scale is the largest number of the row
-    / 448, which is one part, and at least `least`; it is stored in tokens (rows,).
+    KIND: 0 E4M3, 1 INT8, 2 NVFP4. PRESCALED: with prescale (size,). BY_ROW: a row is one part, and its scale is the
+    row's amax / 448, but at least `least`; it is stored in tokens (rows,).
     """
     wait_for_previous(EARLY)
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -1,7 +1,7 @@
-"""What the Triton kernels of attention share: online softmax, and the sum of a context's parts.
+"""What the Triton kernels of attention share: online softmax, and the reduction over the parts of a context.
 
-Online softmax: Milakov and Gimelshein 2018; parts of a long context that are combined afterwards: Flash-Decoding (Dao
-et al. 2023).
+Online softmax: Milakov and Gimelshein 2018. Splitting a long context and combining the parts: Flash-Decoding (Dao et
+al. 2023).
 """
 
 import triton
@@ -14,7 +14,7 @@ _FEW_ROWS = tl.constexpr(16)
 
 @triton.jit
 def exact_product(left, right):
-    """left x right, summed in float32; float32 itself is not rounded to TF32."""
+    """left x right, accumulated in float32; float32 inputs are not rounded to TF32."""
     if INTERPRETED:  # see `number_kernels.product`
         return tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
     else:
@@ -23,7 +23,7 @@ def exact_product(left, right):
 
 @triton.jit
 def cached_numbers(codes, E4M3: tl.constexpr, TYPE: tl.constexpr):
-    """Cached values in the compute type, without their scale."""
+    """Cached values converted to the compute type, before multiplication by the cache's scale."""
     if E4M3:
         return numbers_of_e4m3(codes).to(TYPE)
     elif codes.dtype == tl.int8:
@@ -34,7 +34,7 @@ def cached_numbers(codes, E4M3: tl.constexpr, TYPE: tl.constexpr):
 
 @triton.jit
 def first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """The first position that a token attends to."""
+    """The first position that the token at `position` attends to."""
     first = position * 0
     if WINDOW > 0:
         first = tl.maximum(first, position - (WINDOW - 1))
@@ -45,7 +45,8 @@ def first_seen(position, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def part_of(first, last, split, TOKENS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
-    """The positions of a split, of all that queries from `first` to `last` attend to; and how many splits have some."""
+    """The split's [begin, end) of the positions that queries at `first` to `last` attend to, and the number of nonempty
+    splits."""
     begin = first_seen(first, WINDOW, CHUNK)
     part = tl.cdiv(last + 1 - begin, TOKENS * SPLITS) * TOKENS
     own = begin + split * part
@@ -54,7 +55,7 @@ def part_of(first, last, split, TOKENS: tl.constexpr, SPLITS: tl.constexpr, WIND
 
 @triton.jit
 def _keep(sums, largest, totals, at, own, known, dims, most, total, found, SIZE: tl.constexpr):
-    """Store what a split found, for the program that combines them."""
+    """Store a split's results, for the program that combines the splits."""
     tl.store(largest + at, most, mask=own)
     tl.store(totals + at, total, mask=own)
     tl.store(sums + at[:, None] * SIZE + dims[None, :], found, mask=known)
@@ -63,7 +64,7 @@ def _keep(sums, largest, totals, at, own, known, dims, most, total, found, SIZE:
 
 @triton.jit
 def _of_split(sums, largest, first_part, other, count, own, known, dims, most, SIZE: tl.constexpr):
-    """What a split adds to the sums of all, whose largest score is `most`."""
+    """What a split contributes to the sums over all splits, whose largest score is `most`."""
     at = first_part + other
     wrote = at < first_part + count
     highest = tl.load(largest + at, mask=own & wrote, other=float("-inf"), cache_modifier=".cg")
@@ -74,7 +75,7 @@ def _of_split(sums, largest, first_part, other, count, own, known, dims, most, S
 
 @triton.jit
 def _combined(sums, largest, totals, first_part, count, own, known, dims, SIZE: tl.constexpr, SPLITS: tl.constexpr):
-    """The largest score, the total and the sums of `count` splits, of which other programs wrote most."""
+    """The largest score, the total and the sums over `count` splits, most of them written by other programs."""
     splits = tl.arange(0, SPLITS)[None, :]
     parts, kept = first_part[:, None] + splits, own[:, None] & (splits < count)
     each = tl.load(largest + parts, mask=kept, other=float("-inf"), cache_modifier=".cg")
@@ -85,7 +86,7 @@ def _combined(sums, largest, totals, first_part, count, own, known, dims, SIZE: 
     if known.shape[0] <= _FEW_ROWS:
         for other in tl.static_range(SPLITS):
             found += _of_split(sums, largest, first_part, other, count, own, known, dims, most, SIZE)
-    else:  # one after the other, which takes fewer registers
+    else:  # not unrolled, which takes fewer registers
         for other in range(SPLITS):
             found += _of_split(sums, largest, first_part, other, count, own, known, dims, most, SIZE)
     return most, total, found
@@ -109,7 +110,7 @@ def of_all_parts(
     SIZE: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Whether this program is the last one of `count` parts; what all of them found, if it is."""
+    """Whether this program is the last of `count` parts to arrive; if so, also the combined results of all parts."""
     last = True
     if SPLITS > 1 and count > 1:
         _keep(sums, largest, totals, first_part + split, own, known, dims, most, total, found, SIZE)
@@ -122,14 +123,14 @@ def of_all_parts(
 
 @triton.jit
 def with_sinks(most, total, found, sinks):
-    """The sums and the total with a logit beside the scores, whose value is zero."""
+    """The sums and the total after adding the sink: an extra logit, whose value vector is zero."""
     higher = tl.maximum(most, sinks)
     return found * tl.exp(most - higher)[:, None], total * tl.exp(most - higher) + tl.exp(sinks - higher)
 
 
 @triton.jit
 def changed(scores, heads, own, positions, seen, slopes, cap, CAPPED: tl.constexpr, BIASED: tl.constexpr):
-    """Scores (rows, positions) as a model changes them before the softmax, of the positions that are `seen`."""
+    """Apply the soft cap, ALiBi bias and mask to scores (rows, positions); positions not `seen` get -inf."""
     if CAPPED:
         scores = cap - 2 * cap / (tl.exp(2 * scores / cap) + 1)  # cap x tanh(scores / cap)
     if BIASED:
@@ -139,9 +140,9 @@ def changed(scores, heads, own, positions, seen, slopes, cap, CAPPED: tl.constex
 
 @triton.jit
 def with_scores(scores, values, most, total, found, NONE_SEEN: tl.constexpr = False):
-    """The largest score, the total and the sums with those of more positions.
+    """Online softmax update: the largest score, the total and the sums after adding more positions.
 
-    NONE_SEEN: some rows may have attended to no position yet.
+    NONE_SEEN: some rows may not have attended to any position yet.
     """
     higher = tl.maximum(most, tl.max(scores, 1))
     base = tl.where(higher == float("-inf"), 0.0, higher) if NONE_SEEN else higher

@@ -1,6 +1,6 @@
-"""Triton kernels of what lies between products and attention: norms, activations, rotations, and writes to the cache.
+"""Triton kernels between matrix products and attention: norms, activations, rotary embedding, and KV cache writes.
 
-`FusedKernels` launches them. All of them compute in float32, and round what they store.
+`FusedKernels` launches them. All of them compute in float32, and round the results that they store.
 """
 
 import triton
@@ -12,16 +12,16 @@ from trtforge.core.number_limits import FP8_MAX, INT8_MAX
 from trtforge.runtime.cuda.number_kernels import INTERPRETED
 
 _ROUNDING = tl.constexpr(12582912.0)
-"""1.5 x 2^23: added to a float32 below 2^22 and subtracted again, it leaves the nearest integer, halves to even."""
+"""1.5 x 2^23: adding it to a float32 below 2^22 and subtracting it again rounds to an integer, ties to even."""
 _E4M3_MAX, _INT8_MAX = tl.constexpr(FP8_MAX), tl.constexpr(INT8_MAX)
 
 
 @triton.jit
 def wait_for_previous(EARLY: tl.constexpr):
-    """Let the next kernel start, and wait for the previous one where this one may have started before its end.
+    """Let the next kernel start and, if kernels start EARLY, wait for the previous one to end; see `Launcher`.
 
-    See `Launcher`. Every program that reads or writes what kernels compute must wait, and one of every kernel that
-    starts early: then all earlier kernels have ended.
+    Every program that reads or writes data of other kernels must wait. At least one program of every kernel must wait,
+    so that after a wait all earlier kernels have ended.
     """
     if EARLY:
         gdc_launch_dependents()
@@ -36,13 +36,13 @@ def _saturated_e4m3(values):
 
 @triton.jit
 def power_of_two(values):
-    """The largest power of two that is not above |values|, of float32."""
+    """The largest power of two that is at most |values|, for float32 values."""
     return (values.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def nearest_e4m3(values):
-    """float32 values, saturated and rounded to numbers of E4M3: see `float8.round_to_e4m3`."""
+    """float32 values, saturated and rounded to values of E4M3: see `float8.round_to_e4m3`."""
     values = _saturated_e4m3(values)
     magic = tl.maximum(power_of_two(values), 0.015625) * 1572864.0
     return (values + magic) - magic
@@ -50,16 +50,16 @@ def nearest_e4m3(values):
 
 @triton.jit
 def nearest_int8(values):
-    """float32 values, saturated and rounded to numbers of INT8, halves to even."""
+    """float32 values, saturated and rounded to values of INT8, ties to even."""
     values = tl.minimum(tl.maximum(values, -_INT8_MAX - 1), _INT8_MAX)
     return (values + _ROUNDING) - _ROUNDING
 
 
 @triton.jit
 def to_e4m3(values, scale):
-    """values / scale in float32, saturated and rounded to E4M3: to four significant bits, halves to even."""
+    """values / scale in float32, saturated and rounded to E4M3: to four significant bits, ties to even."""
     scaled = tl.div_rn(values.to(tl.float32), scale)
-    if INTERPRETED:  # Triton's interpreter (3.9) cuts digits off
+    if INTERPRETED:  # Triton's interpreter (3.9) truncates
         return nearest_e4m3(scaled).to(tl.float8e4nv)
     else:
         return _saturated_e4m3(scaled).to(tl.float8e4nv)
@@ -67,7 +67,7 @@ def to_e4m3(values, scale):
 
 @triton.jit
 def as_stored(values, target, code_scale, KIND: tl.constexpr):
-    """float32 values as `target` stores them: in the compute type KIND, or rounded to it and then to E4M3 codes."""
+    """float32 values converted to the dtype of `target`; for E4M3 codes, first rounded to the compute type KIND."""
     if target.dtype.element_ty == tl.float8e4nv:
         return to_e4m3(values.to(KIND), tl.load(code_scale))
     else:
@@ -93,7 +93,7 @@ def rms_norm(
     SIZE_PADDED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (row, head): y = x / rms(x) * weight; with ADDS of total = x + scale * change, which is stored too.
+    """Program (row, head): y = x / rms(x) * weight; with ADDS, total = x + scale * change is stored and used for x.
 
     `code_scale`: see `as_stored`.
     """
@@ -116,7 +116,7 @@ def rms_norm(
 
 @triton.jit
 def _activated(x, KIND: tl.constexpr):
-    """KIND: as `native.bindings.ACTIVATIONS` numbers them."""
+    """The activation with number KIND in `native.bindings.ACTIVATIONS`."""
     if KIND == 0:  # silu
         return x / (1.0 + tl.exp(-x))
     elif KIND == 1:  # gelu by tanh
@@ -142,7 +142,10 @@ def gate(
     COLUMNS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (row, part): y (rows, size) = activation(one half) * other half of (rows, 2 x size); see `as_stored`."""
+    """Program (row, part): y (rows, size) = activation(one half) * other half, of (rows, 2 x size).
+
+    `code_scale`: see `as_stored`.
+    """
     wait_for_previous(EARLY)
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside, start = at < size, halves + row * 2 * size
@@ -168,7 +171,7 @@ def rotate(
 ):
     """Program (token, part): rotates the first DIM elements of HEADS of the `count` heads in place.
 
-    Cosines and sines (tokens, DIM); the sine of a pair's first element is negated.
+    Cosines and sines: (tokens, DIM); the sine for a pair's first element is negated.
     """
     wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -194,7 +197,7 @@ def rotate(
 
 @triton.jit
 def _cosine_and_sine(angles):
-    """Of any angle: a GPU's own instructions, which `tl.cos` may use, are wrong for large ones."""
+    """Cosine and sine of any angle; the GPU instructions that `tl.cos` may use are inaccurate for large angles."""
     if INTERPRETED:
         return tl.cos(angles), tl.sin(angles)
     else:
@@ -213,7 +216,7 @@ def rotation(
     INTERLEAVED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (token): what `rotate` reads, of its position and frequencies (HALF,)."""
+    """Program (token): the cosines and sines for `rotate`, from the token's position and frequencies (HALF,)."""
     wait_for_previous(EARLY)
     row, pairs = tl.program_id(0).to(tl.int64), tl.arange(0, HALF_PADDED)
     inside = pairs < HALF
@@ -235,7 +238,7 @@ def rotation(
 
 @triton.jit
 def as_cached(values, scale, INT8: tl.constexpr, E4M3: tl.constexpr):
-    """Values as a cache stores them: themselves, or values / scale in INT8 or E4M3."""
+    """Values in the cache's format: unchanged, or values / scale in INT8 or E4M3."""
     if E4M3:
         return to_e4m3(values, scale).to(tl.uint8, bitcast=True)
     elif INT8:
@@ -267,7 +270,7 @@ def write_slots(
 
 @triton.jit
 def turned(start, dims, known, turns, cosines, sines, DIM: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Elements `dims` of heads that begin at `start`, in their type: those that turn rotated, see `rotate`."""
+    """Elements `dims` of heads that begin at `start`, in the heads' dtype; those in `turns` rotated, see `rotate`."""
     other = dims ^ 1 if INTERLEAVED else tl.where(dims < DIM // 2, dims + DIM // 2, dims - DIM // 2)
     cos = tl.load(cosines + dims, mask=dims < DIM, other=1.0).to(tl.float32)
     sin = tl.load(sines + dims, mask=dims < DIM, other=0.0).to(tl.float32)
@@ -298,15 +301,15 @@ def rotate_and_write(
     E4M3: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (token, part): `rotate` of HEADS of the first `rotated` of `count` heads, and `write_slots` of those that
-    follow `queries` of them."""
+    """Program (token, part) computes HEADS of the `count` heads: `rotate` for the first `rotated` heads, and
+    `write_slots` for all heads after the first `queries`."""
     wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     own, dims = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, SIZE_PADDED)
     known, start = (own < count)[:, None] & (dims < SIZE)[None, :], heads + row * heads_row + own[:, None] * heads_head
     turns = (own < rotated)[:, None] & (dims < DIM)[None, :]
     found = turned(start, dims[None, :], known, turns, cosines + row * DIM, sines + row * DIM, DIM, INTERLEAVED)
-    tl.debug_barrier()  # all of them are read
+    tl.debug_barrier()  # all elements are read before any is overwritten
     tl.store(start + dims[None, :], found, mask=known & turns)
     place = tl.load(slots + row) * (count - queries) * SIZE + (own - queries)[:, None] * SIZE + dims[None, :]
     tl.store(storage + place, as_cached(found, scale, INT8, E4M3), mask=known & (own >= queries)[:, None])
@@ -348,15 +351,15 @@ def scale_columns(x, factors, y, x_row, size, COLUMNS: tl.constexpr, EARLY: tl.c
 def largest_of_parts(
     x, values, places, x_row, columns, PARTS_PADDED: tl.constexpr, COLUMNS: tl.constexpr, EARLY: tl.constexpr
 ):
-    """Program (row, part): the largest of COLUMNS elements of a row of `x`, and its column: the first one of several.
+    """Program (row, part): the largest of COLUMNS elements in a row of `x`, and its column, the first on a tie.
 
-    NaN counts as -inf. `values`, `places` (rows, PARTS_PADDED): those of the parts.
+    NaN counts as -inf. `values`, `places` (rows, PARTS_PADDED): receive these for each part.
     """
     wait_for_previous(EARLY)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * COLUMNS + tl.arange(0, COLUMNS)
     found = tl.load(x + row * x_row + at, mask=at < columns, other=float("-inf")).to(tl.float32)
-    found = tl.where(found == found, found, float("-inf"))  # NaN, which has no order
+    found = tl.where(found == found, found, float("-inf"))  # NaN compares false
     value, place = tl.max(found, 0, return_indices=True, return_indices_tie_break_left=True)
     tl.store(values + row * PARTS_PADDED + part, value)
     tl.store(places + row * PARTS_PADDED + part, tl.minimum(part * COLUMNS + place, columns - 1))
@@ -364,7 +367,7 @@ def largest_of_parts(
 
 @triton.jit
 def largest_of_row(values, places, chosen, parts, PARTS_PADDED: tl.constexpr, EARLY: tl.constexpr):
-    """Program (row): the column of the largest, from what `largest_of_parts` found."""
+    """Program (row): the column of the row's largest element, from the results of `largest_of_parts`."""
     wait_for_previous(EARLY)
     row, at = tl.program_id(0).to(tl.int64), tl.arange(0, PARTS_PADDED)
     found = tl.load(values + row * PARTS_PADDED + at, mask=at < parts, other=float("-inf"))

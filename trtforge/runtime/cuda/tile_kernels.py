@@ -1,9 +1,9 @@
-"""Triton kernels of products with 4-bit weights in tiles, and of their expansion: INT4 and NVFP4.
+"""Triton kernels that multiply by 4-bit weights in tiles, INT4 and NVFP4, and that dequantise these weights.
 
-Weights lie in tiles, one after the other as a program reads them: (out / TILE, in / group, TILE, group / 2) bytes, of
-which byte j has input j of the group in its low and input j + group / 2 in its high half. INT4 codes are offset by 8.
-Of NVFP4 the scales of 16 inputs lie like the codes: (out / TILE, in / group, TILE, group / 16) of E4M3 in uint8.
-`Products` launches the kernels.
+Tiles are stored in the order in which a program reads them: (out / TILE, in / group, TILE, group / 2) bytes. Byte j has
+input j of the group in its low half, and input j + group / 2 in its high half. INT4 codes are offset by 8. NVFP4 scales
+of 16 inputs have the same order: (out / TILE, in / group, TILE, group / 16) E4M3 values in uint8. `Products` launches
+the kernels.
 """
 
 import triton
@@ -14,10 +14,10 @@ from trtforge.core.number_limits import NVFP4_BLOCK
 from trtforge.runtime.cuda.number_kernels import INTERPRETED, fetch, numbers_of_e4m3, product, sum_of_splits
 from trtforge.runtime.cuda.step_kernels import wait_for_previous
 
-_AHEAD = tl.constexpr(4)  # groups of inputs
+_AHEAD = tl.constexpr(4)  # groups of inputs to prefetch
 _BLOCK = tl.constexpr(NVFP4_BLOCK)
-_E2M1_FACTOR = tl.constexpr(16384.0)  # between exponents of float16 and E2M1, whose biases are 15 and 1
-_OFFSET = tl.constexpr(136.0)  # 8 of the codes, and 128, above which bfloat16 counts ones
+_E2M1_FACTOR = tl.constexpr(16384.0)  # 2^14: float16 and E2M1 have the exponent biases 15 and 1
+_OFFSET = tl.constexpr(136.0)  # 8, the codes' offset, + 128, from which on bfloat16 has a precision of 1
 _HALVES_OF_BYTES = """{
     .reg .b32 halves;
     shr.u32 halves, $2, %d;
@@ -25,13 +25,13 @@ _HALVES_OF_BYTES = """{
     prmt.b32 $0, halves, 0x43434343, 0x4140;
     prmt.b32 $1, halves, 0x43434343, 0x4342;
 }"""
-"""Of four bytes: each half becomes the lower byte of a bfloat16 whose upper one is that of 128."""
+"""Half of each of four bytes becomes the low byte of a bfloat16, whose high byte is that of 128."""
 _LOW_HALVES, _HIGH_HALVES = tl.constexpr(_HALVES_OF_BYTES % 0), tl.constexpr(_HALVES_OF_BYTES % 4)
 
 
 @triton.jit
 def _codes(halves, HIGH: tl.constexpr):
-    """_OFFSET + the code in the low or HIGH half of each byte, in bfloat16, whose last bits count ones there."""
+    """128 + the 4-bit number in the low or HIGH half of each byte, in bfloat16: the signed code + _OFFSET."""
     if INTERPRETED:
         return ((halves.to(tl.int32) >> (4 if HIGH else 0)) & 15).to(tl.float32) + 128.0
     else:
@@ -47,9 +47,9 @@ def _codes(halves, HIGH: tl.constexpr):
 
 @triton.jit
 def _values(halves, blocks, HALF: tl.constexpr, HIGH: tl.constexpr):
-    """Values (outputs, HALF) of E2M1 codes, by the bits of float16, times the scales (outputs, HALF / 16) of blocks.
+    """Values (outputs, HALF) of E2M1 codes, through float16, times the block scales (outputs, HALF / 16).
 
-    They have six significant bits at most, so that they are exact in bfloat16.
+    They have at most six significant bits, so they are exact in bfloat16.
     """
     wide = (halves.to(tl.uint8) >> (4 if HIGH else 0)).to(tl.uint16)
     half = (((wide & 8) << 12) | ((wide & 7) << 9)).to(tl.float16, bitcast=True)
@@ -61,7 +61,7 @@ def _values(halves, blocks, HALF: tl.constexpr, HIGH: tl.constexpr):
 
 @triton.jit
 def _of_one_row(x, prescale, at, PRESCALED: tl.constexpr):
-    """Inputs of the only row, scaled if PRESCALED."""
+    """Inputs `at` of the only row, multiplied by `prescale` if PRESCALED."""
     values = tl.load(x + at)
     if PRESCALED:
         values = (values.to(tl.float32) * tl.load(prescale + at).to(tl.float32)).to(values.dtype)
@@ -94,13 +94,13 @@ def multiply_tiles(
     BIASED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (part of the outputs, of the rows, of the inputs): y (rows, outputs) of bfloat16 x (rows, inputs).
+    """Program (part of the outputs, of the rows, of the inputs): y (rows, outputs) = bfloat16 x (rows, inputs) W^T.
 
-    INT4: scales (inputs / group, outputs). NVFP4: those of blocks, as tiles; sums are multiplied with factor (1,). Of
-    several SPLITS of the inputs, each writes its sums (SPLITS, rows, outputs) in float32, and the one that arrives last
-    adds them up; it leaves `arrived` (outputs' parts x rows' parts) zero again.
-    ONE: there is one row, which is read once and not for every column of a product, and, if PRESCALED, multiplied by
-    prescale (inputs,). The first codes of several rows are fetched before what x is computed from has ended.
+    INT4: scales (inputs / group, outputs). NVFP4: block scales in tiles, and sums are multiplied by factor (1,). With
+    several SPLITS of the inputs, each program writes its sums (SPLITS, rows, outputs) in float32; the last one to
+    arrive adds them up and resets `arrived` (outputs' parts x rows' parts) to zero.
+    ONE: there is only one row. It is read once and broadcast to all ROWS and, if PRESCALED, multiplied by prescale
+    (inputs,). Otherwise the first codes are prefetched before the kernel that computes x has ended.
     """
     part, many, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     own, row = part * OUTPUTS + tl.arange(0, OUTPUTS), many * ROWS + tl.arange(0, ROWS)
@@ -109,8 +109,8 @@ def multiply_tiles(
     begin = split * each
     end = tl.minimum(groups, begin + each)
     known, inside = own < outputs, (row < rows)[None, :]
-    read = tl.minimum(own, outputs - 1)  # a program of two tiles may have one
-    line = (read // TILE).to(tl.int64)[:, None] * groups * TILE + (read % TILE)[:, None]  # of the first group
+    read = tl.minimum(own, outputs - 1)  # the last program of two tiles may have only one
+    line = (read // TILE).to(tl.int64)[:, None] * groups * TILE + (read % TILE)[:, None]  # in the first group
     codes_at = weight + line * HALF
     if EARLY:
         gdc_launch_dependents()
@@ -168,7 +168,7 @@ def expand_tiles(
 ):
     """Program (tile, group): the values (outputs, inputs) of the weights in bfloat16.
 
-    INT4: scales (groups, outputs), whose groups begin `scales_group` numbers apart.
+    INT4: scales (groups, outputs), with stride `scales_group` between groups.
     """
     wait_for_previous(EARLY)
     tile, group = tl.program_id(0), tl.program_id(1)

@@ -1,4 +1,4 @@
-"""Whether Triton's kernels run on a device. TRTFORGE_KERNELS=torch turns them off."""
+"""Whether Triton kernels run on a device. TRTFORGE_KERNELS=torch turns them off."""
 
 import functools
 import importlib.util
@@ -11,12 +11,12 @@ from packaging.version import Version
 from trtforge.models.kernels import FP8_SM, TRITON_SM
 from trtforge.runtime.native.compiler import kernels_wanted
 
-_OLDEST = Version("3.5")  # 3.4 does not compile gdc_launch_dependents, nor the branches of the INT4 products
+_OLDEST = Version("3.5")  # 3.4 compiles neither gdc_launch_dependents nor the branches in the INT4 products
 _LOG = logging.getLogger(__name__)
 
 
 def runs_triton(device: torch.device) -> bool:
-    """Whether kernels in Triton's language compute on this device."""
+    """Whether Triton kernels compute on this device."""
     return device.type == "cuda" and kernels_wanted() and _works(device.index or 0)
 
 
@@ -45,12 +45,12 @@ def _works(index: int) -> bool:
 
 @functools.cache
 def processors_of(index: int) -> int:
-    """Multiprocessors of a GPU."""
+    """Number of multiprocessors of a GPU."""
     return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 def converts_e4m3(index: int) -> bool:
-    """Whether a GPU converts numbers to E4M3 and back."""
+    """Whether a GPU has instructions that convert numbers to E4M3 and back."""
     return sm_of(index) >= FP8_SM
 
 
@@ -61,5 +61,5 @@ def sm_of(index: int) -> int:
 
 
 def power_from(number: int) -> int:
-    """The smallest power of two that is not below `number`."""
+    """The smallest power of two >= `number`."""
     return 1 << (number - 1).bit_length()
