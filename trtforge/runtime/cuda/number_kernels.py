@@ -1,6 +1,6 @@
 """What the Triton kernels of matrix products share: dequantising codes, products, and the reduction over splits.
 
-The values of codes are exact on every GPU, except those of NaN codes, which trtforge's quantisation does not write.
+The values of codes are exact on every GPU, except those of NaN codes, which trtforge writes only for NaN values.
 """
 
 import triton

@@ -64,8 +64,8 @@ class Screened:
         """Set how many of the largest outputs of a row must be exact, 0 for all; also applies to recorded calls.
 
         For a row with a factor above 0, only the largest value of output x factor + noise of the row's key must be
-        exact (candidates.gumbel_noise). For a row with a distance above 0, the largest output and those less than or
-        equal to `distance` below it must be. keys, factors, distances: (rows,), at most MOST_DRAWN rows, or empty.
+        exact (candidates.gumbel_noise). For a row with a distance above 0, the largest output and those at most
+        `distance` below it must be. keys, factors, distances: (rows,), at most MOST_DRAWN rows, or empty.
         """
         self._most[0] = most
         self._factors.fill(0.0)

@@ -1,4 +1,4 @@
-// LoRA (Hu et al. 2021) for single-token rows, each of which has its own adapter or none.
+// LoRA (Hu et al. 2021) for single-token rows; each row has its own adapter or none.
 
 #include "team.h"
 #include "vectors.h"
@@ -11,9 +11,9 @@ struct Adapted {
 };
 
 // y (rows, columns of all modules and others) += (x (rows, inputs) A^T) B of each module, with the matrices of each row's
-// adapter. slots: its number, -1 for none. a: (adapters, modules, rank, inputs); b: (adapters, rank, outputs of all
-// modules). Of both the first rows of a module are used, `ranks` (adapters, modules) of them. `stride`: from row to row of
-// y.
+// adapter. slots (rows,): the adapter's number, -1 for none. a: (adapters, modules, rank, inputs); b: (adapters, rank,
+// outputs of all modules). Only the first rows of a module's matrices are used, as many as its entry in `ranks` (adapters,
+// modules). `stride`: row stride of y.
 struct Adapters {
     const void* x;
     const void* a;
@@ -25,8 +25,8 @@ struct Adapters {
     int64_t rows, count, inputs, outputs, rank, stride;
 };
 
-constexpr int64_t TOGETHER = 4;    // rows of a matrix that are read side by side, and as many fetched
-constexpr int64_t COLUMNS = 2048;  // outputs whose sums stay in the first-level cache
+constexpr int64_t TOGETHER = 4;    // rows of a matrix that are read together while the next ones are prefetched
+constexpr int64_t COLUMNS = 2048;  // outputs whose accumulators stay in the L1 cache
 
 // Calls function(first, rows) for `count` rows, TOGETHER at a time and the rest one by one; `rows` is a compile-time
 // constant.
@@ -37,7 +37,7 @@ static void for_rows(int64_t count, Function function) {
     for (; r < count; ++r) function(r, std::integral_constant<int, 1>());
 }
 
-// inner[r] = x times row r of `a`.
+// inner[r] = dot product of x and row r of `a`, for R rows.
 template <int R, typename T>
 static void dot(const T* x, const T* a, int64_t count, float* inner) {
     Vector sums[R][2] = {};
@@ -57,7 +57,7 @@ static void dot(const T* x, const T* a, int64_t count, float* inner) {
         for (int r = 0; r < R; ++r) inner[r] += to_float(x[i]) * to_float(a[r * count + i]);
 }
 
-// sums += inner times R rows of `b`.
+// sums (count,) += inner (R,) times R rows of `b`.
 template <int R, typename T>
 static void add_products(const T* b, int64_t pitch, const float* inner, int64_t count, float* sums) {
     int64_t o = 0;
@@ -84,7 +84,7 @@ static void convert(const From* from, int64_t count, To* into) {
     for (; o < count; ++o) put(into + o, to_float(from[o]));
 }
 
-// y += inner times B of a module, (rank, outputs) with `pitch` numbers from row to row.
+// y (outputs,) += inner (rank,) times a module's B, (rank, outputs) with row stride `pitch`.
 template <typename T>
 static void add_outputs(const T* b, int64_t pitch, const float* inner, int64_t rank, int64_t outputs, T* y) {
     float sums[COLUMNS];

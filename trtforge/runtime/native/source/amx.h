@@ -1,8 +1,8 @@
-// Products by Intel's Advanced Matrix Extensions; without them, or with TRTFORGE_WITHOUT_AMX, `suits` is false.
+// Matrix products with Intel AMX (Advanced Matrix Extensions). Without AMX, or with TRTFORGE_WITHOUT_AMX, `suits` is false.
 //
 // A tile register holds 16 rows of 64 bytes. TDPBF16PS: C (16 x 16 float32) += A (16 rows x 32 inputs) times B (16
 // pairs of inputs x 16 outputs x 2). TDPBUSD: C (16 x 16 int32) += A (16 rows x 64 unsigned bytes) times B (16 quads of
-// inputs x 16 outputs x 4 signed bytes). TDPBSUD: the same of signed bytes in A and unsigned ones in B. Source: Intel 64
+// inputs x 16 outputs x 4 signed bytes). TDPBSUD: the same with signed bytes in A and unsigned bytes in B. Source: Intel 64
 // and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18. TRTFORGE_EMULATE_AMX computes the same in
 // plain loops, to test this code on other processors.
 
@@ -26,20 +26,21 @@ namespace amx {
 
 constexpr int64_t HEIGHT = 16;  // rows of a tile register
 
-// Inputs of type T that one instruction adds up.
+// Inputs of type T in one instruction's dot products.
 template <typename T>
 constexpr int64_t DEPTH = 64 / int64_t(sizeof(T));
 
-// Whether tiles multiply so many inputs. Even of a single row vectors are not faster.
+// Whether AMX can multiply this number of inputs. Vector instructions are not faster even for a single row.
 template <typename T = bfloat16>
 static inline bool suits(int64_t inputs) {
     return inputs % DEPTH<T> == 0 && tile::granted();
 }
 
-// Rows of a tile register for a panel of `rows`.
+// Rows of a tile register for a panel of `rows` rows.
 static inline int64_t height(int64_t rows) { return std::min(HEIGHT, rows); }
 
-// Configures a thread's tile registers while it lives: 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights.
+// Configures a thread's tile registers during its lifetime: 0 to 3 are accumulators, 4 and 5 hold activations, 6 and 7
+// weights.
 class Session {
   public:
     Session(int64_t rows, bool wanted) : used(wanted) {
@@ -67,13 +68,13 @@ class Session {
 
 constexpr int64_t STEP = 2048;  // bytes of the weights of DEPTH inputs and 32 outputs
 
-// What is done beside a product: step(index) after each DEPTH inputs.
+// Work to interleave with a product: step(index) is called after each DEPTH inputs. `Nothing` does no work.
 
 struct Nothing {
     void step(int64_t) const {}
 };
 
-// Fetches weights from memory: `width` bytes of every step.
+// Prefetches weights to the L2 cache: the first `width` bytes of each STEP.
 struct Fetch {
     const char* from;
     int64_t width;
@@ -83,9 +84,9 @@ struct Fetch {
     }
 };
 
-// The sums of one or two registers of rows, which begin at `low` and `high`: sums (HEIGHT, 32) of `first` and `second` =
-// or, unless `fresh`, += rows times `inputs` inputs of a tile of weights. X: bfloat16, or uint8_t with weights of int8_t,
-// or the other way round, and sums of int32_t.
+// first (HEIGHT, 32) += the rows at `low` times `inputs` inputs of a tile of weights and, if TWO, second += the rows at
+// `high` times them; with `fresh`, = instead of +=. X: bfloat16 with float sums; uint8_t with int8_t weights or int8_t with
+// uint8_t weights, with int32_t sums.
 template <bool TWO, typename X, typename W, typename S, class Beside>
 static inline void products(const X* low, const X* high, int64_t pitch, int64_t step, const W* w, int64_t inputs,
                             bool fresh, S* first, S* second, const Beside& beside) {
@@ -122,8 +123,8 @@ static inline void products(const X* low, const X* high, int64_t pitch, int64_t 
     if (TWO) TILE_STORE(3, second + 16, width);
 }
 
-// sums (rows, 32) = x times a tile of weights. The last register of rows may begin before the rows that are left, so that
-// none is read beyond the end; what is computed twice is the same.
+// sums (rows, 32) = x times a tile of weights. To read no rows beyond the end, the last register may overlap the one before
+// it; rows that are computed twice give the same results.
 template <typename X, typename W, typename S>
 static inline void panel(const X* x, int64_t stride, int64_t rows, const W* w, int64_t inputs, S* sums) {
     const int64_t last = rows - height(rows);

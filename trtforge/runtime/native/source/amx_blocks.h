@@ -1,9 +1,9 @@
-// Products of AMX of any number of rows, in blocks that fit the caches.
+// AMX products of any number of rows, in blocks that fit in the caches.
 //
-// A block of activations stays in the second-level cache while all weights pass. It is packed, so that the rows of a tile
-// register lie together: (rows / 16 rounded up, inputs / DEPTH, 16, DEPTH), and less than 16 rows (inputs / DEPTH, rows,
-// DEPTH). Few rows of bfloat16 are multiplied as they are. Of a tile of weights as many inputs as fit the first-level cache
-// are multiplied with all rows before the next.
+// A block of activations stays in the L2 cache while all weights are read. It is packed so that the rows of a tile register
+// are contiguous: (rows / 16 rounded up, inputs / DEPTH, 16, DEPTH); a block of less than 16 rows: (inputs / DEPTH, rows,
+// DEPTH). Few bfloat16 rows are multiplied unpacked. As many inputs of a weight tile as fit in the L1 cache are multiplied
+// by all rows before the next inputs.
 
 #pragma once
 
@@ -15,26 +15,27 @@
 
 namespace amx {
 
-constexpr int64_t MOST_BYTES = 3 << 19;  // of a block of activations: the caches of 2 MiB also hold weights and sums
-constexpr int64_t MOST_ROWS = 512;       // of a block
-constexpr int64_t WEIGHTS = 1 << 14;     // bytes of a tile of weights in the first-level cache, which has 48 KiB
+constexpr int64_t MOST_BYTES = 3 << 19;  // of a block of activations; the 2 MiB cache also holds weights and sums
+constexpr int64_t MOST_ROWS = 512;       // in a block
+constexpr int64_t WEIGHTS = 1 << 14;     // bytes of a weight tile in the L1 cache, which has 48 KiB
 
-// Inputs of a tile of weights that are multiplied before others.
+// Inputs of a weight tile that are multiplied by all rows at a time.
 template <typename X>
 constexpr int64_t INPUTS = WEIGHTS / TILE / int64_t(sizeof(X));
 
-// Rows from `first` on. `pitch`: numbers from a row to the next one of its group; `step`: from DEPTH inputs to the next.
+// A block of rows from `first` on, in groups of HEIGHT rows. `pitch`: stride between the rows of a group; `step`: stride
+// between DEPTH inputs and the next.
 template <typename X>
 struct Block {
     const X* from;
     int64_t first, rows, inputs, pitch, step;
 
     int64_t groups() const { return (rows + HEIGHT - 1) / HEIGHT; }
-    // The rows of a group from an input on, a multiple of DEPTH.
+    // The rows of a group from `input` on, which is a multiple of DEPTH.
     const X* at(int64_t group, int64_t input) const { return from + group * HEIGHT * inputs + input / DEPTH<X> * step; }
 };
 
-// Where a row's inputs are packed: DEPTH of them, the next ones `step` numbers behind them.
+// The packed position of a row's inputs: each DEPTH inputs are contiguous, the next ones `step` elements later.
 template <typename X>
 struct Row {
     X* into;
@@ -45,8 +46,8 @@ struct Row {
     X* at(int64_t input) const { return into + input / DEPTH<X> * step; }
 };
 
-// sums (32, TILE) = or, unless `fresh`, += the rows of two groups, of which the second need not exist, times inputs
-// [input, input + count), of which `w` is the tile of weights.
+// sums (32, TILE) += the rows of groups `group` and, if it exists, `group` + 1, times inputs [input, input + count), whose
+// weight tile is `w`; = if `fresh`.
 template <typename X, typename W, typename S, class Beside>
 static inline void multiply(const Block<X>& x, int64_t group, int64_t input, const W* w, int64_t count, bool fresh, S* sums,
                             const Beside& beside) {
@@ -64,15 +65,15 @@ static inline void each_pair(const Block<X>& x, F f) {
     for (int64_t row = 0; row < x.rows; row += 2 * HEIGHT) f(row / HEIGHT, row, std::min(2 * HEIGHT, x.rows - row));
 }
 
-// What two groups fetch while they are multiplied with `w`: their part of the next weights.
+// The share of the next weights that two groups prefetch while they are multiplied by `w`.
 template <typename X, typename W>
 static inline Fetch fetch_next(const Block<X>& x, int64_t group, const W* w) {
     const int64_t width = (STEP / ((x.groups() + 1) / 2) + 63) / 64 * 64;
     return {(const char*)w + WEIGHTS + group / 2 * width, width};
 }
 
-// Calls pack(row of all, where to, first input, inputs) for parts of all rows, `section` inputs at most, and then
-// multiply(block, tile) for every tile of weights, block by block.
+// For each block of rows, calls pack(row, position, first input, inputs) for all rows, in parts of at most `section`
+// inputs, and then multiply(block, tile) for every weight tile.
 template <typename X, class Pack, class Multiply>
 static void for_each_tile(int64_t rows, int64_t inputs, int64_t outputs, int64_t section, Pack pack, Multiply multiply) {
     const int64_t fit = MOST_BYTES / (inputs * int64_t(sizeof(X))) / TILE * TILE;
@@ -93,7 +94,7 @@ static void for_each_tile(int64_t rows, int64_t inputs, int64_t outputs, int64_t
     }
 }
 
-// As above, of up to HEIGHT rows (rows, inputs) as they are.
+// Like `for_each_tile`, for up to HEIGHT rows (rows, inputs), which are not packed.
 template <typename X, class Multiply>
 static void for_each_tile_unpacked(const X* x, int64_t rows, int64_t inputs, int64_t outputs, Multiply multiply) {
     if (rows == 0) return;
@@ -104,8 +105,7 @@ static void for_each_tile_unpacked(const X* x, int64_t rows, int64_t inputs, int
     });
 }
 
-// The rows of a block times a tile of weights, in sums of type S. `y`: where their outputs go; put(row, rows, sums)
-// writes them.
+// Multiplies the rows of a block by a weight tile, with accumulators of type S. y.put(row, rows, sums) writes the outputs.
 template <typename S, typename X, typename W, class Output>
 static void multiply_tile(const Block<X>& x, const W* w, const Output& y) {
     alignas(64) S sums[MOST_ROWS * TILE];
@@ -119,7 +119,7 @@ static void multiply_tile(const Block<X>& x, const W* w, const Output& y) {
     }
 }
 
-// Beside a product: expands as many weights of inputs from `input` on, up to `end`, as its steps have inputs.
+// Work to interleave with a product: each step expands the weights of DEPTH inputs, from `input` on and up to `end`.
 template <class Expand>
 struct ExpandBeside {
     const Expand& expand;
@@ -132,20 +132,20 @@ struct ExpandBeside {
     }
 };
 
-// As `multiply_tile`, of weights in another format: expand(input, into) makes a bfloat16 tile of DEPTH inputs. While some
-// are multiplied with the first rows, the next ones are expanded. `scales`: (inputs / group, TILE), of every group of
-// inputs, or null.
+// Like `multiply_tile`, for weights in another format: expand(input, into) dequantises DEPTH inputs to a bfloat16 tile. The
+// next inputs are expanded while the first rows are multiplied. `scales`: (inputs / group, TILE), one per group of inputs,
+// or null.
 template <class Expand, class Output>
 static void multiply_expanded(const Block<bfloat16>& x, int64_t group, const float* scales, const Expand& expand,
                               const Output& y) {
-    // Inputs that are expanded at once. Two tiles of FEW fit the first-level cache with rows and sums; the sums of many rows
-    // do not fit it anyway.
+    // Inputs that are expanded at once. Two tiles of FEW inputs fit in the L1 cache with rows and sums; the sums of many rows
+    // do not fit anyway.
     constexpr int64_t FEW = 128, MANY = 256;
     const int64_t most = x.rows > 256 ? MANY : FEW;
     alignas(64) bfloat16 weights[2][MANY * TILE];
     alignas(64) float totals[MOST_ROWS * TILE], of_group[MOST_ROWS * TILE];
     if (!scales) group = x.inputs;
-    const bool within = most % group == 0;  // groups do not need their sums beside other inputs
+    const bool within = most % group == 0;  // no group spans several steps, so group sums are not kept
     const auto end_of = [&](int64_t input) { return std::min(input + most, x.inputs); };
     const ExpandBeside<Expand> first{expand, 0, end_of(0), weights[0]};
     for (int64_t step = 0; step < first.end / DEPTH<bfloat16>; ++step) first.step(step);

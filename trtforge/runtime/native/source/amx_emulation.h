@@ -1,4 +1,4 @@
-// The tile registers in plain loops, to test `amx.h` and `amx_blocks.h` on processors that have none.
+// Emulates AMX tile registers in plain loops, to test `amx.h` and `amx_blocks.h` on processors without AMX.
 
 #pragma once
 
@@ -36,7 +36,7 @@ static inline void store(int tile, void* into, int64_t stride) {
         std::memcpy((uint8_t*)into + row * stride, tiles.data[tile][row], 64);
 }
 
-// Bytes of type A times bytes of type B.
+// C += A times B, for bytes of types A and B.
 template <typename A, typename B>
 static inline void multiply_bytes(int c, int a, int b) {
     for (int row = 0; row < tiles.rows[c]; ++row) {

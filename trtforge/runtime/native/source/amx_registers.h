@@ -1,4 +1,5 @@
-// The tile registers of a processor with AMX-BF16 and AMX-INT8, by the compiler's intrinsics, which take literal numbers only.
+// Tile registers of a processor with AMX-BF16 and AMX-INT8, by the compiler's intrinsics, whose register numbers must be
+// literals.
 
 #pragma once
 
@@ -8,14 +9,14 @@
 
 namespace tile {
 
-// Linux grants a process the registers on request (Documentation/arch/x86/xstate.rst).
+// Whether Linux grants this process the tile registers, which it must request (Documentation/arch/x86/xstate.rst).
 static bool granted() {
     constexpr long REQUEST = 0x1023, TILE_DATA = 18;
     static const bool yes = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
     return yes;
 }
 
-// The intrinsics do not tell the compiler which memory they read: nothing may be stored later than it stands here.
+// The intrinsics do not tell the compiler which memory they read, so this keeps it from moving earlier stores behind them.
 static inline void stores_are_done() { __asm__ volatile("" ::: "memory"); }
 
 static inline void configure(const void* config) {

@@ -1,8 +1,8 @@
-// Paged attention: one query token a row, keys and values read from the blocks where they are.
+// Paged attention: one query token per row; keys and values are read in place from the KV blocks.
 //
-// Algorithm: Kwon et al. 2023 (PagedAttention). A thread takes all heads of a row, chunk after chunk of its tokens, so
-// that memory is read in the order of addresses; where there are few rows, a range of a row's tokens. Rows that are
-// successive tokens of one long sequence are left to context attention, which reads its keys once.
+// Algorithm: Kwon et al. 2023 (PagedAttention). A thread computes all heads of a row, one chunk of tokens after another, so
+// that memory is read in address order; with few rows, a thread computes a range of a row's tokens. Rows that are consecutive
+// tokens of one long sequence are computed by context attention, which reads the sequence's keys once.
 
 #include "attention_floats.h"
 #include "attention_pairs.h"
@@ -22,16 +22,16 @@ using attention::Run;
 using attention::Seen;
 using attention::Softmax;
 
-// As tanh(x) = 1 - 2 / (1 + exp(2x)); the results are times LOG2_E.
+// Soft cap: cap * tanh(score / cap) * LOG2_E, by tanh(x) = 1 - 2 / (1 + exp(2x)).
 static void cap_scores(float* scores, int64_t count, float cap) {
     for (int64_t i = 0; i < count; ++i)
         scores[i] = LOG2_E * cap * (1.0f - 2.0f / (1.0f + exponential(2.0f / cap * scores[i])));
 }
 
-constexpr int64_t CHUNK = 64;             // most tokens whose scores are computed before their values are added
-constexpr int64_t CHUNK_BYTES = 1 << 18;  // most of their slots, as two chunks are to stay in the second-level cache
-constexpr int64_t AT_ONCE = 4;            // query heads
-constexpr int64_t LEAST = 16;             // tokens that are worth a thread's while, and that its part begins with
+constexpr int64_t CHUNK = 64;             // maximum tokens whose scores are computed before their values are added
+constexpr int64_t CHUNK_BYTES = 1 << 18;  // maximum bytes of their slots: two chunks must fit in the L2 cache
+constexpr int64_t AT_ONCE = 4;            // query heads that are computed together
+constexpr int64_t LEAST = 16;             // minimum tokens of a range, and size of the first chunk of a thread's part
 
 template <typename C>
 static inline Seen<C> seen_by(const Paged& p, int64_t row) {
@@ -39,7 +39,7 @@ static inline Seen<C> seen_by(const Paged& p, int64_t row) {
     return {(const C*)p.cache, p.tables + row * p.columns, first, length, p.block, p.vectors * p.size};
 }
 
-// Calls function(first, G) for parts of G of the query heads that share a key and value head.
+// Calls function(first, G) for the query heads that share a KV head, in parts of G heads.
 template <class Function>
 static inline void for_each_part(const Paged& p, Function function) {
     const int64_t group = p.heads / p.kv_heads;
@@ -47,7 +47,7 @@ static inline void for_each_part(const Paged& p, Function function) {
         with_constant<AT_ONCE>(group - first, [&](auto g) { function(first, g); });
 }
 
-// All heads of a row.
+// Attention of all heads of a row.
 template <class Way>
 class Row {
   public:
@@ -61,7 +61,7 @@ class Row {
         scale_ = p.scale * p.cache_scale * (p.cap > 0.0f ? 1.0f : LOG2_E);
     }
 
-    // Adds at most CHUNK tokens, while others are fetched.
+    // Adds at most CHUNK tokens to the results, while `fetch` prefetches others.
     void add(const Seen<Cached>& tokens, Fetch<Cached>& fetch) {
         tokens.runs([&](int64_t index, const Run<Cached>& run) {
             for_each_part(p_, [&](int64_t first, auto g) { score<g()>(first, run, index, fetch); });
@@ -77,12 +77,11 @@ class Row {
     }
 
   private:
-    static constexpr int64_t PITCH = CHUNK + 16;  // of scores, with room for some of keys after the last
+    static constexpr int64_t PITCH = CHUNK + 16;  // row stride of scores, with room for some keys after the last one
 
     int64_t head_of(int64_t kv, int64_t first) const { return kv * (p_.heads / p_.kv_heads) + first; }
 
-    // Scores of G query heads of each key and value head. Keys of all heads are read token after token, which lie
-    // together.
+    // Scores of G query heads of each KV head. Keys are read in memory order: all heads of a token, then the next token.
     template <int G>
     void score(int64_t first, const Run<Cached>& run, int64_t index, Fetch<Cached>& fetch) {
         constexpr int64_t KEYS = Way::template KEYS<G>;
@@ -96,7 +95,7 @@ class Row {
             }
     }
 
-    // Softmax of a query head's scores of `count` tokens from `first` on. Those behind them become zero.
+    // Softmax of a query head's scores for `count` tokens from `first` on. Later scores become zero.
     void soften(int64_t head, int64_t first, int64_t count) {
         float* scores = scores_ + head * PITCH;
         if (p_.cap > 0.0f) cap_scores(scores, count, p_.cap);
@@ -111,13 +110,13 @@ class Row {
         for (int64_t i = 0; i < p_.size; i += WIDTH) put(values + i, load(values + i) * factor);
     }
 
-    // Of scores of `count` tokens from `first` on, those that the row does not see.
+    // Masks the scores of `count` tokens from `first` on that the row does not see.
     void hide(float* scores, int64_t first, int64_t count) const {
         for (int64_t i = std::max<int64_t>(0, length_ - 64 - first); i < count; ++i)
             if (!(*seen_ >> (63 - (length_ - 1 - first - i)) & 1)) scores[i] = std::numeric_limits<float>::lowest();
     }
 
-    // Adds the values of G query heads of each key and value head.
+    // Adds the weighted values for G query heads of each KV head.
     template <int G>
     void weigh(int64_t first, const Run<Cached>& run, const typename Way::Weight* weights, Fetch<Cached>& fetch) {
         const int64_t behind = p_.vectors > p_.kv_heads ? p_.kv_heads : 0;
@@ -138,8 +137,8 @@ class Row {
     int64_t length_;
 };
 
-// Writes a head's output in a row from what was found in `count` ranges of its tokens, the first of which becomes
-// their sum.
+// Writes a head's output in a row from the partial results of `count` ranges of its tokens. Overwrites those of the first
+// range with the sum.
 template <class Way>
 static void finish(const Rows& p, int64_t row, int64_t head, Found* found, int64_t count) {
     const auto softmax = [&](int64_t i) -> const Softmax& { return found[i].softmax[size_t(head)]; };
@@ -160,10 +159,10 @@ static void finish(const Rows& p, int64_t row, int64_t head, Found* found, int64
     Way::put_all(p, values(0), (row * p.heads + head) * p.size);
 }
 
-// The tokens of rows, in equal ranges: several of each row where threads would have none, or one more than others.
+// Splits the tokens of each row into equal ranges if there are too few rows to occupy all threads evenly.
 struct Ranges {
     const Rows& p;
-    int64_t each = 1;  // of a row
+    int64_t each = 1;  // ranges per row
 
     explicit Ranges(const Rows& rows) : p(rows) {
         const int64_t threads = team::size();
@@ -184,8 +183,9 @@ struct Ranges {
     }
 };
 
-// `first`: the range is the first of a thread's part, whoever computes it: sums must not depend on that. `begins`: the
-// thread has fetched nothing yet. `next`: the range that it computes after this one, or -1.
+// Attention of a row to one range of its tokens. `first`: the range is the first in a thread's part, even if another thread
+// computes it, so that results do not depend on the thread. `begins`: this thread has not prefetched anything yet. `next`:
+// the range that it computes after this one, or -1.
 template <class Way>
 static void attend_range(const Ranges& ranges, int64_t index, bool first, bool begins, int64_t next, Memory& memory,
                          Found& found) {
@@ -234,7 +234,8 @@ static void attend_all(const Rows& p) {
     });
 }
 
-// Tokens that rows of one sequence see, which are worth packing: tile registers multiply packed ones much faster.
+// Minimum context from which packing keys and values for rows of one sequence pays off: AMX multiplies packed tiles much
+// faster.
 static int64_t least_together([[maybe_unused]] const Rows& p) {
 #if defined(HAS_PRODUCTS)
     if (p.type == BFLOAT16 && amx::suits(p.size)) return 64;
@@ -255,7 +256,7 @@ static void with_cache(const Rows& p, int64_t cache) {
     }
 }
 
-// Some of the rows.
+// Rows [first, first + rows).
 static Rows part_of(const Rows& p, int64_t first, int64_t rows) {
     Rows part = p;
     part.queries = (const char*)p.queries + first * p.stride * p.width();
@@ -267,7 +268,7 @@ static Rows part_of(const Rows& p, int64_t first, int64_t rows) {
     return part;
 }
 
-// Rows from `row` on that are successive tokens of one sequence, as those of a prompt or of drafts are.
+// Number of rows from `row` on that are consecutive tokens of one sequence, like those of a prompt or of drafts.
 static int64_t of_one_sequence(const Rows& p, int64_t row) {
     const int64_t* table = p.tables + row * p.columns;
     int64_t end = row + 1;
@@ -279,7 +280,7 @@ static int64_t of_one_sequence(const Rows& p, int64_t row) {
     return end - row;
 }
 
-// Rows of one sequence.
+// Attention of rows that are consecutive tokens of one sequence.
 static void attend_together(const Rows& p, int64_t cache) {
     const context::Context c = {p.queries, (const char*)p.cache, p.out, p.tables, p.slopes, p.sinks, nullptr,
                                 p.rows, p.lengths[0] - 1, p.block, p.stride, p.heads, p.kv_heads, p.size, p.window,
@@ -287,7 +288,7 @@ static void attend_together(const Rows& p, int64_t cache) {
     context_attention(p.type, cache, &c);
 }
 
-// Rows together where they may be, the others between them by themselves.
+// Computes consecutive rows of one sequence together where possible, and all other rows alone.
 static void attend_rows(const Rows& p, int64_t cache) {
     const bool may_join = p.vectors == 2 * p.kv_heads && p.size % context::COLUMNS == 0 && p.size <= context::MOST_SIZE;
     int64_t first = 0;

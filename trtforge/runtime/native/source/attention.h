@@ -1,4 +1,4 @@
-// What paged attention reads: the queries of single tokens, and the blocks of their keys and values.
+// The inputs of paged attention (single-token queries, and the KV blocks of their sequences) and its online softmax.
 
 #pragma once
 
@@ -9,12 +9,13 @@
 
 namespace attention {
 
-// tables: (rows, columns) block numbers; lengths: tokens of each row, its own included. A token's slot holds `vectors`
-// vectors of `size`, a multiple of 16: keys before values, or one that is both. `stride`: from row to row of queries.
-// `window`: tokens that a query sees, 0 for all; with `chunk`, those of its own chunk of so many. `cap`: scores become
-// cap * tanh(score / cap), 0 for none. `slopes`: ALiBi's, one a query head, or null. `sinks`: logits that the softmax
-// counts beside the scores, one a query head, or null. Keys and values are the stored numbers times `cache_scale`.
-// `seen`: for each row the bits of the 64 slots until its own, the highest, that it sees; null if it sees all.
+// tables: (rows, columns) block numbers; lengths: number of tokens of each row, its own included. A token's slot holds
+// `vectors` vectors of `size` elements, a multiple of 16: keys then values, or one vector that is both. `stride`: row stride
+// of queries. `window`: number of tokens that a query sees, 0 for all; `chunk`: a query sees only its own chunk of this size,
+// 0 for all. `cap`: scores become cap * tanh(score / cap), 0 for none. `slopes`: ALiBi slopes, one per query head, or null.
+// `sinks`: extra logits in the softmax, one per query head, or null. Keys and values are the stored elements times
+// `cache_scale`. `seen`: for each row, one bit for each of the last 64 slots, set if the row sees it (the highest bit is its
+// own slot); null if all rows see all slots.
 struct Paged {
     const void* queries;
     const void* cache;
@@ -28,7 +29,7 @@ struct Paged {
     float scale, cap, cache_scale;
 };
 
-// With the type of queries and outputs: FLOAT32 or BFLOAT16.
+// `type`: of queries and outputs, FLOAT32 or BFLOAT16.
 struct Rows : Paged {
     int64_t type;
 
@@ -36,7 +37,7 @@ struct Rows : Paged {
     int64_t width() const { return type == FLOAT32 ? int64_t(sizeof(float)) : int64_t(sizeof(bfloat16)); }
 };
 
-// Tokens whose vectors lie `stride` apart.
+// Tokens with a constant stride between their vectors.
 template <typename C>
 struct Run {
     const C* first;
@@ -44,7 +45,7 @@ struct Run {
 
     const C* at(int64_t token) const { return first + token * stride; }
 
-    // The same tokens, `numbers` further on in their vectors.
+    // The same tokens, starting `numbers` elements later in each slot.
     Run from(int64_t numbers) const { return {first + numbers, tokens, stride}; }
 };
 
@@ -53,18 +54,18 @@ template <typename C>
 struct Seen {
     const C* cache;
     const int64_t* table;
-    int64_t first, length, block, pitch;  // pitch: from slot to slot
+    int64_t first, length, block, pitch;  // pitch: stride between slots
 
     int64_t count() const { return length - first; }
 
     const C* at(int64_t token) const { return cache + (table[token / block] * block + token % block) * pitch; }
 
-    // At most so many of these tokens, from one on.
+    // At most `most` of these tokens, from token `from` on.
     Seen part(int64_t from, int64_t most) const {
         return {cache, table, from, std::min(from + most, length), block, pitch};
     }
 
-    // Calls function(index of the first token, run) for tokens that lie together.
+    // Calls function(index of the first token, run) for each contiguous run of tokens.
     template <typename Function>
     void runs(Function function) const {
         for (int64_t token = first; token < length;) {
@@ -75,10 +76,10 @@ struct Seen {
     }
 };
 
-// What computing a token and query head's score, its softmax, and adding its value take, in parts of the whole.
+// Relative costs, for one token and one query head: the score, its softmax, and adding the value.
 constexpr int64_t SCORING = 4, SOFTENING = 1, ADDING = 4, WHOLE = SCORING + SOFTENING + ADDING;
 
-// Lines of memory that are fetched in steps of so many bytes.
+// Cache lines to prefetch, `each` bytes per step.
 struct Lines {
     const char *from = nullptr, *end = nullptr;
     int64_t each = 0;
@@ -88,18 +89,18 @@ struct Lines {
     }
 };
 
-// Which slots of tokens are fetched from memory while other tokens are computed: in the order of their addresses, which
-// memory delivers faster than the order in which keys and values are read.
+// Prefetches the slots of tokens while other tokens are computed, in address order: memory delivers that faster than the
+// order in which keys and values are read.
 template <typename C>
 class Fetch {
   public:
-    // `computed`: tokens times query heads that are computed meanwhile.
+    // `computed`: tokens times query heads that are computed in the meantime.
     Fetch(const Seen<C>& tokens, int64_t computed) : tokens_(tokens), token_(tokens.first) {
         const int64_t parts = computed * WHOLE;
         pace_ = (lines_of(tokens.count()) * SHARES + parts - 1) / parts;
     }
 
-    // What is due while so many parts are computed, in so many steps; of what lies together.
+    // The lines to prefetch while work of cost `parts` is done in `steps` steps; only from the current contiguous run.
     Lines due(int64_t parts, int64_t steps) {
         if (left_ == 0 && token_ < tokens_.length) turn();
         due_ += parts * pace_;
@@ -114,11 +115,11 @@ class Fetch {
     void advance(int64_t parts) { due(parts, 1).step(); }
 
   private:
-    static constexpr int64_t SHARES = 1024;  // of a line
+    static constexpr int64_t SHARES = 1024;  // fractions of a line, for fixed-point arithmetic
 
     int64_t lines_of(int64_t tokens) const { return (tokens * tokens_.pitch * int64_t(sizeof(C)) + 63) / 64; }
 
-    // To the next tokens that lie together.
+    // Moves on to the next contiguous run of tokens.
     void turn() {
         const int64_t count = std::min(tokens_.block - token_ % tokens_.block, tokens_.length - token_);
         from_ = (const char*)tokens_.at(token_);
@@ -131,14 +132,14 @@ class Fetch {
     const char* from_ = nullptr;
 };
 
-// The softmax of a query head, computed of some scores after others (Milakov and Gimelshein 2018): the largest so far,
-// and the sums of the powers of all, relative to it. Scores are times LOG2_E, so that powers are those of two.
+// Online softmax of a query head (Milakov and Gimelshein 2018): the largest score so far, and sums of the exponentials of
+// all scores relative to it. Scores are multiplied by LOG2_E, so that exponentials are powers of two.
 struct Softmax {
     float largest = std::numeric_limits<float>::lowest();
     Vector sums = {};
 
-    // Replaces `count` scores, a multiple of WIDTH, by their powers. Returns what those before are to be multiplied
-    // by, as they were relative to a smaller one.
+    // Replaces `count` scores, a multiple of WIDTH, by their exponentials. Returns the factor that corrects earlier results,
+    // which were relative to a smaller maximum.
     float add(float* scores, int64_t count) {
         Vector most = Vector() + largest;
         for (int64_t i = 0; i < count; i += WIDTH) {
@@ -158,7 +159,7 @@ struct Softmax {
     }
 };
 
-// What the query heads of a row have found in some of its tokens. values: (heads, size), weighted sums.
+// Partial results of a row's query heads over some of its tokens. values: (heads, size), weighted sums.
 struct Found {
     std::vector<Softmax> softmax;
     std::vector<float> values;
@@ -169,7 +170,7 @@ struct Found {
     }
 };
 
-// The memory of one thread: grows, and is not cleared.
+// Scratch memory of one thread, reused between calls.
 struct Memory {
     std::vector<float> scores, queries;
     std::vector<bfloat16> halves;

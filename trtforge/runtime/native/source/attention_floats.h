@@ -1,4 +1,4 @@
-// Attention of one token by products of float32, on any processor.
+// Attention of one token with float32 arithmetic, for any processor.
 
 #pragma once
 
@@ -6,7 +6,8 @@
 
 namespace attention {
 
-// Sums that are in registers and added up together, and vectors of a value whose sums are.
+// SUMS: accumulators of scores that are in registers and reduced together. VALUES: vectors of a value that are accumulated in
+// registers at once.
 #if defined(__AVX512F__)
 constexpr int SUMS = 16, VALUES = 4;
 #elif defined(__AVX__)
@@ -15,8 +16,8 @@ constexpr int SUMS = 8, VALUES = 2;
 constexpr int SUMS = 4, VALUES = 2;
 #endif
 
-// Adds to sums (G, `size` apart), W vectors of a value, the weights (G, `pitch` apart) times the values of a run, while
-// `lines` are fetched.
+// Adds the weights (G, row stride `pitch`) times the values of a run to `into` (G, row stride `size`), for W vectors of a
+// value, while prefetching `lines`.
 template <int G, int W, typename C>
 static void add_run(const float* weights, int64_t pitch, const Run<C>& run, Lines lines, int64_t size, float* into) {
     Vector sums[G][W];
@@ -36,7 +37,7 @@ static void add_run(const float* weights, int64_t pitch, const Run<C>& run, Line
         for (int w = 0; w < W; ++w) put(into + g * size + w * WIDTH, sums[g][w]);
 }
 
-// The cache has numbers of type C. Queries are widened, and results rounded, where they are no float32 themselves.
+// For a cache with elements of type C. bfloat16 queries are converted to float32, and results rounded to bfloat16.
 template <typename C>
 struct Floats {
     using Cached = C;
@@ -72,7 +73,7 @@ struct Floats {
         }
         const Vector totals = sums_of(sums) * scale;
 #pragma GCC unroll 4
-        for (int g = 0; g < G; ++g)  // what is written for keys that are not there is replaced, or not read
+        for (int g = 0; g < G; ++g)  // scores of missing keys are overwritten later, or not read
             std::memcpy(scores + g * pitch, (const float*)&totals + g * K, K * sizeof(float));
     }
 
@@ -88,7 +89,7 @@ struct Floats {
         for (; d < size; d += WIDTH) add_run<G, 1>(weights, pitch, run.from(d), fetched(), size, into + d);
     }
 
-    // Writes a head's output, which begins so many numbers further on.
+    // Writes a head's output, at element `first` of p.out.
     static void put_all(const Rows& p, const float* sums, int64_t first) {
         for (int64_t i = 0; i < p.size; i += WIDTH)
             if (p.type == FLOAT32)

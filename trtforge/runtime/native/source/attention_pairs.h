@@ -1,4 +1,4 @@
-// Attention of one token over a bfloat16 cache by products of bfloat16, 32 numbers of a vector at once.
+// Attention of one token over a bfloat16 cache with bfloat16 products, 32 elements of a vector at a time.
 
 #pragma once
 
@@ -9,10 +9,10 @@
 
 namespace attention {
 
-constexpr int64_t DEPTH = 32;  // numbers of a vector, which divides the size of a head
+constexpr int64_t DEPTH = 32;  // elements of a vector; divides the size of a head
 
-// sums (G, W x 2) += weights (G, `count` apart) of two tokens times their values; `second` is null without a second. Of
-// every 32 numbers the first sums have the even ones.
+// sums (G, W x 2) += weights (G, row stride `count`) of two tokens times their values; `second` is null without a second
+// token. For every 32 elements, the first sums have the even ones and the second sums the odd ones.
 template <int G, int W>
 static inline void add_values(MultiplyAdds, const float* weights, int64_t count, const bfloat16* first,
                               const bfloat16* second, __m512 (&sums)[G][2 * W]) {
@@ -32,14 +32,15 @@ static inline void add_values(MultiplyAdds, const float* weights, int64_t count,
     if (second) add(second, weights + 1);
 }
 
-// Where the sums of `add_values` have the first 16 of 32 values; the others are 8 further on.
+// Indices of the first 16 of 32 values in the sums of `add_values`; add 8 to each for the other 16.
 static inline __m512i places(MultiplyAdds) {
     return _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
 }
 
 #if defined(__AVX512BF16__)
 
-// As above, with the values of two tokens in pairs: numbers 0 to 3, 8 to 11, ... of 32, then the others.
+// The same with dot products of pairs, the values of two tokens. The first sums have elements 0 to 3, 8 to 11, ... of 32, and
+// the second sums the others.
 template <int G, int W>
 static inline void add_values(Dots, const bfloat16* weights, int64_t count, const bfloat16* first,
                               const bfloat16* second, __m512 (&sums)[G][2 * W]) {
@@ -64,7 +65,7 @@ static inline __m512i places(Dots) {
     return _mm512_set_epi32(23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
 }
 
-// Rounds `count` probabilities, a multiple of 16.
+// Rounds `count` probabilities, a multiple of 16, to bfloat16.
 static inline void round_weights(const float* from, int64_t count, bfloat16* into) {
     for (int64_t i = 0; i < count; i += 16)
         _mm256_storeu_si256((__m256i*)(into + i), (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(from + i)));
@@ -72,7 +73,7 @@ static inline void round_weights(const float* from, int64_t count, bfloat16* int
 
 #endif
 
-// out (32): the sums of `add_values`, in the values' order.
+// out (32): the sums of `add_values`, in the order of the elements.
 template <class Way>
 static inline void put_values(const float* sums, bfloat16* out) {
     const __m512i front = places(Way()), back = _mm512_add_epi32(front, _mm512_set1_epi32(8));
@@ -81,8 +82,8 @@ static inline void put_values(const float* sums, bfloat16* out) {
     put(out + 16, (Vector)_mm512_permutex2var_ps(first, back, second));
 }
 
-// Adds to sums (G, `size` apart), 32 W of a value in the order of `add_values`, the weights (G, `pitch` apart) times the
-// values of a run, while `lines` are fetched.
+// Adds the weights (G, row stride `pitch`) times the values of a run to `into` (G, row stride `size`), for 32 W elements of a
+// value in the order of `add_values`, while prefetching `lines`.
 template <class Way, int G, int W>
 static void add_run(const typename Way::Input* weights, int64_t pitch, const Run<bfloat16>& run, Lines lines,
                     int64_t size, float* into) {
@@ -99,7 +100,7 @@ static void add_run(const typename Way::Input* weights, int64_t pitch, const Run
         for (int half = 0; half < 2 * W; ++half) _mm512_storeu_ps(into + g * size + half * WIDTH, sums[g][half]);
 }
 
-// The probabilities as ways to multiply take them: in float32, and rounded to bfloat16 (Dao et al. 2022).
+// The probabilities in the type that the way to multiply reads: float32, or rounded to bfloat16 (Dao et al. 2022).
 static inline const float* weights_of(MultiplyAdds, const float* scores, int64_t, Memory&) { return scores; }
 
 #if defined(__AVX512BF16__)
@@ -110,8 +111,7 @@ static inline const bfloat16* weights_of(Dots, const float* scores, int64_t coun
 }
 #endif
 
-// Of bfloat16 queries. Products are computed as `W` does. Sizes are multiples of DEPTH. The members are those of
-// `Floats`.
+// For bfloat16 queries; `W` is the way to multiply (products.h). Sizes are multiples of DEPTH. Members are those of `Floats`.
 template <class W>
 struct Pairs {
     using Cached = bfloat16;
@@ -125,7 +125,7 @@ struct Pairs {
     template <int G>
     static constexpr int64_t KEYS = 16 / G;
 
-    // Writes KEYS scores of each query: those of keys that are not there are written over later.
+    // Writes KEYS scores of each query; those of missing keys are overwritten later.
     template <int G>
     static void score(const bfloat16* queries, const bfloat16* key, int64_t stride, int64_t keys, int64_t size,
                       float scale, int64_t pitch, float* scores) {

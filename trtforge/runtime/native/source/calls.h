@@ -1,4 +1,4 @@
-// Recorded calls of kernels, which run again without Python.
+// Recorded kernel calls, which are replayed without Python.
 
 #pragma once
 
@@ -48,7 +48,7 @@ EXPORT void linear_int8(int64_t, const IntegerLinear*);
 #endif
 #endif
 
-// As `structures.RECORDED` numbers them.
+// The kernels in the order of `structures.RECORDED`.
 enum Kernel : int64_t {
     RMS_NORM,
     ADD,
@@ -79,7 +79,7 @@ enum Kernel : int64_t {
     LINEAR_SCREENED,
 };
 
-// An argument is its bytes.
+// The arguments are stored as their bytes, padded to 8.
 struct Call {
     int64_t kernel;
     int64_t arguments[10];
@@ -104,15 +104,15 @@ static inline void run(void (*kernel)(T...), const int64_t* arguments) {
     run(kernel, arguments, std::index_sequence_for<T...>());
 }
 
-// Where a recorded call says how many rows it has, or how many numbers: `each` of a row. `of_wanted`: it has only the
-// rows that give logits.
+// The place where a recorded call stores its number of rows, or of elements, `each` per row. `of_wanted`: the call computes
+// only the rows that give logits.
 struct RowCount {
     int64_t* place;
     int64_t each, of_wanted;
 };
 
-// Has recorded calls compute other numbers of rows when they run again. Each has one entry of `counts`.
+// Sets the number of rows that recorded calls compute when they are replayed. `counts` has one entry per call.
 EXPORT void set_rows(const RowCount* counts, int64_t count, int64_t rows, int64_t wanted);
 
-// Runs recorded calls, in order.
+// Replays recorded calls, in order.
 EXPORT void replay(const Call* calls, int64_t count);

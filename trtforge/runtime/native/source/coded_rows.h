@@ -1,9 +1,9 @@
 // INT4 weights times inputs that are rounded to 8 bits, for expanded.cpp: processors multiply bytes several times as fast as
-// the types that hold inputs exactly.
+// the types that represent inputs exactly.
 //
-// Each group of a row's inputs has a scale of its own, its largest number / 127, as llama.cpp's Q8 blocks have. With codes c
-// of the inputs and nibbles n, which are weights plus 8, a group adds (sum of n c - 8 sum of c) times both scales: the sums
-// are exact in 32 bits.
+// Each group of a row's inputs has its own scale, its amax / 127, like llama.cpp's Q8 blocks. With input codes c and nibbles n,
+// which are weights plus 8, a group adds (sum of n c - 8 sum of c) times both scales to the result; the sums are exact in 32
+// bits.
 
 #pragma once
 
@@ -19,9 +19,9 @@ namespace expanded {
 
 constexpr uint32_t LOW_NIBBLES = 0x0f0f0f0fu;
 constexpr float LARGEST_INPUT_CODE = 127.0f;
-constexpr float LEAST_INPUT = 0x1p-100f;  // groups of smaller inputs are zeros: the quotient might not be finite
+constexpr float LEAST_INPUT = 0x1p-100f;  // groups of smaller inputs become zeros: the quotient might not be finite
 
-// Of four inputs the first, third, second and fourth lie together, as the nibbles of their weights in a word.
+// Four inputs are stored in the order first, third, second, fourth, like the nibbles of their weights in a word.
 constexpr int64_t CODE_ORDER[4] = {0, 2, 1, 3};
 
 static inline void put_codes(int8_t* into, Integers codes) {
@@ -38,8 +38,8 @@ static inline void put_codes(int8_t* into, Integers codes) {
 #endif
 }
 
-// The nearest integers, halves to even. The product before it must not be added to anything: a fused multiply-add would
-// round otherwise.
+// The nearest integers, ties to even. There is no addition here, which the compiler could fuse with the caller's product: a
+// fused multiply-add rounds differently.
 static inline Integers nearest(Vector v) {
 #if defined(__AVX512F__)
     return (Integers)_mm512_cvtps_epi32((__m512)v);
@@ -62,7 +62,7 @@ static inline int32_t sum_of(Integers v) {
 #endif
 }
 
-// The bits of the largest of numbers that are not negative: not-a-number is larger than infinity.
+// The bits of the largest of nonnegative numbers; NaN counts as larger than infinity.
 static inline uint32_t largest_bits(Integers v) {
 #if defined(__AVX512F__)
     return uint32_t(_mm512_reduce_max_epi32((__m512i)v));
@@ -79,7 +79,7 @@ struct CodedGroup {
     int32_t offset;
 };
 
-// The codes of a group's inputs from `first` on. Where one is not finite the products become not-a-number, by the scale.
+// Writes the codes of a group's inputs from `first` on. If an input is not finite, the scale and so all products are NaN.
 template <typename T>
 static inline CodedGroup code_group(const ExpandedLinear& l, const T* x, int64_t first, int8_t* into) {
     const auto at = [&](int64_t i) {
@@ -105,10 +105,10 @@ static inline CodedGroup code_group(const ExpandedLinear& l, const T* x, int64_t
     return {largest / LARGEST_INPUT_CODE, -8 * sum_of(sums)};
 }
 
-constexpr int64_t QUAD = 16;  // words of four inputs of a tile
+constexpr int64_t QUAD = 16;  // words of a tile that hold four inputs
 constexpr int64_t MOST_IN_GROUP = 256;
 
-// The bytes of a group's words, (inputs / 4, TILE).
+// Unpacks the nibbles of a group to bytes: words of four inputs (inputs / 4, TILE).
 static inline void nibbles_of(const uint32_t* from, int64_t inputs, uint32_t* into) {
     for (int64_t quad = 0; quad < inputs / 4; ++quad, from += QUAD, into += TILE)
         for (int64_t o = 0; o < QUAD; o += LANES) {
@@ -120,7 +120,7 @@ static inline void nibbles_of(const uint32_t* from, int64_t inputs, uint32_t* in
 
 #if defined(HAS_AMX)
 
-// totals (rows, TILE) += sums (rows, TILE) of the products of a group. `groups`: of the rows, `count` apart.
+// totals (rows, TILE) += a group's sums (rows, TILE), with offsets and scales. `groups`: one per row, with stride `count`.
 static inline void add_group(const int32_t* sums, const CodedGroup* groups, int64_t count, const float* scales, int64_t rows,
                              float* totals) {
     for (int64_t row = 0; row < rows; ++row)
@@ -132,8 +132,7 @@ static inline void add_group(const int32_t* sums, const CodedGroup* groups, int6
         }
 }
 
-// The rows of a block times a tile of weights, by tile registers. `groups`: of all rows, (rows, count); `scales`: (count,
-// TILE).
+// Multiplies the rows of a block by a weight tile with AMX. `groups`: (all rows, count); `scales`: (count, TILE).
 template <class Output>
 static void multiply_codes(const amx::Block<int8_t>& x, const CodedGroup* groups, const uint32_t* tile, const float* scales,
                            int64_t group, const Output& y) {
@@ -159,8 +158,8 @@ static void multiply_codes(const amx::Block<int8_t>& x, const CodedGroup* groups
 #if (defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))) && !defined(TRTFORGE_NARROW_VECTORS)
 #define HAS_CODES 1
 
-// sums + products of the four unsigned bytes of each word and four signed ones. A nibble times a code, twice, fits 16 bits.
-// GCC 12 moves the sums of the intrinsic from register to register and to memory.
+// sums + dot products of four unsigned and four signed bytes in each word. The sum of two products of a nibble and a code
+// fits in 16 bits. Inline assembly, because GCC 12 moves the intrinsic's accumulators between registers and to memory.
 static inline LaneIntegers add_bytes(LaneIntegers sums, LaneWords nibbles, LaneIntegers codes) {
 #if defined(__AVX512VNNI__)
     asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(nibbles), "v"(codes));
@@ -176,20 +175,20 @@ static inline LaneIntegers add_bytes(LaneIntegers sums, LaneWords nibbles, LaneI
 #endif
 }
 
-constexpr int64_t CODED_ROWS = LANES == 16 ? 8 : 4;  // whose sums fit the registers
+constexpr int64_t CODED_ROWS = LANES == 16 ? 8 : 4;  // rows whose accumulators fit in registers
 
-constexpr int64_t CODED_PANEL = 32;  // rows whose totals stay in the first-level cache with their codes of a group
+constexpr int64_t CODED_PANEL = 32;  // rows whose totals stay in the L1 cache with their codes of a group
 
-// Rows from `first` on as codes, (groups, rows, inputs of a group): rows do not displace each other in the cache. And what
-// belongs to the groups, (groups, rows).
+// Codes of rows from `first` on, (groups, rows, inputs of a group): in this order, rows do not evict each other from the
+// cache. `groups`: (groups, rows).
 struct CodedPanel {
     int8_t* codes;
     CodedGroup* groups;
     int64_t first, rows;
 };
 
-// Fetches from memory the words of a later group, as a group's rows are in `parts` parts, one part at a time: each step,
-// which multiplies QUAD words, fetches as many divided by the number of parts.
+// Prefetches the words of a later group. Rows are multiplied in `parts` parts, one after another; each step, which multiplies
+// QUAD words, prefetches QUAD / parts words.
 struct GroupsAhead {
     static constexpr int64_t GROUPS = 2;
     const uint32_t* from;
@@ -201,8 +200,8 @@ struct GroupsAhead {
     void step(int64_t quad) const { __builtin_prefetch(from + quad * pitch); }
 };
 
-// totals (M, TILE) = or, unless `fresh`, += the M rows' products of a group, whose words are at `tile`. `codes`, `groups`:
-// the rows'. `scales`: (TILE,).
+// totals (M, TILE) += the products of M rows with a group, whose words are at `tile`; = if `fresh`. `codes`, `groups`: of the
+// rows. `scales`: (TILE,).
 template <int M>
 static void add_group(const int8_t* codes, const CodedGroup* groups, const uint32_t* tile, const GroupsAhead& ahead,
                       int64_t group, const float* scales, bool fresh, float* totals) {
@@ -236,7 +235,7 @@ static void add_group(const int8_t* codes, const CodedGroup* groups, const uint3
     }
 }
 
-// totals (rows, TILE) = the rows times a tile of `count` groups. `scales`: (count, TILE).
+// totals (rows, TILE) = the rows of a panel times a tile of `count` groups. `scales`: (count, TILE).
 static void multiply_codes(const CodedPanel& x, const uint32_t* tile, const float* scales, int64_t group, int64_t count,
                            float* totals) {
     const int64_t parts = ::parts(x.rows, CODED_ROWS);

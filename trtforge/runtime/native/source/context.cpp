@@ -1,8 +1,8 @@
-// Context attention: many query tokens of one sequence, keys and values read from the blocks where they are.
+// Context attention: many query tokens of one sequence; keys and values are read in place from the KV blocks.
 //
-// Algorithm: Dao 2023 (FlashAttention-2): keys are taken in blocks, with a running maximum and sum of every row's
-// softmax. Queries times keys and probabilities times values are products of tiles: for each block of keys two tiles of 32
-// keys, then a tile for every 32 numbers of a value. A way to compute them is `Pairs` or `Floats`.
+// Algorithm: Dao 2023 (FlashAttention-2): keys are processed in blocks, with a running maximum and sum for each row's
+// softmax. Queries times keys and probabilities times values are products with packed tiles: a block of keys has two tiles of
+// 32 keys, then a tile for every 32 elements of a value. `Way`, the way to multiply, is `Pairs` or `Floats`.
 
 #include "context.h"
 #include "context_floats.h"
@@ -15,9 +15,9 @@
 
 using namespace context;
 
-constexpr int64_t LEAST_BLOCKS = 4;  // of keys, which are worth a thread's while
+constexpr int64_t LEAST_BLOCKS = 4;  // minimum blocks of keys in a range
 
-// How a type of cache is packed, and bytes of a stored number.
+// The packing function for a type of cache, and `width`, the bytes of a cache element.
 template <class Way>
 struct Stored {
     void (*pack)(const Slots&, const Slots& next, int64_t size, typename Way::Packed* memory,
@@ -25,7 +25,7 @@ struct Stored {
     int64_t width;
 };
 
-// Query tokens from `first` on of up to four query heads that share key and value head `kv`.
+// A block of query tokens from `first` on, for up to four query heads that share KV head `kv`.
 struct Part {
     int64_t kv, head, heads, first, tokens;
 
@@ -37,12 +37,12 @@ struct Part {
         first = query_block * QUERIES;
         tokens = std::min(QUERIES, c.count - first);
     }
-    int64_t joined() const { return std::clamp<int64_t>(QUERIES / tokens, 1, heads); }  // heads in a panel
+    int64_t joined() const { return std::clamp<int64_t>(QUERIES / tokens, 1, heads); }  // heads that share a panel
     int64_t rows() const { return heads * tokens; }
 };
 
-// What a part has found so far: of every row, head after head, the largest score, the sum of probabilities, and the
-// weighted values. `queries`: (rows, size), as a way to multiply takes them.
+// Running results of a part: for each row, head by head, the largest score, the sum of probabilities, and the weighted values.
+// `queries`: (rows, size), in the type that `Way` reads.
 template <class Way>
 struct Running {
     std::vector<float> largest, total, values;
@@ -62,8 +62,8 @@ struct Running {
 
 constexpr int PARTS = KEYS / WIDTH;
 
-// The scores of one row in one block, times LOG2_E: its products with both tiles, scaled, capped and biased; hidden keys
-// get minus infinity. `seen`: which keys of the block the row sees.
+// The scores of one row in one block, times LOG2_E: the products with both tiles, scaled, capped and biased; masked keys get
+// minus infinity. `seen`: [first, end) of the block's keys that the row sees.
 static inline void scores_of(const Context& c, const float* low, const float* high, int64_t head, int64_t first_key,
                              std::pair<int64_t, int64_t> seen, Vector (&scores)[PARTS]) {
     Integers counting;
@@ -81,8 +81,7 @@ static inline void scores_of(const Context& c, const float* low, const float* hi
     }
 }
 
-// One row's probabilities in a block, before they are divided by their sum. Returns the factor that corrects what was
-// summed before.
+// One row's unnormalised probabilities in a block. Returns the factor that corrects earlier sums for the new maximum.
 template <typename T>
 static inline float probabilities(const Vector (&scores)[PARTS], float& largest, float& total, T* into) {
     Vector best = scores[0], sums = {};
@@ -99,7 +98,7 @@ static inline float probabilities(const Vector (&scores)[PARTS], float& largest,
     return correction;
 }
 
-// Adds one block of keys to a part's rows of `heads` heads from the part's `skipped` on.
+// Adds one block of keys to the results of `heads` of a part's heads, from its head `skipped` on.
 template <class Way>
 static void add_block(const Context& c, const Part& p, int64_t skipped, int64_t heads, int64_t key_block,
                       const typename Way::Packed* packed, Running<Way>& running) {
@@ -134,8 +133,8 @@ static void add_block(const Context& c, const Part& p, int64_t skipped, int64_t 
     }
 }
 
-// Attention of a part to the keys of blocks [first, end), which are packed here unless all are: in `memory`, (3, KEYS,
-// size).
+// Attention of a part to the keys of blocks [first, end). Unless all keys are packed already, it packs them in `memory`, (3,
+// KEYS, size).
 template <class Way>
 static void attend(const Context& c, const Stored<Way>& stored, const Part& p, int64_t first, int64_t end,
                    typename Way::Packed* memory, Running<Way>& running) {
@@ -157,7 +156,7 @@ static void attend(const Context& c, const Stored<Way>& stored, const Part& p, i
     }
 }
 
-// Writes a part's output from what was found in `count` ranges of keys.
+// Writes a part's output from the results of `count` ranges of keys.
 template <class Way>
 static void finish(const Context& c, const Part& p, const Running<Way>* found, int64_t count) {
     for (int64_t row = 0; row < p.rows(); ++row) {
@@ -178,7 +177,7 @@ static void finish(const Context& c, const Part& p, const Running<Way>* found, i
     }
 }
 
-// Few queries: keys are packed where they are used, and split into ranges where there are fewer heads than threads.
+// Few queries: each part packs its own keys. Keys are split into ranges if there are too few heads to occupy the threads.
 template <class Way>
 static void attend_few(const Context& c, const Stored<Way>& stored) {
     const int64_t parts = c.kv_heads * c.chunks(), key_blocks = c.end_block() - c.first_block();
@@ -212,7 +211,7 @@ static void attend_many(const Context& c, const Stored<Way>& stored) {
                         c.at<typename Way::Packed>(kv, block));
         });
         member.barrier();
-        // The last queries see most keys: they come first, so that no thread is left alone with them.
+        // The last queries see the most keys. They are computed first, so that no thread is left working on them alone.
         member.each_in_order(blocks * parts, [&](int64_t i) {
             const Part part(c, i % parts, blocks - 1 - i / parts);
             const int64_t position = c.start + part.first, end = (position + part.tokens + KEYS - 1) / KEYS;
@@ -238,8 +237,8 @@ static void with_cache(const Context& c, int64_t cache) {
     }
 }
 
-// out: (count, heads x size), of the type of the queries. `packed` has float32 numbers where the queries are float32 or
-// there are no products of bfloat16.
+// out: (count, heads x size), in the type of the queries. `packed` is float32 if the queries are float32 or bfloat16 products
+// are not available.
 EXPORT void context_attention(int64_t type, int64_t cache, const Context* c) {
     if (type == FLOAT32) return with_cache<Floats<float>>(*c, cache);
 #if defined(HAS_PRODUCTS)

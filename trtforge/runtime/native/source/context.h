@@ -1,4 +1,4 @@
-// What context attention reads: queries of one sequence, and the blocks of its keys and values.
+// The inputs of context attention: queries of one sequence, and the blocks of its keys and values.
 
 #pragma once
 
@@ -6,16 +6,16 @@
 
 namespace context {
 
-constexpr int64_t KEYS = 64;        // of a block
-constexpr int64_t QUERIES = 64;     // tokens of a block, and most rows of a panel
-constexpr int64_t COLUMNS = 32;     // keys, or numbers of a value, of a packed tile
+constexpr int64_t KEYS = 64;        // in a block
+constexpr int64_t QUERIES = 64;     // query tokens in a block, and maximum rows of a panel
+constexpr int64_t COLUMNS = 32;     // keys, or elements of a value, in a packed tile
 constexpr int64_t HEADS = 4;        // query heads that share a block of keys at once
-constexpr int64_t MOST_SIZE = 256;  // of a head
+constexpr int64_t MOST_SIZE = 256;  // maximum elements of a head
 
-// table: block numbers; a token's slot holds 2 x `kv_heads` vectors of `size`, a multiple of 32: keys before values.
-// queries: (count, heads or more, size), `stride` from token to token, at positions from `start` on. `packed`: memory
-// for 2 x `kv_heads` x `size` numbers of all keys that are seen, rounded up to blocks at both ends; null where no more
-// than QUERIES tokens see them. The rest as `Paged` in attention.h.
+// table: block numbers; a token's slot holds 2 x `kv_heads` vectors of `size` elements, a multiple of 32: keys then values.
+// queries: (count, heads or more, size), with token stride `stride`, at positions from `start` on. `packed`: memory for 2 x
+// `kv_heads` x `size` elements for each key that is seen, rounded to whole blocks at both ends; null if there are at most
+// QUERIES query tokens. Other fields are those of `Paged` in attention.h.
 struct Context {
     const void* queries;
     const char* cache;
@@ -31,17 +31,17 @@ struct Context {
     int64_t first_block() const { return first_by(start) / KEYS; }
     int64_t end_block() const { return (start + count + KEYS - 1) / KEYS; }
 
-    // Query heads that share a key and value head, in chunks.
+    // Number of chunks of at most HEADS query heads that share a KV head.
     int64_t chunks() const { return (heads / kv_heads + HEADS - 1) / HEADS; }
 
-    // Where a block of one head's keys is packed as numbers of type P; its values follow.
+    // Where a block of one head's keys is packed, in elements of type P; its values follow.
     template <typename P>
     P* at(int64_t kv, int64_t key_block) const {
         return (P*)packed + (kv * (end_block() - first_block()) + key_block - first_block()) * 2 * KEYS * size;
     }
 };
 
-// Where the keys of one head in one block are stored, and how far behind them their values, in bytes.
+// Addresses of the keys of one head in one block of keys. `bytes`: of a vector; `values`: bytes from a key to its value.
 struct Slots {
     const char* keys[KEYS];
     int64_t count = 0, bytes = 0, values = 0;
@@ -57,7 +57,7 @@ struct Slots {
         }
     }
 
-    // Fetches keys from memory, or what lies so many bytes behind them.
+    // Prefetches the vectors `behind` bytes after the keys: 0 for the keys, `values` for the values.
     void fetch(int64_t behind) const {
         for (int64_t i = 0; i < count; ++i) prefetch(keys[i] + behind, bytes);
     }

@@ -1,4 +1,4 @@
-// Context attention by products of float32, on any processor.
+// Context attention with float32 products, for any processor.
 
 #pragma once
 
@@ -9,7 +9,7 @@ namespace context {
 
 static_assert(float32::TILE == COLUMNS, "a tile of keys is one of outputs");
 
-// Queries and results are numbers of type T. The members are those of `Pairs`.
+// For queries and results of type T. The members are those of `Pairs`.
 template <typename T>
 struct Floats {
     using Number = T;
@@ -23,7 +23,7 @@ struct Floats {
         float32::multiply_tile(x, stride, rows, tile, depth, true, sums);
     }
 
-    // Keys become two tiles (size, 32), values size / 32 tiles (KEYS, 32); those beyond the sequence are zero.
+    // Packs keys to two tiles (size, 32), and values to size / 32 tiles (KEYS, 32); those beyond the sequence are zero.
     template <typename C>
     static void pack(const Slots& slots, const Slots& next, int64_t size, float*, float* into) {
         const auto read = [&](int64_t key, int64_t behind, int64_t d) {

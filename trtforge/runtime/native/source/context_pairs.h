@@ -1,4 +1,4 @@
-// Context attention by products of bfloat16.
+// Context attention with bfloat16 products.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace context {
 
-// A stored vector as bfloat16: where it is, or in `into`.
+// A cached vector as bfloat16: in place if it is stored as bfloat16, else converted in `into`.
 static inline const bfloat16* expand(const bfloat16* from, int64_t, bfloat16*) { return from; }
 
 template <typename C>
@@ -18,7 +18,7 @@ static inline const bfloat16* expand(const C* from, int64_t size, bfloat16* into
     return into;
 }
 
-// KEYS keys to two tiles (size / 2, 32, 2).
+// Packs KEYS keys to two tiles (size / 2, 32, 2).
 static void pack_keys(const bfloat16* const* keys, int64_t size, bfloat16* into) {
     for (int64_t key = 0; key < KEYS; key += 16)
         for (int64_t column = 0; column < size; column += 32) {
@@ -32,7 +32,7 @@ static void pack_keys(const bfloat16* const* keys, int64_t size, bfloat16* into)
         }
 }
 
-// KEYS values to size / 32 tiles (KEYS / 2, 32, 2).
+// Packs KEYS values to size / 32 tiles (KEYS / 2, 32, 2).
 static void pack_values(const bfloat16* const* values, int64_t size, bfloat16* into) {
     const __m512i front = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                            5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
@@ -47,23 +47,23 @@ static void pack_values(const bfloat16* const* values, int64_t size, bfloat16* i
         }
 }
 
-// By the products of `Way` (products.h).
+// Uses the products of `Way` (products.h).
 template <class Way>
 struct Pairs {
     using Number = bfloat16;               // of queries and results
     using Packed = bfloat16;               // of keys and values
-    using Input = typename Way::Input;     // of queries and weights that are multiplied with them
+    using Input = typename Way::Input;     // of queries and probabilities in the products
     using Session = amx::Session;
 
     static Session session(int64_t rows, int64_t size) { return Session(rows, Way::uses_tiles(size)); }
 
-    // sums (rows, COLUMNS) = x times a tile of `depth` inputs.
+    // sums (rows, COLUMNS) = x (rows, depth) times a tile of `depth` inputs.
     static void multiply(const Input* x, int64_t stride, int64_t rows, const Packed* tile, int64_t depth, float* sums) {
         panel<Way>(x, stride, rows, tile, depth, sums);
     }
 
-    // Packs the keys and then the values of one head in one block; those beyond the sequence are zero. `next`: those that
-    // are packed next; `memory`: (KEYS, size).
+    // Packs the keys and then the values of one head in one block; those beyond the sequence are zero. `next`: the block to
+    // pack next, which is prefetched; `memory`: scratch (KEYS, size).
     template <typename C>
     static void pack(const Slots& slots, const Slots& next, int64_t size, Packed* memory, Packed* into) {
         alignas(64) static const bfloat16 zeros[MOST_SIZE] = {};

@@ -1,10 +1,10 @@
-// The short convolution of linear attention over the tokens of a sequence, each channel for itself, with its activation.
+// The short depthwise convolution of linear attention over the tokens of a sequence, with its activation.
 
 #include "team.h"
 #include "vectors.h"
 
-// y (rows, tokens, channels) = silu(sum of window[row, token + i, channel] taps[i, channel]) of a window (rows, tokens +
-// size - 1, channels) and taps (size, channels). Sums are rounded to the type before they are activated.
+// y (rows, tokens, channels) = silu(sum over i of window[row, token + i, channel] taps[i, channel]), for a window (rows,
+// tokens + size - 1, channels) and taps (size, channels). Sums are rounded to type T before the activation.
 template <typename T>
 static void convolve_rows(const T* window, const float* taps, T* y, int64_t rows, int64_t tokens, int64_t channels,
                           int64_t size) {

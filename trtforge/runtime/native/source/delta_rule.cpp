@@ -1,13 +1,13 @@
-// The gated delta rule of linear attention. Single tokens: each state is read and written once. Sequences: columns of a
-// state do not depend on each other, so that a few of them stay in the first cache for all tokens.
+// The gated delta rule of linear attention. For single tokens, each state is read and written once. For sequences, a few
+// columns of a state stay in the L1 cache for all tokens, which is possible because columns are independent.
 
 #include "team.h"
 #include "vectors.h"
 
 #include <vector>
 
-// One token of each row. from, to: the states (heads, key_size, value_size) of each row before and after the token, which
-// may be the same. queries, keys: (rows, heads, key_size); values, out: (rows, heads, value_size); rates and log decays:
+// One token of each row. from, to: the states (heads, key_size, value_size) of each row before and after the token; both may
+// be the same memory. queries, keys: (rows, heads, key_size); values, out: (rows, heads, value_size); rates and log decays:
 // (rows, heads).
 struct DeltaTokens {
     const float* const* from;
@@ -17,7 +17,7 @@ struct DeltaTokens {
     int64_t rows, heads, key_size, value_size;
 };
 
-// known (size) = the state's value for a key.
+// known (size) = the value that the state returns for a key.
 static void recall(const float* state, const float* key, int64_t key_size, int64_t size, float* known) {
     std::fill(known, known + size, 0.0f);
     for (int64_t k = 0; k < key_size; ++k) {
@@ -66,10 +66,10 @@ struct DeltaSequence {
     int64_t tokens, heads, key_size, value_size;
 };
 
-constexpr int64_t VECTORS = 2, COLUMNS = VECTORS * WIDTH;  // of a state
+constexpr int64_t VECTORS = 2, COLUMNS = VECTORS * WIDTH;  // of a state, computed together
 
-// All tokens on `count` columns of a head's state from `first` on. state: (key_size, COLUMNS), those beyond `count` zero.
-// While a token changes the state, it is asked for what it knows of the next one's key.
+// Applies all tokens to `count` columns of a head's state, from column `first` on. state: (key_size, COLUMNS), zero beyond
+// `count`. While a token updates the state, the same pass looks up the next token's key.
 static void advance_columns(const DeltaSequence& d, int64_t head, int64_t first, int64_t count, float* state) {
     Vector known[VECTORS] = {};
     for (int64_t k = 0; k < d.key_size; ++k)

@@ -1,4 +1,4 @@
-// RMS norm, rotary embedding, activations and gated ones, each one pass over its rows.
+// RMS norm, rotary embedding, embedding lookup, and activations with or without a gate. Each makes one pass over its rows.
 
 #include "team.h"
 #include "vectors.h"
@@ -21,8 +21,8 @@ static void rms_norm_rows(const T* x, const T* weight, T* y, int64_t outer, int6
     });
 }
 
-// y = x / rms(x) * weight over the last dimension. x and y: (outer, inner, size), `stride` and `into` elements from row
-// to row of the first dimension; they may be the same.
+// y = x / rms(x) * weight over the last dimension. x and y: (outer, inner, size), whose first dimension has stride `stride`
+// in x and `into` in y; they may be the same.
 EXPORT void rms_norm(int64_t type, const void* x, const void* weight, void* y, int64_t outer, int64_t stride,
                      int64_t into, int64_t inner, int64_t size, float epsilon) {
     if (type == FLOAT32)
@@ -41,7 +41,7 @@ static void add_scaled(const T* x, const T* change, T* sum, int64_t count, float
     });
 }
 
-// sum = x + scale * change, of `count` elements.
+// sum = x + scale * change, for `count` elements.
 EXPORT void add(int64_t type, const void* x, const void* change, void* sum, int64_t count, float scale) {
     if (type == FLOAT32)
         add_scaled((const float*)x, (const float*)change, (float*)sum, count, scale);
@@ -59,7 +59,7 @@ static void add_rms_norm_rows(const T* x, const T* change, const T* weight, T* s
     });
 }
 
-// sum = x + scale * change, and y the RMS norm of the sum. All (rows, size), contiguous.
+// sum = x + scale * change, and y = RMS norm of the sum. All are (rows, size), contiguous.
 EXPORT void add_rms_norm(int64_t type, const void* x, const void* change, const void* weight, void* sum, void* y,
                          int64_t rows, int64_t size, float scale, float epsilon) {
     if (type == FLOAT32)
@@ -90,8 +90,8 @@ static void rotate_rows(T* x, const T* cos, const T* sin, int64_t tokens, int64_
     });
 }
 
-// Rotates the first `dim` of `size` elements of every head in place. x: (tokens, heads, size), `stride` elements from
-// token to token; cos and sin: (tokens, dim), the sine of a pair's first element negated.
+// Rotates the first `dim` of `size` elements of every head in place. x: (tokens, heads, size), with token stride `stride`;
+// cos and sin: (tokens, dim); the sine for a pair's first element is negated.
 EXPORT void rotate(int64_t type, void* x, const void* cos, const void* sin, int64_t tokens, int64_t stride,
                    int64_t heads, int64_t size, int64_t dim, int64_t interleaved) {
     if (type == FLOAT32)
@@ -118,7 +118,7 @@ static void rotation_rows(const int64_t* positions, const float* frequencies, T*
     });
 }
 
-// What `rotate` takes, cos and sin (tokens, 2 x half), of positions times frequencies (half,), times `factor`.
+// cos and sin (tokens, 2 x half) for `rotate`: of the angles positions times frequencies (half,), multiplied by `factor`.
 EXPORT void rotation(int64_t type, const int64_t* positions, const float* frequencies, void* cos, void* sin,
                      int64_t tokens, int64_t half, float factor, int64_t interleaved) {
     if (type == FLOAT32)
@@ -141,7 +141,7 @@ static void lookup_rows(const T* table, const int64_t* rows, T* out, int64_t cou
     });
 }
 
-// out (count, size) = `scale` times rows of a table (known, size), which begins with row `first`; zeros for others.
+// out (count, size) = `scale` times rows of a table (known, size), whose first row has number `first`; other rows give zeros.
 EXPORT void lookup(int64_t type, const void* table, const int64_t* rows, void* out, int64_t count, int64_t size,
                    int64_t first, int64_t known, float scale) {
     if (type == FLOAT32)
@@ -157,7 +157,7 @@ struct Silu {
     }
 };
 
-// GELU by tanh: 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)).
+// Tanh approximation of GELU: 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)).
 struct GeluTanh {
     template <typename V>
     static V of(V x) {
@@ -167,8 +167,8 @@ struct GeluTanh {
 };
 
 // 0.5 x (1 + erf(x / sqrt(2))) = max(x, 0) - a T(a), where a = |x| and T(a) = 0.5 erfc(a / sqrt(2)). As in erfcc (Press et
-// al., Numerical Recipes, 6.2) the logarithm of T is a polynomial: log2(T) is nearly a parabola, of which degree 7 up to
-// a = 10 leaves an error below 2e-7 in a T(a) (minimax, fitted for this), without a division. T(10) is below 1e-23.
+// al., Numerical Recipes, 6.2), a polynomial approximates the logarithm of T, here without a division: log2(T) is nearly a
+// parabola, so a minimax polynomial of degree 7, fitted up to a = 10, has an error below 2e-7 in a T(a). T(10) < 1e-23.
 struct Gelu {
     template <typename V>
     static V of(V x) {
@@ -221,7 +221,7 @@ static void gate_rows(const T* x, T* y, int64_t rows, int64_t size, int64_t acti
     });
 }
 
-// Calls compute(the activation that `bindings.ACTIVATIONS` numbers so).
+// Calls compute(A()) with the activation A whose number in `bindings.ACTIVATIONS` is `activation`.
 template <typename Compute>
 static void with_activation(int64_t activation, Compute compute) {
     switch (activation) {
@@ -233,7 +233,7 @@ static void with_activation(int64_t activation, Compute compute) {
     }
 }
 
-// y = activation(one half of x) * other half. x: (rows, 2 x size); `activated`: index of the half that is activated.
+// y = activation(one half of x) * other half. x: (rows, 2 x size); `activated`: index of the activated half.
 EXPORT void gate(int64_t type, int64_t activation, int64_t activated, const void* x, void* y, int64_t rows,
                  int64_t size) {
     with_activation(activation, [&](auto kind) {
@@ -244,7 +244,7 @@ EXPORT void gate(int64_t type, int64_t activation, int64_t activated, const void
     });
 }
 
-// y = activation(x), of `count` elements.
+// y = activation(x), for `count` elements.
 EXPORT void activate(int64_t type, int64_t activation, const void* x, void* y, int64_t count) {
     with_activation(activation, [&](auto kind) {
         if (type == FLOAT32)
@@ -266,8 +266,8 @@ static void gate_pair_rows(const T* x, T* y, int64_t rows, int64_t size, float l
     });
 }
 
-// y = (up + 1) gate sigmoid(alpha gate), of x (rows, 2 x size) with gate and up in turn, gate at most and up within
-// `limit`.
+// y = (up + 1) gate sigmoid(alpha gate), for x (rows, 2 x size) with gate and up interleaved. First gate is clamped to at most
+// `limit`, and up to [-limit, limit].
 EXPORT void gate_pairs(int64_t type, const void* x, void* y, int64_t rows, int64_t size, float limit, float alpha) {
     if (type == FLOAT32)
         gate_pair_rows((const float*)x, (float*)y, rows, size, limit, alpha);
@@ -295,7 +295,7 @@ EXPORT void scale_rows_by_gate(int64_t type, const void* x, const void* weight, 
         scale_rows((const bfloat16*)x, (const bfloat16*)weight, (bfloat16*)y, rows, inputs, size);
 }
 
-// y = x in float32, of `count` bfloat16.
+// y = x in float32, for `count` bfloat16 elements.
 EXPORT void widen(const void* x, void* y, int64_t count) {
     constexpr int64_t block = 4096;
     team::for_each((count + block - 1) / block, count >= PARALLEL_FROM, [=](int64_t part) {

@@ -1,6 +1,6 @@
-// Linear layers of weights in 16, 8 or 4 bits on any processor: weights are expanded in the cache, a few inputs of a tile
-// at a time, and multiplied there: to float32, or to bfloat16 or integers where the processor multiplies these faster and
-// they hold weights and inputs exactly.
+// Linear layers with 16-, 8- or 4-bit weights on any processor. Weights are expanded (dequantised) in the cache, a few inputs
+// of a tile at a time, and multiplied there. They are expanded to float32, or to bfloat16 or integers if the processor
+// multiplies these faster and they represent weights and inputs exactly.
 
 #include "amx_blocks.h"
 #include "coded_rows.h"
@@ -13,35 +13,35 @@
 
 namespace expanded {
 
-constexpr int64_t BLOCK = 192;  // rows whose sums are kept together, for which weights are expanded once
-constexpr int64_t AHEAD = 512;  // words that are fetched from memory before a single row needs them
-constexpr int64_t SUMMED = 16;  // inputs of a single row whose sum is kept
+constexpr int64_t BLOCK = 192;  // rows in a block, for which weights are expanded once
+constexpr int64_t AHEAD = 512;  // prefetch distance in words, for a single row
+constexpr int64_t SUMMED = 16;  // inputs of a single row in each partial sum
 
-// Inputs of a row in whole chunks.
+// Inputs of a row, rounded up to whole chunks.
 template <class Way>
 static inline int64_t padded(int64_t inputs) {
     return (inputs + Way::CHUNK - 1) / Way::CHUNK * Way::CHUNK;
 }
 
-// Rows of activations by chunks of inputs: the rows of a chunk lie together, (chunks, rows, CHUNK), so that rows do not
-// displace each other in the cache.
+// Rows of activations in chunks of inputs, (chunks, rows, CHUNK): the rows of a chunk are contiguous, so that they do not
+// evict each other from the cache.
 template <class Way>
 struct Rows {
     const typename Way::Input* from;
-    const float* factors;  // of each row's sums
+    const float* factors;  // one per row, for its sums
     int64_t count;
-    const float* partial = nullptr;  // of a single row, prepared for it: sums of SUMMED inputs each
+    const float* partial = nullptr;  // only for a single row: sums of SUMMED inputs each
 
     const typename Way::Input* at(int64_t input) const {
         return from + input / Way::CHUNK * count * Way::CHUNK + input % Way::CHUNK;
     }
 };
 
-// sums (TILE) = or, unless `fresh`, += a single row times inputs [first, first + count) of a tile, whose numbers stay in
-// registers.
+// sums (TILE) += a single row times inputs [first, first + count) of a tile, whose weights are expanded in registers; = if
+// `fresh`.
 template <class Format>
 static void multiply_row(const Rows<Floats>& row, const uint32_t* from, int64_t first, int64_t count, bool fresh, float* sums) {
-    constexpr int64_t CHAINS = 2;  // a sum takes several cycles: each output has two
+    constexpr int64_t CHAINS = 2;  // accumulators per output, to hide the latency of additions
     const float* x = row.at(first);
     float offset = 0.0f;
     if (Format::OFFSET != 0.0f)
@@ -64,8 +64,8 @@ static void multiply_row(const Rows<Floats>& row, const uint32_t* from, int64_t 
     }
 }
 
-// sums (rows, TILE) = or, unless `fresh`, += rows times inputs [first, first + count) of a tile, which are in one chunk.
-// `scales`: of the tile's blocks, if the weights of several rows are multiplied with them.
+// sums (rows, TILE) += rows times inputs [first, first + count) of a tile, which are in one chunk; = if `fresh`. `scales`: the
+// tile's block scales if the weights are to be scaled, else null.
 template <class Way, class Format>
 static void multiply_part(const Rows<Way>& x, const uint32_t* tile, const float* scales, int64_t first,
                           int64_t count, bool fresh, float* sums) {
@@ -75,7 +75,7 @@ static void multiply_part(const Rows<Way>& x, const uint32_t* tile, const float*
     alignas(64) typename Way::Input weights[Way::CHUNK * TILE];
     Way::template expand<Format>(from, count, scales_from(scales, first), weights);
     const int64_t words = count / Format::INPUTS * Format::WORDS;
-    for (int64_t row = 0, rows; row < x.count; row += rows) {  // beside each block of rows, a part of the next weights
+    for (int64_t row = 0, rows; row < x.count; row += rows) {  // each part also prefetches some of the next weights
         rows = float32::share(x.count - row, Way::ROWS);
         for (int64_t at = row * words / x.count; at < (row + rows) * words / x.count; at += 16)
             __builtin_prefetch(from + words + at, 0, 2);
@@ -83,7 +83,7 @@ static void multiply_part(const Rows<Way>& x, const uint32_t* tile, const float*
     }
 }
 
-// As `multiply_part`, over inputs [first, end).
+// Like `multiply_part`, over inputs [first, end).
 template <class Way, class Format>
 static void multiply_inputs(const Rows<Way>& x, const uint32_t* tile, const float* scales, int64_t first,
                             int64_t end, bool fresh, float* sums) {
@@ -93,7 +93,7 @@ static void multiply_inputs(const Rows<Way>& x, const uint32_t* tile, const floa
     }
 }
 
-// Where the outputs of a tile from `first` on go, (rows, outputs), and `factors` of the rows, if they have any.
+// Writes the outputs of the tile whose first output is `first` to y (rows, outputs). `factors`: one per row, or null.
 template <typename T>
 struct Output {
     const ExpandedLinear& l;
@@ -111,7 +111,7 @@ struct Output {
     }
 };
 
-// Rows times the tile whose first output is `first`, to y (rows, outputs).
+// Multiplies rows by the tile whose first output is `first`, and writes y (rows, outputs).
 template <class Way, class Format, typename T>
 static void multiply_tile(const ExpandedLinear& l, const Rows<Way>& x, int64_t first, T* y) {
     alignas(64) float sums[BLOCK * TILE], totals[BLOCK * TILE];
@@ -128,8 +128,8 @@ static void multiply_tile(const ExpandedLinear& l, const Rows<Way>& x, int64_t f
     Output<T>{l, x.factors, y, first}.put(0, x.count, totals);
 }
 
-// Rounded to E4M3: four significant bits, halves to even, steps of 2^-9 below 2^-6. Adding 1.5 x 2^20 times a number's own
-// power of two, and subtracting it again, leaves these bits.
+// Rounds to E4M3: four significant bits, ties to even, multiples of 2^-9 below 2^-6. Adding 1.5 x 2^20 times the number's
+// power of two and subtracting it again leaves these bits.
 static inline Vector rounded_to_e4m3(Vector exact) {
     const Vector inside = larger(-448.0f, smaller(448.0f, exact));
     const Vector magic = larger(0x1p-6f, (Vector)((Words)inside & 0x7f800000)) * 0x1.8p20f;
@@ -140,14 +140,14 @@ static inline Vector rounded_to_int8(Vector exact) {
     return (larger(-128.0f, smaller(127.0f, exact)) + 0x1.8p23f) - 0x1.8p23f;
 }
 
-// Numbers of a block as E2M1 times `scale`, the block's: two significant bits, steps of a half below 2, halves to even.
+// Rounds to E2M1 times the block's `scale`: two significant bits, multiples of 0.5 below 2, ties to even.
 static inline Vector rounded_to_e2m1(Vector exact, float scale) {
     const Vector inside = larger(-6.0f, smaller(6.0f, exact / (scale > 0.0f ? scale : 1.0f)));
     const Vector magic = larger(1.0f, (Vector)((Words)inside & 0x7f800000)) * 0x1.8p22f;
     return ((inside + magic) - magic) * scale;
 }
 
-// The E4M3 scale of the block of 16 inputs that input i is in, of inputs divided by `scale`.
+// The E4M3 scale of the block of 16 inputs that contains input i, after inputs are divided by `scale`.
 template <typename T>
 static inline float scale_of_block(const T* x, int64_t i, float scale) {
     Vector most = {};
@@ -160,7 +160,7 @@ static inline float scale_of_block(const T* x, int64_t i, float scale) {
     return rounded_to_e4m3(Vector() + largest / 6.0f)[0];
 }
 
-// Inputs from i on as the codes of their group, times its scale: where bytes are multiplied no faster.
+// WIDTH inputs from i on, rounded to the codes of their group and dequantised, for processors without fast byte products.
 template <typename T>
 static inline Vector rounded_by_group(const ExpandedLinear& l, const T* x, int64_t i) {
     alignas(64) int8_t codes[MOST_IN_GROUP];
@@ -171,18 +171,18 @@ static inline Vector rounded_by_group(const ExpandedLinear& l, const T* x, int64
     return found * scale;
 }
 
-// WIDTH inputs, times their pre-quantisation scales and rounded as the layer asks for.
+// WIDTH inputs from i on, times their pre-quantisation scales, and rounded as the layer requires.
 template <Inputs KIND, typename T>
 static inline Vector prepared(const ExpandedLinear& l, const T* x, int64_t i, float scale) {
     Vector v = load(x + i);
     if (l.prequant) v *= load(l.prequant + i);
     if (KIND == E4M3 || KIND == E4M3_BY_ROW) return rounded_to_e4m3(v / scale);
-    if (KIND == NVFP4) return rounded_to_e2m1(v / scale, scale_of_block(x, i, scale));  // it has no prequant
+    if (KIND == NVFP4) return rounded_to_e2m1(v / scale, scale_of_block(x, i, scale));  // NVFP4 has no prequant
     if (KIND == INT8_BY_GROUP) return rounded_by_group(l, x, i);
     return KIND == INT8 ? rounded_to_int8(v / scale) : v;
 }
 
-// The scale that brings the largest number of a row to the largest of E4M3.
+// The scale that maps a row's amax to the largest E4M3 value, but at least `activation_scale`.
 template <typename T>
 static float scale_of_row(const ExpandedLinear& l, const T* x) {
     Vector most = {};
@@ -195,7 +195,7 @@ static float scale_of_row(const ExpandedLinear& l, const T* x) {
     return std::max(largest / 448.0f, l.activation_scale);
 }
 
-// A row of `rows` as the products take it, for `Rows`. Returns the scale of its own that it was divided by.
+// Prepares one of `rows` rows in the layout of `Rows`. Returns the row's own scale that it was divided by, 1 if it has none.
 template <class Way, Inputs KIND, typename T>
 static float prepare_row(const ExpandedLinear& l, const T* x, int64_t rows, typename Way::Input* into) {
     constexpr int64_t CHUNK = Way::CHUNK;
@@ -206,7 +206,7 @@ static float prepare_row(const ExpandedLinear& l, const T* x, int64_t rows, type
     return KIND == E4M3_BY_ROW ? scale : 1.0f;
 }
 
-// Calls f(kind) with the kind of inputs as a compile-time constant.
+// Calls f(kind) with the kind of rounding as a compile-time constant.
 template <class F>
 static inline auto by_kind(int64_t kind, F f) {
     switch (kind) {
@@ -224,8 +224,8 @@ static float prepare(const ExpandedLinear& l, const T* x, int64_t rows, typename
     return by_kind(l.kind, [&](auto kind) { return prepare_row<Way, kind()>(l, x, rows, into); });
 }
 
-// What a single row needs besides: its `partial` sums, and its inputs divided by the powers that weights are multiplied
-// with. Inputs are multiples of SUMMED.
+// Extra preparation for a single row: computes its `partial` sums, and divides its inputs by the powers that multiply its
+// weights. The number of inputs is a multiple of SUMMED.
 template <class Single>
 static void prepare_single(float* x, int64_t inputs, float* partial) {
     if constexpr (Single::OFFSET != 0.0f)
@@ -237,11 +237,11 @@ static void prepare_single(float* x, int64_t inputs, float* partial) {
         }
 }
 
-// y of a single row. To prepare it takes less time than to wait for the thread that does.
+// y for a single row. Every thread prepares the row, which is faster than waiting for one thread to do it.
 template <class Format, typename T>
 static void multiply_single(const ExpandedLinear& l) {
     using Single = typename Format::Single;
-    const int64_t sums = padded<Floats>(l.inputs);  // they follow the inputs
+    const int64_t sums = padded<Floats>(l.inputs);  // where the partial sums begin, after the inputs
     team::run(l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
         float* memory = memory_for<float>(sums + l.inputs / SUMMED);
         const float factor = prepare<Floats>(l, (const T*)l.x, 1, memory) / Single::FACTOR;
@@ -275,7 +275,7 @@ static void multiply_rows(const ExpandedLinear& l) {
 
 #if defined(HAS_AMX)
 
-// A row as it is multiplied. Returns the scale of its own that it was divided by.
+// Prepares and packs a row. Returns the row's own scale that it was divided by, 1 if it has none.
 template <Inputs KIND, typename T>
 static float pack_row(const ExpandedLinear& l, const T* x, const amx::Row<bfloat16>& into) {
     const float scale = KIND == E4M3_BY_ROW ? scale_of_row(l, x) : l.activation_scale;
@@ -285,10 +285,10 @@ static float pack_row(const ExpandedLinear& l, const T* x, const amx::Row<bfloat
     return KIND == E4M3_BY_ROW ? scale : 1.0f;
 }
 
-// With tile registers.
+// Multiplies with AMX.
 template <class Format, typename T>
 static void multiply_blocks(const ExpandedLinear& l) {
-    constexpr int64_t WORDS = amx::DEPTH<bfloat16> / Format::INPUTS * Format::WORDS, AHEAD = 8;  // expansions
+    constexpr int64_t WORDS = amx::DEPTH<bfloat16> / Format::INPUTS * Format::WORDS, AHEAD = 8;  // steps to prefetch ahead
     const int64_t words_of_tile = l.inputs / Format::INPUTS * Format::WORDS;
     float* factors = memory_for<float>(l.rows);
     const auto pack = [&](int64_t row, const amx::Row<bfloat16>& into, int64_t, int64_t) {
@@ -314,7 +314,7 @@ static void multiply_blocks(const ExpandedLinear& l) {
 
 #if defined(HAS_AMX)
 
-// With inputs of 8 bits, by tile registers.
+// Multiplies inputs rounded to 8 bits with AMX.
 template <typename T>
 static void multiply_coded_blocks(const ExpandedLinear& l) {
     const int64_t count = l.inputs / l.group;
@@ -337,7 +337,8 @@ static void multiply_coded_blocks(const ExpandedLinear& l) {
 
 #if defined(HAS_CODES)
 
-// With inputs of 8 bits. Panels of rows are multiplied one after the other with a tile, which stays in a cache.
+// Multiplies inputs rounded to 8 bits with vector instructions. Panels of rows are multiplied one after another by a tile,
+// which stays in a cache.
 template <typename T>
 static void multiply_coded(const ExpandedLinear& l) {
     constexpr int64_t MOST = 256;  // rows whose codes stay in a cache
@@ -376,7 +377,7 @@ static void multiply_coded(const ExpandedLinear& l) {
 
 #endif
 
-// Whether bfloat16 holds every prepared input of the layer.
+// Whether every prepared input of the layer is exact in bfloat16.
 template <typename T>
 static bool inputs_are_bfloat16(const ExpandedLinear& l) {
     if (l.kind == AS_THEY_ARE) return std::is_same_v<T, bfloat16> && !l.prequant;

@@ -1,10 +1,10 @@
-// The formats of weights that expanded.cpp expands.
+// The weight formats that expanded.cpp expands (dequantises).
 //
-// Weights are packed in tiles of 32 outputs, of which each 32-bit word holds one output:
+// Weights are packed in tiles of 32 outputs. Each 32-bit word holds inputs of one output:
 //   bfloat16, float16  (outputs / 32, inputs / 2, 32, 2)  two inputs
 //   int8, E4M3         (outputs / 32, inputs / 4, 32, 4)  four inputs
-// INT4, E2M1: nibbles of two outputs, 16 apart, as matmul.cpp describes. Integers become multiples of theirs by a power of
-// two, for which the sums, or the inputs of a single row, are corrected.
+// INT4, E2M1: nibbles of two outputs, 16 apart, see matmul.cpp. Integers are expanded to their value times a power of two; the
+// sums, or the inputs of a single row, are divided by it.
 
 #pragma once
 
@@ -24,23 +24,23 @@ typedef int32_t LaneIntegers __attribute__((vector_size(LANES * 4), aligned(4), 
 
 static inline LaneWords words(const void* from) { return *(const LaneWords*)from; }
 
-// Each format: `WORDS` 32-bit words hold `INPUTS` inputs of a tile. `expand` calls put(input, output, value) for vectors of
-// the weights times `FACTOR`; `IN_BFLOAT16`: whether bfloat16 holds them exactly. `SCALED`: the scales of a layer are those
-// of blocks of 16 inputs, with which weights are exact in bfloat16 too, so that several rows take them scaled. `Single` is
-// how a single row takes them: weights plus `OFFSET`, and times its `POWERS[input]` if it has such.
+// Members of a format: `WORDS` 32-bit words hold `INPUTS` inputs of a tile. `expand` calls put(input, output, value) for
+// vectors of weights times `FACTOR`; `IN_BFLOAT16`: whether these are exact in bfloat16. `SCALED`: the layer's scales belong
+// to blocks of 16 inputs, and weights times scales are exact in bfloat16, so products of several rows use scaled weights.
+// `Single`: the format for products of a single row, whose weights are weight + `OFFSET`, times `POWERS[input]` if it has any.
 
 struct Bfloat16 {
     static Lanes of(LaneWords high) { return (Lanes)high; }
 };
 
-// The product corrects the exponent's bias, 127 instead of 15.
+// The multiplication corrects the exponent bias: 127 instead of 15.
 struct Float16 {
     static Lanes of(LaneWords high) {
         return (Lanes)(((LaneIntegers)high >> 3) & int32_t(0x8fffe000)) * 0x1p112f;
     }
 };
 
-// `Number` makes float32 numbers of what is in the higher half of a word, whose lower half it leaves out.
+// Two 16-bit weights per word. `Number` converts the high half of each word to float32, and ignores the low half.
 template <class Number>
 struct FromHalves {
     using Single = FromHalves;
@@ -58,7 +58,7 @@ struct FromHalves {
     }
 };
 
-// `Number` makes float32 numbers of bytes that are the highest of their words.
+// Four 8-bit weights per word. `Number` converts the highest byte of each word to float32.
 template <class Number>
 struct FromBytes {
     using Single = FromBytes;
@@ -81,15 +81,15 @@ struct Int8 {
     static Lanes of(LaneWords high) { return __builtin_convertvector((LaneIntegers)(high & 0xff000000u), Lanes); }
 };
 
-// The bits move to their places in float32; the product corrects the exponent's bias, 127 instead of 7.
+// Moves the bits to their positions in float32; the multiplication corrects the exponent bias, 127 instead of 7.
 struct E4m3 {
     static constexpr float FACTOR = 1.0f;
     static Lanes of(LaneWords high) { return (Lanes)(((LaneIntegers)high >> 4) & int32_t(0x87f00000)) * 0x1p120f; }
 };
 
-constexpr int64_t NIBBLES[] = {0, 16, 8, 24};  // where the first of an input's two nibbles begins
+constexpr int64_t NIBBLES[] = {0, 16, 8, 24};  // bit position of the first of each input's two nibbles
 
-// Nibbles are values plus 8. They stay where they are in their words, so that no instruction moves them.
+// INT4 for a single row: nibbles are values plus 8. They are converted at their position in the word, which saves shifts.
 struct NibblesInPlace {
     static constexpr int64_t INPUTS = 4, WORDS = 16;
     static constexpr float FACTOR = 1.0f, OFFSET = 8.0f;
@@ -110,7 +110,7 @@ struct NibblesInPlace {
     }
 };
 
-// With the highest bit turned, nibbles are signed.
+// INT4: flipping the highest bit of a nibble makes it a signed integer.
 struct FromInt4 {
     using Single = NibblesInPlace;
     static constexpr int64_t INPUTS = 4, WORDS = 16;
@@ -132,7 +132,7 @@ struct FromInt4 {
     }
 };
 
-// E2M1, the elements of NVFP4, in the places of INT4's.
+// E2M1, the element type of NVFP4, in the layout of INT4.
 struct FromE2m1 {
     using Single = FromE2m1;
     static constexpr int64_t INPUTS = 4, WORDS = 16;
@@ -146,8 +146,8 @@ struct FromE2m1 {
         return (Lanes)_mm512_permutexvar_ps((__m512i)(high >> 28), numbers);
     }
 #else
-    // The bits move to their places in float32, whose exponents are 126 higher. Of a subnormal number the mantissa
-    // alone is left of one between 1 and 2: float32 has subnormal numbers too, but computes with them slowly.
+    // Moves the bits to their positions in float32, whose exponent bias is 126 higher. A subnormal number is computed as 1 +
+    // its mantissa, minus 1, because float32 computes slowly with subnormal numbers.
     static Lanes of(LaneWords high) {
         const LaneWords bits = (high >> 6) & 0x01c00000u;
         const Lanes normal = (Lanes)(bits + 0x3f000000u), subnormal = (Lanes)((bits & 0x00400000u) | 0x3f800000u) - 1.0f;

@@ -1,4 +1,4 @@
-// Ways to multiply rows with weights that are expanded in the cache, for expanded.cpp.
+// Ways to multiply rows by weights that are expanded in the cache, for expanded.cpp.
 
 #pragma once
 
@@ -15,22 +15,23 @@ constexpr int64_t BLOCK_OF_NVFP4 = 16;
 
 static inline void put_lanes(float* into, Lanes value) { *(Lanes*)into = value; }
 
-// Weights of outputs from `o` on. Those of a format that is SCALED are multiplied with their block's of scales (blocks,
-// TILE), which begin where `first` is 0.
+// Weights of input `first` and outputs from `o` on; in a SCALED format multiplied by the scale of their block. scales: (blocks,
+// TILE), from the block of input 0 on.
 template <class Format>
 static inline __attribute__((always_inline)) Lanes scaled(Lanes weights, const float* scales, int64_t first, int64_t o) {
     if constexpr (Format::SCALED) return weights * *(const Lanes*)(scales + first / BLOCK_OF_NVFP4 * TILE + o);
     return weights;
 }
 
-// Scales of blocks (blocks, TILE), if there are any, from an input on.
+// Block scales (blocks, TILE) from the block of `input` on; null if there are none.
 static inline const float* scales_from(const float* scales, int64_t input) {
     return scales ? scales + input / BLOCK_OF_NVFP4 * TILE : nullptr;
 }
 
-// A way to multiply: what inputs and expanded weights are, the factor of the latter, how a tile's words become `count`
-// inputs of them, at most CHUNK, which fit the first cache with a few rows, and sums (rows, TILE) = or, unless `fresh`, +=
-// up to ROWS rows of x, CHUNK apart, times these.
+// Members of a way to multiply:
+// - Input: the type of inputs and expanded weights; FACTOR: the factor of expanded weights.
+// - expand: expands the words of `count` inputs of a tile, at most CHUNK, which fit in the L1 cache with a few rows.
+// - multiply: sums (rows, TILE) += up to ROWS rows of x, with row stride CHUNK, times expanded weights; = if `fresh`.
 
 struct Floats {
     using Input = float;
@@ -39,7 +40,7 @@ struct Floats {
     static constexpr float FACTOR = Format::FACTOR;
     static constexpr int64_t ROWS = float32::ROWS;
 
-    // (count, TILE).
+    // To (count, TILE).
     template <class Format>
     static void expand(const uint32_t* from, int64_t count, const float* scales, float* into) {
         for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
@@ -58,10 +59,10 @@ struct Floats {
 
 #if defined(__AVX512VBMI__)
 
-// bfloat16 without its sign: of an E4M3 number, and of an integer.
+// The bfloat16 bits of a nonnegative E4M3 number, and of an integer from 0 to 128.
 constexpr int of_e4m3(int number) {
     int exponent = number >> 3, mantissa = number & 7;
-    if (exponent == 0 && mantissa > 0) {  // a subnormal number gets the exponent that its first bit stands for
+    if (exponent == 0 && mantissa > 0) {  // normalise a subnormal number
         for (exponent = 1; mantissa < 8; --exponent) mantissa *= 2;
         mantissa -= 8;
     }
@@ -75,7 +76,7 @@ constexpr int of_integer(int number) {
     return (exponent + 127) << 7 | (number - 128);
 }
 
-// Both bytes of the bfloat16 of 0 to 127, which `of` gives.
+// Lookup tables of both bytes of the bfloat16 of(i), for i from 0 to 127.
 struct Table {
     alignas(64) uint8_t low[128] = {}, high[128] = {};
 
@@ -87,8 +88,8 @@ struct Table {
     }
 };
 
-// The numbers of bytes: `index` of a vector of them says where these are in the table, and `high` completes their high
-// bytes.
+// Converts bytes with a table: `index` gives the table indices of a vector of bytes, and `high` completes the high bytes that
+// were looked up, with the sign.
 struct E4m3Table {
     static constexpr Table TABLE{of_e4m3};
     static __m512i index(__m512i bytes) { return bytes; }
@@ -101,7 +102,7 @@ struct Int8Table {
     static constexpr Table TABLE{of_integer};
     static __m512i index(__m512i bytes) { return _mm512_abs_epi8(bytes); }
     static __m512i high(__m512i bytes, __m512i found) {
-        const __m512i lowest = _mm512_set1_epi8(-128);  // it is found where 0 is
+        const __m512i lowest = _mm512_set1_epi8(-128);  // its index selects the entry of 0
         const __mmask64 is_lowest = _mm512_cmpeq_epi8_mask(bytes, lowest);
         return _mm512_or_si512(_mm512_mask_mov_epi8(found, is_lowest, _mm512_set1_epi8(of_integer(128) >> 8)),
                                _mm512_and_si512(bytes, lowest));
@@ -123,7 +124,7 @@ struct PairsOf {
 #endif
     static constexpr int64_t ROWS = ::ROWS;
 
-    // (count / 2, TILE, 2), see products.h.
+    // To (count / 2, TILE, 2), see products.h.
     template <class Format>
     static void expand(const uint32_t* from, int64_t count, const float* scales, bfloat16* into) {
 #if defined(__AVX512VBMI__)
@@ -150,7 +151,7 @@ struct PairsOf {
         constexpr const Table& table = Numbers::TABLE;
         const __m512i lows[2] = {_mm512_load_si512(table.low), _mm512_load_si512(table.low + 64)};
         const __m512i highs[2] = {_mm512_load_si512(table.high), _mm512_load_si512(table.high + 64)};
-        // Of four outputs' four inputs, the first two of each, then the others.
+        // For four outputs with four inputs each: the first two inputs of every output, then the other two.
         const __m512i order = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
         for (int64_t first = 0; first < count; first += 4)
             for (int64_t half = 0; half < 2; ++half, from += 16) {
@@ -180,14 +181,14 @@ struct PairsOf {
 };
 
 using Pairs = PairsOf<128>;
-using LongPairs = PairsOf<256>;  // for more rows
+using LongPairs = PairsOf<256>;  // for more than ::ROWS rows
 
 #endif
 
 #if (defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))) && !defined(TRTFORGE_NARROW_VECTORS)
 #define HAS_SHORTS 1
 
-// sums + two products of 16 bits, in each word of a and b: by VNNI in one instruction instead of two.
+// sums + dot products of the two 16-bit integers in each word of a and b. VNNI needs one instruction instead of two.
 static inline LaneIntegers add_pairs(LaneIntegers sums, LaneIntegers a, LaneIntegers b) {
 #if defined(__AVX512VNNI__)
     return (LaneIntegers)_mm512_dpwssd_epi32((__m512i)sums, (__m512i)a, (__m512i)b);
@@ -200,7 +201,7 @@ static inline LaneIntegers add_pairs(LaneIntegers sums, LaneIntegers a, LaneInte
 #endif
 }
 
-// Signed bytes `first` and `first` + 1 of each word, as two integers of 16 bits.
+// Signed bytes `first` and `first` + 1 of each word, as two 16-bit integers.
 template <int first>
 static inline LaneIntegers pairs_of_bytes(LaneWords words) {
     typedef int16_t Halves __attribute__((vector_size(LANES * 4), may_alias));
@@ -214,8 +215,8 @@ static inline LaneIntegers pairs_of_bytes(LaneWords words) {
     return (LaneIntegers)((Halves)high >> 8);
 }
 
-// Bytes and inputs that were rounded to bytes, as integers of 16 bits: the processor multiplies twice as many of them as
-// of float32. Sums of a chunk are exact in float32.
+// INT8 weights and inputs rounded to INT8, as 16-bit integers: the processor multiplies twice as many of them as of float32.
+// Sums over a chunk are exact in float32.
 struct Shorts {
     using Input = int16_t;
     static constexpr int64_t CHUNK = 128;
@@ -223,7 +224,7 @@ struct Shorts {
     static constexpr float FACTOR = 1.0f;
     static constexpr int64_t ROWS = float32::ROWS, VECTORS = float32::VECTORS, WIDE = float32::WIDE;
 
-    // (count / 2, TILE, 2).
+    // To (count / 2, TILE, 2).
     template <class Format>
     static void expand(const uint32_t* from, int64_t count, const float*, int16_t* into) {
         static_assert(std::is_same_v<Format, FromBytes<Int8>>);

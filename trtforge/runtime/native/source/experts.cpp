@@ -1,6 +1,6 @@
-// Mixture of experts: the experts that each token goes to, and their layers on the tokens that they got.
+// Mixture of experts: routing of tokens to experts, and the experts' layers on their tokens.
 //
-// An expert's layers are calls that were recorded for `capacity` rows; they run again with as many rows as it got.
+// An expert's layers are calls that were recorded for `capacity` rows; they are replayed with the expert's number of rows.
 
 #include "calls.h"
 #include "team.h"
@@ -10,12 +10,12 @@
 #include <limits>
 #include <vector>
 
-// How the router's logits become weights, as `MoeSpec` describes it.
+// How the router's logits become weights, see `MoeSpec`.
 enum Scoring : int64_t { SOFTMAX = 0, SIGMOID = 1, SIGMOID_OF_CHOSEN = 2 };
 
-// logits (rows, num_experts) to the experts (rows, top_k) of each row, the best first, and their weights. `bias`
-// (num_experts,), or null: is added to the scores for the choice alone. Experts are in `groups` of neighbours, of which
-// only the `top_groups` best are candidates.
+// Selects experts (rows, top_k) for each row from logits (rows, num_experts), the best first, with their weights. `bias`:
+// (num_experts,), or null, is added to the scores for the selection only. Experts are divided into `groups` consecutive
+// groups, of which only the `top_groups` best are candidates.
 struct Routing {
     const float* logits;
     const float* bias;
@@ -32,7 +32,7 @@ static void softmax(const float* logits, int64_t count, float* scores) {
     for (int64_t i = 0; i < count; ++i) scores[i] /= total;
 }
 
-// The indices of the `best` largest of `count` numbers, the largest first; of equal ones the first. `values` are lost.
+// The indices of the `best` largest of `count` values, the largest first; ties go to the lower index. Overwrites `values`.
 static void take_best(float* values, int64_t count, int64_t best, int64_t* indices) {
     for (int64_t k = 0; k < best; ++k) {
         indices[k] = std::max_element(values, values + count) - values;
@@ -40,7 +40,7 @@ static void take_best(float* values, int64_t count, int64_t best, int64_t* indic
     }
 }
 
-// A group counts as its best expert or, by SIGMOID, as the sum of its two best.
+// A group's score is that of its best expert or, with SIGMOID, the sum of its two best.
 static float score_of_group(const float* ranked, int64_t size, int64_t scoring) {
     float first = -std::numeric_limits<float>::infinity(), second = first;
     for (int64_t i = 0; i < size; ++i) {
@@ -50,7 +50,7 @@ static float score_of_group(const float* ranked, int64_t size, int64_t scoring) 
     return scoring == SIGMOID ? first + second : first;
 }
 
-// Numbers of one thread.
+// Scratch memory of one thread.
 struct RouteMemory {
     std::vector<float> scores, ranked, by_group;
     std::vector<int64_t> best;
@@ -60,7 +60,7 @@ struct RouteMemory {
           best(size_t(r.groups)) {}
 };
 
-// Experts outside the best groups are no candidates any more.
+// Excludes experts outside the best groups.
 static void keep_best_groups(const Routing& r, RouteMemory& memory) {
     const int64_t size = r.num_experts / r.groups;
     for (int64_t group = 0; group < r.groups; ++group)
@@ -98,7 +98,7 @@ EXPORT void route(const Routing* given) {
     });
 }
 
-// The recorded calls of one expert, `count` of them, and what they write, (capacity, size).
+// The `count` recorded calls of one expert, and their result `computed` (capacity, size).
 struct Expert {
     const Call* calls;
     const RowCount* row_counts;
@@ -106,7 +106,7 @@ struct Expert {
     const void* computed;
 };
 
-// out (rows, size) += the weighted outputs of each row's experts (rows, top_k), from 0 unless `accumulate`; x and out
+// out (rows, size) = the weighted sum of the outputs of each row's experts (rows, top_k), or += with `accumulate`; x and out
 // must not overlap. This rank has `local` experts from `first` on, whose calls read `gathered` (capacity, size).
 // `on_inputs`: the weights multiply the experts' inputs instead of their outputs.
 struct Mixture {
@@ -119,7 +119,8 @@ struct Mixture {
     int64_t rows, size, top_k, first, local, capacity, on_inputs, accumulate;
 };
 
-// The places in (rows, top_k) of each of the rank's experts, one expert after another; `starts`: (local + 1).
+// The places in (rows, top_k) that chose an expert of this rank, grouped by expert. Writes `starts` (local + 1): where each
+// expert's places begin.
 static std::vector<int64_t> places_by_expert(const Mixture& m, std::vector<int64_t>& starts) {
     const auto local = [&](int64_t place) { return m.chosen[place] - m.first; };
     const auto is_here = [&](int64_t place) { return local(place) >= 0 && local(place) < m.local; };
@@ -164,7 +165,7 @@ static void mix(const Mixture& m) {
             team::for_each(rows, shared, [&](int64_t i) { gather_row(m, places[at + i], gathered + i * m.size); });
             set_rows(expert.row_counts, expert.count, rows, rows);
             replay(expert.calls, expert.count);
-            // A row has an expert once, so that no two threads add to the same row.
+            // An expert occurs at most once per row, so no two threads add to the same row.
             team::for_each(rows, shared, [&](int64_t i) { add_row(m, places[at + i], computed + i * m.size); });
         }
     }

@@ -1,6 +1,6 @@
 // Linear layers in float32.
 //
-// Weights are packed in tiles of 32 outputs, (outputs / 32, inputs, 32); the last tile is filled up.
+// Weights are packed in tiles of 32 outputs, (outputs / 32 rounded up, inputs, 32); the last tile is padded.
 
 #include "float32.h"
 #include "linears.h"
@@ -8,10 +8,10 @@
 
 using float32::TILE;
 
-constexpr int64_t PANEL = 96;    // most rows whose sums are kept together
-constexpr int64_t DEPTH = 1024;  // inputs of a tile that stay in the second-level cache for all rows of a panel
+constexpr int64_t PANEL = 96;    // maximum rows of a panel
+constexpr int64_t DEPTH = 1024;  // inputs of a tile that stay in the L2 cache for all rows of a panel
 
-// sums (rows, TILE) = up to PANEL rows times one tile.
+// sums (rows, TILE) = up to PANEL rows of x times one tile.
 static void panel(const FloatLinear& l, const float* x, int64_t rows, const float* w, float* sums) {
     for (int64_t first = 0; first < l.inputs; first += DEPTH) {
         const int64_t count = std::min(DEPTH, l.inputs - first);

@@ -1,6 +1,7 @@
 // Products of float32 rows with a packed tile of 32 outputs, (inputs, 32).
 //
-// Vectors are those of the processor, so that a block of rows and outputs has its sums in registers.
+// Vectors have the width of the processor's registers, and a block of ROWS rows and WIDE outputs has its accumulators in
+// registers.
 
 #pragma once
 
@@ -25,15 +26,15 @@ constexpr int64_t WIDE = LANES * VECTORS;  // outputs that are computed at once
 
 typedef float Lanes __attribute__((vector_size(LANES * sizeof(float)), aligned(4), may_alias));
 
-// A sum takes several cycles: few rows need several sums for each output to keep the units busy.
+// Accumulators per output. An addition takes several cycles, so few rows need several to keep the units busy.
 template <int M>
 constexpr int UNROLL = M == 1 ? 4 : M <= 3 ? 2 : 1;
 
-// sums (M, TILE) = or, unless `fresh`, += M rows of x times `count` inputs of WIDE outputs of a tile.
+// sums (M, TILE) += M rows of x times `count` inputs of WIDE outputs of a tile; = if `fresh`.
 template <int M>
 static void multiply(const float* x, int64_t stride, const float* w, int64_t count, bool fresh, float* sums) {
     constexpr int U = UNROLL<M>;
-    Lanes made[U][M][VECTORS];  // not in memory: all loops over it are unrolled
+    Lanes made[U][M][VECTORS];  // in registers: all loops over it are unrolled
 #pragma GCC unroll 4
     for (int u = 0; u < U; ++u)
 #pragma GCC unroll 12
@@ -68,7 +69,7 @@ static void multiply(const float* x, int64_t stride, const float* w, int64_t cou
         }
 }
 
-// `multiply` for a number of rows up to ROWS.
+// `multiply` for up to ROWS rows.
 static void multiply_rows(int64_t rows, const float* x, int64_t stride, const float* w, int64_t count, bool fresh,
                           float* sums) {
     switch (rows) {
@@ -78,7 +79,7 @@ static void multiply_rows(int64_t rows, const float* x, int64_t stride, const fl
         case 4: return multiply<4>(x, stride, w, count, fresh, sums);
         case 5: return multiply<5>(x, stride, w, count, fresh, sums);
         case 6: return multiply<6>(x, stride, w, count, fresh, sums);
-        // With fewer registers there are no more rows.
+        // The rest is only for AVX512, where ROWS is 12.
         case 7: return multiply<7>(x, stride, w, count, fresh, sums);
         case 8: return multiply<8>(x, stride, w, count, fresh, sums);
         case 9: return multiply<9>(x, stride, w, count, fresh, sums);
@@ -88,13 +89,13 @@ static void multiply_rows(int64_t rows, const float* x, int64_t stride, const fl
     }
 }
 
-// Rows of the next part: they are shared nearly equally.
+// Number of rows in the next part, if `rows` are split into nearly equal parts of at most `most`.
 static inline int64_t share(int64_t rows, int64_t most) {
     const int64_t count = parts(rows, most);
     return (rows + count - 1) / count;
 }
 
-// sums (rows, TILE) = or, unless `fresh`, += rows of x times `count` inputs of a tile.
+// sums (rows, TILE) += rows of x times `count` inputs of a tile; = if `fresh`.
 static inline void multiply_tile(const float* x, int64_t stride, int64_t rows, const float* w, int64_t count, bool fresh,
                                  float* sums) {
     for (int64_t done = 0, part; done < rows; done += part) {
@@ -104,7 +105,7 @@ static inline void multiply_tile(const float* x, int64_t stride, int64_t rows, c
     }
 }
 
-// totals (rows, TILE) += sums times their outputs' scales; `fresh`: totals holds nothing yet.
+// totals (rows, TILE) += sums times scales (TILE,); = if `fresh`.
 static inline void add_scaled(const float* sums, const float* scales, int64_t rows, bool fresh, float* totals) {
     constexpr int64_t COUNT = TILE / LANES;
     Lanes factors[COUNT];

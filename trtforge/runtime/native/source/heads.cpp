@@ -1,4 +1,4 @@
-// Products of each head with a matrix of its own, and copies of parts of heads: multi-head latent attention.
+// Per-head matrix products, and copies of parts of heads, for multi-head latent attention.
 
 #include "float32.h"
 #include "team.h"
@@ -6,8 +6,8 @@
 
 using float32::TILE;
 
-// y (rows, heads, outputs) = x (rows, heads, inputs) W, with a matrix of each head, weight (heads, inputs, outputs). x
-// and y are `..._row` elements from row to row and `..._head` from head to head.
+// y (rows, heads, outputs) = x (rows, heads, inputs) W, with one matrix per head, weight (heads, inputs, outputs). `..._row`
+// and `..._head`: row and head strides of x and y.
 struct HeadProducts {
     const void* x;
     const void* weight;
@@ -16,10 +16,10 @@ struct HeadProducts {
 };
 
 constexpr int64_t CHUNK = 128;  // inputs whose weights are in the cache as float32
-constexpr int64_t BLOCK = 96;   // rows whose sums are kept together
-constexpr int64_t AHEAD = 16;   // inputs whose weights are fetched in advance: they are far apart in memory
+constexpr int64_t BLOCK = 96;   // maximum rows in a block
+constexpr int64_t AHEAD = 16;   // prefetch distance in inputs, whose weights are far apart in memory
 
-// (inputs, TILE) float32 numbers of rows of a matrix, of which `width` are its own and others zero.
+// Converts `width` columns of a matrix to a float32 tile (inputs, TILE), padded with zeros.
 template <typename T>
 static void widen_tile(const T* from, int64_t pitch, int64_t inputs, int64_t width, float* into) {
     for (int64_t i = 0; i < inputs; ++i, from += pitch, into += TILE) {
@@ -32,14 +32,14 @@ static void widen_tile(const T* from, int64_t pitch, int64_t inputs, int64_t wid
     }
 }
 
-// (rows, inputs) float32 numbers, CHUNK apart.
+// Converts rows to float32 (rows, inputs), with row stride CHUNK.
 template <typename T>
 static void widen_rows(const T* from, int64_t stride, int64_t rows, int64_t inputs, float* into) {
     for (int64_t row = 0; row < rows; ++row)
         for (int64_t i = 0; i < inputs; ++i) into[row * CHUNK + i] = to_float(from[row * stride + i]);
 }
 
-// A tile of a head's outputs, for at most BLOCK rows.
+// Computes a tile of a head's outputs, for at most BLOCK rows.
 template <typename T>
 static void multiply_part(const HeadProducts& p, const T* x, const T* weight, int64_t rows, int64_t width, T* y) {
     alignas(64) float tile[CHUNK * TILE], inputs[BLOCK * CHUNK], sums[BLOCK * TILE];
@@ -73,7 +73,7 @@ EXPORT void project_heads(int64_t type, const HeadProducts* p) {
     type == FLOAT32 ? multiply_heads<float>(*p) : multiply_heads<bfloat16>(*p);
 }
 
-// into (rows, heads, bytes) = from, with distances in bytes from row to row and from head to head.
+// into (rows, heads, bytes) = from, with row and head strides in bytes.
 EXPORT void copy_heads(const char* from, char* into, int64_t rows, int64_t heads, int64_t bytes, int64_t from_row,
                        int64_t from_head, int64_t into_row, int64_t into_head) {
     team::for_each(rows, rows * heads * bytes >= 4 * PARALLEL_FROM, [=](int64_t row) {

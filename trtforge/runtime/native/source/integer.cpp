@@ -1,8 +1,8 @@
-// Linear layers of SmoothQuant: activations rounded to 8 bits by one scale, weights in 8 bits, sums in 32 bits.
+// SmoothQuant linear layers: activations rounded to 8 bits with one scale, 8-bit weights, 32-bit accumulators.
 //
 // Weights are packed in tiles of 32 outputs, (outputs / 32, inputs / 4, 32, 4): VPDPBUSD (AVX512-VNNI) and TDPBUSD (AMX)
-// multiply four unsigned bytes with four signed ones. Activations get 128 added to be unsigned, and sums `offsets`: -128
-// times the sum of an output's weights.
+// compute dot products of four unsigned and four signed bytes. 128 is added to activations to make them unsigned; `offsets`,
+// -128 times the sum of an output's weights, are added to the sums to correct for it.
 
 #include "amx_blocks.h"
 #include "linears.h"
@@ -20,22 +20,22 @@ EXPORT int64_t has_integers() {
 
 #if defined(HAS_PRODUCTS) && defined(__AVX512VNNI__)
 
-// Rows that are multiplied together. Their codes are (inputs / 4, count, 4): those of one step lie together.
+// Rows that are multiplied together. Their codes are (inputs / 4, count, 4), so the codes of one step are contiguous.
 struct Part {
     int64_t first, count;
 };
 
-// Of `parts` nearly equal ones.
+// Part `index` of `parts` nearly equal parts.
 static inline Part part_of(int64_t rows, int64_t parts, int64_t index) {
     const int64_t least = rows / parts, longer = rows % parts;
     return {index * least + std::min(index, longer), least + (index < longer)};
 }
 
 constexpr int64_t SECTION = 256;    // inputs that one thread rounds
-constexpr int64_t FETCHED = 16384;  // bytes of a thread's first tile that are fetched before inputs are rounded
+constexpr int64_t FETCHED = 16384;  // bytes of a thread's first tile that are prefetched before inputs are rounded
 
-// Rounds `count` of a row's inputs, halves to even, and saturates, as `round_to_int8` does. Four codes lie together, the
-// next four `pitch` bytes after them.
+// Rounds `count` of a row's inputs, ties to even, and saturates, like `round_to_int8`. Each four codes are contiguous; the next
+// four are `pitch` bytes later.
 template <typename T>
 static void round_inputs(const T* x, const float* prequant, float scale, int64_t count, int64_t pitch, uint8_t* codes) {
     const __m512 lowest = _mm512_set1_ps(-128.0f), largest = _mm512_set1_ps(127.0f);
@@ -74,7 +74,7 @@ struct Tile {
         ::put((T*)l.y + row * l.outputs + first, exact(0, low), exact(WIDTH, high));
     }
 
-    // Sums as numbers, of the outputs from `half` on.
+    // Dequantises sums of the outputs from `half` on, and adds the bias.
     Vector exact(int64_t half, __m512i sums) const {
         const int32_t* offsets = l.offsets + first + half;
         Vector v = (Vector)_mm512_cvtepi32_ps(_mm512_add_epi32(sums, _mm512_loadu_si512(offsets)));
@@ -84,13 +84,14 @@ struct Tile {
     }
 };
 
-// sums + products of four bytes each. GCC 12 moves the sums of the intrinsic from register to register and to memory.
+// sums + dot products of four bytes. Inline assembly, because GCC 12 moves the intrinsic's accumulators between registers and
+// to memory.
 static inline __m512i add_products(__m512i sums, __m512i bytes, __m512i weights) {
     asm("vpdpbusd %2, %1, %0" : "+v"(sums) : "v"(bytes), "v"(weights));
     return sums;
 }
 
-// A tile's outputs of the M rows from `row`. Inputs are a multiple of 4 UNROLL<1>.
+// A tile's outputs for M rows from `row` on. The number of inputs is a multiple of 4 UNROLL<1>.
 template <int M, typename T>
 static void multiply_part(const Tile<T>& tile, int64_t row, const int8_t* w, const Ahead& ahead) {
     constexpr int U = UNROLL<M>;

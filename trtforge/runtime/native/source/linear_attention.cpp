@@ -1,15 +1,16 @@
-// What linear attention makes of its projections before the delta rule, and of that rule's outputs.
+// What linear attention computes before the delta rule, from its projections, and after it: the gated norm.
 
 #include "team.h"
 #include "vectors.h"
 
-constexpr float ADDED = 1e-6f;             // to the squared norms of queries and keys
-constexpr float LINEAR_SOFTPLUS = 20.0f;  // from here on log(1 + exp(x)) is x
+constexpr float ADDED = 1e-6f;             // added to the squared norms of queries and keys
+constexpr float LINEAR_SOFTPLUS = 20.0f;  // above this, log(1 + exp(x)) = x
 
-// queries and keys (tokens, value_heads, key_size): of length 1, queries over the root of key_size, and values
-// (tokens, value_heads, value_size), of `convolved` (tokens, 2 key_heads key_size + value_heads value_size). Consecutive
-// value heads share a key head. rates = sigmoid, decays = -decay softplus(step + bias), both (tokens, value_heads), of
-// `projected` (tokens, key_heads, 2, value heads of a key head): rates, then steps. decay, bias: (value_heads,).
+// Splits `convolved` (tokens, 2 key_heads key_size + value_heads value_size) into queries and keys (tokens, value_heads,
+// key_size) and values (tokens, value_heads, value_size). Queries and keys are normalised to length 1, and queries divided by
+// the square root of key_size; consecutive value heads share a key head. rates = sigmoid(rate) and decays = -decay
+// softplus(step + bias), both (tokens, value_heads), from `projected` (tokens, key_heads, 2, value heads of a key head):
+// rates, then steps. decay, bias: (value_heads,).
 struct DeltaInputs {
     const void *convolved, *projected;
     const float *decay, *bias;
@@ -17,7 +18,7 @@ struct DeltaInputs {
     int64_t tokens, key_heads, value_heads, key_size, value_size;
 };
 
-// x as a number of the type that the pointer is to.
+// x rounded to the pointer's type.
 template <typename T>
 static float rounded(float x, const T*) {
     T number;
@@ -33,7 +34,7 @@ static Vector rounded(Vector x, const bfloat16*) {
     return load(numbers);
 }
 
-// `copies` times `scale` times the vector of length 1.
+// Writes `scale` times the normalised vector, `copies` times.
 template <typename T>
 static void normalise(const T* from, int64_t size, float scale, int64_t copies, float* into) {
     float squares = 0.0f;
@@ -81,8 +82,8 @@ EXPORT void delta_inputs(int64_t type, const DeltaInputs* d) {
         prepare_tokens<bfloat16>(*d);
 }
 
-// y = weight (x / rms(x)) silu(gates), of rows of `size`; the norm and its product with the weight are rounded to the
-// type of all. weight: (size,).
+// y = weight (x / rms(x)) silu(gates), for rows of `size` elements. The norm and its product with the weight are rounded to
+// the storage type. weight: (size,).
 struct GatedNorm {
     const void *x, *gates, *weight;
     void* y;

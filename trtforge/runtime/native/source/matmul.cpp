@@ -1,12 +1,12 @@
-// Linear layers: bfloat16 activations times weights in bfloat16 or in 4 bits, sums in float32.
+// Linear layers: bfloat16 activations times bfloat16 or 4-bit weights, accumulated in float32.
 //
 // Weights are packed in tiles of 32 outputs. bfloat16: (outputs / 32, inputs / 2, 32, 2), see products.h. 4 bits:
-// (outputs / 32, inputs / 4, 32) 16-bit words of four nibbles. In quad q, word l has o = l / 2, i = 4q + l % 2:
+// (outputs / 32, inputs / 4, 32) 16-bit words of four nibbles. Word l of quad q has, with o = l / 2 and i = 4q + l % 2:
 //
 //   nibble (from the low one)   0       1            2           3
 //   input, output               i, o    i, o + 16    i + 2, o    i + 2, o + 16
 //
-// A nibble is its value plus 8; VPERMW looks its bfloat16 up.
+// A nibble is the weight plus 8; VPERMW looks up the weight in bfloat16.
 
 #include "amx_blocks.h"
 #include "linears.h"
@@ -34,12 +34,12 @@ static inline void put_row(bfloat16* y, const float* bias, __m512 low, __m512 hi
     put(y, (Vector)low, (Vector)high);
 }
 
-alignas(64) static const uint16_t NIBBLES[32] = {  // -8 to 7 in bfloat16, twice: VPERMW ignores all but five bits
+alignas(64) static const uint16_t NIBBLES[32] = {  // -8 to 7 in bfloat16, twice, as VPERMW uses five bits
     0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
     0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
     0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0};
 
-// Four inputs of 32 outputs: two vectors of pairs for the first two inputs, then two for the others.
+// Unpacks four inputs of 32 outputs: two vectors of pairs for the first two inputs, then two for the others.
 static inline void unpack(const uint16_t* w, __m512i table, __m512i (&values)[4]) {
     const __m512i words = _mm512_loadu_si512(w);
     values[0] = _mm512_permutexvar_epi16(words, table);
@@ -52,14 +52,14 @@ static inline void store_values(const __m512i (&values)[4], bfloat16* into) {
     for (int part = 0; part < 4; ++part) _mm512_store_si512(into + part * 32, values[part]);
 }
 
-// As `multiply`, over 4 x `count` inputs in 4 bits, without their scales, in a tile of `tile` words. `count` is even.
-// If KEEP, the weights are stored in `expanded` as a bfloat16 tile; between the products that costs little.
+// Like `multiply`, over 4 x `count` inputs of a tile of `tile` words in 4 bits, without scales. `count` is even. If KEEP, also
+// stores the weights in `expanded` as a bfloat16 tile, which costs little when interleaved with the products.
 template <class Way, int M, bool KEEP>
 static inline __attribute__((always_inline)) void multiply_int4(const typename Way::Input* x, int64_t stride,
                                                                 const uint16_t* w, int64_t count, int64_t tile,
                                                                 bfloat16* expanded, Sums* out) {
     const __m512i table = _mm512_load_si512(NIBBLES);
-    constexpr int U = !KEEP && (M == 4 || M == 5) ? 2 : UNROLL<M>;  // more than of weights that come from memory
+    constexpr int U = !KEEP && (M == 4 || M == 5) ? 2 : UNROLL<M>;  // more than for bfloat16 weights from memory
     __m512 sums[U][M][2];
     clear(sums);
     for (int64_t at = 0; at < count; at += 2)
@@ -91,10 +91,10 @@ static void few_rows(const Linear& l, const typename Way::Input* x, const bfloat
     for (int m = 0; m < M; ++m) put_row(y + m * l.outputs, bias, out[m][0], out[m][1]);
 }
 
-// How `rows_int4` gets its weights: from 4 bits, from 4 bits and keeping them as bfloat16, or as they were kept.
+// Source of the weights in `rows_int4`: 4 bits; 4 bits, which it also stores as bfloat16; or the stored bfloat16.
 enum Expansion { NOT_KEPT, KEPT, FROM_KEPT };
 
-// M rows of a tile in 4 bits; `expanded`: memory for the tile in bfloat16.
+// Multiplies M rows by a 4-bit tile; `expanded`: memory for the tile in bfloat16.
 template <class Way, int M>
 static void rows_int4(const Linear& l, Expansion expansion, const typename Way::Input* x, const uint16_t* w,
                       const float* scales, const float* bias, bfloat16* expanded, bfloat16* y) {
@@ -139,7 +139,7 @@ static void tile_bfloat16(const Linear& l, const typename Way::Input* x, const b
     }
 }
 
-// `expanded`: memory for the tile in bfloat16, where there are more than ROWS rows.
+// `expanded`: memory for the tile in bfloat16 if there are more than ROWS rows.
 template <class Way>
 static void tile_int4(const Linear& l, const typename Way::Input* x, const uint16_t* w, const float* scales,
                       const float* bias, bfloat16* expanded, bfloat16* y) {
@@ -161,7 +161,7 @@ static void scale_rows(const Linear& l) {
     });
 }
 
-// Memory for numbers, aligned to a vector.
+// Memory for elements of type T, aligned to 64 bytes.
 template <class T>
 class Aligned {
   public:
@@ -176,7 +176,7 @@ class Aligned {
     T* const memory;
 };
 
-// The activations as `Dots` and as `MultiplyAdds` take them.
+// The activations in the type that `Dots` or `MultiplyAdds` reads: in place, or copied to float32.
 static const bfloat16* activations(const Linear& l, team::Member&, bfloat16*) { return l.x; }
 
 static const float* activations(const Linear& l, team::Member& member, float* copy) {
@@ -191,8 +191,8 @@ static const float* activations(const Linear& l, team::Member& member, float* co
     return copy;
 }
 
-// Calls compute(l, activations, first output, memory) for every tile. `needed`: numbers of the memory, which is aligned to a
-// vector.
+// Calls compute(l, activations, first output, memory) for every tile. `needed`: number of bfloat16 elements in each thread's
+// memory, which is aligned to 64 bytes.
 template <class Way, class Compute>
 static void for_each_tile(const Linear& l, int64_t needed, Compute compute) {
     using Input = typename Way::Input;
@@ -206,7 +206,7 @@ static void for_each_tile(const Linear& l, int64_t needed, Compute compute) {
 
 constexpr int64_t BLOCK = 256;  // rows that are copied to float32 at once, so that the copies stay in a cache
 
-// `for_each_tile` in the faster way, for blocks of rows where they are copied. Calls compute(way, l, ...).
+// `for_each_tile` with the faster way to multiply; if that copies rows, block by block. Calls compute(way, l, ...).
 template <class Compute>
 static void multiply_all(const Linear& l, int64_t needed, Compute compute) {
     by_vectors(l.rows, [&](auto way) {
@@ -224,11 +224,11 @@ static void multiply_all(const Linear& l, int64_t needed, Compute compute) {
 
 #if defined(HAS_AMX)
 
-// With tile registers: a tile's outputs of all rows of a block.
+// With AMX, a thread computes a tile's outputs for all rows of a block.
 
 constexpr int64_t SECTION = 256;  // inputs that one thread packs
 
-// Packs a row's inputs, times their factors where there are any.
+// Packs a row's inputs, multiplied by `prequant` if there is one.
 static void pack_row(const Linear& l, int64_t row, const amx::Row<bfloat16>& into, int64_t first, int64_t count) {
     const bfloat16* x = l.x + row * l.inputs;
     for (int64_t i = first; i < first + count; i += amx::DEPTH<bfloat16>) {
@@ -242,7 +242,7 @@ static void pack_row(const Linear& l, int64_t row, const amx::Row<bfloat16>& int
 }
 
 static inline void expand_inputs(const uint16_t* w, bfloat16* expanded) {
-    constexpr int64_t AHEAD = 4096;  // words
+    constexpr int64_t AHEAD = 4096;  // prefetch distance in words
     const __m512i table = _mm512_load_si512(NIBBLES);
 #pragma GCC unroll 8
     for (int64_t quad = 0; quad < amx::DEPTH<bfloat16> / 4; ++quad) {
@@ -253,7 +253,7 @@ static inline void expand_inputs(const uint16_t* w, bfloat16* expanded) {
     }
 }
 
-// Where a tile's outputs from `first` on go.
+// Writes a tile's outputs, from output `first` on, to l.y.
 struct Output {
     const Linear& l;
     int64_t first;
@@ -272,7 +272,7 @@ static void block_int4(const Linear& l, const amx::Block<bfloat16>& x, int64_t f
     amx::multiply_expanded(x, l.group, l.scales + first * (l.inputs / l.group), expand, Output{l, first});
 }
 
-// Computes y with tile registers; false if these do not multiply `depth` inputs.
+// Computes y with AMX; returns false if AMX cannot multiply `depth` inputs.
 static bool by_tiles(const Linear& l, int64_t depth, void (*multiply)(const Linear&, const amx::Block<bfloat16>&, int64_t)) {
     if (!amx::suits(depth)) return false;
     const auto of_block = [&](const auto& block, int64_t tile) { multiply(l, block, tile * TILE); };

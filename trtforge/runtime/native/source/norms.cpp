@@ -1,10 +1,10 @@
-// LayerNorm, and RMS norm with weights of another type than the activations; RMS norm alone is in elementwise.cpp.
+// LayerNorm, and RMS norm whose weights differ in type from the activations; plain RMS norm is in elementwise.cpp.
 
 #include "team.h"
 
-// y = (x - mean) / deviation * weight + bias, or x / rms(x) * weight + bias, over the last dimension. x and y: (outer,
-// inner, size), `stride` and `into` elements from row to row of the first dimension; they may be the same. weight and
-// bias, which may be null: (inner, size), `pitch` elements from row to row, 0 for one that all share.
+// y = (x - mean) / deviation * weight + bias, or x / rms(x) * weight + bias, over the last dimension. x and y: (outer, inner,
+// size), whose first dimension has stride `stride` in x and `into` in y; they may be the same. weight and bias, which may be
+// null: (inner, size) with row stride `pitch`, 0 if all rows share one.
 struct Norm {
     const void* x;
     const void* weight;
@@ -14,7 +14,7 @@ struct Norm {
     float epsilon;
 };
 
-// The mean is taken off before squares are summed, which keeps small deviations of large numbers.
+// The mean is subtracted before squares are summed, to stay accurate for small deviations from a large mean.
 template <bool CENTRED, typename T, typename W>
 static void norm_row(const T* x, const W* weight, const W* bias, T* y, int64_t size, float epsilon) {
     float mean = 0.0f, squares = 0.0f;

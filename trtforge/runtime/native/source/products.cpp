@@ -1,4 +1,4 @@
-// Which way to compute products is the faster one on this processor.
+// Measures which way to multiply is faster on this processor.
 
 #include "products.h"
 
@@ -8,7 +8,7 @@
 
 #if defined(__AVX512BF16__)
 
-// Seconds of products of ROWS rows, whose numbers are zero, at best.
+// The fastest of several times, in seconds, of products of ROWS rows of zeros.
 template <class Way>
 static double seconds() {
     constexpr int64_t INPUTS = 512;
@@ -27,7 +27,7 @@ static double seconds() {
 
 #endif
 
-// Measured once: processors with and without AMX take VDPBF16PS at very different rates.
+// Measured once, because the rate of VDPBF16PS differs a lot between processors with and without AMX.
 bool multiply_adds_are_faster() {
 #if defined(TRTFORGE_DOTS)  // for tests
     return false;

@@ -1,7 +1,7 @@
-// Products of bfloat16 rows with packed tiles of 32 outputs, sums in float32.
+// Products of bfloat16 rows with packed tiles of 32 outputs, accumulated in float32.
 //
-// A tile is (inputs / 2, 32, 2), so that one vector holds two inputs of 16 outputs, which VDPBF16PS (AVX512-BF16) and
-// TDPBF16PS (AMX) multiply with two activations. Multiply-adds of float32 take a vector's even and odd numbers apart.
+// A tile is (inputs / 2, 32, 2): one vector holds two inputs of 16 outputs, which VDPBF16PS (AVX512-BF16) and TDPBF16PS (AMX)
+// multiply by two activations. For float32 fused multiply-adds, a vector is split into its even and odd elements.
 
 #pragma once
 
@@ -16,23 +16,24 @@
 #include <type_traits>
 
 constexpr int64_t TILE = 32;        // outputs
-constexpr int64_t ROWS = 8;         // of activations that are multiplied together: addresses of more fit no registers
-constexpr int64_t PANEL = 64;       // most rows whose sums stay in the first-level cache
+constexpr int64_t ROWS = 8;         // rows that are multiplied together: the addresses of more would not fit in registers
+constexpr int64_t PANEL = 64;       // maximum rows whose accumulators stay in the L1 cache
 
-using Sums = __m512[2];  // of one row: 32 outputs
+using Sums = __m512[2];  // one row's accumulators of 32 outputs
 
-// Two ways to add to 16 sums the products of 16 outputs' two weights with two activations.
+// Two ways to multiply follow: `Dots` and `MultiplyAdds`. `add` adds to 16 accumulators, one per output, the dot products of
+// two weights and two activations.
 
 #if defined(__AVX512BF16__)
 
-// Two activations in every lane.
+// Broadcasts two activations to every lane.
 static inline __m512bh both(const bfloat16* x) {
     int32_t bits;
     std::memcpy(&bits, x, sizeof bits);
     return (__m512bh)_mm512_set1_epi32(bits);
 }
 
-// By VDPBF16PS, one instruction for both; `panel` by AMX, where it is.
+// Multiplies with VDPBF16PS, one instruction for both weights; `panel` uses AMX if available.
 struct Dots {
     using Input = bfloat16;
     struct Weights {
@@ -51,7 +52,7 @@ struct Dots {
 
 #endif
 
-// By multiply-adds of float32, one for each weight.
+// Multiplies with float32 fused multiply-adds, one for each weight.
 struct MultiplyAdds {
     using Input = float;
     struct Weights {
@@ -74,10 +75,10 @@ struct MultiplyAdds {
     static bool uses_tiles(int64_t) { return false; }
 };
 
-// Whether this processor multiplies faster by `MultiplyAdds` than by `Dots` without AMX.
+// Whether `MultiplyAdds` is faster on this processor than `Dots` without AMX.
 bool multiply_adds_are_faster();
 
-// Calls function(way) with the way to multiply by vectors.
+// Calls function(way) with the faster way to multiply with vector instructions.
 template <class Function>
 static inline void by_vectors(Function function) {
     if (multiply_adds_are_faster()) return function(MultiplyAdds());
@@ -86,7 +87,7 @@ static inline void by_vectors(Function function) {
 #endif
 }
 
-// As above, of so many rows. To take the weights of a single row apart costs as much as to multiply them.
+// The same for a given number of rows: for a single row, splitting the weights would cost as much as multiplying them.
 template <class Function>
 static inline void by_vectors([[maybe_unused]] int64_t rows, Function function) {
 #if defined(__AVX512BF16__)
@@ -95,7 +96,7 @@ static inline void by_vectors([[maybe_unused]] int64_t rows, Function function) 
     by_vectors(function);
 }
 
-// Calls function(way) with the way whose `panel` is the fastest for so many rows and inputs.
+// Calls function(way) with the way whose `panel` is the fastest for these numbers of rows and inputs.
 template <class Function>
 static inline void by_fastest(int64_t rows, [[maybe_unused]] int64_t inputs, Function function) {
 #if defined(__AVX512BF16__)
@@ -104,7 +105,7 @@ static inline void by_fastest(int64_t rows, [[maybe_unused]] int64_t inputs, Fun
     by_vectors(rows, function);
 }
 
-// A product takes several cycles: few rows need several sums for each output to keep the units busy.
+// Accumulators per output. A product takes several cycles, so few rows need several to keep the units busy.
 template <int M>
 constexpr int UNROLL = M == 1 ? 4 : M <= 3 ? 2 : 1;
 
@@ -117,11 +118,11 @@ static inline void add_up(const __m512 (&sums)[U][M][2], Sums* out) {
         }
 }
 
-// Fetches from memory the tile behind the one that is multiplied, as rows are in `count` parts, one part at a time: each
-// step, which multiplies `width` bytes of weights, fetches as many divided by the number of parts. What is multiplied
-// soon is fetched from the second-level cache into the first.
+// Prefetches the next tile while a tile is multiplied. Rows are multiplied in `count` parts, one after another; each step,
+// which multiplies `width` bytes of weights, prefetches width / count bytes of the next tile into the L2 cache. It also
+// prefetches weights that are needed soon into the L1 cache.
 struct Ahead {
-    static constexpr int64_t SOON = 1024;  // bytes
+    static constexpr int64_t SOON = 1024;  // prefetch distance in bytes for the L1 cache
     const char *from, *soon;
     int64_t pitch, width;
 
@@ -138,12 +139,12 @@ struct Ahead {
     }
 };
 
-// For a tile that is in the first-level cache.
+// Prefetches nothing, for a tile that is in the L1 cache.
 struct NothingAhead {
     void step(int64_t) const {}
 };
 
-// out[m] = x[m] times one tile, over 2 x `count` inputs.
+// out[m] = row m of x times one tile, over 2 x `count` inputs.
 template <class Way, int M, class Fetch>
 static inline __attribute__((always_inline)) void multiply(const typename Way::Input* x, int64_t stride,
                                                            const bfloat16* w, int64_t count, const Fetch& ahead,
@@ -163,7 +164,7 @@ static inline __attribute__((always_inline)) void multiply(const typename Way::I
         }
         ++at;
     };
-    // Written out, because GCC 12 keeps sums in memory where it unrolls a loop around them.
+    // Unrolled by hand, because GCC 12 keeps the accumulators in memory if it unrolls the loop itself.
     if constexpr (U == 1 && std::is_same_v<Fetch, NothingAhead>)
         while (at + 4 <= count) {
             step(0);
@@ -179,7 +180,7 @@ static inline __attribute__((always_inline)) void multiply(const typename Way::I
     add_up<M, U>(sums, out);
 }
 
-// Calls function(rows) with a number of 1 to ROWS as a compile-time constant.
+// Calls function(rows) with `rows`, from 1 to ROWS, as a compile-time constant.
 template <class Function>
 static inline void with_rows(int64_t rows, Function function) {
     with_constant<ROWS>(rows, function);
@@ -201,14 +202,14 @@ static void sums_of(const typename Way::Input* x, int64_t stride, const bfloat16
     store_sums<M>(out, sums);
 }
 
-// Rows of the next part where `rows` are split into `parts` nearly equal ones.
+// Number of rows in the next part, if `rows` are split into `parts` nearly equal parts.
 static inline int64_t share(int64_t rows, int64_t parts) { return (rows + parts - 1) / parts; }
 
 static inline int64_t panels(int64_t rows) { return parts(rows, PANEL); }
 
 static inline int64_t parts(int64_t rows) { return parts(rows, ROWS); }
 
-// sums (rows, 32) = x times one bfloat16 tile, up to PANEL rows.
+// sums (rows, 32) = up to PANEL rows of x times one bfloat16 tile.
 template <class Way>
 static void panel(const typename Way::Input* x, int64_t stride, int64_t rows, const bfloat16* w, int64_t inputs,
                   float* sums) {

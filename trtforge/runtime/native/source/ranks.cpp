@@ -1,8 +1,8 @@
-// Sums over the tensor-parallel ranks of one machine, in memory that they share.
+// All-reduce (sum) over the tensor-parallel ranks of one machine, through shared memory.
 //
-// Each rank copies a part of its numbers to a place of its own, counts it, waits until the others have counted theirs,
-// and adds all up in the order of ranks, so that all get the same sums. It has two places and uses them in turn: when
-// it writes a part, the others have counted the part before, and are done with the one before that.
+// Each rank copies a part of its values to its own buffer, increments its part count, waits until the other ranks have counted
+// this part, and adds up all buffers in rank order, so that all ranks get identical sums. Each rank alternates between two
+// buffers: when it writes a part, all others have counted the previous part, so they have finished reading the one before.
 
 #include "team.h"
 #include "vectors.h"
@@ -15,23 +15,23 @@
 #include <atomic>
 
 constexpr int64_t PART = 1 << 17;  // bytes
-constexpr int64_t SLICE = 4096;    // numbers that a thread adds up at once
+constexpr int64_t SLICE = 4096;    // elements that a thread adds up at once
 constexpr int SPINS = 1000;
 
 struct alignas(64) Flag {
     std::atomic<uint32_t> set;
 };
 
-// How many parts a rank has written, modulo 2^32, and how many ranks sleep until there are more.
+// Number of parts that a rank has written, modulo 2^32, and number of ranks that sleep until there are more.
 struct alignas(64) Counted {
     std::atomic<uint32_t> parts, sleepers;
 };
 
-// What the ranks of one pipeline stage share: `Counted` of each rank, then two places of each rank.
+// Size of the memory that the ranks of one pipeline stage share: a `Counted` of each rank, then two buffers of each rank.
 EXPORT int64_t shared_bytes(int64_t ranks) { return ranks * (int64_t(sizeof(Counted)) + 2 * PART); }
 
 static void futex(const std::atomic<uint32_t>& word, int operation, uint32_t value) {
-    static const timespec longest = {0, 50'000'000};  // of a sleep: then `Flag` is looked at
+    static const timespec longest = {0, 50'000'000};  // maximum sleep before `Flag` is checked
     syscall(SYS_futex, &word, operation, value, &longest, nullptr, 0);
 }
 
@@ -40,8 +40,8 @@ static void announce(Counted& own, uint32_t parts) {
     if (own.sleepers.load()) futex(own.parts, FUTEX_WAKE, INT32_MAX);
 }
 
-// Waits until a rank has counted so many parts: some 50 microseconds awake, as being woken takes as long, then asleep.
-// False if a rank ended.
+// Waits until a rank has counted `parts` parts: spins for about 50 microseconds, the time that a wake-up takes, then sleeps.
+// Returns false if a rank ended.
 static bool wait_for(Counted& rank, uint32_t parts, const Flag& ended) {
     const auto reached = [&](uint32_t now) { return int32_t(now - parts) >= 0; };
     for (int turn = 0; turn < SPINS; ++turn) {
@@ -60,7 +60,7 @@ static inline float read(const bfloat16* from, float) { return to_float(*from); 
 template <typename T>
 static inline Vector read(const T* from, Vector) { return load(from); }
 
-// The place of a part, of all ranks.
+// The buffers of all ranks for one part.
 template <typename T>
 struct Places {
     void* shared;
@@ -103,8 +103,8 @@ static void sum(T* values, int64_t count, const Flag* ended, void* shared, int64
     }
 }
 
-// values (count) become their sum over the ranks. `ended`: a flag, set when a rank ended; the sums are then useless.
-// `shared`: `shared_bytes(ranks)` bytes, zero at first. All ranks sum as many numbers, call by call.
+// Replaces values (count) by their sum over the ranks. `ended`: a flag, set when a rank has ended; then the sums are invalid.
+// `shared`: `shared_bytes(ranks)` bytes, initially zero. All ranks must make the same calls, with the same `count`.
 EXPORT void sum_ranks(int64_t type, void* values, int64_t count, const void* ended, void* shared, int64_t ranks,
                       int64_t rank) {
     if (type == BFLOAT16)

@@ -1,4 +1,4 @@
-// Runs recorded kernel calls again, in order: a step's thousands of arguments are converted once.
+// Replays recorded kernel calls in order. A step's thousands of arguments are converted only once, when recorded.
 
 #include "calls.h"
 

@@ -1,38 +1,38 @@
-// Compensated rounding of weights: the codes of a block of columns, their refinement, and the best step of a group
-// (trtforge/calibrate/compensation.py, grids.py). Each output is computed alone, so that results do not depend on the
-// number of threads.
+// Rounding of weights with error compensation: rounding a block of columns, refining the levels, and finding the best step of a
+// group (trtforge/calibrate/compensation.py, grids.py). Each output is computed separately, so that results do not depend on
+// the number of threads.
 
 #include <vector>
 
 #include "team.h"
 #include "vectors.h"
 
-// Levels of a weight, as `rounding.GRIDS` numbers them: integers from -8 to 7, or E2M1.
+// The levels of weights, numbered like `rounding.GRIDS`: integers from -8 to 7, or E2M1 values.
 enum Grid : int64_t { INT4 = 0, E2M1 = 1 };
 
 constexpr int64_t VECTORS = 4, TILE = VECTORS * WIDTH;  // outputs of a tile
-constexpr int64_t LONGEST = 128;                        // columns of a block
+constexpr int64_t LONGEST = 128;                        // maximum columns of a block
 constexpr int64_t SPAN = 4;                             // columns whose sums are in registers
 
 struct Rounding {
-    const float* columns;   // (block, outputs), the last one is rounded first
-    const void* product;    // (block, outputs): what the columns behind the block take off; absent: nothing
-    const float* shares;    // (block, block): how much of the error of each column behind it a column takes off
-    const float* quanta;    // (block, outputs): what a level of one stands for
-    const int8_t* ends;     // (block, outputs): the level that a weight is limited to, or 0; absent: none is
+    const float* columns;   // (block, outputs); the last one is rounded first
+    const void* product;    // (block, outputs): compensation of the errors of columns after the block, subtracted; or null
+    const float* shares;    // (block, block): factors of the later columns' errors, which a column subtracts
+    const float* quanta;    // (block, outputs): the value of level 1
+    const int8_t* ends;     // (block, outputs): the level of a fixed weight, 0 for others; or null
     int8_t* levels;         // (block, outputs), E2M1 in halves
-    void* errors;           // (block, outputs): what the levels stand for, less the columns
-    void* residuals;        // (block, outputs): less the columns' targets
+    void* errors;           // (block, outputs): rounded values minus the columns
+    void* residuals;        // (block, outputs): rounded values minus the columns' targets
     int64_t block, outputs;
 };
 
 struct Refinement {
     int8_t* levels;         // (outputs, inputs), E2M1 in halves
-    const void* gradients;  // (outputs, inputs): half of what the output error grows by with each weight
+    const void* gradients;  // (outputs, inputs): half the derivative of the output error by each weight
     const void* gram;       // (inputs, inputs)
     const float* diagonal;  // (inputs,): of gram
     const float* scales;    // (inputs,)
-    const int64_t* groups;  // (inputs,): the group of each
+    const int64_t* groups;  // (inputs,): each input's group
     const float* steps;     // (outputs, count)
     const int8_t* ends;     // (outputs, inputs), as above
     int64_t outputs, inputs, count, sweeps;
@@ -50,7 +50,7 @@ static inline Vector smaller(Vector a, Vector b) { return a < b ? a : b; }
 
 static inline Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
-// The nearest level, halves to even: adding a large number leaves no more bits than the level has.
+// The nearest level, ties to even: adding and subtracting a large number leaves only the bits of a level.
 template <Grid grid>
 static inline Vector nearest(Vector x) {
     if (grid == INT4) {
@@ -62,7 +62,7 @@ static inline Vector nearest(Vector x) {
     return smaller(larger((x + power) - power, Vector() - 6.0f), Vector() + 6.0f);
 }
 
-// `count` numbers from `from`, the rest of the tile `other`. A whole tile is read where it is.
+// A tile of `count` elements at `from`, padded with `other` in `copy`. A whole tile is used in place.
 static inline const float* tile_of(const float* from, int64_t count, float* copy, float other) {
     if (count == TILE) return from;
     std::fill(copy, copy + TILE, other);
@@ -113,8 +113,8 @@ static void round_column(const Rounding& given, int64_t column, int64_t first, i
     put_tile((T*)given.residuals + at, residuals, count);
 }
 
-// `N` columns from `begin` on, counted from the last one of the block: what those before take off them at once, then one
-// after the other.
+// Rounds `N` columns from `begin` on, counted from the block's last column. First it sums the errors of the columns before
+// `begin` for all of them, then it rounds them one by one.
 template <Grid grid, typename T, int64_t N>
 static void round_span(const Rounding& given, int64_t begin, int64_t first, int64_t count, float (*errors)[TILE]) {
     Vector sums[N][VECTORS] = {};
@@ -144,8 +144,8 @@ static void round_tiles(const Rounding& given) {
     });
 }
 
-// Rounds each column of a block, at most LONGEST, to its target: itself, less `product` and its shares of the errors
-// made behind it in the block. `type`: of the product, the errors and the residuals.
+// Rounds each column of a block, at most LONGEST, to its target: the column minus `product` minus its shares of the errors of
+// the block's later columns. `type`: of the product, the errors and the residuals.
 EXPORT void round_block(int64_t grid, int64_t type, const Rounding* given) {
     if (grid == INT4)
         type == FLOAT32 ? round_tiles<INT4, float>(*given) : round_tiles<INT4, bfloat16>(*given);
@@ -153,8 +153,8 @@ EXPORT void round_block(int64_t grid, int64_t type, const Rounding* given) {
         type == FLOAT32 ? round_tiles<E2M1, float>(*given) : round_tiles<E2M1, bfloat16>(*given);
 }
 
-// Moves one output's levels, from the last to the first, to what is best with all others as they are, as often as
-// `sweeps` or until none moves. A level moves by the gradient / (gram's diagonal * quantum).
+// Coordinate descent on one output's levels, from the last to the first: moves each level to its best value with all others
+// fixed, for up to `sweeps` sweeps or until none moves. A level moves by -gradient / (diagonal of gram * quantum), rounded.
 template <Grid grid, typename T>
 static void refine_row(const Refinement& given, int64_t row, float* work) {
     constexpr float unit = grid == E2M1 ? 0.5f : 1.0f;
@@ -231,7 +231,7 @@ static void best_of_tile(const Steps& given, int64_t first, int64_t count) {
     std::copy(found, found + count, given.best + first);
 }
 
-// The candidate with the least squared error of a group's columns, by their weights; the first one on a tie.
+// For each output, the candidate step with the least weighted squared error of a group's columns; the first one on a tie.
 EXPORT void best_steps(int64_t grid, const Steps* given) {
     team::for_each((given->outputs + TILE - 1) / TILE, given->outputs > TILE, [&](int64_t tile) {
         const int64_t first = tile * TILE, count = std::min(TILE, given->outputs - first);

@@ -1,8 +1,8 @@
 // Samples tokens from the softmax of logits, limited by min_p, top_k and top_p, and computes the log-sum-exp of logits.
 //
-// Weights, exp(logit - largest logit), stay in the vocabulary's order (runtime/candidates.py says why). The smallest
-// weight that is kept is found without sorting the vocabulary: the interval that contains it is divided by LEVELS numbers
-// again and again, until so FEW weights are in it that they are sorted.
+// Weights, exp(logit - largest logit), stay in the order of the vocabulary (see runtime/candidates.py for the reason). The
+// smallest weight to keep is found without sorting the vocabulary: LEVELS thresholds divide the interval that contains it,
+// repeatedly, until at most FEW weights are left in it; these are sorted.
 
 #include "gumbel.h"
 #include "team.h"
@@ -12,9 +12,9 @@
 #include <functional>
 #include <limits>
 
-// logits (any, vocabulary), `stride` apart, of which row `places[i]` is for token i. top_k: of the most likely tokens,
-// the vocabulary for all; top_p: up to 1, of the weights that top_k leaves; min_p: up to 1, of the largest weight, or
-// null; keys: random bits. `weights`: where the weights go that are left, (rows, vocabulary), or null.
+// logits: (any, vocabulary), with row stride `stride`; row `places[i]` is for token i. top_k: the vocabulary size keeps all
+// tokens; top_p: up to 1, fraction of the weights that top_k keeps; min_p: up to 1, fraction of the largest weight, or null;
+// keys: random bits. `weights`: (rows, vocabulary) receives the kept weights, or null.
 struct Draws {
     const float* logits;
     const int64_t* places;
@@ -29,20 +29,20 @@ struct Draws {
 
 namespace {
 
-constexpr int64_t BLOCK = 1024;   // weights that are summed before they are looked at one by one
-constexpr int64_t FEW = 64;       // weights that are sorted
-constexpr int LEVELS = 8;         // numbers that divide the interval, at once
-constexpr float LOWEST = -87.0f;  // of logit - largest logit; what is less likely than 10^-38 gets no weight
+constexpr int64_t BLOCK = 1024;   // weights in a block, whose sum is kept
+constexpr int64_t FEW = 64;       // maximum weights to sort
+constexpr int LEVELS = 8;         // thresholds that divide the interval at once
+constexpr float LOWEST = -87.0f;  // minimum of logit - largest logit: tokens of relative probability below 10^-38 get weight 0
 
-// The weights of one row, of which `count` are whole blocks, with zeros behind the vocabulary.
+// The weights of one row: `count` is the vocabulary size rounded up to whole blocks; zeros follow the vocabulary.
 struct Weights {
     float* all;
-    float* band;   // room for as many, and a vector
-    double* sums;  // of blocks
+    float* band;   // scratch for `count` weights and a vector
+    double* sums;  // one per block
     int64_t count;
 };
 
-// In memory of the calling thread.
+// Weights in memory of the calling thread.
 Weights weights_for(int64_t vocabulary) {
     const int64_t count = (vocabulary + BLOCK - 1) / BLOCK * BLOCK;
     float* memory = memory_for<float>(2 * count + WIDTH);
@@ -61,7 +61,7 @@ float largest_of(const float* logits, int64_t size) {
     return std::max(largest, largest_lane(most));
 }
 
-// Tokens whose logit is below largest + lowest get no weight.
+// Computes the weights. Tokens whose logit is below largest + lowest get weight 0.
 void fill(const float* logits, int64_t size, float largest, float lowest, const Weights& into) {
     int64_t i = 0;
     for (; i + WIDTH <= size; i += WIDTH) {
@@ -91,7 +91,7 @@ double sum_blocks(const Weights& w) {
     return total;
 }
 
-// What is summed of weights that are kept: 1 for top_k, the weight for top_p.
+// What to sum over kept weights: 1 for top_k (`Number`), the weight for top_p (`Probability`).
 struct Number {
     template <typename V>
     static V of(V) { return V() + 1.0f; }
@@ -102,7 +102,7 @@ struct Probability {
     static V of(V weight) { return weight; }
 };
 
-// Adds to sums[k] what is summed of the weights that are levels[k] at least. Zeros follow the last one.
+// Adds to sums[k] the counts (`Counted`) of the weights >= levels[k]. Zeros must follow the last weight.
 template <class Counted>
 void add_from(const float* weights, int64_t count, const float (&levels)[LEVELS], double* sums) {
     for (int64_t first = 0; first < count; first += BLOCK) {
@@ -118,11 +118,11 @@ void add_from(const float* weights, int64_t count, const float (&levels)[LEVELS]
     }
 }
 
-// Copies weights in [low, high), followed by zeros; `into` may be `from`. Returns how many.
+// Copies the weights in [low, high), and zeros after them; `into` may be `from`. Returns their number.
 int64_t select(const float* from, int64_t count, float low, float high, float* into) {
     int64_t found = 0;
 #if defined(__AVX512F__)
-    for (int64_t i = 0; i < count; i += WIDTH) {  // zeros follow the last one
+    for (int64_t i = 0; i < count; i += WIDTH) {  // zeros follow the last weight
         const __m512 w = _mm512_loadu_ps(from + i);
         const __mmask16 in = _mm512_cmp_ps_mask(w, _mm512_set1_ps(low), _CMP_GE_OQ) &
                              _mm512_cmp_ps_mask(w, _mm512_set1_ps(high), _CMP_LT_OQ);
@@ -140,19 +140,19 @@ int64_t select(const float* from, int64_t count, float low, float high, float* i
     return found;
 }
 
-// Weights above `least`, and the first `equal` of those that are equal to it.
+// The weights to keep: those above `least`, and the first `equal` of those equal to it.
 struct Kept {
     float least;
     int64_t equal;
 };
 
-// The fewest of the largest of `count` weights, which zeros follow, whose sum is `wanted` at least. `band`: room for as
-// many and a vector; it may be where they are.
+// The smallest set of the largest of `count` weights whose sum (`Counted`) is at least `wanted`. Zeros must follow the weights.
+// `band`: scratch for as many weights and a vector; it may be `from`.
 template <class Counted>
 Kept fewest(const float* from, int64_t count, float* band, double wanted) {
-    uint32_t low = to_bits(FLT_MIN), high = to_bits(1.0f) + 1;  // bits of positive numbers have their order
-    uint32_t step = 1 << 24, first = high - LEVELS * step;      // at the beginning each level is a quarter of the next
-    double above = 0.0;                                         // of weights from `high` on
+    uint32_t low = to_bits(FLT_MIN), high = to_bits(1.0f) + 1;  // positive floats and their bits have the same order
+    uint32_t step = 1 << 24, first = high - LEVELS * step;      // first, each level is a quarter of the next
+    double above = 0.0;                                         // sum over weights >= `high`
     do {
         float levels[LEVELS] = {from_bits(low)};
         double sums[LEVELS + 1] = {};
@@ -177,7 +177,7 @@ Kept fewest(const float* from, int64_t count, float* band, double wanted) {
     return {least, std::count(band, band + kept, least)};
 }
 
-// The other weights become 0.
+// Sets all other weights to 0.
 void keep(const Weights& w, Kept kept) {
     Integers lanes = {};
     for (float *at = w.all, *end = at + w.count; at < end; at += WIDTH) {
@@ -194,7 +194,7 @@ void keep(const Weights& w, Kept kept) {
         }
 }
 
-// The first place up to which more than `target` of the weights lies, or the last one that has weight.
+// The first index up to which the cumulative weight exceeds `target`, or the last index with a weight.
 int64_t place_of(const Weights& w, double target) {
     int64_t block = 0;
     double before = 0.0, sum = 0.0;
@@ -214,14 +214,13 @@ int64_t place_of(const Weights& w, double target) {
     return place;
 }
 
-// The first token whose logit and noise are the largest sum, of those whose logit is the largest + lowest at least. Token
-// 0 where none is possible. Most noise is too small for the largest logit of its block, as its quantile tells, and is not
-// computed.
+// The token with the largest logit + noise (the first on a tie), among tokens whose logit is at least the largest + lowest; 0
+// if none is possible. Most noise is not computed: its quantile shows that it is too small even with its block's largest logit.
 int64_t draw_of_all(const float* logits, int64_t size, float lowest, const Gumbel& gumbel) {
     constexpr int64_t TOGETHER = 8 * WIDTH;
     constexpr float NONE = -std::numeric_limits<float>::infinity();
     const float top = largest_of(logits, size);
-    const float shift = std::fabs(top) <= FLT_MAX ? top : 0.0f;  // noise beside large logits would be rounded away
+    const float shift = std::fabs(top) <= FLT_MAX ? top : 0.0f;  // added to large logits, noise would be rounded away
     float last[TOGETHER];
     Vector most = Vector() + NONE;
     Words lanes, found = {};
@@ -251,7 +250,7 @@ int64_t draw_of_all(const float* logits, int64_t size, float lowest, const Gumbe
     return most[best] > NONE ? found[best] : 0;
 }
 
-// The token up to which a share of the weights lies, or of all tokens one by its noise.
+// Draws a token: by its noise if all tokens are allowed, else by inverting the cumulative weight at a random fraction.
 int64_t draw(const Draws& d, int64_t row, const Weights& w) {
     const float* logits = d.logits + d.places[row] * d.stride;
     const float lowest = d.min_p ? std::log(d.min_p[row]) : -std::numeric_limits<float>::infinity();
@@ -281,7 +280,7 @@ EXPORT void draw_tokens(const Draws* d) {
                    [=](int64_t row) { d->tokens[row] = draw(*d, row, weights_for(d->vocabulary)); });
 }
 
-// sums (rows,): log(sum of exp(logit)) of logits (rows, vocabulary), `stride` apart.
+// sums (rows,) = log(sum of exp(logit)) of logits (rows, vocabulary), with row stride `stride`.
 EXPORT void log_sums(const float* logits, float* sums, int64_t rows, int64_t vocabulary, int64_t stride) {
     team::for_each(rows, rows * vocabulary >= PARALLEL_FROM, [=](int64_t row) {
         const float* from = logits + row * stride;

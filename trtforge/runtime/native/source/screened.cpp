@@ -1,15 +1,15 @@
-// The LM head where only the most likely tokens matter: products with weights of 8 bits, half as many bytes, tell which
-// tiles of 32 tokens may have them, and only the products of these tiles are computed.
+// The LM head when only the most likely tokens matter: products with 8-bit weights, half as many bytes, show which tiles of 32
+// tokens may contain them, and only the outputs of these tiles are computed exactly.
 //
-// Let w = s q + e be a row of the weights and q its codes. |w x - s q x| is at most |e| |x| (Cauchy-Schwarz) plus what
-// rounding adds: each of the two sums of n products, in float32, is off by at most n 2^-24 |w| |x|. So each product has a
-// lower and an upper limit. The smallest of the k largest products of a row is no less than the k-th largest of the tiles'
-// largest lower limits, and a tile whose upper limits are all below that has none of the k. Its products stay as the codes
-// gave them, which are below the k largest too. The products of the other tiles are the same numbers as without codes.
+// Let w = s q + e be a row of the weights and q its codes. |w x - s q x| is at most |e| |x| (Cauchy-Schwarz) plus the rounding
+// error: each of the two float32 sums of n products is off by at most n 2^-24 |w| |x|. So each output has a lower and an upper
+// bound. The k-th largest output of a row is at least the k-th largest of the tiles' largest lower bounds, so a tile whose
+// upper bounds are all below that contains none of the k largest. Its outputs remain those of the codes, which are below the k
+// largest, too. The outputs of all other tiles are the same as without codes.
 //
-// A token that is drawn from all is the one with the largest sum of its logit and its noise (gumbel.h): the noise is added
-// to both limits, and k is 1. Where only tokens near the largest logit may be drawn, k is 1 too, and a tile counts whose upper
-// limits are not below the limit of the largest logit by more than that distance.
+// A token drawn from all tokens is the one with the largest logit + noise (gumbel.h): the noise is added to both bounds, and k
+// is 1. If only tokens near the largest logit may be drawn, k is 1, too, and a tile is kept unless its upper bounds are below
+// the lower bound of the largest logit by more than that distance.
 
 #include "calls.h"
 #include "expanded_formats.h"
@@ -31,7 +31,7 @@ using float32::LANES;
 using float32::Lanes;
 using float32::TILE;
 
-// Multiplying the codes of more rows takes as long as reading the weights.
+// With more rows, multiplying the codes takes as long as reading the weights.
 #if defined(HAS_AMX)
 constexpr int64_t MOST_ROWS = 4;
 #elif defined(__AVX512VBMI__) && defined(__AVX512BF16__)
@@ -40,29 +40,29 @@ constexpr int64_t MOST_ROWS = 3;
 constexpr int64_t MOST_ROWS = 2;
 #endif
 constexpr int64_t GATHERED = 64;       // tiles that are computed at once
-constexpr int64_t CHUNK = 64;          // tiles whose limits one thread finds, one after the other
-constexpr int64_t SHARE = 8;           // of so many tiles one, at most, is worth computing apart
+constexpr int64_t CHUNK = 64;          // consecutive tiles whose bounds one thread computes
+constexpr int64_t SHARE = 8;           // screening pays off if at most one in SHARE tiles must be computed
 constexpr int64_t LONGEST_PAUSE = 256;
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 constexpr float LARGEST_CODE = 127.0f;
-// Sums of squares of smaller numbers lose them: rows whose largest weight is below it become zeros, and shorter inputs have
-// all products computed.
+// Sums of squares of smaller numbers may underflow. Rows of weights whose amax is smaller get zero codes; for inputs whose norm
+// is smaller, all outputs are computed exactly.
 constexpr float LEAST = 0x1p-40f;
-constexpr float MAGIC = 0x1.8p23f;     // added and subtracted it rounds to integers
-constexpr float SLACK = 1.0f + 0x1p-6f;  // for the rounding of the limits themselves
-constexpr float ROUNDED = 0x1p-16f;      // what scaling logits, and comparing them by float32, may change
+constexpr float MAGIC = 0x1.8p23f;     // adding and subtracting it rounds to integers
+constexpr float SLACK = 1.0f + 0x1p-6f;  // for rounding errors of the bounds themselves
+constexpr float ROUNDED = 0x1p-16f;      // relative error of scaling logits and comparing them in float32
 
-// Memory of one thread that calls `linear_screened`, for the threads of its team.
+// Scratch memory of a thread that calls `linear_screened`, shared by its worker threads.
 struct Memory {
-    std::vector<float> low, high, ranked;  // limits of tiles, (rows, tiles)
-    std::vector<int64_t> tiles;            // that may have one of the largest products
+    std::vector<float> low, high, ranked;  // bounds of tiles, (rows, tiles)
+    std::vector<int64_t> tiles;            // tiles that may contain one of the largest outputs
     std::vector<char> weights, y;          // of GATHERED tiles
     std::vector<float> bias;
 };
 
 static int64_t tile_bytes(const ScreenedLinear& s) { return TILE * s.inputs * int64_t(sizeof(uint16_t)); }
 
-// y (rows, outputs) of tiles of the weights.
+// y (rows, outputs) with the 16-bit weights `weight`.
 static void multiply(int64_t type, const ScreenedLinear& s, const void* weight, const float* bias, int64_t outputs,
                      void* y) {
 #if defined(__AVX512BW__)
@@ -77,7 +77,7 @@ static void multiply(int64_t type, const ScreenedLinear& s, const void* weight, 
     linear_expanded(type, &l);
 }
 
-// y (rows, outputs) of the codes.
+// y (rows, outputs) with the codes.
 static void multiply_codes(int64_t type, const ScreenedLinear& s) {
     const ExpandedLinear l{s.x,      s.codes,   s.scales, s.bias,  nullptr,     s.y,  s.rows,
                            s.inputs, s.outputs, s.inputs, OF_INT8, AS_THEY_ARE, 1.0f, 1.0f};
@@ -98,25 +98,25 @@ static float norm_of(const T* x, int64_t inputs) {
     return std::sqrt(sum);
 }
 
-// What the products of one row are compared by: themselves if `factor` is 0, else their sums with noise. `norm`: the length
-// of the inputs.
+// How the outputs of one row are compared: directly if `factor` is 0, else after adding noise. `norm`: the norm of the row's
+// inputs.
 struct Measure {
     float norm, factor;
     Gumbel gumbel;
 };
 
-// The largest limits of a tile, (-INFINITE, -INFINITE) if it has no product that counts.
+// The largest lower and the largest upper bound in a tile; both -INFINITE if the tile has no valid output.
 struct Limits {
     float low = -INFINITE, high = -INFINITE;
 };
 
-// Those of products, or of sums.
+// Lower and upper bounds of outputs, without or with noise.
 struct Range {
     Vector low, high;
 };
 
-// Adds noise to the limits of a tile's products, of the tokens from `first` on. False, with nothing changed, if all of them
-// would be below `best`: that tells the quantiles of most noise, which is then not computed.
+// Adds noise to the bounds of a tile's outputs, for tokens from `first` on. Returns false and changes nothing if all sums would
+// be below `best`; the quantiles show that for most tiles, whose noise is then not computed.
 static bool add_noise(Range (&ranges)[TILE / WIDTH], const Measure& by, int64_t first, float best) {
     Words tokens;
     for (int64_t lane = 0; lane < WIDTH; ++lane) tokens[lane] = uint32_t(first + lane);
@@ -138,8 +138,8 @@ static bool add_noise(Range (&ranges)[TILE / WIDTH], const Measure& by, int64_t 
     return true;
 }
 
-// The limits of a tile with products `y`, of the tokens from `first` on. These and the exact ones are both rounded to T, each
-// by half a unit of the last place. Products whose errors are no numbers do not count. `best`: a lower limit in the same row.
+// The bounds of a tile with outputs `y`, for tokens from `first` on. `y` and the exact outputs are both rounded to T, each with
+// an error of half a unit in the last place. Outputs whose `errors` are NaN are ignored. `best`: a lower bound in the same row.
 template <typename T>
 static Limits limits_of(const T* y, const float* errors, const Measure& by, int64_t first, float best) {
     constexpr float ROUNDING = std::is_same_v<T, float> ? 0x1p-23f : 0x1p-7f;
@@ -158,7 +158,7 @@ static Limits limits_of(const T* y, const float* errors, const Measure& by, int6
     return {largest_lane(low), largest_lane(high)};
 }
 
-// Finds the tiles that may have one of the `most` largest products of a row; false if that cannot be told.
+// Finds the tiles that may contain one of the `most` largest outputs of a row; false if screening fails or does not pay off.
 template <typename T>
 static bool find_tiles(const ScreenedLinear& s, int64_t most, Memory& memory) {
     const int64_t tiles = s.outputs / TILE;
@@ -202,7 +202,7 @@ static bool find_tiles(const ScreenedLinear& s, int64_t most, Memory& memory) {
     return int64_t(memory.tiles.size()) * SHARE <= tiles;
 }
 
-// Replaces the products of these tiles, up to GATHERED, by those of the weights.
+// Replaces the outputs of these tiles, at most GATHERED, by the exact ones.
 template <typename T>
 static void compute_tiles(int64_t type, const ScreenedLinear& s, const int64_t* tiles, int64_t count, Memory& memory) {
     const int64_t bytes = tile_bytes(s);
@@ -219,7 +219,7 @@ static void compute_tiles(int64_t type, const ScreenedLinear& s, const int64_t* 
             std::copy_n(y + (row * count + i) * TILE, TILE, (T*)s.y + row * s.outputs + tiles[i] * TILE);
 }
 
-// Whether the largest products could be told from others by their codes.
+// Computes the largest outputs exactly, with screening; false if screening fails or does not pay off.
 template <typename T>
 static bool compute_largest(int64_t type, const ScreenedLinear& s) {
     static thread_local Memory memory;
@@ -231,8 +231,7 @@ static bool compute_largest(int64_t type, const ScreenedLinear& s) {
     return true;
 }
 
-// `pause`: products that are still computed whole, because codes could not tell the largest ones, and how many the last
-// pause had.
+// `pause`: after screening failed, the number of calls that still skip it, and the length of the last pause.
 EXPORT void linear_screened(int64_t type, const ScreenedLinear* s) {
     if (s->rows == 0) return;
     if (*s->most > 0 && s->rows <= MOST_ROWS) {
@@ -250,8 +249,8 @@ EXPORT void linear_screened(int64_t type, const ScreenedLinear* s) {
 
 static inline Lanes sizes(Lanes v) { return (Lanes)((LaneIntegers)v & 0x7fffffff); }
 
-// A tile's weights of `inputs` inputs as codes, which expanded_formats.h describes, times `scales`; `errors`: how far a
-// product of the codes may be from that of the weights, for each unit of the length of x.
+// Quantises a tile's weights to INT8 codes (see expanded_formats.h) with `scales`. `errors`: bound of the difference between
+// outputs of codes and of weights, divided by the norm of x.
 template <class Number>
 static void screen_tile(const uint32_t* weight, int64_t inputs, uint32_t* codes, float* scales, float* errors) {
     using Format = FromHalves<Number>;
@@ -293,8 +292,8 @@ static void screen_tile(const uint32_t* weight, int64_t inputs, uint32_t* codes,
     }
 }
 
-// Makes of weights (outputs, inputs), packed in `format`, what `ScreenedLinear` takes beside them. Inputs are multiples
-// of 4.
+// Computes the codes, scales and errors of `ScreenedLinear` from weights (outputs, inputs), packed in `format`. `inputs` is a
+// multiple of 4.
 EXPORT void screen(int64_t format, const void* weight, void* codes, float* scales, float* errors, int64_t inputs,
                    int64_t outputs) {
     team::for_each(outputs / TILE, true, [&](int64_t tile) {

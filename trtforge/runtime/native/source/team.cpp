@@ -1,3 +1,5 @@
+// Implements team.h, with own worker threads or with those of OpenMP.
+
 #include "team.h"
 
 #include <omp.h>
@@ -17,9 +19,9 @@ static int64_t nanoseconds_since(Clock::time_point start) {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
 }
 
-// How long waits spin before they sleep, in nanoseconds. A wait is short where spinning to its end costs no more than
-// being woken. Longer ones come from parts of a task that take different times, seldom by more than a millisecond, and
-// from threads that lost their processors to another program. They weigh as much as about 7 and 35 short ones.
+// The adaptive time that waits spin before they sleep, in nanoseconds. A wait is short if spinning to its end costs no more
+// than a wake-up. Long waits come from parts of a task that take different times (rarely by more than a millisecond), or from
+// threads that lost their processor to another program; these two count as much as about 7 and 35 short waits.
 class Spinning {
   public:
     int64_t limit() const { return limit_.load(std::memory_order_relaxed); }
@@ -90,7 +92,8 @@ class Team {
         }
     }
 
-    // `computing`: for threads that compute, not for the next task, which may come much later.
+    // Spins, then sleeps, until done(). `computing`: waits for threads that compute, and not for the next task, which may come
+    // much later.
     template <class Done>
     void wait(Done done, bool computing) {
         if (done()) return;
@@ -113,8 +116,8 @@ class Team {
         if (computing) spinning_.waited(nanoseconds_since(start));
     }
 
-    // After a change that is waited for. Either the sleeper sees the change, or this sees the sleeper: all of these
-    // variables are sequentially consistent.
+    // Wakes sleeping threads after a change that they may wait for. Either the sleeper sees the change, or this function sees
+    // the sleeper, because all of these variables are sequentially consistent.
     void wake() {
         if (sleeping_ == 0) return;
         { const std::lock_guard<std::mutex> lock(mutex_); }
@@ -137,8 +140,8 @@ class Team {
 
 static std::atomic<bool> own_threads{true};
 
-// Whether teams have threads of their own; otherwise they are OpenMP's. Where those spin for long after each of torch's
-// operations, own ones would have to share processors with them.
+// Sets whether teams use their own threads or OpenMP's. If OpenMP's threads spin for long after each torch operation, own
+// threads would compete with them for processors.
 EXPORT void use_own_threads(int64_t own) { own_threads = own != 0; }
 
 void Member::barrier() {
@@ -172,7 +175,7 @@ void run_task(Task task, void* context) {
     own_team->run(task, context);
 }
 
-// Ends the caller's team, and OpenMP's threads; the next kernel starts a new one.
+// Ends the caller's team and OpenMP's threads; the next kernel starts a new team.
 EXPORT void release_threads() {
     own_team.reset();
     omp_pause_resource_all(omp_pause_soft);

@@ -1,4 +1,4 @@
-// As many float32 at once as a register of the processor holds, by the compiler's vector extensions.
+// Vectors of as many float32 as fit in a register of the processor, by the compiler's vector extensions.
 
 #pragma once
 
@@ -8,12 +8,12 @@
 #include <immintrin.h>
 #endif
 
-// An 8-bit float with 4 exponent and 3 mantissa bits (Micikevicius et al. 2022); not-a-number is never stored.
+// An 8-bit float with 4 exponent and 3 mantissa bits (Micikevicius et al. 2022).
 struct e4m3 {
     uint8_t bits;
 };
 
-// Storage type of the KV cache, as `bindings.CACHES` numbers them.
+// Storage types of the KV cache, numbered like `bindings.CACHES`.
 enum Cache : int64_t { CACHE_FLOAT32 = 0, CACHE_BFLOAT16 = 1, CACHE_INT8 = 2, CACHE_E4M3 = 3 };
 
 #if defined(__AVX512F__)
@@ -29,7 +29,7 @@ typedef uint32_t Words __attribute__((vector_size(WIDTH * 4), aligned(4), may_al
 
 typedef int32_t Integers __attribute__((vector_size(WIDTH * 4), aligned(4), may_alias));
 
-// WIDTH numbers of another type.
+// A vector of WIDTH elements of another type.
 template <typename T>
 struct Several {
     typedef T type __attribute__((vector_size(WIDTH * sizeof(T)), aligned(1), may_alias));
@@ -37,8 +37,8 @@ struct Several {
 
 static inline Vector load(const float* from) { return *(const Vector*)from; }
 
-// Integers as wider ones. Compilers make vector instructions of one doubling of the width, and of two in a row,
-// but not of both at once (GCC 12).
+// Converts integers to 32 bits. GCC 12 emits vector instructions for doubling the width once, or twice in two steps, but not
+// for quadrupling it in one step.
 #if defined(__AVX512F__)
 static inline Words widened(const uint16_t* from) {
     return (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
@@ -83,7 +83,8 @@ static inline Vector load(const bfloat16* from) { return (Vector)(widened((const
 
 static inline Vector load(const int8_t* from) { return __builtin_convertvector(widened(from), Vector); }
 
-// The bits move to their places in float32; the product corrects the exponent's bias, 127 instead of 7.
+// Moves the bits to their positions in float32; the multiplication corrects the exponent bias, 127 instead of 7. NaN codes
+// become 480 or -480.
 static inline Vector load(const e4m3* from) {
     const Words bits = widened((const uint8_t*)from);
     return (Vector)(((bits & 0x80) << 24) | ((bits & 0x7f) << 20)) * 0x1p120f;
@@ -101,13 +102,13 @@ static inline void put(bfloat16* into, Vector value) {
 #endif
 }
 
-// Of whole numbers.
+// For integral values.
 static inline void put(int16_t* into, Vector value) {
     const Integers whole = __builtin_convertvector(value, Integers);
     *(Several<int16_t>::type*)into = __builtin_convertvector(whole, Several<int16_t>::type);
 }
 
-// Two vectors, one after the other.
+// Stores two vectors, one after the other.
 template <typename T>
 static inline void put(T* into, Vector low, Vector high) {
     put(into, low);
@@ -115,26 +116,26 @@ static inline void put(T* into, Vector low, Vector high) {
 }
 
 #if defined(__AVX512BF16__)
-static inline void put(bfloat16* into, Vector low, Vector high) {  // lines are written whole
+static inline void put(bfloat16* into, Vector low, Vector high) {  // writes a whole cache line
     _mm512_storeu_si512(into, (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low));
 }
 #endif
 
-// 2^n for a whole n.
+// 2^n for an integral n.
 static inline float power_of_two(float n) { return from_bits(uint32_t(int32_t(n) + 127) << 23); }
 
 static inline Vector power_of_two(Vector n) {
     return (Vector)((__builtin_convertvector(n, Integers) + 127) << 23);
 }
 
-// exp(x) of a float or of a Vector, with a relative error below 2e-7: 2^n times a polynomial of the rest (Cephes,
-// expf). Not-a-number stays one.
+// exp(x) of a float or a Vector, with a relative error below 2e-7: 2^n times a polynomial of the remainder (Cephes, expf). NaN
+// stays NaN.
 template <typename V>
 static inline V exponential(V x) {
     const V lowest = V() - 87.0f, largest = V() + 88.0f;
     x = x < lowest ? lowest : x;
     x = x > largest ? largest : x;
-    const V n = (x * 1.44269504f + 0x1.8p23f) - 0x1.8p23f;  // rounds to a whole number
+    const V n = (x * 1.44269504f + 0x1.8p23f) - 0x1.8p23f;  // rounds to an integer
     const V r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
@@ -145,7 +146,7 @@ static inline V exponential(V x) {
     return p * power_of_two(n);
 }
 
-// Whether a comparison holds in any place.
+// Whether a comparison is true in any lane.
 static inline bool any(Integers found) {
 #if defined(__AVX512F__)
     return _mm512_test_epi32_mask((__m512i)found, (__m512i)found) != 0;
@@ -164,7 +165,7 @@ static inline float largest_lane(Vector v) {
     return largest;
 }
 
-// log(x) of normal numbers above 0, with a relative error below 3e-7 (Cephes, logf).
+// log(x) of positive normal numbers, with a relative error below 3e-7 (Cephes, logf).
 static inline Vector logarithm(Vector x) {
     const Words bits = (Words)x;
     const Vector half = (Vector)((bits & 0x7fffff) | 0x3f000000);  // x = half 2^n, half in [1/2, 1)
@@ -187,7 +188,7 @@ static inline V silu(V x) {
     return x / (1.0f + exponential(-x));
 }
 
-// The lowest bits of a number, moved to the exponent's place.
+// The lowest bits of x, moved to the position of the exponent.
 static inline float as_exponent(float x) { return from_bits(to_bits(x) << 23); }
 
 static inline Vector as_exponent(Vector x) { return (Vector)((Words)x << 23); }
@@ -196,7 +197,7 @@ static inline float absolute(float x) { return std::fabs(x); }
 
 static inline Vector absolute(Vector x) { return (Vector)((Words)x & 0x7fffffff); }
 
-// The smaller and the larger number; not-a-number if x is.
+// The minimum and the maximum; NaN if x is NaN.
 static inline float smaller(float limit, float x) { return x > limit ? limit : x; }
 
 static inline float larger(float limit, float x) { return x < limit ? limit : x; }
@@ -213,11 +214,11 @@ static inline Vector smaller(float limit, Vector x) { return x > limit ? Vector(
 static inline Vector larger(float limit, Vector x) { return x < limit ? Vector() + limit : x; }
 #endif
 
-// 2^x of a float or of a Vector for x from -126 to 127, with a relative error below 2e-7: 2^n times a minimax polynomial
-// of the rest. Not-a-number stays one.
+// 2^x of a float or a Vector for x from -126 to 127, with a relative error below 2e-7: 2^n times a minimax polynomial of the
+// remainder. NaN stays NaN.
 template <typename V>
 static inline V exponential_of_two(V x) {
-    const V shifted = x + (0x1.8p23f + 127.0f);  // rounds to a whole number, whose lowest bits are those of n + 127
+    const V shifted = x + (0x1.8p23f + 127.0f);  // rounds to an integer; the lowest bits are those of n + 127
     const V r = x - (shifted - (0x1.8p23f + 127.0f));
     V p = r * 1.32647261e-3f + 9.67151299e-3f;
     p = p * r + 5.55073358e-2f;
@@ -229,7 +230,7 @@ static inline V exponential_of_two(V x) {
 
 constexpr float LOG2_E = 1.44269504f;
 
-// 2^x for x up to 0, of a float or of a Vector: exp(x / LOG2_E).
+// 2^x = exp(x / LOG2_E) for x <= 0, of a float or a Vector.
 template <typename V>
 static inline V power_of_negative(V x) {
     return exponential_of_two(larger(-126.0f, x));
@@ -245,7 +246,7 @@ static inline float sum(Vector v) {
     return (quarter[0] + quarter[2]) + (quarter[1] + quarter[3]);
 }
 
-// The largest of a vector's numbers.
+// The largest element of a vector.
 static inline float largest_of(Vector v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_max_ps((__m512)v);
@@ -258,7 +259,7 @@ static inline float largest_of(Vector v) {
 
 #if defined(__AVX512F__)
 
-// Lane i: the sum of v[i]. Halves are added up, then quarters, pairs and single lanes.
+// Lane i is the sum of v[i]. Halves are added, then quarters, pairs and single lanes.
 static inline __m512 sums_of_each(__m512 (&v)[16]) {
     const __m512i evens = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const __m512i odds = _mm512_add_epi32(evens, _mm512_set1_epi32(1));
@@ -283,7 +284,7 @@ static inline __m512 sums_of_each(__m512 (&v)[16]) {
 
 static inline Vector sums_of(Vector (&v)[16]) { return (Vector)sums_of_each((__m512(&)[16])v); }
 
-// Rows of WIDTH numbers, or of as many words of 32 bits, become columns.
+// Transposes rows of WIDTH floats or 32-bit words in place.
 static inline void transpose(Vector (&rows)[16]) {
     __m512 parts[16];
 #pragma GCC unroll 8
@@ -316,7 +317,7 @@ static inline void transpose(Vector (&rows)[16]) {
 
 #elif defined(__AVX__)
 
-// Lane i: the sum of v[i]. Neighbours are added up, then pairs, then halves.
+// Lane i is the sum of v[i]. Neighbours are added, then pairs, then halves.
 static inline Vector sums_of(Vector (&v)[8]) {
     __m256 pairs[4];
 #pragma GCC unroll 4
@@ -326,7 +327,7 @@ static inline Vector sums_of(Vector (&v)[8]) {
                                  _mm256_permute2f128_ps(first, second, 0x31));
 }
 
-// Rows of WIDTH numbers become columns.
+// Transposes rows of WIDTH floats in place.
 static inline void transpose(Vector (&rows)[8]) {
     __m256 pairs[8];
 #pragma GCC unroll 4
@@ -353,7 +354,7 @@ static inline void transpose(Vector (&rows)[8]) {
 
 static inline Vector sums_of(Vector (&v)[4]) { return Vector{sum(v[0]), sum(v[1]), sum(v[2]), sum(v[3])}; }
 
-// Rows of WIDTH numbers become columns.
+// Transposes rows of WIDTH floats in place.
 static inline void transpose(Vector (&rows)[4]) {
     const Vector a = rows[0], b = rows[1], c = rows[2], d = rows[3];
     for (int i = 0; i < 4; ++i) rows[i] = Vector{a[i], b[i], c[i], d[i]};
