@@ -198,6 +198,9 @@ def test_absent_keys_have_the_defaults_of_transformers(bfloat16: Path) -> None:
     assert facts.config["rotary_base"] == 150000.0
     assert facts.config["rotary_scaling"]["factor"] == 32.0
     assert facts.config["rotary_scaling"]["truncate"] is False
+    alone = HfConfig(values | {"rope_theta": 20000.0, "rope_scaling": None}, bfloat16 / "config.json")
+    facts = family_of("GptOssForCausalLM").facts(alone)
+    assert (facts.config["rotary_base"], facts.config["rotary_scaling"]["factor"]) == (20000.0, 32.0)
 
 
 def test_formats_and_layouts_that_its_loader_lacks_are_refused(bfloat16: Path, mxfp4: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Layouts that cannot be are refused with a legal choice, which itself passes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,15 @@ def test_awq_fix_is_legal() -> None:
 
 
 @pytest.mark.parametrize(
+    ("intermediate", "tp", "legal"), [(11008, 2, True), (11009, 1, False), (11010, 2, False), (11010, 1, True)]
+)
+def test_weight_only_int4_packs_pairs_of_outputs(intermediate: int, tp: int, legal: bool) -> None:
+    model = facts(intermediate_size=intermediate)
+    assert rules(model, "int4_wo", tp=tp) == ([] if legal else ["int4_pairs"] * 2)  # gate and up
+    assert rules(model, "int8_wo", tp=tp) == []
+
+
+@pytest.mark.parametrize(
     ("changes", "parallel", "rule"),
     [
         ({"num_attention_heads": 28, "hidden_size": 3584, "num_key_value_heads": 4}, {"tp": 8}, "heads"),
@@ -90,7 +100,7 @@ def test_ep_must_divide_tp(tp: int, ep: int) -> None:
         Parallel(tp=tp, ep=ep)
 
 
-def test_groups_inside_an_expert_are_not_cut() -> None:
+def test_groups_and_pairs_inside_an_expert_are_not_cut() -> None:
     """Qwen3-30B-A3B: 768 inner units an expert are 96 a rank at tp 8, and whole where experts are spread instead."""
     config = {
         "hidden_size": 2048, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
@@ -102,6 +112,10 @@ def test_groups_inside_an_expert_are_not_cut() -> None:
     def found(tp: int, ep: int) -> list[Problem]:
         return list(problems(QWEN3_MOE, model, Layout(Parallel(tp=tp, ep=ep), "bfloat16", "int4_awq")))
 
+    odd = QWEN3_MOE.facts(HfConfig(config | {"moe_intermediate_size": 33}, Path("config.json")))
+    pairs = Layout(Parallel(), "bfloat16", "int4_wo", compensated=True)
+    assert {each.rule for each in problems(QWEN3_MOE, odd, pairs)} == {"int4_pairs"}
+    assert problems(QWEN3_MOE, odd, replace(pairs, compensated=False)) == ()
     (problem,) = found(8, 1)
     assert problem.rule == "awq_group"
     assert "mlp.experts.0.down_proj: 96 inputs a rank at tp 8 and ep 1" in problem.message

@@ -360,6 +360,10 @@ def test_what_would_need_other_states_is_refused(families: Families, tmp_path: P
     beams = EngineConfig.parse({"backend": "torch", "device": "cpu", "max_beam_width": 2}, "test")
     with pytest.raises(ForgeError, match="max_beam_width 2: beams share KV blocks, and linear attention keeps states"):
         compile_engine(beams, checkpoint, tmp_path / "beams")
+    drafting = {"draft": {"engine": str(engine), "tokens": 3}}
+    drafts = EngineConfig.parse({"backend": "torch", "device": "cpu", "features": drafting}, "test")
+    with pytest.raises(ForgeError, match="a model with linear attention cannot draft"):
+        compile_engine(drafts, checkpoint, tmp_path / "drafts")
     write_engine(checkpoint, engine / DRAFT_ENGINE)
     with pytest.raises(ForgeError, match="a model with linear attention cannot draft") as caught:
         Engine.load(engine, EngineOptions(speculation=DraftFeature()))

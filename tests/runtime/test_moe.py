@@ -148,6 +148,16 @@ def test_a_layout_that_does_not_divide_the_experts_is_an_error(families: Familie
         DecoderSpec.of(config, 0)
 
 
+def test_only_the_ranks_that_share_an_expert_must_divide_it(families: Families, tmp_path: Path) -> None:
+    """4 experts of 130 inner units at tp 4 and ep 2: 65 for each of the two ranks that share an expert."""
+    mapping = {"world_size": 4, "tp_size": 4, "pp_size": 1, "moe_tp_size": 2, "moe_ep_size": 2}
+    changes = {"intermediate_size": 130, "num_key_value_heads": 2, "mapping": mapping}
+    config = read_checkpoint_config(edited(families("mixtral").checkpoint(), tmp_path, changes))
+    moe = DecoderSpec.of(config, 0).moe
+    assert moe is not None
+    assert (moe.local, moe.expert_size) == (2, 65)
+
+
 @pytest.mark.parametrize(("mode", "scaling"), [(3, 2.5), (4, 1.0)])
 def test_normalised_weights_of_softmax_scores_are_not_scaled(
     families: Families, tmp_path: Path, mode: int, scaling: float

@@ -1,6 +1,7 @@
 """The calibrate stage: one pass over the data, layer by layer, that keeps a few statistics of each linear."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -84,7 +85,7 @@ def calibrate(
     family = family_of_checkpoint(checkpoint)
     facts = family.facts(checkpoint.config)
     layout = Layout(Parallel(), "bfloat16", config.format, config.kv_cache, config.group_size)
-    require_legal(family, facts, layout)
+    require_legal(family, facts, replace(layout, compensated=True))
     plan = checkpoint_plan(family, facts, layout)
     check_sources(checkpoint, family, facts, plan)
     data = config.data

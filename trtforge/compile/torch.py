@@ -249,6 +249,10 @@ def _draft_engine(draft: DraftFeature, model: CheckpointConfig) -> Path:
             f"{model.vocab_size}",
             hint="Draft with a smaller model of the same family.",
         )
+    from trtforge.runtime.architecture.spec import DecoderSpec
+    from trtforge.runtime.drafters import require_draft_model
+
+    require_draft_model(keeps_states=DecoderSpec.of(config, 0).linear is not None)
     return directory
 
 

@@ -184,6 +184,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "quant": ("quant",),
     "kv_cache": ("kv_cache",),
     "awq_group": ("ep", "same_ranks", "tp", "group", "quant"),
+    "int4_pairs": ("tp", "quant"),
     "awq_padding": ("same_ranks", "tp", "group", "quant"),
     "vocab": ("same_ranks", "tp", "quant"),
     "format": ("quant",),

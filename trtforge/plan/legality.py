@@ -12,7 +12,7 @@ from trtforge.formats.llmapi import is_served
 from trtforge.formats.networks import Trait, networks
 from trtforge.models.checkpoint_plan import Layout, shards_embedding
 from trtforge.models.exclusions import rows_left
-from trtforge.models.family import Facts, Family, Linear, Split
+from trtforge.models.family import Experts, Facts, Family, Linear, Split
 from trtforge.plan.formats import WEIGHTS
 
 
@@ -142,6 +142,9 @@ def _expert_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
         yield Problem("experts", message, f"Choose --ep from {_listed(legal)}, or another --tp.")
     if inner % (tp // ep) == 0 and not any(_format_problems(family, facts, layout)):
         yield from _expert_group_problems(family, facts, layout)
+    if layout.quant == "int4_wo" and layout.compensated:  # else the engine packs the fused outputs of all parts
+        for row in family.experts:
+            yield from _pair_problems(row, tp // ep if row.split is Split.COLUMN else 1, facts)
 
 
 def _expert_group_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[Problem]:
@@ -155,6 +158,15 @@ def _expert_group_problems(family: Family, facts: Facts, layout: Layout) -> Iter
             where = f"{row.parts[0].module.format(0)}: {per_rank} inputs a rank"
             message = f"{where} at tp {parallel.tp} and ep {parallel.ep} are not a multiple of group size {group}"
             yield Problem("awq_group", message, "Choose a larger --ep, a smaller --tp or another format.")
+
+
+def _pair_problems(row: Linear | Experts, ranks: int, facts: Facts) -> Iterator[Problem]:
+    """Problems of weight-only INT4, which packs two outputs in a byte. `ranks`: that the outputs are split over."""
+    for part in row.parts:
+        per_rank = facts.sizes.of(part.out) // ranks
+        if per_rank % 2:
+            message = f"{part.module.format(0)}: {per_rank} outputs a rank, weight-only INT4 needs an even number"
+            yield Problem("int4_pairs", message, "Choose another format, such as int8_wo.")
 
 
 def _linear_attention_problems(facts: Facts, layout: Layout) -> Iterator[Problem]:
@@ -185,6 +197,8 @@ def _linear_problems(family: Family, facts: Facts, layout: Layout) -> Iterator[P
             yield Problem("rows", message, f"Choose a --tp that divides {inputs}: {_listed(_divisors(inputs, 16))}.")
         elif WEIGHTS[layout.quant].grouped and row.quantized and row.target not in left:
             yield from _group_problems(row, inputs, layout, facts)
+        if layout.quant == "int4_wo" and row.quantized and row.target not in left:
+            yield from _pair_problems(row, tp if row.split is Split.COLUMN else 1, facts)
 
 
 def _present(row: Linear, facts: Facts) -> bool:

@@ -44,6 +44,15 @@ def with_drafter(source: Source, feature: Speculation | None) -> Source:
     return replace(source, eagle=EagleDrafts(network, shape))
 
 
+def require_draft_model(*, keeps_states: bool) -> None:
+    """Raises ForgeError for a draft model with linear attention: its states cannot return to an earlier token."""
+    if keeps_states:
+        raise ForgeError(
+            "a model with linear attention cannot draft: its states are not those of the tokens that were accepted",
+            hint="Draft with another model, or with engine.features.ngram.",
+        )
+
+
 def _draft_rank(own: Source, index: int, source: Source) -> DrafterBytes:
     """Memory of rank `index` of a draft model whose KV cache has as many tokens as the cache of `source`."""
     stored = read_header(own.directory / rank_file(index))
@@ -76,11 +85,7 @@ def open_drafter(feature: Speculation | None, source: Source, ranks: RankGroup) 
             f"{source.config.vocab_size}",
             hint="Compile the engine with the draft model that belongs to it.",
         )
-    if own.keeps_states:
-        raise ForgeError(
-            "a model with linear attention cannot draft: its states are not those of the tokens that were accepted",
-            hint="Draft with another model, or with engine.features.ngram.",
-        )
+    require_draft_model(keeps_states=own.keeps_states)
     size = own.tokens_per_block
     tokens = ranks.num_blocks * source.tokens_per_block
     threads = ranks.threads * own.config.parallel.world_size

@@ -38,7 +38,6 @@ _DEFAULTS: dict[str, Any] = {
 }
 _ROPE = {
     "rope_type": "yarn",
-    "rope_theta": 150000.0,
     "factor": 32.0,
     "beta_fast": 32.0,
     "beta_slow": 1.0,

@@ -22,6 +22,7 @@ def supported_network(config: CheckpointConfig) -> Network:
     quantization, parallel = config.quantization, config.parallel
     tp, pp, layers = parallel.tp, parallel.pp, config.num_hidden_layers
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    has_experts = bool((getattr(config, "moe", None) or {}).get("num_experts"))  # `MoeSpec` checks their size
     refuses_qk_norm = network is not None and network.head_norm == "never"
     supported = (
         ("architecture", config.architecture, network is not None, ", ".join(NETWORKS)),
@@ -59,7 +60,9 @@ def supported_network(config: CheckpointConfig) -> Network:
         (
             "mapping.tp_size",
             tp,
-            heads % tp == 0 and (kv_heads % tp == 0 or tp % kv_heads == 0) and config.intermediate_size % tp == 0,
+            heads % tp == 0
+            and (kv_heads % tp == 0 or tp % kv_heads == 0)
+            and (has_experts or config.intermediate_size % tp == 0),
             f"divisors of {heads} heads, {kv_heads} KV heads and {config.intermediate_size} inner units",
         ),
     )
