@@ -12,6 +12,7 @@ from trtforge.core.errors import RequestError
 from trtforge.engine_process.requests import Guide, GuideKind
 from trtforge.runtime.guidance import compiler_process
 from trtforge.runtime.guidance.grammars import Grammars, may_take_long, value_of
+from trtforge.runtime.guidance.patterns import class_states
 
 SIZE = 2048
 WORDS = 'root ::= "yes" | "no" word\nword ::= " " [a-z] [a-z]'
@@ -75,7 +76,58 @@ def test_a_grammar_from_the_process_is_the_one_that_is_compiled_here(grammars: G
     ],
 )
 def test_what_may_take_long_is_compiled_apart(kind: GuideKind, text: str, expected: bool) -> None:
-    assert may_take_long(kind, value_of(Guide(kind, text))) == expected
+    assert may_take_long(kind, value_of(Guide(kind, text)), SIZE) == expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "states"),
+    [
+        ("a.[b-d]\\w\\.", 3),
+        (".{64}", 64),
+        ("(.{1,40} ){1,20}", 800),
+        (".*.+.?", 3),
+        ("(a[b]{2}(.){3}){4}|.", 21),
+        (".{500}", 128),
+    ],
+)
+def test_classes_of_characters_count_as_often_as_they_are_repeated(pattern: str, states: int) -> None:
+    assert class_states(pattern) == states
+
+
+def test_expressions_with_many_classes_are_compiled_apart() -> None:
+    """Each class of characters is compared with the whole vocabulary."""
+    schema = {"properties": {"a": {"pattern": ".{60}"}, "b": {"patternProperties": {".{40}": {}}}}}
+    for kind, value in (("regex", "(.[a-z]){50}"), ("json_schema", schema), ("structural_tag", schema)):
+        assert not may_take_long(kind, value, 100_000)
+        assert may_take_long(kind, value, 100_001)
+    assert not may_take_long("regex", "abcd" * 500, 100)
+    assert may_take_long("regex", "abcd" * 501, 100)
+
+
+def test_a_grammar_that_takes_too_much_memory_ends_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler_process, "MOST_MEMORY", 512 << 20)
+    large = "root ::= " + " ".join(f"[a-z{index}]{{0,900}}" for index in range(2000))
+    with pytest.raises(RequestError) as caught:
+        grammars.compiled(Guide("ebnf_grammar", large))
+    assert (caught.value.message, caught.value.hint) == (
+        "the guide takes more than 0.5 GiB of memory to compile",
+        "Ask for a simpler one, with fewer parts that may be repeated or left out.",
+    )
+    assert grammars.compiled(Guide("ebnf_grammar", WORDS)) is not None
+
+
+def test_grammars_from_the_process_count_as_large_as_they_are(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """xgrammar counts 1.3 MB of a grammar that takes 12."""
+    rules = [f'r{index} ::= [a-z]{{0,1000}} "x"' for index in range(300)]
+    guide = Guide("ebnf_grammar", "\n".join([f"root ::= {' '.join(f'r{index}' for index in range(300))}", *rules]))
+    made = grammars.compiled(guide)
+    assert made.memory_size_bytes < 2_000_000
+    assert grammars._kept_bytes == len(made.serialize_json()) > 10_000_000
+    monkeypatch.setattr(compiler_process, "MOST_GRAMMAR", 1 << 20)
+    with pytest.raises(RequestError, match="the guide's grammar takes more than 1 MiB"):
+        grammars.compiled(Guide("ebnf_grammar", guide.text + " "))
 
 
 def test_one_that_takes_too_long_ends_alone(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +136,7 @@ def test_one_that_takes_too_long_ends_alone(grammars: Grammars, monkeypatch: pyt
         grammars.compiled(Guide("ebnf_grammar", endless(300)))
     assert (caught.value.message, caught.value.hint) == (
         "the guide takes longer than 1 s to compile",
-        "Ask for a simpler one, with fewer parts that may be left out.",
+        "Ask for a simpler one, with fewer parts that may be repeated or left out.",
     )
     assert grammars.compiled(Guide("ebnf_grammar", WORDS)) is not None
 

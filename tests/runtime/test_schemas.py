@@ -10,7 +10,9 @@ import xgrammar
 from tests.conftest import DEMO_MODEL
 from trtforge.core.errors import RequestError
 from trtforge.engine_process.requests import Guide, GuideKind
+from trtforge.runtime.guidance import schemas
 from trtforge.runtime.guidance.grammars import Grammars
+from trtforge.runtime.guidance.patterns import characters
 
 GRAMMARS = Grammars(DEMO_MODEL, 2048)
 NULL, ANY_INTEGER = {"type": "null"}, {"type": "integer"}
@@ -20,6 +22,12 @@ def allows(kind: GuideKind, guide: str, text: str) -> bool:
     """Whether an answer to a guide may be this text."""
     matcher = xgrammar.GrammarMatcher(GRAMMARS.compiled(Guide(kind, guide)), override_stop_tokens=[1])
     return matcher.accept_string(text) and matcher.is_completed()
+
+
+def ladder(height: int) -> dict[str, Any]:
+    """A schema whose references double at each step."""
+    steps = {f"s{step}": {"allOf": [{"$ref": f"#/$defs/s{step - 1}"}] * 2} for step in range(1, height)}
+    return {"$defs": {"s0": NULL, **steps}, "allOf": [{"$ref": f"#/$defs/s{height - 1}"}]}
 
 
 def tag(schema: object) -> str:
@@ -131,6 +139,12 @@ def test_labels_of_host_names_have_63_characters(name: str) -> None:
         ({"type": "object", "additionalProperties": False, "required": ["a"]}, "'a' is none of the properties"),
         ({"properties": {f"p{number}": {} for number in range(501)}}, "#: more than 500 optional properties are not"),
         ({"oneOf": [NULL, {**ANY_INTEGER, "minimum": 5, "maximum": 4}]}, "no whole number lies within the bounds"),
+        (ladder(33), "the schema has more than 20000 parts"),
+        ({"allOf": [{"properties": {f"p{number}": {}}} for number in range(4000)]}, "more than 20000 parts"),
+        ({"oneOf": [named("a", {"const": number}) for number in range(700)]}, "oneOf has 700 branches"),
+        ({"oneOf": [{"const": f"v{number % 3999}"} for number in range(4000)]}, "oneOf has 4000 branches"),
+        ({"properties": {"a" * 2000: {}}, "additionalProperties": NULL}, "the names of its properties are too long"),
+        ({"prefixItems": [{**ANY_INTEGER, "multipleOf": 2, "minimum": 0, "maximum": 19_998}] * 11}, "100000 values"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_enforced_is_refused(schema: Any, said: str) -> None:
@@ -165,12 +179,40 @@ def test_strings_are_json_in_structural_tags_too(schema: Any, invalid: str) -> N
         ("(?i)a", r"\(\?i in a regular expression is not supported"),
         ("(.{1,1000}){1,1000}", "within one another may repeat more than 1000 times together"),
         ("(" * 201 + ")" * 201, "more than 200 brackets within one another"),
+        ("(" * 100_000, "more than 200 brackets within one another"),
+        ("[" * 100_000, "a regular expression has no closing bracket"),
+        ("a[^b\\", r"the part '\[\^b.*' of a regular expression has no closing bracket"),
     ],
 )
 def test_expressions_that_xgrammar_would_take_for_others_are_refused(pattern: str, said: str) -> None:
     for kind, guide in (("regex", pattern), ("json_schema", json.dumps({"type": "string", "pattern": pattern}))):
         with pytest.raises(RequestError, match=f"refused: .*{said}"):
             GRAMMARS.compiled(Guide(kind, guide))  # type: ignore[arg-type]
+
+
+def test_a_translation_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schemas, "_MOST_SECONDS", -1.0)
+    with pytest.raises(RequestError, match="the schema takes longer than -1 s to translate"):
+        GRAMMARS.compiled(Guide("json_schema", json.dumps(named("a", {"const": "limit of time"}))))
+
+
+def test_many_values_are_told_apart() -> None:
+    values = {"allOf": [{"enum": [*range(9000), True, [1]]}, {"enum": [1.0, False, [True], *range(8000, 17000)]}]}
+    for value, is_allowed in (("1", True), ("8999", True), ("7999", False), ("true", False), ("[1]", False)):
+        assert allows("json_schema", json.dumps(values), value) == is_allowed
+    one_of = {"oneOf": [{"const": value} for value in (*range(5000), False, "0", [0], {"a": 0})]}
+    assert allows("json_schema", json.dumps(one_of), "4999")
+
+
+def test_classes_of_many_characters_are_read_once() -> None:
+    """Every second character from U+0400 on."""
+    text = "".join(map(chr, range(0x400, 0xD7F0, 2)))
+    for pattern, odd in ((f"[{text}]", False), (f"[^{text}]", True)):
+        found = characters(pattern)
+        assert any(first <= 0x401 <= last for first, last in found) == odd
+        assert any(first <= 0xD7EE <= last for first, last in found) != odd
+    assert characters("[c-eg\\-a]") == [(0x2D, 0x2D), (0x61, 0x61), (0x63, 0x65), (0x67, 0x67)]
+    assert characters("[^\\x00-\\x60b-\\u{10ffff}]") == [(0x61, 0x61)]
 
 
 def test_a_hyphen_after_an_escape_of_several_characters_is_one() -> None:
@@ -198,6 +240,9 @@ def test_expressions_are_read_as_in_python() -> None:
         ("ebnf_grammar", 'root ::= x [bc]\nx ::= "a" (= "b")', "lookahead in a grammar is not supported"),
         ("ebnf_grammar", 'root ::= Regex("(?=a)b")', "Regex in a grammar is not supported"),
         ("ebnf_grammar", "root ::= " + "(" * 201 + '"a"' + ")" * 201, "more than 200 brackets within one another"),
+        ("ebnf_grammar", "root ::= " + "[" * 100_000, "a grammar has no end"),
+        ("ebnf_grammar", 'root ::= "a', "the text or class '\"a' of a grammar has no end"),
+        ("ebnf_grammar", 'root ::= [a\nb ::= "]"', r"the text or class '\[a.*' of a grammar has no end"),
         ("ebnf_grammar", "\n".join(['root ::= "a"', *(f'r{n} ::= "a"' for n in range(1000))]), "it has 1001 rules"),
         (
             "structural_tag",

@@ -1,7 +1,8 @@
-"""Process that compiles grammars: `python -m trtforge.runtime.guidance.compiler_main SECONDS`.
+"""Process that compiles grammars: `python -m trtforge.runtime.guidance.compiler_main SECONDS BYTES`.
 
 It reads a vocabulary, then kinds and texts of guides, from standard input, and writes results to standard output. A
-grammar that takes more than SECONDS of CPU time ends it with SIGXCPU; closing its standard input ends it, too.
+grammar that takes more than SECONDS of CPU time ends it with SIGXCPU, one that takes more than BYTES of memory, its own
+included, with status NO_MEMORY; closing its standard input ends it, too.
 """
 
 import math
@@ -13,14 +14,18 @@ from contextlib import suppress
 
 import xgrammar
 
-from trtforge.runtime.guidance.compiler_process import COMPILED, REFUSED, receive, send
+from trtforge.core.heap import trim
+from trtforge.runtime.guidance.compiler_process import COMPILED, NO_MEMORY, REFUSED, receive, send
 from trtforge.runtime.guidance.vocabulary_compiler import VocabularyCompiler
+
+_OUT_OF_MEMORY = "std::bad_alloc"  # the message of xgrammar's error
 
 
 def main() -> int:
     """Compile until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole process group; the engine decides
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit_memory(int(sys.argv[2]))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output printed by a library must not mix with results
     with suppress(EOFError, BrokenPipeError):
@@ -30,10 +35,16 @@ def main() -> int:
             _limit(int(sys.argv[1]))
             try:
                 result, said = COMPILED, compiler.compile(kind, text).serialize_json()
+            except MemoryError:
+                return NO_MEMORY
             except (RuntimeError, UnicodeError) as error:
+                if _OUT_OF_MEMORY in str(error):
+                    return NO_MEMORY
                 result, said = REFUSED, "it cannot be parsed" if isinstance(error, UnicodeError) else str(error)
             send(answers, result)
             send(answers, said)
+            del said
+            trim()
     return 0
 
 
@@ -43,6 +54,12 @@ def _limit(seconds: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = math.ceil(used.ru_utime + used.ru_stime) + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _limit_memory(size: int) -> None:
+    """Limit this process to `size` bytes of memory that it may write to."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,14 @@ from trtforge.core.interpreter import module_arguments, python_environment, pyth
 MOST_SECONDS = 20
 """CPU time limit of one grammar. Large permitted grammars take five seconds on slow processors."""
 _PROGRAM = "trtforge.runtime.guidance.compiler_main"
+MOST_MEMORY = 2 << 30
+"""Memory limit of the process in bytes; with a vocabulary of 262,144 tokens it has some 500 MB before it compiles."""
+MOST_GRAMMAR = 64 << 20
+"""Maximum length of a grammar's JSON; each request that is computed may have a grammar of its own."""
+NO_MEMORY = 3
+"""Exit status of a process that reached `MOST_MEMORY`."""
 COMPILED, REFUSED = "compiled", "refused"
+_SIMPLER = "Ask for a simpler one, with fewer parts that may be repeated or left out."
 _SIZE = struct.Struct("<I")
 _ENCODING = "surrogatepass"  # a guide may contain a lone surrogate, which xgrammar refuses
 
@@ -34,8 +41,8 @@ class CompilerProcess:
     def compile(self, kind: str, text: str) -> str:
         """Compile a text of this guide kind to JSON of an xgrammar.CompiledGrammar.
 
-        Raises RequestError if that takes longer than `MOST_SECONDS`, RuntimeError with the compiler's message. Only one
-        thread at a time may call this.
+        Raises RequestError if that exceeds `MOST_SECONDS`, `MOST_MEMORY` or `MOST_GRAMMAR`, RuntimeError with the
+        compiler's message. Only one thread at a time may call this.
         """
         process = self._running()
         assert process.stdin is not None
@@ -47,13 +54,16 @@ class CompilerProcess:
         except (OSError, EOFError):
             status = self._end()
             if status == -signal.SIGXCPU:
+                raise RequestError(f"the guide takes longer than {MOST_SECONDS} s to compile", hint=_SIMPLER) from None
+            if status == NO_MEMORY:
                 raise RequestError(
-                    f"the guide takes longer than {MOST_SECONDS} s to compile",
-                    hint="Ask for a simpler one, with fewer parts that may be left out.",
+                    f"the guide takes more than {MOST_MEMORY / 2**30:g} GiB of memory to compile", hint=_SIMPLER
                 ) from None
             raise RuntimeError(f"the process that compiles grammars ended with status {status}") from None
         if result == REFUSED:
             raise RuntimeError(said)
+        if len(said) > MOST_GRAMMAR:
+            raise RequestError(f"the guide's grammar takes more than {MOST_GRAMMAR >> 20} MiB", hint=_SIMPLER)
         return said
 
     def close(self) -> None:
@@ -70,7 +80,7 @@ class CompilerProcess:
             if self._process is not None:
                 return self._process
             process = subprocess.Popen(
-                [python_interpreter(), *module_arguments(_PROGRAM), str(MOST_SECONDS)],
+                [python_interpreter(), *module_arguments(_PROGRAM), str(MOST_SECONDS), str(MOST_MEMORY)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ from trtforge.runtime.guidance.unenforced import Unenforced
 _MOST_RULES = 1000
 _PART = re.compile(
     r"""\#[^\n]*
-    |(?P<text>"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\])
+    |(?P<text>"(?:\\.|[^"\\\n])*(?:"|(?P<open_text>\\?(?:\n|\Z)))|\[(?:\\.|[^\]\\\n])*(?:\]|(?P<open_class>\\?(?:\n|\Z))))
     |(?P<rule>[A-Za-z_][\w.-]*)(?P<defined>\s*::=)?
     |\{\s*(?P<least>\d+)\s*(?:,\s*(?P<most>\d*)\s*)?\}
     |(?P<lookahead>\(=)
@@ -29,6 +29,8 @@ def check_grammar(grammar: str) -> None:
     for found in _PART.finditer(grammar):
         if found["lookahead"]:
             raise Unenforced("lookahead in a grammar is not supported")
+        if found["open_text"] is not None or found["open_class"] is not None:
+            raise Unenforced(f"the text or class {found[0][:40]!r} of a grammar has no end")
         if found["rule"] == "Regex":
             raise Unenforced("Regex in a grammar is not supported: write it as rules")
         if found["defined"]:

@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,7 @@ from trtforge.formats.tokenizer import TOKENIZER_FILE, load_tokenizer
 from trtforge.runtime.guidance.compiler_process import CompilerProcess
 from trtforge.runtime.guidance.ebnf import check_grammar
 from trtforge.runtime.guidance.long_repetitions import expression_grammar, has_long_repetitions
-from trtforge.runtime.guidance.patterns import optional_parts
+from trtforge.runtime.guidance.patterns import class_states, optional_parts
 from trtforge.runtime.guidance.schemas import enforceable
 from trtforge.runtime.guidance.tags import enforceable_tag
 from trtforge.runtime.guidance.unenforced import Unenforced
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
     from trtforge.runtime.guidance.vocabulary_compiler import VocabularyCompiler
 
 _MOST_KEPT = 256
-_MOST_KEPT_BYTES = 80 << 20  # by xgrammar's count, which misses up to two thirds of large grammars
+_MOST_KEPT_BYTES = 80 << 20
 _AS_JSON = ("json_schema", "structural_tag")
 _FEW_LEFT_OUT = 30
+_FEW_STATES = 2000
+_FEW_TOKENS_OF_STATES = 10_000_000
+"""States with classes of characters, times tokens of the vocabulary: about a second of compilation."""
 _SOURCE = re.compile(
     r"^\[[\d:]+\] \S+: (Check failed: \(.*?\) is false: )?"
     r"(Failed to build the automaton for rule \S+ with regex .*?: (?=Regex parsing error|Invalid ))?"
@@ -67,16 +71,16 @@ class Grammars:
         self._apart: CompilerProcess | None = None
         self._closed = False
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Guide, Any] = OrderedDict()
+        self._kept: OrderedDict[Guide, tuple[Any, int]] = OrderedDict()  # with their bytes
         self._kept_bytes = 0
 
     def found(self, guide: Guide) -> Any:
         """The kept grammar (xgrammar.CompiledGrammar) of a guide; None if there is none."""
         with self._lock:
-            grammar = self._kept.get(guide)
-            if grammar is not None:
-                self._kept.move_to_end(guide)
-        return grammar
+            if guide not in self._kept:
+                return None
+            self._kept.move_to_end(guide)
+            return self._kept[guide][0]
 
     def compiled(self, guide: Guide) -> Any:
         """The grammar of a guide, compiled if new. Raises RequestError if it is wrong, ForgeError without tokenizer."""
@@ -84,14 +88,14 @@ class Grammars:
         if grammar is not None:
             return grammar
         try:
-            grammar = self._compile(guide)
+            grammar, size = self._compile(guide)
         except Unenforced as error:
             raise _refused(guide, str(error)) from None
         except UnicodeError:  # a message quotes part of a character, or a guide is not valid Unicode
             raise _refused(guide, "it cannot be parsed") from None
         except RuntimeError as error:  # xgrammar's own errors derive from it
             raise _refused(guide, _SOURCE.sub("", first_line(error))[:300].rstrip(" .")) from None
-        self._keep(guide, grammar)
+        self._keep(guide, grammar, size)
         return grammar
 
     def with_text(self, tokens: list[int]) -> list[int]:
@@ -106,12 +110,19 @@ class Grammars:
         if apart is not None:
             apart.close()
 
-    def _compile(self, guide: Guide) -> Any:
+    def _compile(self, guide: Guide) -> tuple[Any, int]:
+        """The grammar of a guide, and about how many bytes it takes.
+
+        xgrammar counts its bytes, but not those of rules, of which grammars from the other process may have many; their
+        JSON is one to two times as long as they are large.
+        """
         value = value_of(guide)
         text, compiler = _enforced(guide.kind, value), self._compiler
-        if may_take_long(guide.kind, value):
-            return compiler.read(guide.kind, self._process(compiler.whole).compile(guide.kind, text))
-        return compiler.compile(guide.kind, text)
+        if may_take_long(guide.kind, value, self._vocab_size):
+            compiled = self._process(compiler.whole).compile(guide.kind, text)
+            return compiler.read(guide.kind, compiled), len(compiled)
+        grammar = compiler.compile(guide.kind, text)
+        return grammar, grammar.memory_size_bytes
 
     def _process(self, vocabulary: Any) -> CompilerProcess:
         with self._lock:
@@ -153,26 +164,44 @@ class Grammars:
             add_prefix_space=whole.add_prefix_space,
         )
 
-    def _keep(self, guide: Guide, grammar: Any) -> None:
+    def _keep(self, guide: Guide, grammar: Any, size: int) -> None:
         """Keep a grammar; drop the least recently used ones beyond the limits."""
         with self._lock:
-            self._kept[guide] = grammar
-            self._kept_bytes += grammar.memory_size_bytes
+            self._kept[guide] = grammar, size
+            self._kept_bytes += size
             while len(self._kept) > _MOST_KEPT or (self._kept_bytes > _MOST_KEPT_BYTES and len(self._kept) > 1):
-                _, dropped = self._kept.popitem(last=False)
-                self._kept_bytes -= dropped.memory_size_bytes
+                _, (_, dropped) = self._kept.popitem(last=False)
+                self._kept_bytes -= dropped
 
 
-def may_take_long(kind: GuideKind, value: Any) -> bool:
-    """Whether compiling this guide may take longer than a second with a large vocabulary.
+def may_take_long(kind: GuideKind, value: Any, vocab_size: int) -> bool:
+    """Whether compiling this guide may take longer than a second.
 
     Successive optional parts take time quadratic in their number. Schemas and expressions have a bounded number of
-    them, grammar rules any number. Long repetitions of characters take seconds, too.
+    them, grammar rules any number. Long repetitions of characters take seconds, too, and so do expressions with many
+    classes of characters, each of which is compared with all tokens.
     """
     text = json.dumps(value) if kind in _AS_JSON else value
     if kind == "ebnf_grammar" or (kind == "structural_tag" and '"type": "grammar"' in text):
         return True
+    expressions = [value] if kind == "regex" else list(_expressions(value))
+    if sum(map(class_states, expressions)) * vocab_size > _FEW_TOKENS_OF_STATES:
+        return True
+    if sum(map(len, expressions)) > _FEW_STATES:
+        return True
     return optional_parts(text) > _FEW_LEFT_OUT or (kind == "regex" and has_long_repetitions(text))
+
+
+def _expressions(value: Any) -> Iterator[str]:
+    """The expressions in a schema or structural tag."""
+    if isinstance(value, dict):
+        if isinstance(value.get("pattern"), str):
+            yield value["pattern"]
+        named = value.get("patternProperties")
+        if isinstance(named, dict):
+            yield from named
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _expressions(each)
 
 
 def token_texts(tokenizer: "Tokenizer", vocab_size: int) -> list[str]:

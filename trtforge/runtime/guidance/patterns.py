@@ -1,6 +1,7 @@
 """Regular expressions for xgrammar: refuses what it would ignore, and rewrites what it would misread."""
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ DEEPEST = 200
 """Maximum nesting of brackets in an expression or a grammar."""
 _TOKEN = re.compile(
     r"""(?P<repeat>(?:[*+?]|\{(?P<least>\d+)(?P<open>,(?P<most>\d*))?\})\??)
-    |(?P<atom>\\u\{[0-9A-Fa-f]+\}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\c[A-Za-z]|\\.|\[\^?(?:\\.|[^\]\\])*\]|[^()|^$\\[*+?])
+    |(?P<atom>\\u\{[0-9A-Fa-f]+\}|\\u[0-9A-Fa-f]{4}|\\x[0-9A-Fa-f]{2}|\\c[A-Za-z]|\\.|\[\^?(?:\\.|[^\]\\])*(?:\]|(?P<unclosed>\\?\Z))|[^()|^$\\[*+?])
     |(?P<open_group>\((?:\?(?:P?<\w+>|<[=!]|[^<)]))?)
     |(?P<other>.)""",
     re.DOTALL | re.VERBOSE,
@@ -51,8 +52,10 @@ _REFUSED = "bBpPk123456789"
 
 
 class Token(NamedTuple):
-    """A part of an expression: `kind` is repeat, atom, (, ), |, ^, $ or other. `times`: maximum count of a repetition;
-    `optional`: how many of them may be left out."""
+    """A part of an expression: `kind` is repeat, atom, unclosed (a class), (, ), |, ^, $ or other.
+
+    `times`: maximum count of a repetition; `optional`: how many of them may be left out.
+    """
 
     kind: str
     text: str
@@ -103,6 +106,27 @@ def optional_parts(pattern: str) -> int:
     return _optional([_token(found) for found in _TOKEN.finditer(pattern)])
 
 
+def class_states(pattern: str) -> int:
+    """Number of classes of characters in an expression, each counted as often as it may be repeated."""
+    groups, last = [0], 0
+    for token in map(_token, _TOKEN.finditer(pattern)):
+        if token.kind == "(":
+            groups.append(0)
+            last = 0
+        elif token.kind == "repeat":
+            times = 1 if token.text[0] in "*+?" else min(token.times, LONG_REPETITION)
+            groups[-1] += last * (times - 1)
+            last *= times
+        else:
+            last = groups.pop() if token.kind == ")" and len(groups) > 1 else int(_is_class(token))
+            groups[-1] += last
+    return sum(groups)
+
+
+def _is_class(token: Token) -> bool:
+    return token.kind == "atom" and (token.text[0] in ".[" or token.text[1:] in {*"dwsDWS"})
+
+
 def _optional(tokens: list[Token]) -> int:
     found = [token.optional for token in tokens if token.optional <= LONG_REPETITION]
     return sum(found) - max(found, default=0)
@@ -147,13 +171,13 @@ def characters(text: str) -> list[_Range]:
     if text[0] != "[":
         return _item(text)
     negated = text.startswith("[^")
-    items, found = _ITEM.findall(text[1 + negated : -1]), []
+    items, found = deque(_ITEM.findall(text[1 + negated : -1])), []
     while items:
-        begin = items.pop(0)
+        begin = items.popleft()
         first = _item(begin)
         if len(items) > 1 and items[0] == "-" and _is_one(first):
-            items.pop(0)
-            end = items.pop(0)
+            items.popleft()
+            end = items.popleft()
             last = _item(end)
             if not _is_one(last) or last < first:
                 raise Unenforced(f"the range {begin}-{end} in a regular expression is not one of characters")
@@ -187,22 +211,46 @@ def _item(text: str) -> list[_Range]:
 
 def _without(ranges: list[_Range], excluded: list[_Range]) -> list[_Range]:
     """Sorted ranges of characters, minus the excluded ones."""
-    left: list[_Range] = []
-    for first, last in sorted(ranges):
-        if left and first <= left[-1][1] + 1:
-            left[-1] = (left[-1][0], max(last, left[-1][1]))
-        elif first <= last:
-            left.append((first, last))
-    for lowest, highest in excluded:
-        parts = [((first, min(last, lowest - 1)), (max(first, highest + 1), last)) for first, last in left]
-        left = [each for pair in parts for each in pair if each[0] <= each[1]]
+    gaps, left, at = _sorted(excluded), [], 0
+    for first, last in _sorted(ranges):
+        begin = first
+        while at < len(gaps) and gaps[at][1] < first:
+            at += 1
+        while at < len(gaps) and gaps[at][0] <= last:
+            lowest, highest = gaps[at]
+            if begin < lowest:
+                left.append((begin, lowest - 1))
+            begin = highest + 1
+            if highest > last:
+                break  # it may cut the next range too
+            at += 1
+        if begin <= last:
+            left.append((begin, last))
     return left
+
+
+def _sorted(ranges: list[_Range]) -> list[_Range]:
+    """The same characters as sorted ranges that are apart."""
+    merged: list[_Range] = []
+    for first, last in sorted(ranges):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        elif first <= last:
+            merged.append((first, last))
+    return merged
 
 
 def checked(pattern: str) -> list[Token]:
     """The parts of an expression without its anchors, because outputs always match as a whole."""
     tokens = [_token(found) for found in _TOKEN.finditer(pattern)]
+    depth = 0
+    for token in tokens:
+        depth += (token.kind == "(") - (token.kind == ")")
+        if depth > DEEPEST:
+            raise Unenforced(f"a regular expression has more than {DEEPEST} brackets within one another")
     for before, token in zip([None, *tokens], tokens, strict=False):
+        if token.kind == "unclosed":
+            raise Unenforced(f"the part {token.text[:40]!r} of a regular expression has no closing bracket")
         if token.kind == "repeat" and (before is None or before.kind in "(|^"):
             raise Unenforced(f"nothing comes before {token.text} in a regular expression")
         for letter in re.findall(r"\\(.)", token.text, re.DOTALL):
@@ -212,13 +260,9 @@ def checked(pattern: str) -> list[Token]:
             raise Unenforced("lookahead in a regular expression is not supported")
         if token.kind == "(" and token.text not in ("(", "(?:"):
             raise Unenforced(f"{token.text} in a regular expression is not supported")
-    _check_anchors(tokens, "^", "(", ")")
-    _check_anchors(tokens[::-1], "$", ")", "(")
-    depth = 0
-    for token in tokens:
-        depth += (token.kind == "(") - (token.kind == ")")
-        if depth > DEEPEST:
-            raise Unenforced(f"a regular expression has more than {DEEPEST} brackets within one another")
+    repeated = _repeated_brackets(tokens)
+    _check_anchors(tokens, "^", "(", ")", repeated)
+    _check_anchors(tokens[::-1], "$", ")", "(", {len(tokens) - 1 - index for index in repeated})
     if (optional := _optional(tokens)) > _MOST_OPTIONAL:
         raise Unenforced(
             f"{optional} parts of a regular expression may be left out beside others, at most {_MOST_OPTIONAL} can be"
@@ -238,10 +282,12 @@ def _token(found: "re.Match[str]") -> Token:
         return Token("repeat", text, times, times - int(found["least"][:10]) if bounded else 0)
     if found["open_group"]:
         return Token("(", "(" if text.endswith(">") else text)
+    if found["unclosed"] is not None:
+        return Token("unclosed", text)
     return Token("atom" if found["atom"] else text, text)
 
 
-def _check_anchors(tokens: list[Token], anchor: str, begin: str, end: str) -> None:
+def _check_anchors(tokens: list[Token], anchor: str, begin: str, end: str, repeated: set[int]) -> None:
     """Raises Unenforced for a `^` after, or a `$` before, something else: no output could match it. `tokens`: in order
     from the anchor's side."""
     at_edge, groups = True, [True]
@@ -250,7 +296,7 @@ def _check_anchors(tokens: list[Token], anchor: str, begin: str, end: str) -> No
             if not at_edge:
                 raise Unenforced(f"{anchor} inside of a regular expression is not supported")
         elif token.kind == begin:
-            groups.append(at_edge and not _repeated(tokens, index, begin))
+            groups.append(at_edge and index not in repeated)
             at_edge = groups[-1]
         elif token.kind == "|":
             at_edge = groups[-1]
@@ -260,13 +306,14 @@ def _check_anchors(tokens: list[Token], anchor: str, begin: str, end: str) -> No
                 groups.pop()
 
 
-def _repeated(tokens: list[Token], index: int, begin: str) -> bool:
-    """Whether the group that begins here is repeated."""
-    if begin == ")":
-        return index > 0 and tokens[index - 1].kind == "repeat"
-    depth = 0
-    for after in range(index, len(tokens)):
-        depth += (tokens[after].kind == "(") - (tokens[after].kind == ")")
-        if depth == 0:
-            return after + 1 < len(tokens) and tokens[after + 1].kind == "repeat"
-    return False
+def _repeated_brackets(tokens: list[Token]) -> set[int]:
+    """The indices of the brackets of groups that are repeated."""
+    found, opened = set(), []
+    for index, token in enumerate(tokens):
+        if token.kind == "(":
+            opened.append(index)
+        elif token.kind == ")":
+            brackets = {index, opened.pop()} if opened else {index}
+            if index + 1 < len(tokens) and tokens[index + 1].kind == "repeat":
+                found |= brackets
+    return found

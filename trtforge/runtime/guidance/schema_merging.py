@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from trtforge.runtime.guidance.schema_types import Place, Schema, same
+from trtforge.runtime.guidance.schema_types import Place, Schema, same, value_key
 from trtforge.runtime.guidance.unenforced import Unenforced, Unsatisfiable
 
 _LARGER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties")
@@ -43,7 +43,8 @@ def _joined(key: str, one: Any, other: Any, where: Place) -> Any:
     if key == "type":
         return _shared_types(_listed(one), _listed(other), where)
     if key == "enum" and isinstance(one, list) and isinstance(other, list):
-        return [value for value in one if any(same(value, each) for each in other)]
+        wanted = set(map(value_key, other))
+        return [value for value in one if value_key(value) in wanted]
     raise Unenforced(f"{where}: two values of {key} for one value are not supported")
 
 
@@ -85,7 +86,7 @@ class _Comparison:
         if "x-inferred" in one or "x-inferred" in other or not one or not other:
             return False
         if "enum" in one and "enum" in other:
-            return not any(same(value, each) for value in one["enum"] for each in other["enum"])
+            return set(map(value_key, one["enum"])).isdisjoint(map(value_key, other["enum"]))
         for first, second in ((one, other), (other, one)):
             if "enum" in first:
                 return not any(_may_be(value, second["type"]) for value in first["enum"])

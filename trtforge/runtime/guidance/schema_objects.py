@@ -12,6 +12,8 @@ from trtforge.runtime.guidance.unenforced import Unenforced, Unsatisfiable
 _NAMING = ("properties", "patternProperties", "propertyNames", "additionalProperties", "unevaluatedProperties")
 _CHARACTER = '[^"\\\\\\x00-\\x1f{}]'
 _JSON_ESCAPES = re.compile(r'["\\\x00-\x1f]')
+_MOST_SPELLED = 1_000_000
+"""Maximum characters of an expression for other names than the properties', which repeats each beginning of a name."""
 _MOST_COUNTED = 40
 """Maximum named properties of an object with a bounded count: xgrammar makes rules for each name and count."""
 
@@ -42,6 +44,8 @@ def object_schema(asserted: Schema, where: Place, node: Node) -> Schema:
         False if names.others is None else node(names.others, f"{where}/additionalProperties")
     )
     if names.named and names.others is not None:
+        if sum(len(name) ** 2 for name in names.named) > 2 * _MOST_SPELLED:
+            raise Unenforced(f"{where}: the names of its properties are too long to allow others beside them")
         made["propertyNames"] = {"type": "string", "pattern": json_expression(_other_names(names.named))}
     return made | _sizes(asserted, names, required, where)
 

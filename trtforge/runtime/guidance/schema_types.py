@@ -1,7 +1,7 @@
 """Translates a JSON schema's assertions about values of one type to forms that xgrammar enforces."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -124,13 +124,16 @@ def enumerated(asserted: Schema, where: Place) -> list[Any]:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two values are equal in JSON: 1 equals 1.0, but true does not equal 1."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return bool(one == other)
+    return value_key(one) == value_key(other)
+
+
+def value_key(value: Any) -> Hashable:
+    """A key of a JSON value; equal values (`same`) have equal keys."""
+    if isinstance(value, list):
+        return ("array", *map(value_key, value))
+    if isinstance(value, dict):
+        return frozenset((name, value_key(each)) for name, each in value.items())
+    return ("boolean", value) if isinstance(value, bool) else value
 
 
 def _require_exact(value: Any, where: Place) -> None:

@@ -6,6 +6,7 @@ JSON Schema does not define are annotations, as in its specification. The transl
 schema: objects have only the properties that it names unless it allows others explicitly; patterns match whole strings.
 """
 
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from trtforge.runtime.guidance.schema_types import (
     inferred_types,
     of_length,
     typed,
+    value_key,
 )
 from trtforge.runtime.guidance.unenforced import Unenforced, Unsatisfiable
 
@@ -31,6 +33,14 @@ _REFUSED = (
     *("$dynamicRef", "$recursiveRef"),
 )
 _MOST_PARTS = 20_000
+"""Maximum schemas of one guide; one counts each time that it is translated, or merged with others."""
+_COPIED = 100  # properties, which a merge copies, that count as one part more
+_MOST_SECONDS = 5.0
+"""CPU time limit of one translation, which occupies the engine's process; large permitted schemas take two seconds."""
+_MOST_PAIRS = 200_000
+"""Maximum pairs of branches of a oneOf that are compared: about a second."""
+_MOST_MULTIPLES = 100_000
+"""Maximum values of all integers with multipleOf and both bounds, each of which becomes a part of the grammar."""
 _MOST_WORK = 10_000
 """Maximum total repetitions in patterns with groups: about ten seconds of compilation."""
 _MOST_LEFT_OUT = 160_000
@@ -59,7 +69,8 @@ class _Translation:
 
     def __init__(self, root: object, *, controls: bool) -> None:
         self._controls = controls
-        self._work = self._optional = self._left_out = 0
+        self._work = self._optional = self._left_out = self._multiples = 0
+        self._end = time.thread_time() + _MOST_SECONDS
         self.definitions: dict[str, Schema] = {}
         self._root = root
         self._names: dict[str, str] = {}
@@ -68,9 +79,7 @@ class _Translation:
 
     def node(self, schema: object, where: Place) -> Schema:
         """The translation of a part of the schema."""
-        self._parts += 1
-        if self._parts > _MOST_PARTS:
-            raise Unenforced(f"the schema has more than {_MOST_PARTS} parts")
+        self._count(1)
         self._depth += 1
         if self._depth > _MOST_LEVELS:
             raise Unenforced(f"the schema has more than {_MOST_LEVELS} levels, references included")
@@ -78,6 +87,17 @@ class _Translation:
             return self._translated(schema, where)
         finally:
             self._depth -= 1
+
+    def _count(self, parts: int) -> None:
+        """Raises Unenforced for too many parts, or if the translation takes too long."""
+        self._parts += parts
+        if self._parts > _MOST_PARTS:
+            raise Unenforced(f"the schema has more than {_MOST_PARTS} parts")
+        self._require_time()
+
+    def _require_time(self) -> None:
+        if time.thread_time() > self._end:
+            raise Unenforced(f"the schema takes longer than {_MOST_SECONDS:.0f} s to translate")
 
     def _translated(self, schema: object, where: Place) -> Schema:
         own, applied = _parts(schema, where)
@@ -98,7 +118,12 @@ class _Translation:
     def require_exclusive(self) -> None:
         """Raises Unenforced for a oneOf with overlapping branches. Call it after all references are translated."""
         for branches, where in self._exclusive:
+            if _are_different_values(branches):
+                continue
+            if len(branches) ** 2 > 2 * _MOST_PAIRS:
+                raise Unenforced(f"{where}: oneOf has {len(branches)} branches, too many to compare; use anyOf")
             for index, branch in enumerate(branches):
+                self._require_time()
                 if not all(disjoint(branch, other, self.definitions) for other in branches[:index]):
                     raise Unenforced(
                         f"{where}: the branches of oneOf may overlap, so that a value could fit two; use anyOf, "
@@ -129,11 +154,17 @@ class _Translation:
         found, applied = _parts(schema, where)
         if "$ref" in applied:
             target, place = self._target(applied["$ref"], where)
-            found = both(found, self._merged(target, place, choices, depth + 1), where)
+            found = self._both(found, self._merged(target, place, choices, depth + 1), where)
         for index, member in enumerate(_members(applied, "allOf", where) if "allOf" in applied else ()):
-            found = both(found, self._merged(member, f"{where}/allOf/{index}", choices, depth + 1), where)
+            found = self._both(found, self._merged(member, f"{where}/allOf/{index}", choices, depth + 1), where)
         choices += [(name, _members(applied, name, where)) for name in ("anyOf", "oneOf") if name in applied]
         return found
+
+    def _both(self, one: Schema, other: Schema, where: Place) -> Schema:
+        made = both(one, other, where)
+        named = made.get("properties")
+        self._count(1 + (len(named) // _COPIED if isinstance(named, dict) else 0))
+        return made
 
     def _asserted(self, asserted: Schema, where: Place) -> Schema:
         """The assertions as one schema per type."""
@@ -148,6 +179,9 @@ class _Translation:
             own = dict(make(asserted, where, self.node))
             if self._controls and (pattern := of_length(own)) is not None:
                 own = {"type": "string", "pattern": pattern}
+            self._multiples += len(own.get("enum", ()))
+            if self._multiples > _MOST_MULTIPLES:
+                raise Unenforced(f"{where}: multipleOf with more than {_MOST_MULTIPLES} values together")
             self._bound(own, where)
             if "properties" in own:
                 own[_MARK] = self._parts
@@ -216,6 +250,14 @@ def _members(applied: Schema, keyword: str, where: Place) -> list[object]:
     if not isinstance(members, list) or not members:
         raise Unenforced(f"{where}: {keyword} must be an array of at least one schema")
     return members
+
+
+def _are_different_values(branches: list[Schema]) -> bool:
+    """Whether all branches are enumerations without a common value."""
+    if not all("enum" in branch for branch in branches):
+        return False
+    keys = [value_key(value) for branch in branches for value in branch["enum"]]
+    return len(set(keys)) == len(keys)
 
 
 def _require_ends(root: Schema, definitions: Mapping[str, Schema]) -> None:
