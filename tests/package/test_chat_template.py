@@ -51,6 +51,24 @@ def test_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_null_fields_are_left_out_as_in_transformers(name: str, tmp_path: Path) -> None:
+    """As clients send back what OpenAI's API answered."""
+    tokenizer = write_tokenizer(FAMILIES[name], tmp_path)
+    chat = read_chat_template(tmp_path)
+    assert chat is not None
+    messages = [{**message, "name": None, "tool_calls": None, "reasoning_content": None} for message in TALK]
+    expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert served(chat, tmp_path).chat(json.dumps(messages)).prompt == expected
+    assert "None" not in expected
+
+
+def test_a_content_of_null_is_not_shown(tmp_path: Path) -> None:
+    source = "{% for m in messages %}{{ m.role + ':' }}{{ m.content }};{% endfor %}"
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": []}]
+    assert served(ChatTemplate(source), tmp_path).chat(json.dumps(messages)).prompt == "user:a;assistant:;"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("text", ["The answer", " The answer is \n"])
 def test_an_answer_is_continued_as_in_transformers(name: str, text: str, tmp_path: Path) -> None:
     tokenizer = write_tokenizer(FAMILIES[name], tmp_path)

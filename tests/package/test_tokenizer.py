@@ -1,5 +1,6 @@
 """The tokenizer of a repository: end ids from wherever a model says them, and older tokenizers made new."""
 
+import io
 import json
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from transformers import BertTokenizer
 from tests.conftest import DEMO_MODEL
 from tests.package.engines import torch_engine
 from trtforge.core.errors import ForgeError
+from trtforge.core.extras import install_command
+from trtforge.formats.corpus import require_data
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.package.tokenizer import find_tokenizer, read_tokenizer
@@ -77,6 +80,50 @@ def test_tokenizer_in_its_older_form_is_converted(tmp_path: Path) -> None:
     converted = Tokenizer.from_file(str(repository / "ensemble" / "1" / "tokenizer" / "tokenizer.json"))
     expected = BertTokenizer.from_pretrained(directory)("hello world")["input_ids"]
     assert converted.encode("hello world").ids == expected
+
+
+def sentencepiece_directory(directory: Path) -> Path:
+    """A tokenizer that is a SentencePiece model alone."""
+    import sentencepiece
+
+    model, documents = io.BytesIO(), ("a list of words", "words in a list", "the list is a tuple of the words")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(documents * 20), model_writer=model, vocab_size=50, model_type="bpe", minloglevel=2
+    )
+    directory.mkdir()
+    (directory / "tokenizer.model").write_bytes(model.getvalue())
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    return directory
+
+
+def test_a_model_of_sentencepiece_is_converted(tmp_path: Path) -> None:
+    import sentencepiece
+
+    directory = sentencepiece_directory(tmp_path / "model")
+    repository = package(PackageConfig(), torch_engine(tmp_path / "engine"), directory, tmp_path / "out").path
+    converted = Tokenizer.from_file(str(repository / "ensemble" / "1" / "tokenizer" / "tokenizer.json"))
+    original = sentencepiece.SentencePieceProcessor(model_file=str(directory / "tokenizer.model"))
+    text = "a tuple of words"
+    assert converted.encode(text, add_special_tokens=False).ids == original.encode(text)
+
+
+def test_without_sentencepiece_its_models_are_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = sentencepiece_directory(tmp_path / "model")
+    monkeypatch.setattr("trtforge.formats.tokenizer.find_spec", lambda name: None)
+    with pytest.raises(ForgeError) as caught:
+        read_tokenizer(directory, 50)
+    message = "has tokenizer.model and no tokenizer.json, which is made of it with sentencepiece"
+    assert caught.value.message == f"{directory} {message}"
+    install = f"`{install_command('sentencepiece')}`"
+    assert caught.value.hint == f"Run {install}, or add the tokenizer.json of the same model."
+    with pytest.raises(ForgeError, match=message):
+        require_data("builtin:stdlib", directory)
+    (directory / "tokenizer.model").write_text("IQ== 0\n")  # of tiktoken
+    require_data("builtin:stdlib", directory)
+    shutil.copy(DEMO_MODEL / "tokenizer.json", directory)
+    read_tokenizer(directory, 2048)
 
 
 def changed(directory: Path, change: Callable[[dict[str, int]], None]) -> Path:

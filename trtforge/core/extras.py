@@ -16,7 +16,7 @@ from trtforge.core.json_text import parse_json
 PROJECT = "trtforge"
 """The name of trtforge's own distribution."""
 _RECORD = "direct_url.json"
-_EXTRAS = ("engine", "calibrate", "hub-data", "serve", "guided", "openai")
+_EXTRAS = ("engine", "calibrate", "hub-data", "sentencepiece", "serve", "guided", "openai")
 """Extras that commands need, in the order in which they are proposed."""
 _PACKAGES = {"google": "tritonclient", "grpc": "tritonclient", "pytriton": "nvidia-pytriton"}
 """Packages by module, if their names differ."""

@@ -46,7 +46,7 @@ class TemplateMessages:
             return render(written)
 
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
-        shown = [_with_reasoning(message) for message in messages]
+        shown = [_with_reasoning(_without_nulls(message)) for message in messages]
         if self._tests_content:
             return [_without_empty_content(message) for message in shown]
         if self._is_harmony:
@@ -54,14 +54,19 @@ class TemplateMessages:
         return list(_with_named_ids(shown)) if self._shows_ids else shown
 
 
+def _without_nulls(message: Message) -> Message:
+    """A message without null fields, which many templates show as "None"; `transformers` leaves them out, too."""
+    return {name: value for name, value in message.items() if value is not None}
+
+
 def _with_reasoning(message: Message) -> Message:
     """A message with its reasoning under all the names that templates read."""
-    found = next((message[name] for name in _REASONING if message.get(name) is not None), None)
+    found = next((message[name] for name in _REASONING if name in message), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 
 def _without_empty_content(message: Message) -> Message:
-    return {**message, "content": None} if message.get("tool_calls") and message.get("content") == "" else message
+    return {**message, "content": None} if message.get("tool_calls") and not message.get("content") else message
 
 
 def _with_content_as_reasoning(message: Message) -> Message:

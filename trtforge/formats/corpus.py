@@ -141,12 +141,14 @@ def require_data(source: str, model: Path | None = None) -> None:
 
 def _require_tokenizer_files(model: Path) -> None:
     from trtforge.formats.hf import tokenizer_files
+    from trtforge.formats.tokenizer import require_convertible
 
     if not any(path.name.startswith("tokenizer.") for path in tokenizer_files(model)):
         raise ForgeError(
             f"{model} has no tokenizer (tokenizer.json or tokenizer.model)",
             hint="Download the tokenizer files, or give token ids as FILE.safetensors.",
         )
+    require_convertible(model)
 
 
 def _documents(source: str, order: Random, part: Part) -> Iterator[_Document]:

@@ -2,10 +2,12 @@
 
 import logging
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trtforge.core.errors import ForgeError, first_line
+from trtforge.core.extras import install_command
 from trtforge.core.figures import listed
 from trtforge.formats.special_tokens import named_tokens, require_end_ids
 
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 TOKENIZER_FILE = "tokenizer.json"
-SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt")
+SENTENCEPIECE_FILE = "tokenizer.model"
+"""A SentencePiece model, or with Llama 3 the ranks of tiktoken, which is a text."""
+_FIRST_PIECE = b"\n"  # field 1 of sentencepiece_model.proto, as protobuf writes it
+SLOW_FILES = (SENTENCEPIECE_FILE, "vocab.json", "vocab.txt")
 """Files of a slow tokenizer, which has no tokenizer.json."""
 
 
@@ -36,6 +41,23 @@ def require_tokenizer(directory: Path, vocab_size: int | None) -> None:
             )
     if names and vocab_size is not None:
         require_end_ids(directory, vocab_size)
+
+
+def require_convertible(directory: Path) -> None:
+    """Raises ForgeError if the tokenizer is a SentencePiece model without tokenizer.json, and cannot be converted here.
+
+    `transformers` would report that another package is missing.
+    """
+    model = directory / SENTENCEPIECE_FILE
+    if (directory / TOKENIZER_FILE).is_file() or not model.is_file() or find_spec("sentencepiece") is not None:
+        return
+    with model.open("rb") as file:
+        if file.read(1) != _FIRST_PIECE:
+            return
+    raise ForgeError(
+        f"{directory} has tokenizer.model and no tokenizer.json, which is made of it with sentencepiece",
+        hint=f"Run `{install_command('sentencepiece')}`, or add the tokenizer.json of the same model.",
+    )
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":

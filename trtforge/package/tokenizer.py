@@ -12,7 +12,13 @@ from trtforge.core.figures import counted
 from trtforge.formats.chat_template import ChatTemplate, read_chat_template, syntax_error
 from trtforge.formats.hf import TOKENIZER_DIRECTORY, tokenizer_files
 from trtforge.formats.special_tokens import read_special_tokens
-from trtforge.formats.tokenizer import SLOW_FILES, TOKENIZER_FILE, load_tokenizer, require_tokenizer
+from trtforge.formats.tokenizer import (
+    SLOW_FILES,
+    TOKENIZER_FILE,
+    load_tokenizer,
+    require_convertible,
+    require_tokenizer,
+)
 
 CHAT_FILE = "chat.json"
 _LOG = logging.getLogger(__name__)
@@ -91,8 +97,9 @@ def _own_directory(engine: Path) -> Path:
 
 
 def read_tokenizer(directory: Path, vocab_size: int) -> TokenizerAssets:
-    """The tokenizer with its end and padding ids. Raises ForgeError as `require_tokenizer` does."""
+    """The tokenizer with its end and padding ids. Raises ForgeError as the checks in formats.tokenizer do."""
     require_tokenizer(directory, vocab_size)
+    require_convertible(directory)
     special = read_special_tokens(directory)
     return TokenizerAssets(directory, special.end_ids, special.pad_id, _usable_template(directory))
 
