@@ -4,8 +4,10 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import openai
@@ -18,7 +20,9 @@ from tests.gateway.support import Gateway, running
 from tests.patience import PATIENCE, eventually
 from trtforge.core.api_keys import ApiKeys
 from trtforge.core.host_check import HostCheck
+from trtforge.gateway import service
 from trtforge.gateway.backend import GONE, BackendError
+from trtforge.gateway.fields import read_body
 from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.protocol import BoundedProtocol
 
@@ -185,25 +189,57 @@ def test_numbers_are_finite(gateway: Gateway, number: str) -> None:
     assert f"the body: {number} is not a finite number" in response.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("length", ["1000", "0001000", None])
+@pytest.mark.parametrize("length", ["10000", "0010000", None])
 def test_bodies_together_are_bounded(length: str | None) -> None:
     """By the bytes that have come: those that are declared take no memory."""
-    limits = GatewayLimits(held_bytes=1000)
+    limits = GatewayLimits(held_bytes=10_000)
     with running([FakeBackend()], limits=limits) as gateway, connected(gateway) as first:
         declared = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
         first.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{declared}\r\n\r\n".encode())
-        body = b"{" + b" " * 899
+        body = b"{" + b" " * 8999
 
         def answer() -> httpx.Response:
-            return httpx.post(f"{gateway.url}/completions", content=b" " * 200, timeout=PATIENCE)
+            return httpx.post(f"{gateway.url}/completions", content=b" " * 2000, timeout=PATIENCE)
 
         assert answer().status_code == 400
-        first.sendall(body if length is not None else b"384\r\n" + body + b"\r\n")
+        first.sendall(body if length is not None else b"2328\r\n" + body + b"\r\n")
         assert eventually(lambda: answer().status_code == 429)
-        assert "bodies of 1000 bytes are in flight" in answer().json()["error"]["message"]
+        assert "bodies of 10000 bytes are in flight" in answer().json()["error"]["message"]
         assert ask(gateway), "what is small enough is answered"
         first.close()
         assert eventually(lambda: answer().status_code == 400)
+
+
+def test_values_of_bodies_count_as_memory() -> None:
+    """A token id takes two bytes of a body, and 32 of memory."""
+    with running([FakeBackend()], limits=GatewayLimits(held_bytes=100_000)) as gateway:
+
+        def answer(tokens: int) -> httpx.Response:
+            return gateway.post("completions", model="ensemble", prompt=[1] * tokens)
+
+        assert answer(2000).status_code == 200
+        refused = answer(4000)
+        assert refused.status_code == 429
+        assert "bodies of 100000 bytes are in flight" in refused.json()["error"]["message"]
+        assert answer(2000).status_code == 200
+
+
+def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def recorded(body: bytes, limits: GatewayLimits) -> Mapping[str, Any]:
+        threads.append(threading.current_thread().name)
+        return read_body(body, limits)
+
+    monkeypatch.setattr(service, "read_body", recorded)
+    with running([FakeBackend()]) as gateway:
+        for size in (10, 40_000):
+            messages = [{"role": "user", "content": "a" * size}]
+            assert gateway.post("chat/completions", model="ensemble", messages=messages).status_code == 200
+        wrong = gateway.post("chat/completions", content="{" + " " * 40_000)
+    assert wrong.status_code == 400
+    assert "the body" in wrong.json()["error"]["message"]
+    assert [name.startswith("reader") for name in threads] == [False, True, True]
 
 
 def test_a_body_without_declared_length_is_bounded_too() -> None:

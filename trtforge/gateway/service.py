@@ -1,13 +1,15 @@
 """The endpoints: from a request's JSON to its answer, with any backend."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trtforge.core.api_keys import ApiKeys
 from trtforge.core.held_bytes import HeldBytes
@@ -26,10 +28,13 @@ from trtforge.gateway.metrics import Metrics
 from trtforge.gateway.request import TextRequest
 from trtforge.gateway.response_answer import ResponseAnswer
 from trtforge.gateway.response_object import ResponseObject
-from trtforge.gateway.responses import read_response
+from trtforge.gateway.responses import ResponseCall, read_response
 from trtforge.gateway.router import Choice, Router
 
 _LOG = logging.getLogger(__name__)
+_LARGE = 32 << 10  # bytes of a body, which take a millisecond to read
+_VALUE_BYTES = 32  # of memory that a value of a body takes, such as a token id
+Call = TypeVar("Call")
 _CLIENT_LEFT = 499
 """The status that proxies log for a client that closed the connection."""
 
@@ -57,19 +62,20 @@ class Service:
         self._running = 0
         held, retry = self.limits.held_bytes, self.limits.retry_seconds
         self._held = HeldBytes(held, lambda: too_busy(f"bodies of {held} bytes are in flight", retry))
+        self._reader = ThreadPoolExecutor(1, "reader")
         self._created = int(time.time())
 
     async def chat(self, exchange: Exchange) -> None:
         """/v1/chat/completions."""
-        await self._answer("chat", exchange, self._chat)
+        await self._answer("chat", exchange, read_chat, self._chat)
 
     async def completion(self, exchange: Exchange) -> None:
         """/v1/completions."""
-        await self._answer("completions", exchange, self._completion)
+        await self._answer("completions", exchange, read_completion, self._completion)
 
     async def response(self, exchange: Exchange) -> None:
         """/v1/responses."""
-        await self._answer("responses", exchange, self._response)
+        await self._answer("responses", exchange, read_response, self._response)
 
     def authorise(self, headers: Mapping[bytes, bytes]) -> None:
         """Raises ApiError: 403 for a Host or Origin that is not allowed, 401 without a valid key if one is required."""
@@ -99,7 +105,11 @@ class Service:
         return self._entry((await self._named(name)).name)
 
     async def _answer(
-        self, endpoint: str, exchange: Exchange, act: "Callable[[Exchange, Mapping[str, Any], float], Any]"
+        self,
+        endpoint: str,
+        exchange: Exchange,
+        read: Callable[[Mapping[str, Any], GatewayLimits], Call],
+        act: Callable[[Exchange, Call, float], Coroutine[Any, Any, None]],
     ) -> None:
         """Run an endpoint within the limits, convert failures to OpenAI's errors, and count requests."""
         start = time.perf_counter()
@@ -112,8 +122,8 @@ class Service:
             if self._running > self.limits.requests:
                 raise too_busy(f"{self.limits.requests} requests are running", self.limits.retry_seconds)
             with self._held.request() as hold:
-                values = read_body(await exchange.body(hold), self.limits)
-                await exchange.unless_gone(act(exchange, values, start))
+                call = await self._read(await exchange.body(hold), hold, read)
+                await exchange.unless_gone(act(exchange, call, start))
             status = exchange.status
         except ClientGone:
             status = _CLIENT_LEFT
@@ -129,16 +139,27 @@ class Service:
             self.metrics.requests.labels(endpoint, str(status)).inc()
             self.metrics.seconds.labels(endpoint).observe(time.perf_counter() - start)
 
-    async def _chat(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
-        call = read_chat(values, self.limits)
+    async def _read(
+        self, body: bytes, hold: Callable[[int], None], read: Callable[[Mapping[str, Any], GatewayLimits], Call]
+    ) -> Call:
+        """The call in a body. A thread reads large ones, one at a time, while other requests continue.
+
+        Raises ApiError for a wrong body, and if those in flight have too many values.
+        """
+        hold(min(body.count(b","), self.limits.json_values) * _VALUE_BYTES)
+        if len(body) <= _LARGE:
+            return read(read_body(body, self.limits), self.limits)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._reader, lambda: read(read_body(body, self.limits), self.limits))
+
+    async def _chat(self, exchange: Exchange, call: ChatCall, start: float) -> None:
         chosen, generations = await self._begun(call)
         usage, logprobs = call.delivery.usage, call.request.logprobs
         answer = ChatAnswer(chosen.name, with_usage=usage, logprobs=logprobs, use=call.structure.use)
         asked = AskedBy("messages", call.structure.field)
         await self._send(exchange, "chat", generations, answer, start, asked, stream=call.delivery.stream)
 
-    async def _response(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
-        call = read_response(values, self.limits)
+    async def _response(self, exchange: Exchange, call: ResponseCall, start: float) -> None:
         chosen, generations = await self._begun(call.chat)
         answer = ResponseAnswer(ResponseObject(chosen.name, call.shown), call.chat.structure.use)
         asked = AskedBy("input", call.chat.structure.field)
@@ -151,8 +172,7 @@ class Service:
             raise call.structure.unguided()
         return chosen, Generations(self.router, (_final(call.request, chosen),), call.new_reader(self._reasoning))
 
-    async def _completion(self, exchange: Exchange, values: Mapping[str, Any], start: float) -> None:
-        call = read_completion(values, self.limits)
+    async def _completion(self, exchange: Exchange, call: CompletionCall, start: float) -> None:
         chosen = await self._named(call.name)
         generations = Generations(self.router, tuple(_final(request, chosen) for request in call.requests))
         answer = CompletionAnswer(
