@@ -142,6 +142,23 @@ def test_hub_cache_is_a_source(make_hf: MakeHf, tmp_path: Path) -> None:
     assert convert(ConvertConfig(tp=2), snapshot, tmp_path / "out").cached
 
 
+def test_links_that_leave_the_directory_are_named(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A checkpoint of somebody else could name any file of this machine; those of the hub's cache are expected."""
+    convert(ConvertConfig(), source, tmp_path / "plain")
+    (tmp_path / "blobs").mkdir()
+    for place in ("blobs/0123", "elsewhere"):
+        (source / TOKENIZER).rename(tmp_path / place)
+        (source / TOKENIZER).symlink_to(tmp_path / place)
+        assert caplog.messages == []
+        convert(ConvertConfig(), source, tmp_path / "out", force=True)
+        (source / TOKENIZER).unlink()
+        (tmp_path / place).rename(source / TOKENIZER)
+    (message,) = caplog.messages
+    assert message == f"{source / TOKENIZER} is a link to {tmp_path / 'elsewhere'}, which is copied into the artifacts"
+
+
 def test_a_blob_that_changes_meanwhile_is_named_by_its_link(source: Path, tmp_path: Path) -> None:
     (source / WEIGHTS).rename(tmp_path / "blob")
     (source / WEIGHTS).symlink_to("../blob")

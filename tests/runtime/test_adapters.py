@@ -174,6 +174,7 @@ def test_the_cache_holds_the_least_recently_used_ones_within_its_bound(
             generate_with(running, asked(prompts, [number]))
             assert cache.loads == loads
             assert len(cache.held) <= 3
+            assert set(cache._last) == set(cache.held)
         assert set(cache.held) == {1, 2, 3}  # task ids of the numbers 0, 1 and 2
     ranks.end()
     small = add_adapters(write_engine(checkpoint, tmp_path / "small", **LIMITS), adapters, host_memory=SIZE - 1)

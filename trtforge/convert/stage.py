@@ -39,7 +39,7 @@ from trtforge.formats.hf import (
 from trtforge.formats.quantization_config import quantization_files, read_quantized_source
 from trtforge.formats.shards import StoredTensor
 from trtforge.formats.special_tokens import GENERATION_CONFIG, generation_config
-from trtforge.formats.tokenizer import require_tokenizer
+from trtforge.formats.tokenizer import require_tokenizer, warn_of_links
 from trtforge.formats.trtllm import CONFIG_FILE, LAYERS_FILE, CheckpointConfig
 from trtforge.models.checkpoint_config import checkpoint_config
 from trtforge.models.checkpoint_plan import CheckpointPlan, Layout, checkpoint_plan
@@ -110,6 +110,7 @@ def convert(
         from trtforge.convert.writer import pipeline_stages, write_checkpoint
 
         require_tokenizer(source, conversion.description.vocab_size)
+        warn_of_links(tokenizer)
         require_equal_heads(checkpoint, conversion.plan.ties)
         stages = pipeline_stages(conversion.plan, conversion.layout)
         needed = sum(stage.bytes for stage in stages) + carried_bytes(conversion.carried)

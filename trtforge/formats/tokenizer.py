@@ -1,6 +1,7 @@
 """Check that a directory's tokenizer loads and fits the model, before any long-running work."""
 
 import logging
+from collections.abc import Iterable
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ _LOG = logging.getLogger(__name__)
 TOKENIZER_FILE = "tokenizer.json"
 SENTENCEPIECE_FILE = "tokenizer.model"
 """A SentencePiece model, or with Llama 3 the ranks of tiktoken, which is a text."""
+_BLOBS = "blobs"  # the directory of files in the hub's cache, to which those of a snapshot are links
 _FIRST_PIECE = b"\n"  # field 1 of sentencepiece_model.proto, as protobuf writes it
 SLOW_FILES = (SENTENCEPIECE_FILE, "vocab.json", "vocab.txt")
 """Files of a slow tokenizer, which has no tokenizer.json."""
@@ -58,6 +60,14 @@ def require_convertible(directory: Path) -> None:
         f"{directory} has tokenizer.model and no tokenizer.json, which is made of it with sentencepiece",
         hint=f"Run `{install_command('sentencepiece')}`, or add the tokenizer.json of the same model.",
     )
+
+
+def warn_of_links(files: Iterable[Path]) -> None:
+    """Warn of links to files outside their directory and the hub's cache: artifacts contain copies of those."""
+    for file in files:
+        target = file.resolve()
+        if not target.is_relative_to(file.parent.resolve()) and target.parent.name != _BLOBS:
+            _LOG.warning(f"{file} is a link to {target}, which is copied into the artifacts")
 
 
 def load_tokenizer(path: Path) -> "Tokenizer":

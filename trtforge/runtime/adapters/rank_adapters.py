@@ -274,7 +274,8 @@ class RankAdapters:
     def _bound(self) -> None:
         """Drop the least recently used cached adapters until slots and cache together fit the bound."""
         while self._cached and len(self._tasks) + len(self._cached) > self._most:
-            del self._cached[min(self._cached, key=lambda task: self._last[task])]
+            oldest = min(self._cached, key=lambda task: self._last[task])
+            del self._cached[oldest], self._last[oldest]
 
 
 def adapter_bytes(lora: LoraFeature, spec: DecoderSpec, parts: Mapping[str, tuple[Part, ...]], place: Placement) -> int:
