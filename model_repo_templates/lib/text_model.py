@@ -28,6 +28,8 @@ from token_texts import ScoredTexts
 from watch import Watcher
 from word_lists import MOST_WORDS
 
+from trtforge.core.detokenizer import shows_first_space
+
 _LONG_TEXT = 8192  # bytes; longer text takes milliseconds to tokenize, which happens on another thread
 _LONG_TEXTS_WAITING = 64
 PING = "trtforge_ping"
@@ -119,7 +121,8 @@ class TextModel(ABC):
         prepared = self._prepare(call.inputs)
         prompt: list[int] = prepared["INPUT_ID"][0].tolist()
         with_input = not streaming and not inputs.flag("exclude_input_in_output", self._exclude_input)
-        continues = with_input or "messages" not in inputs  # which have an answer of their own
+        is_chat = "messages" in inputs  # with an answer of its own
+        continues = with_input or not is_chat or shows_first_space(inputs.text(GUIDE_TYPE, 0))
         by_text = self._stops_by_text or not options.include_stop_words
         words = inputs.texts("stop_words", MOST_WORDS) if by_text else []
         own_end_ids = self._engine_end_ids and "end_id" not in inputs

@@ -27,6 +27,7 @@ from tests.chat_templates import CALLING, write_tokenizer
 from tests.conftest import DEMO_MODEL
 from tests.core.test_detokenizer import TOKENIZERS
 from tests.patience import PATIENCE, eventually
+from tests.runtime.test_grammars import sentencepiece
 from trtforge import (
     Chat,
     Engine,
@@ -39,7 +40,10 @@ from trtforge import (
     Usage,
 )
 from trtforge.api.prompts import Prompts
+from trtforge.compile.stage import compile_engine
+from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import ForgeError, RequestError
+from trtforge.core.recipe import EngineConfig
 from trtforge.engine_process.requests import GenerationRequest, Guide, OnOutput, Output
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
 from trtforge.package.config import PackageConfig
@@ -57,6 +61,21 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 def engine(build: Path) -> Iterator[Engine]:
     with Engine.load(build) as engine:
         yield engine
+
+
+def test_a_guided_answer_to_messages_keeps_its_first_space(tmp_path: Path) -> None:
+    """Tokenizers of Llama 2's kind leave out the space before the first word of a text."""
+    shutil.copytree(DEMO_MODEL, tmp_path / "model")
+    sentencepiece().save(str(tmp_path / "model" / "tokenizer.json"))
+    checkpoint = convert(ConvertConfig(dtype="float32"), tmp_path / "model", tmp_path / "checkpoint").path
+    compile_engine(EngineConfig(backend="torch"), checkpoint, tmp_path / "engine")
+    cases = (({"regex": " two"}, " two"), ({"regex": "two"}, "two"), ({"json_schema": {"const": 2}}, "2"))
+    with Engine.load(tmp_path / "engine") as engine:
+        for guide, text in cases:
+            params = SamplingParams(max_tokens=8, **guide)  # type: ignore[arg-type]
+            for prompt in (Chat(MESSAGES), "a"):
+                assert engine.generate(prompt, params).text == text
+                assert "".join(piece.text for piece in engine.stream(prompt, params)) == text
 
 
 def test_importing_the_package_loads_no_torch() -> None:

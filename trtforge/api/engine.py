@@ -16,6 +16,7 @@ from trtforge.api.options import LoadOptions, seconds_of
 from trtforge.api.prompts import Chat, Prompt, Prompts, Tuned, sequences
 from trtforge.api.sampling_params import SamplingParams, checked
 from trtforge.core.defaults import KV_CACHE_DIR_BYTES
+from trtforge.core.detokenizer import shows_first_space
 from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.places import artifact_at
 from trtforge.core.serving import SchedulerPolicy
@@ -232,7 +233,8 @@ class Engine:
             )
         request = replace(self._prompts.request(prompt, params), streamed=streamed)
         asked = prompt.prompt if isinstance(prompt, Tuned) else prompt
-        requests, continues = sequences(request, params.n, next(self._numbers)), not isinstance(asked, Chat)
+        requests, guide = sequences(request, params.n, next(self._numbers)), request.guide
+        continues = not isinstance(asked, Chat) or shows_first_space("" if guide is None else guide.kind)
         new_reader = params.new_reader(asked.functions if isinstance(asked, Chat) else None)
         reasons = new_reader is not None and params.reasoning_parser is not None
         return Assembly(requests, params.stop, self._texts, continues=continues, new_reader=new_reader, reasons=reasons)

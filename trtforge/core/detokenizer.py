@@ -18,6 +18,14 @@ _MOST_HELD, _LAST_HELD = 32, 4
 """Characters that may be held back, and what of more than these still is: the bytes of one character."""
 
 
+def shows_first_space(guide: str) -> bool:
+    """Whether an answer to chat messages shows a space before its first word, which some tokenizers leave out.
+
+    `guide`: the kind of its guide, "" without one. A guide includes the space; structural tags begin with free text.
+    """
+    return guide not in ("", "structural_tag")
+
+
 def special_ids(tokenizer: "Tokenizer") -> frozenset[int]:
     """The ids of special tokens, which give no text. Those that divide answers in Harmony or of Mistral do."""
     special = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
