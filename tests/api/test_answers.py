@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from tests.conftest import DEMO_MODEL
 from tests.core.test_detokenizer import TOKENIZERS
+from tests.runtime.test_grammars import sentencepiece
 from trtforge import SamplingParams
 from trtforge.api.answers import Answer, Assembly
 from trtforge.api.prompts import Prompts
@@ -67,6 +68,16 @@ def test_a_prompt_that_ends_within_a_character_is_not_part_of_the_answer() -> No
     tokenizer = TOKENIZERS["byte_level"]
     prompt = tokenizer.encode("a list 🙂").ids[:-1]
     assert answer(tokenizer, prompt, tokenizer.encode(" of", add_special_tokens=False).ids).text == " of"
+
+
+def test_bad_words_have_their_tokens_within_a_text(tmp_path: Path) -> None:
+    """A tokenizer of Llama 2's kind writes a space before each text, also before a line break alone."""
+    tokenizer = sentencepiece()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 1}))
+    found = Prompts(tmp_path, 2048).request("a", SamplingParams(bad=["\n", "no"])).bad_words
+    space, line, n, o = map(tokenizer.token_to_id, ("▁", "<0x0A>", "n", "o"))
+    assert set(found) == {(space, line), (line,), (space, n, o), (space, space, n, o), (n, o)}
 
 
 def test_a_prompt_is_neither_truncated_nor_padded(tmp_path: Path) -> None:

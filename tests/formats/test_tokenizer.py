@@ -89,6 +89,7 @@ def test_end_ids_beyond_the_vocabulary(tmp_path: Path, files: dict[str, Any], sa
         {"tokenizer_config": {"additional_special_tokens": ["<|im_start|>"], "add_bos_token": True}},
         {"tokenizer_config": {"pad_token": {"content": "<|im_start|>"}}},
         {"special_tokens_map": {"pad_token": "<|im_start|>", "bos_token": None}},
+        {"special_tokens_map": {"pad_token": "of"}},  # a word of the vocabulary
     ],
 )
 def test_tokens_that_only_transformers_would_add_are_told(
@@ -102,7 +103,8 @@ def test_tokens_that_only_transformers_would_add_are_told(
         (tmp_path / f"{name}.json").write_text(json.dumps(values))
     require_tokenizer(tmp_path, VOCABULARY)
     (message,) = caplog.messages
-    assert message.startswith(f"{known} lacks <|im_start|>, which other files of the tokenizer name")
+    name = "of" if "of" in json.dumps(files) else "<|im_start|>"
+    assert message.startswith(f"{known} lacks {name} among its added_tokens, which other files of the tokenizer name")
 
 
 def test_without_a_tokenizer_end_ids_are_nobodys(tmp_path: Path) -> None:

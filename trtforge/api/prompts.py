@@ -65,6 +65,10 @@ class Tuned:
 Prompt = str | Chat | Tokens | Tuned
 
 
+_BEFORE = ("\n", "a")
+"""Beginnings of texts; a tokenizer may join one of them with a word to one token."""
+
+
 class Prompts:
     """Creates requests from prompts with the tokenizer in an engine's directory."""
 
@@ -140,9 +144,17 @@ class Prompts:
         return read_chat_template(self._directory)
 
     def _spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each word as it is and, unless it begins with a space, also with a leading space."""
+        """The tokens of each word as it is, within a text and, unless it begins with a space, with a leading space.
+
+        Tokenizers of Llama 2's kind write a space before each text; within a text a word has none.
+        """
         texts = [*words, *(f" {word}" for word in words if word and not word[0].isspace())]
-        return tuple({tuple(self._encoded(text, special=False)): None for text in texts})
+        found = [self._encoded(text, special=False) for text in texts]
+        for before in _BEFORE:
+            start = self._encoded(before, special=False)
+            longer = [self._encoded(before + word, special=False) for word in words]
+            found += [ids[len(start) :] for ids in longer if len(ids) > len(start) and ids[: len(start)] == start]
+        return tuple({tuple(ids): None for ids in found})
 
     def _task_id(self, adapter: str) -> int:
         if adapter not in self._adapters:

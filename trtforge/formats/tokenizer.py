@@ -34,11 +34,12 @@ def require_tokenizer(directory: Path, vocab_size: int | None) -> None:
     names = [name for name in (TOKENIZER_FILE, *SLOW_FILES) if (directory / name).is_file()]
     if TOKENIZER_FILE in names:
         known = load_tokenizer(directory / TOKENIZER_FILE)
-        lacking = [token for token in named_tokens(directory) if known.token_to_id(token) is None]
+        added = {token.content for token in known.get_added_tokens_decoder().values()}
+        lacking = [token for token in named_tokens(directory) if token not in added]
         if lacking:
             _LOG.warning(
-                f"{directory / TOKENIZER_FILE} lacks {listed(lacking)}, which other files of the tokenizer name and "
-                "transformers adds: here texts with them become other tokens. Save it with "
+                f"{directory / TOKENIZER_FILE} lacks {listed(lacking)} among its added_tokens, which other files of "
+                "the tokenizer name and transformers adds: here texts with them become other tokens. Save it with "
                 "AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
             )
     if names and vocab_size is not None:
