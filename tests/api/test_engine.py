@@ -162,7 +162,7 @@ def said(error: BaseException) -> str:
         (SamplingParams(draft_input_ids=[1], draft_logits="abc"), "draft_logits is no array: could not convert"),
         (
             SamplingParams(draft_input_ids=[1], draft_logits=[[math.nan] * 2048]),
-            "draft_logits holds values that are not finite",
+            "draft_logits has values that are not finite",
         ),
         ({"max_tokens": 3}, "is no SamplingParams"),
         (None, "None is no SamplingParams"),

@@ -174,10 +174,10 @@ def test_logits_are_those_of_transformers(engine: Engine, llama: Any, tokenizer:
         ({"beam_width": 2, "n": 3}, "n is 3, beam_width 2"),
         ({"beam_width": 2, "length_penalty": 11}, "length_penalty is 11"),
         ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty is nan"),
-        ({"beam_width": 2, "regex": "a"}, "a beam search follows no guide"),
-        ({"beam_width": 2, "generation_logits": True}, "a beam search returns no logits"),
-        ({"beam_width": 2, "top_log_probs": 2}, "a beam search returns neither alternatives"),
-        ({"beam_width": 2, "prompt_log_probs": True}, "a beam search returns neither alternatives"),
+        ({"beam_width": 2, "regex": "a"}, "beam search does not support a guide"),
+        ({"beam_width": 2, "generation_logits": True}, "beam search does not return logits"),
+        ({"beam_width": 2, "top_log_probs": 2}, "beam search does not return top log probabilities"),
+        ({"beam_width": 2, "prompt_log_probs": True}, "beam search does not return top log probabilities"),
     ],
 )
 def test_what_is_no_search_is_refused_by_its_name(engine: Engine, options: dict[str, Any], message: str) -> None:

@@ -176,8 +176,8 @@ def test_an_adapter_that_was_sent_and_whose_file_is_gone_is_asked_for_again(
     (kept,) = (tmp_path / "sent").iterdir()
     (kept / "adapter_model.safetensors").unlink()
     assert refused(7) == (
-        "lora_task_id 7 is no adapter of this engine: Task ids: 1. Send lora_weights and lora_config with the first "
-        "request of another id."
+        "lora_task_id 7 is not an adapter of this engine: Task ids: 1. Send lora_weights and lora_config with the "
+        "first request of another id."
     )
     assert [refused(7, adapter), refused(7)] == [None, None]
     shutil.rmtree(kept)

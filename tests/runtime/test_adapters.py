@@ -253,7 +253,7 @@ def test_unknown_adapters_are_refused_and_wrong_ones_not_compiled(
     engine = write_engine(checkpoint, tmp_path / "engine")
     (plain,) = generate(engine, [GenerationRequest("0", (1, 2), 2, lora_task_id=1)])
     assert plain.error is not None
-    assert plain.error.message == "lora_task_id 1 is no adapter of this engine"
+    assert plain.error.message == "lora_task_id 1 is not an adapter of this engine"
     assert plain.error.hint == "This engine has none."
     (other,) = generate(add_adapters(engine, adapters[:2]), [GenerationRequest("0", (1, 2), 2, lora_task_id=3)])
     assert other.error is not None

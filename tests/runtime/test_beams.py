@@ -265,9 +265,9 @@ def test_penalties_bans_and_stop_words_hold_in_beams(beam_engine: Path, prompts:
         (GenerationRequest("a", (1,), 4, beams=BeamParams(6, 6)), "beam_width is 6, this engine takes at most 5"),
         (
             GenerationRequest("a", (1,), 4, SamplingParams(prompt_log_probs=True), beams=BeamParams(2, 2)),
-            "a beam search returns neither alternatives",
+            "beam search does not return top log probabilities",
         ),
-        (GenerationRequest("a", (1,), 4, guide=Guide("json"), beams=BeamParams(2, 2)), "follows no guide"),
+        (GenerationRequest("a", (1,), 4, guide=Guide("json"), beams=BeamParams(2, 2)), "does not support a guide"),
         (GenerationRequest("a", (1,), 4, beams=BeamParams(2, 2, length_penalty=1e30)), "len_penalty is 1e+30"),
         (GenerationRequest("a", (1,), 4, beams=BeamParams(2, 2, length_penalty=float("nan"))), "len_penalty is nan"),
         (
@@ -337,6 +337,6 @@ def test_no_beam_holds_a_token_that_is_ruled_out(
     if found is None:
         assert answer.finish_reason == "error"
         assert answer.error is not None
-        assert answer.error.message == "no token is left that the options allow"
+        assert answer.error.message == "the options of the request exclude all tokens"
     else:
         assert sorted(beam.tokens for beam in answer.beams) == sorted(found)

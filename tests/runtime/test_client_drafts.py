@@ -382,7 +382,7 @@ def test_logits_of_a_greedy_request_change_nothing(
         (DraftTokens((4, 5), bytes(4 * 131)), "draft_logits has 131 values"),
         (
             DraftTokens((4,), np.full(131, np.inf, dtype=np.float32).tobytes()),
-            "draft_logits holds values that are not finite",
+            "draft_logits has values that are not finite",
         ),
     ],
 )

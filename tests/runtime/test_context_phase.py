@@ -290,12 +290,12 @@ def test_a_disk_that_writes_nothing_stops_no_requests(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"beams": BeamParams(2, 2), "context_only": True}, "a context_only request has no beams"),
-        ({"beams": BeamParams(2, 2)}, "a generation_only request has no beams"),
-        ({"context_only": True}, "a context_only request brings context_phase_params"),
-        ({"prompt": (1, 2, 4)}, "context_phase_params are of another prompt"),
+        ({"beams": BeamParams(2, 2), "context_only": True}, "a context_only request cannot use beam search"),
+        ({"beams": BeamParams(2, 2)}, "a generation_only request cannot use beam search"),
+        ({"context_only": True}, "context_phase_params is given for a context_only request"),
+        ({"prompt": (1, 2, 4)}, "context_phase_params is of another prompt"),
         ({"sampling": SamplingParams(prompt_log_probs=True)}, "returns neither logits nor log probabilities"),
-        ({"sampling": SamplingParams(return_log_probs=True)}, "hold no log probability of the first token"),
+        ({"sampling": SamplingParams(return_log_probs=True)}, "has no log probability of the first token"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -310,7 +310,7 @@ def test_what_does_not_go_together_is_refused(
         assert said in str(made.error)
         for wrong in ({"first_token": _VOCABULARY}, {"top": ((0, -1.0), (_VOCABULARY, -2.0))}):
             (made,) = generate_with(engine, [replace(request, context_phase=replace(phase, **wrong))])  # type: ignore[arg-type]
-            assert str(made.error) == "context_phase_params hold the token 131, the vocabulary has 131"
+            assert str(made.error) == "context_phase_params has token 131, the vocabulary has 131 tokens"
 
 
 @given(

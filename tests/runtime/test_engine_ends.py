@@ -87,7 +87,7 @@ def test_an_unexpected_error_about_a_request_ends_only_this_request(
         assert engine.statistics().active_requests == 0
     assert [each.finish_reason for each in outputs] == ["error"]
     assert isinstance(outputs[0].error, RequestError)  # any other error ends a server
-    assert f"the request was not taken: OverflowError('{where}')" in str(outputs[0].error)
+    assert f"the request could not be queued: OverflowError('{where}')" in str(outputs[0].error)
 
 
 def test_closing_cancels_what_is_unfinished_and_later_requests_get_an_error(engine_directory: Path) -> None:
@@ -164,4 +164,4 @@ def test_logits_that_are_no_numbers_end_a_request_with_the_reason(tmp_path: Path
     assert {output.request_id for output in outputs} == OPTIONS.keys()
     for output in outputs:
         assert (output.finish_reason, output.tokens) == ("error", ())
-        assert str(output.error).startswith("the model's logits are not numbers"), output.request_id
+        assert str(output.error).startswith("the model's logits are NaN"), output.request_id

@@ -195,12 +195,17 @@ def test_log_probs_are_those_of_the_tokens_that_the_guide_allows(engine: Engine,
         ("json_schema", '{"$ref": "#/missing"}', r"refused: #: Cannot find field missing", "Correct the JSON schema"),
         ("regex", "a(", r"refused: The parenthesis is not closed", "Correct the regular expression"),
         ("regex", "[z-a]", r"refused: Invalid character range .*\[z-a\]$", "Correct the regular expression"),
-        ("regex", "a|*b", r"refused: nothing comes before \*", "Correct the regular expression"),
-        ("regex", "(" * 201 + ")" * 201, r"more than 200 brackets", "Correct the regular expression"),
+        (
+            "regex",
+            "a|*b",
+            r"refused: \* in a regular expression has nothing to repeat",
+            "Correct the regular expression",
+        ),
+        ("regex", "(" * 201 + ")" * 201, r"more than 200 nested brackets", "Correct the regular expression"),
         ("regex", "a" * 200_000, r"has 200000 characters, at most 131072", "Ask for a smaller structure"),
         ("ebnf_grammar", "root ::= nobody", r'Rule "nobody" is not defined', "rules `name ::= ...`"),
         ("structural_tag", "{}", r"Structural tag must have a format field", "an object with type structural_tag"),
-        ("json", "{}", r"the guide of type json takes no text", "Its type for a schema is json_schema"),
+        ("json", "{}", r"a guide of type json has no text", "For a schema, use type json_schema"),
         ("xml", "<a/>", r"the guide is of type 'xml'", "Give one of json, json_schema"),
     ],
 )
@@ -273,7 +278,7 @@ def test_a_guide_without_a_way_on_ends_its_request(
     stuck = request(tokenizer, Guide("regex", "yes"), **changes)
     answer, other = generate_with(engine, [stuck, request(tokenizer, NAME, 1)])
     assert answer.error is not None
-    assert answer.error.message == "no token is left that both the guide and the other options allow"
+    assert answer.error.message == "the guide and the other options together exclude all tokens"
     assert other.finish_reason == "end_id"
     assert engine.statistics().kv_blocks_used == 0
 
@@ -291,7 +296,7 @@ def test_options_that_leave_no_token_end_their_request(engine: Engine, tokenizer
     assert answers[0].tokens == (300, 300, 300)
     assert answers[1].tokens == (300,)
     assert answers[1].error is not None
-    assert answers[1].error.message == "no token is left that the options allow"
+    assert answers[1].error.message == "the options of the request exclude all tokens"
 
 
 def test_a_guide_that_is_slow_to_follow_ends_its_request(
@@ -300,7 +305,7 @@ def test_a_guide_that_is_slow_to_follow_ends_its_request(
     monkeypatch.setattr("trtforge.runtime.guidance.guides._LONGEST_STEP", -1.0)
     slow, free = generate_with(engine, [request(tokenizer, NAME), request(tokenizer, None, 1, max_tokens=6)])
     assert slow.error is not None
-    assert slow.error.message == "the guide takes too long for each token"
+    assert slow.error.message == "the guide takes too long to check at each token"
     assert len(slow.tokens) == 1  # of the step that took long
     assert len(free.tokens) == 6
     monkeypatch.undo()

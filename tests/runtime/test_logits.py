@@ -119,10 +119,10 @@ def test_logits_that_an_engine_does_not_return_are_refused(source: Source, check
     limits = replace(source.limits, max_seq_len=700_000)
     error = wrong_logits(most, source.forge.features, VOCAB, limits)
     assert error is not None
-    assert error.message == "the logits of 600000 tokens take 314400000 bytes, an answer holds at most 268435456"
+    assert error.message == "the logits of 600000 tokens take 314400000 bytes, the limit of an answer is 268435456"
     assert wrong_logits(most, source.forge.features, VOCAB, source.limits) is None, "answers end at max_seq_len"
     beams = replace(source, limits=replace(source.limits, max_beam_width=2))
-    assert refused(beams, replace(wanted, beams=BeamParams(2, 2))) == "a beam search returns no logits"
+    assert refused(beams, replace(wanted, beams=BeamParams(2, 2))) == "beam search does not return logits"
     ranks.end()
 
 

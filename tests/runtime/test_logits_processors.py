@@ -200,8 +200,8 @@ def filling(value: float) -> LogitsProcessor:
         (failing(ValueError("no\nsuch token")), "the logits processor failed: ValueError: no"),
         (failing(SystemExit(3)), "the logits processor failed: SystemExit: 3"),
         (failing(Unreadable()), "the logits processor failed: Unreadable: Unreadable"),
-        (filling(math.nan), "the logits processor left a logit of nan"),
-        (filling(math.inf), "the logits processor left a logit of inf"),
+        (filling(math.nan), "the logits processor set a logit to nan"),
+        (filling(math.inf), "the logits processor set a logit to inf"),
     ],
 )
 def test_a_processor_that_fails_ends_its_request_only(
@@ -237,7 +237,7 @@ def test_a_processor_may_leave_no_token(
 
     made = generate(directory, requests_for(prompts[:1], 5, logits_processors=(processor,), beams=beams))[0]
     assert made.error is not None
-    assert made.error.message == "no token is left that the options allow"
+    assert made.error.message == "the options of the request exclude all tokens"
 
 
 def test_large_logits_stay_numbers(engine_directory: Path, prompts: list[list[int]]) -> None:

@@ -180,7 +180,7 @@ def test_sampled_tokens_of_a_seed_are_those_without_it(engine_directory: Path) -
         ((4, 4, 2), "lookahead_ngram_size is 4", "It must be from 1 to this engine's 3."),
         ((4, 3, 3), "lookahead_verification_set_size is 3", "It must be from 0 to this engine's 2."),
         ((0, 3, 2), "lookahead_window_size is 0", "It must be from 1 to this engine's 4."),
-        ((2, 1, 0), "lookahead_ngram_size is 1, which proposes nothing", "Give a window of 1"),
+        ((2, 1, 0), "lookahead_ngram_size is 1, so no tokens are drafted", "Use 2 or more"),
     ],
 )
 def test_sizes_beyond_the_engines_are_refused(

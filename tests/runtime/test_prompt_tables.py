@@ -385,10 +385,15 @@ def refused(engine: Engine, prompt: list[int], rows: Tensor, **changes: Any) -> 
         (
             torch.zeros(201, 64),
             {},
-            "prompt_embedding_table has 201 rows, a request of this engine may have 200",
+            "prompt_embedding_table has 201 rows, the limit of this engine is 200 per request",
             "1608",
         ),
-        (torch.zeros(9, 64), {}, "the prompt holds the id 142, prompt_embedding_table has 9 rows", "from 131 to 139"),
+        (
+            torch.zeros(9, 64),
+            {},
+            "the prompt has the id 142, beyond the 9 rows of prompt_embedding_table",
+            "131 to 139",
+        ),
         (torch.full((12, 64), float("nan")), {}, "prompt_embedding_table has numbers that are not finite", "float32"),
         (torch.zeros(12, 64), {"extra_ids": (1, 2)}, "prompt_table_extra_ids has 2 ids, the prompt 29 tokens", ""),
         (torch.zeros(12, 64), {"extra_ids": (-1,) * 29}, "prompt_table_extra_ids has ids beyond 64 bits", ""),
@@ -397,7 +402,7 @@ def refused(engine: Engine, prompt: list[int], rows: Tensor, **changes: Any) -> 
         (
             torch.zeros(12, 64),
             {"sampling": SamplingParams(prompt_log_probs=True)},
-            "prompt_embedding_table: rows of a table have no log probabilities",
+            "prompt_embedding_table: the prompt has no log probabilities with a prompt table",
             "",
         ),
     ],
@@ -414,7 +419,7 @@ def test_wrong_tables_are_refused_by_name(
 def test_prompts_without_rows_and_rows_without_a_table_are_refused(running: Engine) -> None:
     without = refused(running, TEXT, random_table(4, 0)).error
     assert without is not None
-    assert without.message == "prompt_embedding_table: the prompt has none of its rows"
+    assert without.message == "prompt_embedding_table: the prompt uses none of its rows"
     (made,) = generate_with(running, [asked(0, MIXED, None, NEW)])
     assert made.error is not None
     assert made.error.message == "the prompt holds token ids outside of the vocabulary of 131"
@@ -424,7 +429,7 @@ def test_an_engine_that_was_not_compiled_for_tables_names_the_option(engine_dire
     with Engine.load(engine_directory, EngineOptions(kv_cache_tokens=100)) as engine:
         made = refused(engine, MIXED, random_table(12, 0))
     assert made.error is not None
-    assert made.error.message == "prompt_embedding_table: this engine takes no prompt tables"
+    assert made.error.message == "prompt_embedding_table: this engine does not support prompt tables"
     assert "--feature max_prompt_embedding_table_size" in made.error.hint
 
 

@@ -108,7 +108,7 @@ def test_an_engine_without_own_adapters_takes_them_and_its_processes_read_them(
         )
     assert made[0].tokens == greedy(with_adapter(llama, adapters[0]), [prompts[1]], NEW)[0]
     assert refusal(none) == (
-        "lora_task_id 3 is no adapter of this engine",
+        "lora_task_id 3 is not an adapter of this engine",
         "Send lora_weights and lora_config with the first request of another id.",
     )
     assert refusal(made[1])[0] == "lora_config has rank 6 in row 0"
@@ -143,7 +143,7 @@ def test_the_least_recently_used_ones_go_and_those_in_use_stay(
 
     assert [refused(11, 0), refused(12, 1), refused(11)] == [None, None, None]
     assert refused(13, 2) is None
-    assert [refused(12), refused(11), refused(13)] == ["lora_task_id 12 is no adapter of this engine", None, None]
+    assert [refused(12), refused(11), refused(13)] == ["lora_task_id 12 is not an adapter of this engine", None, None]
     used |= {known.resolved(ask([1], task)).lora_task_id or 0 for task in (11, 13)}
     assert len(list((tmp_path / "sent").iterdir())) == 2
     assert refused(12, 1) == "lora_weights: 2 adapters are in use, and no more fit"
@@ -283,13 +283,13 @@ def test_wrong_tensors_are_refused_by_their_names(checkpoint: Path, adapters: li
     broken = np.frombuffer(right.weights, np.float32).copy()
     broken[5] = np.nan
     assert refused(weights=broken.tobytes()).endswith("has numbers that are not finite")
-    assert refused(task=None) == "lora_weights came without lora_task_id"
-    assert refused(task=1) == "lora_weights came for lora_task_id 1, which is an adapter of the engine"
+    assert refused(task=None) == "lora_weights needs a lora_task_id"
+    assert refused(task=1) == "lora_weights cannot be sent for lora_task_id 1, an adapter of the engine"
     assert not (tmp_path / "sent").exists()
     plain = EngineAdapters(open_engine(write_engine(checkpoint, tmp_path / "plain")), set)
     error = plain.why_refused(ask([1], 9, right))
     assert error is not None
-    assert error.message == "lora_weights: this engine takes no adapters"
+    assert error.message == "lora_weights: this engine does not support adapters"
 
 
 def test_tensors_become_a_request_that_reaches_the_engine_process(library: None, adapters: list[Path]) -> None:

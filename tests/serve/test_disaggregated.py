@@ -217,7 +217,7 @@ def test_alternatives_of_another_vocabulary_are_refused(pair: tuple[Server, Serv
     address = f"http://127.0.0.1:{pair[1].ports['http']}/v2/models/ensemble/generate"
     body = {"request_type": "generation_only", "max_tokens": NEW, "return_logprobs": True, "top_logprobs": 2, **more}
     answer = httpx.post(address, json=body, timeout=PATIENCE, headers={"Host": "localhost"})
-    assert f"context_phase_params hold the token {token}" in answer.json()["error"]
+    assert f"context_phase_params has token {token}" in answer.json()["error"]
 
 
 def computed(server: Server) -> int:

@@ -75,7 +75,7 @@ def test_the_python_api_names_adapters(place: Path, texts: dict[str | None, str]
     with Engine.load(place / "engine") as engine:
         params = [SamplingParams(max_tokens=NEW, adapter=name) for name in NAMES]
         assert [answer.text for answer in engine.generate([PROMPT] * 3, params)] == list(texts.values())
-        with pytest.raises(RequestError, match="'other' is no adapter of this engine") as raised:
+        with pytest.raises(RequestError, match="'other' is not an adapter of this engine") as raised:
             engine.generate(PROMPT, SamplingParams(adapter="other"))
     assert raised.value.hint == "Its adapters: sql, chat."
 
@@ -131,7 +131,7 @@ def test_task_ids_are_those_of_the_recipe(served: tuple[Server, str], texts: dic
 
     assert [answer("ensemble", 1), answer("tensorrt_llm_bls", 2)] == [texts["sql"], texts["chat"]]
     with pytest.raises(
-        Exception, match=r"lora_task_id 3 is no adapter of this engine. Task ids: 1, 2. Send lora_weights"
+        Exception, match=r"lora_task_id 3 is not an adapter of this engine. Task ids: 1, 2. Send lora_weights"
     ):
         answer("ensemble", 3)
 
@@ -148,7 +148,7 @@ def test_adapters_come_with_requests(place: Path, served: tuple[Server, str], te
     assert answer("ensemble", 2**63 + 5, **sent[0]) == texts["sql"]
     assert answer("tensorrt_llm_bls", 9, **sent[1]) == texts["chat"]
     assert [answer("tensorrt_llm_bls", 2**63 + 5), answer("ensemble", 9)] == [texts["sql"], texts["chat"]]
-    with pytest.raises(Exception, match="lora_weights came for lora_task_id 1, which is an adapter of the engine"):
+    with pytest.raises(Exception, match="lora_weights cannot be sent for lora_task_id 1, an adapter of the engine"):
         answer("ensemble", 1, **sent[0])
     with pytest.raises(Exception, match="lora_config is missing"):
         answer("ensemble", 10, lora_weights=sent[0]["lora_weights"])
@@ -198,7 +198,9 @@ def test_prompt_tables_come_with_requests(place: Path, served: tuple[Server, str
     (found,) = ask_tensors(served[0], "ensemble", halves | asked | {"exclude_input_in_output": np.array([[False]])})
     assert found["text_output"].flat[0].decode() == tokenizer.decode(ids) + text  # rows have no text
     ask(served[0], "ensemble", prompt_embedding_table=halves["prompt_embedding_table"])  # its shape says how many rows
-    with pytest.raises(Exception, match="prompt_embedding_table has 10 rows, a request of this engine may have 9"):
+    with pytest.raises(
+        Exception, match="prompt_embedding_table has 10 rows, the limit of this engine is 9 per request"
+    ):
         ask(
             served[0],
             "ensemble",

@@ -159,7 +159,7 @@ class Prompts:
     def _task_id(self, adapter: str) -> int:
         if adapter not in self._adapters:
             known = f"Its adapters: {', '.join(self._adapters)}." if self._adapters else "It was compiled without any."
-            raise RequestError(f"{adapter!r:.100} is no adapter of this engine", hint=known)
+            raise RequestError(f"{adapter!r:.100} is not an adapter of this engine", hint=known)
         return self._adapters.index(adapter) + 1
 
     def _with_table(self, prompt: Prompt, text: str) -> tuple[Sequence[int], PromptTable | None]:

@@ -209,8 +209,8 @@ class Engine:
         try:
             self._enter(request, on_output)
         except Exception as error:
-            _LOG.exception("a request was not taken")
-            failure = RequestError(f"the request was not taken: {error!r}", hint="The traceback is in the log.")
+            _LOG.exception("a request could not be queued")
+            failure = RequestError(f"the request could not be queued: {error!r}", hint="The traceback is in the log.")
             known = self._sequences.get(request.request_id)
             if known is not None and known.on_output is on_output:
                 self._end(known, "error", error=failure)

@@ -35,12 +35,12 @@ def _process(members: Rows[Sequence], logits: Tensor) -> None:
             processor(first.order, logits.unsqueeze(0), tokens, None, None)
     except BaseException as error:  # SystemExit would end the thread of all requests, too
         text = f"the logits processor failed: {type(error).__name__}: {first_line(error)}"
-        first.failure = RequestError(text, hint="Its traceback is the error's cause.")
+        first.failure = RequestError(text, hint="The error's __cause__ has its traceback.")
         first.failure.__cause__ = error
     else:
         largest = float(logits.max())
         if math.isnan(largest) or largest == math.inf:
-            hint = "Leave numbers; minus infinity rules a token out."
-            first.failure = RequestError(f"the logits processor left a logit of {largest}", hint=hint)
+            hint = "Set finite logits; minus infinity excludes a token."
+            first.failure = RequestError(f"the logits processor set a logit to {largest}", hint=hint)
     if first.failure is not None:
         logits.fill_(-math.inf)

@@ -50,9 +50,9 @@ class PromptTables:
         prompt, first, rows = request.prompt, self._vocab_size, table.rows
         if not self._most:
             return RequestError(
-                f"{_TABLE}: this engine takes no prompt tables",
-                hint="Compile it with --feature max_prompt_embedding_table_size=…, rows of a request times "
-                "max_batch_size, or leave the table out.",
+                f"{_TABLE}: this engine does not support prompt tables",
+                hint="Compile it with --feature max_prompt_embedding_table_size=… (rows of a request x "
+                "max_batch_size), or leave the table out.",
             )
         if table.width != self._width:
             return RequestError(
@@ -65,31 +65,31 @@ class PromptTables:
             )
         if rows > self._most:
             return RequestError(
-                f"{_TABLE} has {rows} rows, a request of this engine may have {self._most}",
+                f"{_TABLE} has {rows} rows, the limit of this engine is {self._most} per request",
                 hint=f"Compile with --feature max_prompt_embedding_table_size={rows * self._batch}: rows of a request "
                 f"times max_batch_size {self._batch}.",
             )
         if max(prompt, default=0) >= first + rows:
             return RequestError(
-                f"the prompt holds the id {max(prompt)}, {_TABLE} has {rows} rows",
-                hint=f"Its rows are the ids from {first} to {first + rows - 1}.",
+                f"the prompt has the id {max(prompt)}, beyond the {rows} rows of {_TABLE}",
+                hint=f"Its rows have the ids {first} to {first + rows - 1}.",
             )
         if max(prompt, default=0) < first:
             return RequestError(
-                f"{_TABLE}: the prompt has none of its rows",
-                hint=f"They are the ids from {first} to {first + rows - 1}.",
+                f"{_TABLE}: the prompt uses none of its rows",
+                hint=f"Its rows have the ids {first} to {first + rows - 1}.",
             )
         if table.extra_ids and len(table.extra_ids) != len(prompt):
             return RequestError(
                 f"{_EXTRA_IDS} has {len(table.extra_ids)} ids, the prompt {len(prompt)} tokens",
-                hint="Give one for each token, 0 for those of the vocabulary.",
+                hint="Give one per prompt token: 0 for tokens of the vocabulary.",
             )
         if table.extra_ids and not 0 <= min(table.extra_ids) <= max(table.extra_ids) <= UINT64_MAX:
             return RequestError(f"{_EXTRA_IDS} has ids beyond 64 bits", hint=f"Give ids from 0 to {UINT64_MAX}.")
         if request.sampling.prompt_log_probs:
             return RequestError(
-                f"{_TABLE}: rows of a table have no log probabilities",
-                hint="Ask for those of the output only, or for the logits of the prompt.",
+                f"{_TABLE}: the prompt has no log probabilities with a prompt table",
+                hint="Request log probabilities of the output only, or the logits of the prompt.",
             )
         return None
 

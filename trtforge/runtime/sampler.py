@@ -296,7 +296,7 @@ def _stuck(rows: list[Sequence], restricted: list[int], logits: Tensor, tokens: 
 def no_numbers() -> RequestError:
     """The error of a request whose logits are NaN."""
     return RequestError(
-        "the model's logits are not numbers: its computations overflow, or it has weights that are not finite",
+        "the model's logits are NaN: its computations overflow, or it has weights that are not finite",
         hint="`trtforge verify` compares the checkpoint with the model; bfloat16 has a larger range than float16.",
     )
 

@@ -30,7 +30,7 @@ def check_grammar(grammar: str) -> None:
         if found["lookahead"]:
             raise Unenforced("lookahead in a grammar is not supported")
         if found["open_text"] is not None or found["open_class"] is not None:
-            raise Unenforced(f"the text or class {found[0][:40]!r} of a grammar has no end")
+            raise Unenforced(f"the text or class {found[0][:40]!r} of a grammar is not closed")
         if found["rule"] == "Regex":
             raise Unenforced("Regex in a grammar is not supported: write it as rules")
         if found["defined"]:
@@ -43,7 +43,7 @@ def check_grammar(grammar: str) -> None:
         elif found["text"] or found["rule"]:
             parts.append(("rule" if found["rule"] else "text", found[0]))
         if depth > DEEPEST:
-            raise Unenforced(f"it has more than {DEEPEST} brackets within one another")
+            raise Unenforced(f"it has more than {DEEPEST} nested brackets")
     if len(rules) > _MOST_RULES:
         raise Unenforced(f"it has {len(rules)} rules, at most {_MOST_RULES} are supported")
     times: dict[str, int] = {}

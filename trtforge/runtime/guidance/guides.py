@@ -104,11 +104,12 @@ class Guides:
             return no_token_left()
         if place.slow:
             return RequestError(
-                "the guide takes too long for each token", hint="Ask for a simpler one, with fewer ways to read a text."
+                "the guide takes too long to check at each token",
+                hint="Use a less ambiguous guide, with fewer ways to match a text.",
             )
         return RequestError(
-            "no token is left that both the guide and the other options allow",
-            hint="Leave out bad words and min_tokens, or correct a guide that no output can follow.",
+            "the guide and the other options together exclude all tokens",
+            hint="Leave out bad words and min_tokens, or correct the guide if no output can match it.",
         )
 
     def forget(self, sequence: Sequence) -> None:
@@ -187,7 +188,7 @@ class Guides:
 def no_token_left() -> RequestError:
     """The error for an unguided sequence without a possible next token."""
     hint = "Leave out bad words, min_tokens, no_repeat_ngram_size, the bias or the logits processor."
-    return RequestError("no token is left that the options allow", hint=hint)
+    return RequestError("the options of the request exclude all tokens", hint=hint)
 
 
 def _allow_ends(mask: Tensor, place: _Place) -> None:

@@ -87,7 +87,7 @@ def json_expression(pattern: str) -> str:
     if times > _MUCH_WORK and all(token.kind != "(" for token in tokens):
         return "".join(texts) + _NO_AUTOMATON
     if times > _MOST_WORK:
-        raise Unenforced(f"the pattern {pattern[:80]!r} may repeat its parts more than {_MOST_WORK} times together")
+        raise Unenforced(f"the repetitions in the pattern {pattern[:80]!r} add up to more than {_MOST_WORK}")
     return _apart(tokens, texts)
 
 
@@ -247,12 +247,12 @@ def checked(pattern: str) -> list[Token]:
     for token in tokens:
         depth += (token.kind == "(") - (token.kind == ")")
         if depth > DEEPEST:
-            raise Unenforced(f"a regular expression has more than {DEEPEST} brackets within one another")
+            raise Unenforced(f"a regular expression has more than {DEEPEST} nested brackets")
     for before, token in zip([None, *tokens], tokens, strict=False):
         if token.kind == "unclosed":
             raise Unenforced(f"the part {token.text[:40]!r} of a regular expression has no closing bracket")
         if token.kind == "repeat" and (before is None or before.kind in "(|^"):
-            raise Unenforced(f"nothing comes before {token.text} in a regular expression")
+            raise Unenforced(f"{token.text} in a regular expression has nothing to repeat")
         for letter in re.findall(r"\\(.)", token.text, re.DOTALL):
             if letter.isascii() and letter.isalnum() and letter not in _ESCAPES:
                 raise Unenforced(f"the escape \\{letter} in a regular expression is not supported")
@@ -265,7 +265,8 @@ def checked(pattern: str) -> list[Token]:
     _check_anchors(tokens[::-1], "$", ")", "(", {len(tokens) - 1 - index for index in repeated})
     if (optional := _optional(tokens)) > _MOST_OPTIONAL:
         raise Unenforced(
-            f"{optional} parts of a regular expression may be left out beside others, at most {_MOST_OPTIONAL} can be"
+            f"a regular expression has {optional} optional parts besides its largest, at most {_MOST_OPTIONAL} are "
+            "supported"
         )
     most_repeated((token.kind, token.times) for token in tokens)
     return [token for token in tokens if token.kind not in "^$"]

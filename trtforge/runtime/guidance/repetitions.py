@@ -22,7 +22,7 @@ def most_repeated(parts: Iterable[tuple[str, int]]) -> int:
             last = groups.pop() if len(groups) > 1 else 1
         elif kind == "repeat":
             if last > 1 < times and last * times > _MOST_TIMES:
-                raise Unenforced(f"repetitions within one another may repeat more than {_MOST_TIMES} times together")
+                raise Unenforced(f"nested repetitions multiply to more than {_MOST_TIMES}")
             last *= times
         else:
             last = times

@@ -45,7 +45,7 @@ def object_schema(asserted: Schema, where: Place, node: Node) -> Schema:
     )
     if names.named and names.others is not None:
         if sum(len(name) ** 2 for name in names.named) > 2 * _MOST_SPELLED:
-            raise Unenforced(f"{where}: the names of its properties are too long to allow others beside them")
+            raise Unenforced(f"{where}: the names in properties are too long to allow additional properties")
         made["propertyNames"] = {"type": "string", "pattern": json_expression(_other_names(names.named))}
     return made | _sizes(asserted, names, required, where)
 
@@ -87,7 +87,9 @@ def _with_names(names: _Names, asserted: Schema, required: Sequence[str], where:
         return replace(names, others=others)
     pattern = allowed.get("pattern") or of_length(allowed)
     if names.named or pattern is None:
-        raise Unenforced(f"{place}: only names by enum, const, pattern or length, without properties, are supported")
+        raise Unenforced(
+            f"{place}: only enum and const are supported with properties, without them also pattern and length"
+        )
     return _Names({}, None if others is None else (pattern, others), None)
 
 
@@ -126,12 +128,14 @@ def _sizes(asserted: Schema, names: _Names, required: Sequence[str], where: Plac
     if not is_open and low > len(names.named):
         raise Unsatisfiable(f"{where}: minProperties is {low}, but only {len(names.named)} properties are allowed")
     if is_open and low > len(required) + 1:
-        raise Unenforced(f"{where}: minProperties is {low}, but a name may come twice; name the properties")
+        raise Unenforced(f"{where}: minProperties is {low}, but names may repeat; list the names in properties")
     made = {"minProperties": low} if low > len(required) else {}
     if high is not None and (is_open or high < len(names.named)):
         made["maxProperties"] = high
     if made and len(names.named) > _MOST_COUNTED:
-        raise Unenforced(f"{where}: bounds for the number of more than {_MOST_COUNTED} properties are not supported")
+        raise Unenforced(
+            f"{where}: minProperties and maxProperties are not supported with more than {_MOST_COUNTED} properties"
+        )
     return made
 
 

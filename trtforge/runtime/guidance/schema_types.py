@@ -80,7 +80,7 @@ def inferred_types(asserted: Schema, where: Place) -> tuple[list[str], bool]:
             if each not in _TYPES:
                 raise Unenforced(f'{where}: Unsupported type "{each}"')
         if not given:
-            raise Unenforced(f"{where}: type names none")
+            raise Unenforced(f"{where}: type is an empty list")
         return [each for each in _TYPES if each in given and not (each == "integer" and "number" in given)], False
     groups = {"number": _NUMBERS, "string": _STRINGS, "array": _ARRAYS, "object": _OBJECTS}
     return [name for name, keywords in groups.items() if any(each in asserted for each in keywords)], True

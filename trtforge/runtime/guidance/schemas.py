@@ -150,7 +150,7 @@ class _Translation:
     def _merged(self, schema: object, where: Place, choices: list[tuple[str, list[object]]], depth: int) -> Schema:
         """All assertions about a value here, in references and in allOf; appends its anyOf and oneOf to `choices`."""
         if depth > _MOST_LEVELS:
-            raise Unenforced(f"{where}: references within one another without an end")
+            raise Unenforced(f"{where}: the references form an endless loop")
         found, applied = _parts(schema, where)
         if "$ref" in applied:
             target, place = self._target(applied["$ref"], where)
@@ -197,10 +197,10 @@ class _Translation:
             optional_parts(each) ** 2 for each in (*patterns, *schema.get("patternProperties", ())) if each
         )
         if self._left_out > _MOST_LEFT_OUT:
-            raise Unenforced(f"{where}: too many parts of the patterns may be left out")
+            raise Unenforced(f"{where}: the patterns have too many optional parts")
         self._work += sum(automaton_work(each) for each in (*patterns, *schema.get("patternProperties", ())) if each)
         if self._work > _MOST_WORK:
-            raise Unenforced(f"{where}: the patterns may repeat their parts more than {_MOST_WORK} times together")
+            raise Unenforced(f"{where}: the repetitions in the patterns add up to more than {_MOST_WORK}")
         if len(schema.get("required", ())) < len(named := schema.get("properties", {})):
             self._optional += len(named) ** 2
         if self._optional > _MOST_OPTIONAL**2:
@@ -266,7 +266,7 @@ def _require_ends(root: Schema, definitions: Mapping[str, Schema]) -> None:
     while more := {name for name in definitions.keys() - ending if _ends(definitions[name], ending)}:
         ending |= more
     if len(ending) < len(definitions) or not _ends(root, ending):
-        raise Unenforced("the schema refers to itself so that a value would never end")
+        raise Unenforced("the schema refers to itself without an end: every value would be infinite")
 
 
 def _ends(schema: Schema, ending: set[str]) -> bool:

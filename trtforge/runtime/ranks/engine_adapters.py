@@ -93,7 +93,7 @@ class EngineAdapters:
         elif task is not None and task in self._own:
             return self._why_unreadable(task)
         elif task is not None and not self._holds(self._sent.get(task, 0)):
-            return RequestError(f"lora_task_id {task} is no adapter of this engine", hint=self._known())
+            return RequestError(f"lora_task_id {task} is not an adapter of this engine", hint=self._known())
         if task is not None and task in self._sent:
             self._sent.move_to_end(task)
         return None
@@ -173,14 +173,15 @@ class EngineAdapters:
         """Keep an adapter under a task id. Raises RequestError."""
         if self._adaptable is None or self._place is None:
             raise RequestError(
-                "lora_weights: this engine takes no adapters", hint="Compile it with --feature lora, or leave them out."
+                "lora_weights: this engine does not support adapters",
+                hint="Compile it with --feature lora, or leave out lora_weights.",
             )
         if task is None:
-            raise RequestError("lora_weights came without lora_task_id", hint="Give the adapter an id of your choice.")
+            raise RequestError("lora_weights needs a lora_task_id", hint="Give the adapter an id of your choice.")
         if task in self._own:
             raise RequestError(
-                f"lora_weights came for lora_task_id {task}, which is an adapter of the engine",
-                hint=f"Give it another id, from {len(self._own) + 1} on.",
+                f"lora_weights cannot be sent for lora_task_id {task}, an adapter of the engine",
+                hint=f"Use another lora_task_id, {len(self._own) + 1} or higher.",
             )
         name = name_of(adapter)
         if not self._holds(name):
@@ -192,7 +193,7 @@ class EngineAdapters:
             except (ForgeError, OSError) as error:
                 shutil.rmtree(self._place / str(name), ignore_errors=True)
                 raise RequestError(
-                    f"lora_weights cannot be kept: {error}", hint=f"Free space in {tempfile.gettempdir()}."
+                    f"lora_weights could not be stored: {error}", hint=f"Free space in {tempfile.gettempdir()}."
                 ) from None
             self._kept.add(name)
         self._sent[task] = name

@@ -118,7 +118,7 @@ def _wrong_lengths(
     scores = len(prompt) * (1 + request.sampling.top_log_probs) if request.sampling.prompt_log_probs else 0
     if scores > _MOST_SCORES:
         return RequestError(
-            f"the log probabilities of this prompt are {scores} values, an answer holds at most {_MOST_SCORES}",
+            f"the log probabilities of this prompt are {scores} values, the limit of an answer is {_MOST_SCORES}",
             hint="Shorten the prompt, or ask for fewer alternatives at each token.",
         )
     return None
@@ -146,22 +146,22 @@ def _wrong_phase(request: GenerationRequest, vocab_size: int) -> RequestError | 
         return None
     kind = "context_only" if phase is None else "generation_only"
     if request.beams is not None and request.beams.width > 1:
-        return RequestError(f"a {kind} request has no beams", hint="Ask for them without a request type.")
+        return RequestError(f"a {kind} request cannot use beam search", hint="Set beam_width to 1.")
     if phase is None:
         return None
     if request.context_only:
         return RequestError(
-            "a context_only request brings context_phase_params", hint="Only a generation_only request has them."
+            "context_phase_params is given for a context_only request", hint="Send it with generation_only requests."
         )
     if phase.prompt != prompt_digest(request.prompt):
         return RequestError(
-            "context_phase_params are of another prompt", hint="Send both requests with the same prompt and tokenizer."
+            "context_phase_params is of another prompt", hint="Send both requests with the same prompt and tokenizer."
         )
     tokens = [token for token, _ in phase.top] + [phase.first_token] * (phase.first_token not in request.end_ids)
     unknown = next((token for token in tokens if not 0 <= token < vocab_size), None)
     if unknown is not None:
         return RequestError(
-            f"context_phase_params hold the token {unknown}, the vocabulary has {vocab_size}",
+            f"context_phase_params has token {unknown}, the vocabulary has {vocab_size} tokens",
             hint="Send both requests to engines of the same model.",
         )
     if request.sampling.prompt_log_probs or request.context_logits or request.generation_logits:
@@ -171,8 +171,8 @@ def _wrong_phase(request: GenerationRequest, vocab_size: int) -> RequestError | 
         )
     if request.sampling.return_log_probs and phase.log_prob is None:
         return RequestError(
-            "context_phase_params hold no log probability of the first token",
-            hint="Ask for log probabilities with the context_only request too.",
+            "context_phase_params has no log probability of the first token",
+            hint="Request log probabilities in the context_only request too.",
         )
     return None
 
@@ -193,11 +193,11 @@ def wrong_logits(
     rows = request.context_logits * len(request.prompt) + request.generation_logits * output
     if 4 * vocab_size * rows > _MOST_LOGITS:
         return RequestError(
-            f"the logits of {rows} tokens take {4 * vocab_size * rows} bytes, an answer holds at most {_MOST_LOGITS}",
+            f"the logits of {rows} tokens take {4 * vocab_size * rows} bytes, the limit of an answer is {_MOST_LOGITS}",
             hint="Shorten the prompt, or ask for fewer tokens.",
         )
     if rows and request.beams is not None and request.beams.width > 1:
-        return RequestError("a beam search returns no logits", hint="Ask for them with a beam_width of 1.")
+        return RequestError("beam search does not return logits", hint="Set beam_width to 1 to get them.")
     return None
 
 
@@ -219,8 +219,8 @@ def _wrong_lookahead(request: GenerationRequest, most: object) -> RequestError |
             return RequestError(f"{name} is {size}", hint=f"It must be from {least} to this engine's {largest}.")
     if asked.ngram == 1 and (asked.window, asked.verification) != (1, 0):
         return RequestError(
-            "lookahead_ngram_size is 1, which proposes nothing",
-            hint="Give a window of 1 and a verification set of 0 with it, or n-grams of at least 2.",
+            "lookahead_ngram_size is 1, so no tokens are drafted",
+            hint="Use 2 or more; to turn lookahead off, also set the window to 1 and the verification set to 0.",
         )
     return None
 
@@ -230,7 +230,7 @@ def _wrong_beams(request: GenerationRequest) -> RequestError | None:
         return None
     if not 1 <= index(request.beams.returned) <= request.beams.width:
         return RequestError(
-            f"{request.beams.returned} of {request.beams.width} beams are to be returned",
+            f"the request asks for {request.beams.returned} of {request.beams.width} beams",
             hint=f"Ask for 1 to {request.beams.width}.",
         )
     if not abs(request.beams.length_penalty) <= MOST_LENGTH_PENALTY:  # not a number included
@@ -245,11 +245,11 @@ def _wrong_beams(request: GenerationRequest) -> RequestError | None:
         )
     if request.beams.width > 1 and (request.sampling.prompt_log_probs or request.sampling.top_log_probs):
         return RequestError(
-            "a beam search returns neither alternatives nor log probabilities of the prompt",
-            hint="Ask for them with a beam_width of 1.",
+            "beam search does not return top log probabilities or log probabilities of the prompt",
+            hint="Set beam_width to 1 to get them.",
         )
     if request.beams.width > 1 and request.guide is not None:
-        return RequestError("a beam search follows no guide", hint="Leave out the guide, or ask for one beam.")
+        return RequestError("beam search does not support a guide", hint="Leave out the guide, or set beam_width to 1.")
     return None
 
 
@@ -260,7 +260,7 @@ def _wrong_drafts(request: GenerationRequest, limits: BatchLimits, vocab_size: i
         return None
     tokens, room = drafts.tokens, limits.max_seq_len - len(request.prompt)
     if not tokens:
-        return RequestError("draft_input_ids is empty", hint="Give the draft tokens, or none of their settings.")
+        return RequestError("draft_input_ids is empty", hint="Give the draft tokens, or leave out their settings.")
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         return RequestError(
             f"draft_input_ids holds token ids outside of the vocabulary of {vocab_size}",
@@ -293,11 +293,11 @@ def _wrong_draft_logits(drafts: DraftTokens, vocab_size: int) -> RequestError | 
         )
     if size > _MOST_LOGITS:
         return RequestError(
-            f"draft_logits takes {size} bytes, a request holds at most {_MOST_LOGITS}", hint="Send fewer draft tokens."
+            f"draft_logits has {size} bytes, the limit of a request is {_MOST_LOGITS}", hint="Send fewer draft tokens."
         )
     if not np.isfinite(np.frombuffer(drafts.logits, dtype=np.float32)).all():
         return RequestError(
-            "draft_logits holds values that are not finite", hint="Give a low number for a token that was ruled out."
+            "draft_logits has values that are not finite", hint="Give a low number for a token that was ruled out."
         )
     return None
 
@@ -310,10 +310,10 @@ def _wrong_guide(request: GenerationRequest, vocab_size: int) -> RequestError | 
             f"the guide is of type {request.guide.kind!r}", hint=f"Give one of {', '.join(GUIDE_KINDS)}."
         )
     if request.guide.kind == "json" and request.guide.text:
-        return RequestError("the guide of type json takes no text", hint="Its type for a schema is json_schema.")
+        return RequestError("a guide of type json has no text", hint="For a schema, use type json_schema.")
     if not any(0 <= token < vocab_size for token in request.end_ids):
         return RequestError(
-            "guided decoding needs an end id, which ends an output where its guide does",
+            "guided decoding needs an end id to end the output when the guide is complete",
             hint="Give the model's end id, and do not ignore it.",
         )
     return None
@@ -386,7 +386,7 @@ def _wrong_bias(sampling: SamplingParams) -> RequestError | None:
         return RequestError(f"embedding_bias has the shape {bias.shape}", hint="Give one number for each token.")
     wrong = bias[~(bias < np.inf)]  # not a number included
     if wrong.size:
-        return RequestError(f"embedding_bias holds {wrong[0]}", hint="Give numbers, or -inf to rule a token out.")
+        return RequestError(f"embedding_bias has {wrong[0]}", hint="Give numbers, or -inf to exclude a token.")
     if not np.isfinite(bias).any():
-        return RequestError("embedding_bias rules all tokens out", hint="Leave at least one finite number.")
+        return RequestError("embedding_bias excludes all tokens", hint="Leave at least one finite number.")
     return None
