@@ -159,13 +159,13 @@ def said(error: BaseException) -> str:
         (SamplingParams(draft_acceptance_threshold=0.5), "draft_input_ids is empty"),
         (SamplingParams(draft_input_ids=[1], draft_acceptance_threshold=2), "draft_acceptance_threshold is 2"),
         (SamplingParams(draft_input_ids=[1], draft_logits=[[1.0, 2.0]]), "draft_logits has the shape (1, 2)"),
-        (SamplingParams(draft_input_ids=[1], draft_logits="abc"), "draft_logits is no array: could not convert"),
+        (SamplingParams(draft_input_ids=[1], draft_logits="abc"), "draft_logits is not an array: could not convert"),
         (
             SamplingParams(draft_input_ids=[1], draft_logits=[[math.nan] * 2048]),
             "draft_logits has values that are not finite",
         ),
-        ({"max_tokens": 3}, "is no SamplingParams"),
-        (None, "None is no SamplingParams"),
+        ({"max_tokens": 3}, "is not a SamplingParams"),
+        (None, "None is not a SamplingParams"),
     ],
 )
 def test_values_of_other_types_are_refused_alone(engine: Engine, params: Any, message: str) -> None:
@@ -186,10 +186,10 @@ def test_a_directory_of_builds_is_not_loaded(build: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (5, "5 is no prompt"),
-        (b"abc", "b'abc' is no prompt"),
-        ((text for text in ("a", "b")), "<generator object .* is no prompt"),
-        ("\ud800", "half of a surrogate pair"),
+        (5, "5 is not a prompt"),
+        (b"abc", "b'abc' is not a prompt"),
+        ((text for text in ("a", "b")), "<generator object .* is not a prompt"),
+        ("\ud800", "a lone surrogate"),
         (Tokens([-1]), "outside of any vocabulary"),
         (Tokens([2**70]), "outside of any vocabulary"),
         (Tokens(["a"]), "the prompt's token ids"),  # type: ignore[list-item]
@@ -226,7 +226,7 @@ def test_what_is_no_prompt_is_refused(engine: Engine, prompt: Any, message: str)
         ({"kv_cache_dir_bytes": -1}, "kv_cache_dir_bytes"),
         ({"kv_cache_dir_bytes": "0GB"}, "kv_cache_dir_bytes"),
         ({"kv_cache_dir": "\ud800"}, "kv_cache_dir"),
-        ({"trace": "a\0b"}, "trace: it holds a null character"),
+        ({"trace": "a\0b"}, "trace: it contains a null character"),
         ({"directory": None}, "directory: Input is not a valid path"),
         ({"directory": b"engine"}, "directory: Input is not a valid path"),
     ],

@@ -70,7 +70,7 @@ def test_a_context_that_was_cut_hands_nothing_on(pair: tuple[Engine, Engine], re
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"n": 2, "context_only": True}, "n is 2 beside a phase of one sequence"),
+        ({"n": 2, "context_only": True}, "n is 2, but a context or generation phase has one sequence"),
         ({"context_phase": b"{}"}, "context_phase_params are not those of an embedded engine"),
         ({"context_phase": "text"}, "context_phase is 'text'"),
         ({"context_only": True, "beam_width": 2}, "beam_width is 2"),

@@ -70,10 +70,10 @@ def test_chats_guides_and_several_sequences_may_have_tables(engine: Engine) -> N
     [
         (np.zeros((2, 3)), "prompt_embedding_table has rows of 3 numbers, the model's hidden size is 256"),
         (np.zeros(256), r"prompt_table is float32 \[256\]"),
-        ("rows", "prompt_table is no table of numbers"),
-        ([[1.0], [1.0, 2.0]], "prompt_table is no table of numbers"),
-        (torch.zeros(2, 256).to_sparse(), "prompt_table is no table of numbers"),
-        (torch.zeros(2, 256, device="meta"), "prompt_table is no table of numbers"),
+        ("rows", "prompt_table is not a table of numbers"),
+        ([[1.0], [1.0, 2.0]], "prompt_table is not a table of numbers"),
+        (torch.zeros(2, 256).to_sparse(), "prompt_table is not a table of numbers"),
+        (torch.zeros(2, 256, device="meta"), "prompt_table is not a table of numbers"),
         (np.zeros((2, 256), dtype=bool), r"prompt_table is bool \[2, 256\]"),
         (np.zeros((0, 256)), "prompt_embedding_table has 0 rows"),
         (np.full((2, 256), np.inf), "prompt_embedding_table has numbers that are not finite"),
@@ -96,7 +96,7 @@ def test_a_prompt_has_one_table(engine: Engine) -> None:
 @pytest.mark.parametrize("ids", [[1, 1], np.ones(2, dtype=int), 5])
 def test_extra_ids_need_a_table(engine: Engine, ids: Any) -> None:
     for prompt in (Tokens([4, 5], extra_ids=ids), Tuned(Tokens([4, 5], extra_ids=ids), np.zeros((2, 256)))):
-        with pytest.raises(RequestError, match="extra_ids are given to Tokens without a prompt_table"):
+        with pytest.raises(RequestError, match="extra_ids is given without a prompt_table"):
             engine.generate(prompt, PARAMS)
     assert engine.generate(Tokens([4, 5], extra_ids=[]), PARAMS).usage.prompt_tokens == 2
 

@@ -171,7 +171,7 @@ def test_logits_are_those_of_transformers(engine: Engine, llama: Any, tokenizer:
         ({"n": "a"}, "n is 'a'"),
         ({"beam_width": 0}, "beam_width is 0"),
         ({"beam_width": 5}, "beam_width is 5, this engine takes at most 4"),
-        ({"beam_width": 2, "n": 3}, "n is 3, beam_width 2"),
+        ({"beam_width": 2, "n": 3}, "n is 3, more than beam_width 2"),
         ({"beam_width": 2, "length_penalty": 11}, "length_penalty is 11"),
         ({"beam_width": 2, "length_penalty": float("nan")}, "length_penalty is nan"),
         ({"beam_width": 2, "regex": "a"}, "beam search does not support a guide"),
@@ -187,7 +187,7 @@ def test_what_is_no_search_is_refused_by_its_name(engine: Engine, options: dict[
 
 
 def test_beams_are_not_streamed(engine: Engine) -> None:
-    with pytest.raises(RequestError, match="beam_width is 2, and beams are known only when"):
+    with pytest.raises(RequestError, match="beam_width is 2, and beam search has no results before"):
         next(engine.stream(PROMPT, SamplingParams(beam_width=2)))
 
 

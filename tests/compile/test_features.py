@@ -390,7 +390,7 @@ def test_eagle_networks_are_checked_and_become_part_of_the_engine(tmp_path: Path
     with pytest.raises(ForgeError, match=r"eagle\.choices has the rank 140, the vocabulary has 131 tokens"):
         compile_engine(asked("eagle", choices=[[140]]), checkpoint, tmp_path / "refused")
     write_network(tmp_path / "eagle3", d2t=torch.full((50,), 90))
-    with pytest.raises(ForgeError, match="d2t makes token 131 of 41, the model has 131"):
+    with pytest.raises(ForgeError, match="d2t maps token 41 to 131, the model has 131"):
         compile_engine(asked("eagle3"), checkpoint, tmp_path / "refused")
 
 

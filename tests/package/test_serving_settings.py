@@ -313,7 +313,7 @@ def test_host_memory_of_less_than_a_block_is_refused(
     engine: Callable[[Path], Path], block: int, tmp_path: Path
 ) -> None:
     made = engine(tmp_path / "engine")
-    with pytest.raises(ForgeError, match=f"is {block - 1:,}, a KV block of a rank has {block:,} bytes"):
+    with pytest.raises(ForgeError, match=f"is {block - 1:,}, less than the {block:,} bytes of a rank's KV block"):
         packaged(tmp_path, made, kv_cache_host_memory_bytes=block - 1)
     packaged(tmp_path, made, kv_cache_host_memory_bytes=block)
 

@@ -21,7 +21,10 @@ BLOCK = 32 * 2 * 8 * 128 * 2 * 32
 )
 def test_less_than_a_block_of_a_rank_is_refused(backend: str, options: dict[str, Any], block: int) -> None:
     (found,) = messages(planned({"kv_cache_host_memory_bytes": block - 1}, backend, **options))
-    assert found == f"serving.kv_cache_host_memory_bytes is {block - 1:,}, a KV block of a rank has {block:,} bytes"
+    assert (
+        found
+        == f"serving.kv_cache_host_memory_bytes is {block - 1:,}, less than the {block:,} bytes of a rank's KV block"
+    )
     assert messages(planned({"kv_cache_host_memory_bytes": block}, backend, **options)) == []
 
 

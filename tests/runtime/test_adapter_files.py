@@ -64,14 +64,16 @@ def test_files_that_contradict_themselves(refused: Refused) -> None:
     assert twice.endswith("lora_B of attn_q of layer 2 occurs twice")
     embedding = {"base_model.model.model.embed_tokens.weight": torch.ones(131, 64)}  # saved with a resized vocabulary
     whole, hint = refused(lambda tensors: {**tensors, **embedding})
-    assert whole.endswith("embed_tokens.weight is no matrix of a LoRA adapter of decoder layers")
+    assert whole.endswith("embed_tokens.weight is not a LoRA matrix of a decoder layer")
     assert hint.startswith("Merge it into the model")
     long = NAME.replace("layers.2", f"layers.{'2' * 5000}")  # Python refuses to make a number of it
-    assert refused(lambda tensors: {**tensors, long: torch.ones(64, 4)})[0].endswith("LoRA adapter of decoder layers")
+    assert refused(lambda tensors: {**tensors, long: torch.ones(64, 4)})[0].endswith(
+        "is not a LoRA matrix of a decoder layer"
+    )
     empty, _ = refused(lambda tensors: {})
-    assert empty.endswith("adapter_model.safetensors: no matrices of a LoRA adapter")
+    assert empty.endswith("adapter_model.safetensors: no LoRA matrices")
     more, _ = refused(target_modules=["down_proj", "q_proj"])
-    assert more.endswith("mlp_h_to_4h of layer 0 has matrices, adapter_config.json does not name it as a target module")
+    assert more.endswith("mlp_h_to_4h of layer 0 has matrices, but is not a target module in adapter_config.json")
     rank, _ = refused(r=8)
     assert rank.endswith("adapter_config.json: its layers have rank 8, those of its tensors 4")
     assert refused(r=8, rank_pattern={"q_proj": 16})[0].endswith("have rank 8 or 16, those of its tensors 4")
@@ -100,8 +102,8 @@ def test_a_pickle_is_not_read(refused: Refused) -> None:
 
 def test_a_cache_in_which_no_adapter_fits(refused: Refused) -> None:
     message, hint = refused(memory=1000)
-    assert message.startswith("an adapter of rank 4 takes ")
-    assert message.endswith(" bytes, engine.features.lora.host_memory is 1000")
+    assert message.startswith("an adapter of rank 4 has ")
+    assert message.endswith(" bytes, more than engine.features.lora.host_memory 1000")
     assert hint.startswith("Compile with --feature lora.host_memory=")
 
 

@@ -179,7 +179,7 @@ def test_the_cache_holds_the_least_recently_used_ones_within_its_bound(
     ranks.end()
     small = add_adapters(write_engine(checkpoint, tmp_path / "small", **LIMITS), adapters, host_memory=SIZE - 1)
     with pytest.raises(
-        ForgeError, match=f"takes {SIZE} bytes, engine.features.lora.host_memory is {SIZE - 1}"
+        ForgeError, match=f"has {SIZE} bytes, more than engine.features.lora.host_memory {SIZE - 1}"
     ) as raised:
         Engine.load(small)
     assert raised.value.hint == f"Compile with --feature lora.host_memory={SIZE} or more."
@@ -280,7 +280,7 @@ def test_unknown_adapters_are_refused_and_wrong_ones_not_compiled(
         {name: torch.zeros(4, 32)}
     )
     assert edited({name: None}).endswith("attn_q of layer 2 has only lora_B")
-    of_no_decoder = "is no matrix of a LoRA adapter of decoder layers"
+    of_no_decoder = "is not a LoRA matrix of a decoder layer"
     assert edited({"other.weight": torch.zeros(2)}).endswith(f"other.weight {of_no_decoder}")
     tower = name.replace("model.layers", "model.vision_tower.vision_model.encoder.layers")
     assert edited({tower: torch.zeros(4, 64)}).endswith(f"{tower} {of_no_decoder}")

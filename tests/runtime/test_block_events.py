@@ -451,9 +451,7 @@ def test_nothing_is_recorded_unless_asked_for_and_nothing_can_be_where_blocks_ar
         with pytest.raises(ForgeError, match="the engine records no KV cache events") as refusal:
             engine.observers.kv_cache_events(0)
         assert refusal.value.hint == "Load it with a kv_event_buffer_max_size, such as 10000."
-    with pytest.raises(
-        ForgeError, match="kv_event_buffer_max_size: KV blocks are kept to be reused, and KV reuse is off"
-    ):
+    with pytest.raises(ForgeError, match="kv_event_buffer_max_size: needs KV reuse, which is off"):
         Engine.load(engine_directory, EngineOptions(kv_reuse=False, kv_event_buffer_max_size=10))
 
 

@@ -38,8 +38,8 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"fc_norm": True}, {}, "fc_norm is set, which is not supported"),
     ({"max_position_embeddings": 10**12}, {}, "max_position_embeddings is 1,000,000,000,000, which is implausible"),
     ({}, {"norm.weight": torch.full((64,), torch.nan)}, f"{SINGLE}: norm.weight has numbers that are not finite"),
-    ({}, {"d2t": torch.full((50,), 90)}, f"{SINGLE}: d2t makes token 131 of 41, the model has 131"),
-    ({"rope_scaling": {"rope_type": "llama3", "factor": "8 times"}}, {}, f"{CONFIG}: rope_scaling is wrong"),
+    ({}, {"d2t": torch.full((50,), 90)}, f"{SINGLE}: d2t maps token 41 to 131, the model has 131"),
+    ({"rope_scaling": {"rope_type": "llama3", "factor": "8 times"}}, {}, f"{CONFIG}: rope_scaling is not valid"),
 ]
 
 

@@ -295,14 +295,14 @@ def test_beams_go_on_from_blocks_that_came_back(llama: LlamaForCausalLM, tmp_pat
 
 
 def test_host_memory_that_cannot_be_used_is_refused(engine_directory: Path) -> None:
-    with pytest.raises(ForgeError, match="kv_cache_host_memory_bytes: KV blocks are kept to be reused"):
+    with pytest.raises(ForgeError, match="kv_cache_host_memory_bytes: needs KV reuse"):
         Engine.load(engine_directory, EngineOptions(kv_reuse=False, kv_cache_host_memory_bytes=MEMORY))
-    with pytest.raises(ForgeError, match="kv_cache_host_memory_bytes is 100, a KV block of a rank has"):
+    with pytest.raises(ForgeError, match="kv_cache_host_memory_bytes is 100, less than the"):
         Engine.load(engine_directory, EngineOptions(kv_cache_host_memory_bytes=100))
     with pytest.raises(ForgeError, match="kv_cache_host_memory_bytes is -5"):
         Engine.load(engine_directory, EngineOptions(kv_cache_host_memory_bytes=-5))
     free = free_memory(torch.device("cpu"))
-    with pytest.raises(ForgeError, match=r"for each of 2 ranks, [\d,]+ bytes of host memory are free"):
+    with pytest.raises(ForgeError, match=r"for each of 2 ranks, but only [\d,]+ bytes of host memory are free"):
         host_block_count(free, 1024, 2, 0)
     with pytest.raises(ForgeError, match="bytes of host memory are free"):
         host_block_count(free // 4, 1024, 2, free // 2)  # beside what each rank takes of the same memory
@@ -314,7 +314,9 @@ def test_the_cache_on_the_cpu_and_host_memory_are_counted_together(
 ) -> None:
     monkeypatch.setattr(kv_capacity, "free_memory", lambda device: 3 * MEMORY)
     options = EngineOptions(kv_cache_tokens=10**9, kv_cache_host_memory_bytes=MEMORY)
-    with pytest.raises(ForgeError, match=r"kv_cache_host_memory_bytes is 16,777,216, [\d,]+ bytes of host memory"):
+    with pytest.raises(
+        ForgeError, match=r"kv_cache_host_memory_bytes is 16,777,216, but only [\d,]+ bytes of host memory"
+    ):
         Engine.load(engine_directory, options)
 
 

@@ -30,6 +30,6 @@ def test_a_forked_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     inbox.close()
     monkeypatch.undo()
     assert isinstance(error, ForgeError)
-    assert error.message == "the engine was loaded by another process, which this one was forked from"
+    assert error.message == "the engine was loaded before this process was forked"
     assert not inbox.closing
     assert inbox.submitted == 0

@@ -184,7 +184,7 @@ def test_an_engine_for_int8_instructions_needs_them_or_a_compiler(
     open_model(engine)
     monkeypatch.setattr(kernels, "native", lambda: None)
     with pytest.raises(
-        ForgeError, match=r"a CPU with INT8 instructions \(VNNI\) or a C\+\+ compiler, and there is neither"
+        ForgeError, match=r"a CPU with INT8 instructions \(VNNI\) or a C\+\+ compiler, and this machine has neither"
     ):
         open_model(engine)
 

@@ -183,5 +183,5 @@ def test_layers_are_merged_where_scales_of_tensors_agree() -> None:
 
 def test_inputs_that_int4_kernels_cannot_group_are_an_error() -> None:
     stored = Stored(torch.zeros(32, 48, dtype=torch.int8), weights_scale=torch.ones(64, 1))
-    with pytest.raises(ForgeError, match="48 inputs on a rank: int4 kernels take multiples of 32"):
+    with pytest.raises(ForgeError, match="48 inputs on a rank: INT4 kernels need multiples of 32"):
         Int4Packed().pack(stored, torch.bfloat16)

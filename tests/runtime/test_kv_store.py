@@ -426,7 +426,7 @@ def test_blocks_behind_a_damaged_file_are_written_again(opened: Opened, tmp_path
 
 
 def test_a_directory_for_less_than_a_block_is_refused(opened: Opened) -> None:
-    with pytest.raises(ForgeError, match=r"kv: 100 bytes hold no KV block, whose file has 192") as caught:
+    with pytest.raises(ForgeError, match=r"kv: 100 bytes are less than one KV block's file of 192") as caught:
         opened(most_bytes=100)
     assert caught.value.hint == "Allow more bytes, or store no blocks."
 
@@ -542,9 +542,7 @@ def test_a_rank_that_ended_ends_storing_and_every_request(
 
 
 def test_engines_that_cannot_store_blocks_say_why(engine_directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        ForgeError, match="a directory for KV blocks: KV blocks are kept to be reused, and KV reuse is off"
-    ):
+    with pytest.raises(ForgeError, match="a directory for KV blocks: needs KV reuse, which is off"):
         Engine.load(engine_directory, EngineOptions(kv_reuse=False, kv_store=KvStoreOptions(tmp_path / "kv")))
     (tmp_path / "file").write_text("")
     with pytest.raises(ForgeError, match=re.escape(f"{tmp_path / 'file'}: KV blocks cannot be stored there")):

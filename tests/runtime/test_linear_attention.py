@@ -354,9 +354,9 @@ def test_what_would_need_other_states_is_refused(families: Families, tmp_path: P
         ("kv_cache_host_memory_bytes", EngineOptions(kv_cache_host_memory_bytes=1 << 24)),
         ("kv_event_buffer_max_size", EngineOptions(kv_event_buffer_max_size=10)),
     ):
-        with pytest.raises(ForgeError, match=f"{what}: a model with linear attention has states") as caught:
+        with pytest.raises(ForgeError, match=f"{what}: not supported for linear attention") as caught:
             Engine.load(engine, options)
-        assert caught.value.hint == "Do without it for this model."
+        assert caught.value.hint == "Leave it out for this model."
     beams = EngineConfig.parse({"backend": "torch", "device": "cpu", "max_beam_width": 2}, "test")
     with pytest.raises(ForgeError, match="max_beam_width 2: beams share KV blocks, and linear attention keeps states"):
         compile_engine(beams, checkpoint, tmp_path / "beams")

@@ -228,7 +228,7 @@ class Engine:
         params = checked(given)
         if streamed and params.beam_width > 1:
             raise RequestError(
-                f"beam_width is {params.beam_width}, and beams are known only when their search has ended",
+                f"beam_width is {params.beam_width}, and beam search has no results before its end",
                 hint="Use generate or agenerate, or stream with a beam_width of 1.",
             )
         request = replace(self._prompts.request(prompt, params), streamed=streamed)

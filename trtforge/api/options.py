@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 def _nameable(path: Path) -> Path:
     """Raises ValueError for an invalid file name."""
     if b"\0" in os.fsencode(path):
-        raise ValueError("it holds a null character")
+        raise ValueError("it contains a null character")
     return path
 
 
@@ -55,7 +55,7 @@ def seconds_of(timeout: object) -> float | None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or math.isnan(timeout):
         raise ForgeError(
-            f"timeout is {timeout!r}, which is no time", hint="Give seconds, or None to wait for any time."
+            f"timeout is {timeout!r}, not a number of seconds", hint="Give seconds, or None to wait without a limit."
         )
     return min(max(timeout, 0.0), threading.TIMEOUT_MAX)
 

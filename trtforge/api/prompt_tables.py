@@ -39,7 +39,7 @@ def prompt_table(values: object, extra_ids: Sequence[int] = ()) -> PromptTable:
         found = values.detach().cpu() if isinstance(values, torch.Tensor) else torch.from_numpy(_array(values))
         found = found.contiguous()
     except (TypeError, ValueError, RuntimeError) as error:  # for a sparse tensor, or one without data
-        raise RequestError(f"prompt_table is no table of numbers: {first_line(error)}", hint=hint) from None
+        raise RequestError(f"prompt_table is not a table of numbers: {first_line(error)}", hint=hint) from None
     found = found.float() if found.dtype is torch.float64 else found
     if found.ndim != 2 or found.dtype not in _DTYPES:
         kind = str(found.dtype).removeprefix("torch.")

@@ -179,14 +179,14 @@ class Prompts:
     def _ids(self, prompt: Prompt, text: str) -> Sequence[int]:
         if isinstance(prompt, Tokens):
             if prompt.prompt_table is None and np.size(prompt.extra_ids):
-                hint = "Give them beside the prompt_table of the same Tokens."
-                raise RequestError("extra_ids are given to Tokens without a prompt_table", hint=hint)
+                hint = "Give extra_ids and prompt_table to the same Tokens."
+                raise RequestError("extra_ids is given without a prompt_table", hint=hint)
             return _token_ids(prompt)
         if isinstance(prompt, Chat):
             return self._encoded(text, special=False)
         if not isinstance(prompt, str):
             raise RequestError(
-                f"{prompt!r:.60} is no prompt", hint="Give text, Chat or Tokens; generate takes a list of them too."
+                f"{prompt!r:.60} is not a prompt", hint="Give text, Chat or Tokens; generate takes a list of them too."
             )
         return self._encoded(prompt)
 
@@ -195,7 +195,7 @@ class Prompts:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise RequestError("a text holds half of a surrogate pair", hint="Give text that is Unicode.") from None
+            raise RequestError("a text contains a lone surrogate", hint="Give text that is Unicode.") from None
         return self.tokenizer.encode(text, add_special_tokens=special).ids
 
     def _rendered(self, chat: Chat) -> str:
@@ -234,7 +234,7 @@ def _token_ids(prompt: Tokens) -> list[int]:
     except TypeError as error:
         raise RequestError(f"the prompt's token ids: {error}", hint="Give whole numbers, in one list.") from None
     if any(not 0 <= each <= MOST_ID for each in ids):
-        raise RequestError("the prompt holds token ids outside of any vocabulary", hint="Give ids of its tokenizer.")
+        raise RequestError("the prompt has token ids outside of any vocabulary", hint="Give ids of its tokenizer.")
     return ids
 
 

@@ -191,7 +191,7 @@ class SamplingParams:
             if logits is None and not threshold:
                 return None
             raise RequestError(
-                "draft_input_ids is empty", hint="Give the draft tokens that the logits or the threshold are about."
+                "draft_input_ids is empty", hint="Give the draft tokens, or leave out their logits and threshold."
             )
         return DraftTokens(tuple(tokens), _float32(logits, (len(tokens), vocabulary)), threshold)
 
@@ -232,7 +232,7 @@ def _dense(logit_bias: Mapping[int, float] | None, vocabulary: int) -> Sequence[
             )
         bias[token] = value
         if bias[token] == inf:
-            hint = "Give a number that float32 holds, or minus infinity to rule the token out."
+            hint = "Give a number that float32 holds, or minus infinity to exclude the token."
             raise RequestError(f"logit_bias of token {token} is {value:g}", hint=hint)
     return bias
 
@@ -246,7 +246,9 @@ def _float32(logits: Any, shape: tuple[int, int]) -> bytes:
     try:
         found = np.asarray(logits, dtype=np.float32)
     except (TypeError, ValueError) as error:
-        raise RequestError(f"draft_logits is no array: {first_line(error)}", hint=f"Give numbers {shape}.") from None
+        raise RequestError(
+            f"draft_logits is not an array: {first_line(error)}", hint=f"Give numbers {shape}."
+        ) from None
     if found.shape != shape:
         raise RequestError(f"draft_logits has the shape {found.shape}", hint=f"Give one of {shape}.")
     return found.tobytes()
@@ -266,7 +268,7 @@ _PARAMS = TypeAdapter(SamplingParams)
 def checked(params: object) -> SamplingParams:
     """The options with values of their types. Raises RequestError for others."""
     if not isinstance(params, SamplingParams):
-        raise RequestError(f"{params!r:.60} is no SamplingParams", hint="Give SamplingParams(max_tokens=32).")
+        raise RequestError(f"{params!r:.60} is not a SamplingParams", hint="Give SamplingParams(max_tokens=32).")
     try:
         kept = params.kv_retention
         given = {"kv_retention": asdict(kept)} if isinstance(kept, KvCacheRetention) else {}  # to check its values
@@ -281,10 +283,10 @@ def checked(params: object) -> SamplingParams:
         if not all(words):
             raise RequestError(f"a {name} is empty", hint="Leave it out.")
     if found.n > 1 and (found.context_only or found.context_phase is not None):
-        hint = "Ask for one, or for several without context_only and context_phase."
-        raise RequestError(f"n is {found.n} beside a phase of one sequence", hint=hint)
+        hint = "Set n to 1, or leave out context_only and context_phase."
+        raise RequestError(f"n is {found.n}, but a context or generation phase has one sequence", hint=hint)
     if 1 < found.beam_width < found.n:
         raise RequestError(
-            f"n is {found.n}, beam_width {found.beam_width}", hint="Ask for at most as many beams as are searched."
+            f"n is {found.n}, more than beam_width {found.beam_width}", hint="Set n to at most beam_width."
         )
     return found

@@ -23,8 +23,8 @@ from trtforge.plan.legality import Problem
 def too_small(given: int, block: int) -> Iterator[Problem]:
     """The problem of `given` bytes of host memory that are fewer than the `block` bytes of a block."""
     if given < block:
-        message = f"serving.kv_cache_host_memory_bytes is {given:,}, a KV block of a rank has {block:,} bytes"
-        yield Problem("serving", message, "Give it room for many blocks, or leave it out of serving.")
+        message = f"serving.kv_cache_host_memory_bytes is {given:,}, less than the {block:,} bytes of a rank's KV block"
+        yield Problem("serving", message, "Give bytes for many blocks, or leave it out of serving.")
 
 
 def block_of_engine(model: CheckpointConfig, dtype: ModelDtype, tokens_per_block: int) -> int:

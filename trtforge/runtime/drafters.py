@@ -48,7 +48,7 @@ def require_draft_model(*, keeps_states: bool) -> None:
     """Raises ForgeError for a draft model with linear attention: its states cannot return to an earlier token."""
     if keeps_states:
         raise ForgeError(
-            "a model with linear attention cannot draft: its states are not those of the tokens that were accepted",
+            "a model with linear attention cannot draft: its states cannot be set back to the accepted tokens",
             hint="Draft with another model, or with engine.features.ngram.",
         )
 

@@ -56,8 +56,8 @@ class Inbox:
         Returns the error if the engine has ended or this is a forked process.
         """
         if self._forked:
-            hint = "Load one here, or start processes by multiprocessing's spawn."
-            return ForgeError("the engine was loaded by another process, which this one was forked from", hint=hint)
+            hint = "Load an engine in this process, or start processes with multiprocessing's spawn."
+            return ForgeError("the engine was loaded before this process was forked", hint=hint)
         with self._changed:
             if self.closing or self._closed is not None:
                 return self._closed or ForgeError("the engine is closed", hint="Load it again.")

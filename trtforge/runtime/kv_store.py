@@ -105,7 +105,7 @@ class KvStore:
         """Files written or read undamaged since a damaged one was found; None before."""
         if self._file_bytes > self._asked_bytes:
             raise ForgeError(
-                f"{self._root}: {self._asked_bytes:,} bytes hold no KV block, whose file has {self._file_bytes:,}",
+                f"{self._root}: {self._asked_bytes:,} bytes are less than one KV block's file of {self._file_bytes:,}",
                 hint="Allow more bytes, or store no blocks.",
             )
         self._number = secrets.randbits(63)  # process ids are not unique: several engines or containers

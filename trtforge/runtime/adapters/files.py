@@ -57,8 +57,8 @@ class AdapterFile:
         for (layer, module), pair in self._pairs.items():
             if module not in shapes:
                 raise ForgeError(
-                    f"{self._path}: {module} of layer {layer} has matrices, {ADAPTER_CONFIG} does not name it as a "
-                    "target module",
+                    f"{self._path}: {module} of layer {layer} has matrices, but is not a target module in "
+                    f"{ADAPTER_CONFIG}",
                     hint=_HINT,
                 )
             out, inputs = shapes[module]
@@ -99,7 +99,7 @@ def _pairs(path: Path) -> dict[tuple[int, LoraModule], Pair]:
         module = PEFT_MODULES.get(found[2]) if found is not None else None
         if found is None or module is None or len(stored.spec.shape) != 2:
             raise ForgeError(
-                f"{path}: {stored.spec.name} is no matrix of a LoRA adapter of decoder layers",
+                f"{path}: {stored.spec.name} is not a LoRA matrix of a decoder layer",
                 hint="Merge it into the model (`merge_and_unload` of PEFT) and build that, or leave such layers out.",
             )
         half = halves.setdefault((int(found[1]), module), {})
@@ -107,7 +107,7 @@ def _pairs(path: Path) -> dict[tuple[int, LoraModule], Pair]:
             raise ForgeError(f"{path}: lora_{found[3]} of {module} of layer {found[1]} occurs twice", hint=_HINT)
         half[found[3]] = stored
     if not halves:
-        raise ForgeError(f"{path}: no matrices of a LoRA adapter", hint=_HINT)
+        raise ForgeError(f"{path}: no LoRA matrices", hint=_HINT)
     for (layer, module), half in halves.items():
         if len(half) != 2:
             raise ForgeError(f"{path}: {module} of layer {layer} has only lora_{next(iter(half))}", hint=_HINT)

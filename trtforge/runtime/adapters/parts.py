@@ -52,7 +52,8 @@ def adapted_parts(
     lacking = [module for module in modules if all(module not in parts for parts in known.values())]
     if lacking:
         raise ForgeError(
-            f"engine.features.lora: the embedded engine has no adapters of {lacking[0]} for {config.architecture}",
+            f"engine.features.lora: the embedded engine does not support adapters of {lacking[0]} for "
+            f"{config.architecture}",
             hint=f"Use adapters of {'the attention' if attention else 'other layers'}, or the tensorrt_llm backend.",
         )
     chosen = {name: tuple(part for part in parts.values() if part.module in modules) for name, parts in known.items()}

@@ -290,7 +290,7 @@ def most_adapters(lora: LoraFeature, config: CheckpointConfig, spec: DecoderSpec
     size = adapter_bytes(lora, spec, adapted_parts(spec, config, lora.modules), place)
     if lora.host_memory < size:
         raise ForgeError(
-            f"an adapter of rank {lora.max_rank} takes {size} bytes, engine.features.lora.host_memory is "
+            f"an adapter of rank {lora.max_rank} has {size} bytes, more than engine.features.lora.host_memory "
             f"{lora.host_memory}",
             hint=f"Compile with --feature lora.host_memory={size} or more.",
         )

@@ -63,8 +63,8 @@ def sent_tensors(adapter: SentAdapter, adaptable: Adaptable) -> dict[str, Tensor
     dtype, rows = DTYPES[adapter.dtype], adapter.config
     if len(adapter.weights) != len(rows) * adapter.width * dtype.itemsize or not adapter.weights:
         raise RequestError(
-            f"lora_weights has {len(adapter.weights)} bytes, lora_config {len(rows)} modules of {adapter.width} "
-            f"{adapter.dtype} values",
+            f"lora_weights has {len(adapter.weights)} bytes, lora_config describes {len(rows)} modules of "
+            f"{adapter.width} {adapter.dtype} values",
             hint=_HINT,
         )
     weights = torch.frombuffer(bytearray(adapter.weights), dtype=dtype).view(len(rows), adapter.width)
@@ -75,7 +75,7 @@ def sent_tensors(adapter: SentAdapter, adaptable: Adaptable) -> dict[str, Tensor
         where = f"module {number} ({module} of layer {layer}, rank {rank})"
         if rank * (out + inputs) > adapter.width:
             raise RequestError(
-                f"lora_weights has {adapter.width} values for {where}, which has {rank * (out + inputs)}", hint=_HINT
+                f"lora_weights has {adapter.width} values for {where}, which needs {rank * (out + inputs)}", hint=_HINT
             )
         a, b = values[: rank * inputs], values[rank * inputs : rank * (inputs + out)].view(out, rank)
         if not (all_finite(a.to(adaptable.dtype)) and all_finite(b.to(adaptable.dtype))):
@@ -99,8 +99,8 @@ def _checked(number: int, row: tuple[int, ...], adaptable: Adaptable) -> tuple[L
     if module is None or module not in adaptable.shapes:
         known = ", ".join(f"{_MODULES.index(each)} ({each})" for each in adaptable.shapes)
         raise RequestError(
-            f"lora_config has module id {code} in row {number}, of which this engine has no adapters",
-            hint=f"It has those of {known}: compile with --feature lora.modules=[…] for others.",
+            f"lora_config has module id {code} in row {number}, which this engine does not support",
+            hint=f"It supports {known}: compile with --feature lora.modules=[…] for others.",
         )
     for what, value, least, most in (
         ("layer", layer, 0, adaptable.layers - 1),

@@ -248,7 +248,7 @@ def _proposed_tokens(source: EagleNetwork, offsets: Tensor, vocab: int) -> Tenso
     if int(tokens.min()) < 0 or int(tokens.max()) >= vocab:
         wrong = int(((tokens < 0) | (tokens >= vocab)).nonzero()[0])
         raise ForgeError(
-            f"{source.tensors['d2t'].file}: d2t makes token {int(tokens[wrong])} of {wrong}, the model has {vocab}",
+            f"{source.tensors['d2t'].file}: d2t maps token {wrong} to {int(tokens[wrong])}, the model has {vocab}",
             hint="Give the network that was trained for this model.",
         )
     return tokens
@@ -261,6 +261,6 @@ def _rotary(source: EagleNetwork, longest: int) -> RotarySpec:
         inverse_frequencies(spec, longest)
     except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise ForgeError(
-            f"{source.files[0]}: rope_scaling is wrong: {error!r}", hint="Use the config.json that came with it."
+            f"{source.files[0]}: rope_scaling is not valid: {error!r}", hint="Use the config.json that came with it."
         ) from None
     return spec

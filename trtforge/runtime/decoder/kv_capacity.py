@@ -92,17 +92,17 @@ def host_block_count(memory: int, block: int, ranks: int, taken: int) -> int:
     if not memory:
         return 0
     if memory < 0:
-        raise ForgeError(f"kv_cache_host_memory_bytes is {memory:,}", hint="Give a number of bytes, or leave it out.")
+        raise ForgeError(f"kv_cache_host_memory_bytes is {memory:,}", hint="Give at least 0 bytes, or leave it out.")
     if memory < block:
         raise ForgeError(
-            f"kv_cache_host_memory_bytes is {memory:,}, a KV block of a rank has {block:,} bytes",
-            hint="Give it room for many blocks, or leave it out.",
+            f"kv_cache_host_memory_bytes is {memory:,}, less than the {block:,} bytes of a rank's KV block",
+            hint="Give bytes for many blocks, or leave it out.",
         )
     free = max(0, free_memory(torch.device("cpu")) - taken * ranks)
     if memory * ranks > free:
         each = f" for each of {ranks} ranks" if ranks > 1 else ""
         raise ForgeError(
-            f"kv_cache_host_memory_bytes is {memory:,}{each}, {free:,} bytes of host memory are free",
+            f"kv_cache_host_memory_bytes is {memory:,}{each}, but only {free:,} bytes of host memory are free",
             hint="Lower it, or free some memory.",
         )
     return memory // block

@@ -96,12 +96,12 @@ def _check_sizes(codes: Tensor, groups: int) -> None:
     hint = "Convert to fewer tensor-parallel ranks, or compile with `--compute-dtype float32`."
     if outputs % _OUTPUTS_OF_TILE:
         raise ForgeError(
-            f"an INT4 linear layer with {outputs} outputs on a rank: int4 kernels take multiples of {_OUTPUTS_OF_TILE}",
+            f"an INT4 linear layer with {outputs} outputs on a rank: INT4 kernels need multiples of {_OUTPUTS_OF_TILE}",
             hint=hint,
         )
     if inputs // groups not in PACKED_GROUPS:
         raise ForgeError(
-            f"an INT4 linear layer with {inputs} inputs on a rank: int4 kernels take multiples of {PACKED_GROUPS[-1]}",
+            f"an INT4 linear layer with {inputs} inputs on a rank: INT4 kernels need multiples of {PACKED_GROUPS[-1]}",
             hint=hint,
         )
 

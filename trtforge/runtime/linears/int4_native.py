@@ -118,8 +118,8 @@ def expands(kernels: Native, place: Placement) -> bool:
 @functools.lru_cache(maxsize=1)
 def _warn_of_dequantising() -> None:
     _LOG.warning(
-        "the engine's INT4 weights are held as numbers of the compute type: its kernels need a C++ compiler; "
-        "`trtforge compile` on this machine packs them for it"
+        "the engine's INT4 weights are dequantised, because their kernels need a C++ compiler; "
+        "`trtforge compile` on this machine packs them for kernels that need none"
     )
 
 

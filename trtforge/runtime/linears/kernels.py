@@ -99,7 +99,7 @@ class Kernels(Config):
             )
         if self.quantized == "int8_sq_cpu" and not multiplies_int8() and native() is None:
             raise ForgeError(
-                "INT8 weights need a CPU with INT8 instructions (VNNI) or a C++ compiler, and there is neither",
+                "INT8 weights need a CPU with INT8 instructions (VNNI) or a C++ compiler, and this machine has neither",
                 hint="On this machine, run `trtforge compile CHECKPOINT OUT --backend torch` again.",
             )
 

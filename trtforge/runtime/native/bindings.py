@@ -356,7 +356,7 @@ def _native() -> Native | None:
             kernels = Native(compiled(defines))
             if multiplies_right(kernels):
                 return kernels
-        raise CompileError("this processor computes wrong products with them")
+        raise CompileError("they compute wrong products on this processor")
     except (CompileError, OSError) as error:
         _LOG.warning("the CPU kernels are not available, torch's slower ones are used: %s", error)
         return None

@@ -92,13 +92,13 @@ class Source:
         """Raises ForgeError if KV blocks are not shared between requests, which the option `what` requires."""
         if self.keeps_states:
             raise ForgeError(
-                f"{what}: a model with linear attention has states beside its KV blocks, which are not kept",
-                hint="Do without it for this model.",
+                f"{what}: not supported for linear attention, whose states are not stored with the KV blocks",
+                hint="Leave it out for this model.",
             )
         if not asked:
             raise ForgeError(
-                f"{what}: KV blocks are kept to be reused, and KV reuse is off",
-                hint="Compile, package or load the engine with KV reuse, or do without.",
+                f"{what}: needs KV reuse, which is off",
+                hint="Compile, package or load the engine with KV reuse, or leave it out.",
             )
 
 
