@@ -81,7 +81,7 @@ def test_figures_that_cannot_be_kept_are_shown(run: Any, tmp_path: Path, monkeyp
     assert status == 0
     assert json.loads(out)["file"] is None
     assert json.loads(out)["levels"][1]["concurrency"] == 32
-    assert err == f"warning: the figures are not kept: {build}/bench.json: Read-only file system\n"
+    assert err == f"warning: the results could not be saved: {build}/bench.json: Read-only file system\n"
 
 
 def test_a_running_server_is_measured_and_nothing_kept(

@@ -156,14 +156,14 @@ def test_a_build_that_is_refused_leaves_the_recipe_of_the_earlier_one(
 
 
 def test_what_is_neither_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ForgeError, match="this directory has neither a model nor a build"):
+    with pytest.raises(ForgeError, match="contains neither a model nor a build"):
         choose(str(tmp_path), Choice())
     build = written(tmp_path / "build", full())
-    with pytest.raises(ForgeError, match="a build of a recipe, which is not in it") as caught:
+    with pytest.raises(ForgeError, match="is a build that does not contain its recipe") as caught:
         choose(str(build), Choice(quant="fp8"))
     assert caught.value.hint == "Give the recipe and --out DIR.", "run refuses it without a repository"
     (build / "repository").mkdir()
-    with pytest.raises(ForgeError, match="a build of a recipe, which is not in it") as caught:
+    with pytest.raises(ForgeError, match="is a build that does not contain its recipe") as caught:
         choose(str(build), Choice(quant="fp8"))
     assert caught.value.hint == f"Give the recipe and --out DIR, or run it as it is: `trtforge run {build}`."
     with pytest.raises(ForgeError) as caught:
@@ -207,7 +207,7 @@ def test_init_writes_a_recipe_with_reasons(run: Any, tmp_path: Path, monkeypatch
         (("run", DEMO_MODEL, "--quant", "fp8,none"), 2, "run takes one format"),
         (("build", DEMO_MODEL, "--quant", "fp8,none", "--dry-run"), 2, "--dry-run with several formats"),
         (("build", DEMO_MODEL, "--quant", "fp9"), 2, "fp9 is not a format"),
-        (("chat", "--url", "127.0.0.1:1", "--build", "build/x"), 2, "--url with --build"),
+        (("chat", "--url", "127.0.0.1:1", "--build", "build/x"), 2, "--url cannot be combined with --build"),
         (("infer", "hello", "--build", "nowhere"), 1, "nowhere"),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_file_is_no_build_directory(run: Any, tmp_path: Path, words: tuple[str
 def test_a_recipe_that_cannot_be_written_says_where(run: Any, words: tuple[str | Path, ...]) -> None:
     status, out, errors = run(*words, "/proc/x.yaml")
     assert (status, out) == (1, "")
-    assert errors == "error: /proc/x.yaml: /proc takes no new files\nhint: Choose another directory.\n"
+    assert errors == "error: /proc/x.yaml: no new files can be created in /proc\nhint: Choose another directory.\n"
 
 
 @pytest.mark.parametrize("words", [("init", DEMO_MODEL), ("recipes", "copy", "demo-fp32")])

@@ -123,7 +123,7 @@ def test_a_build_whose_gate_does_not_hold_says_so(run: Any, tmp_path: Path) -> N
     build = written(tmp_path / "fp8", full(verification=found, next="trtforge verify x --layers"))
     status, out, errors = run("serve", build)
     assert (status, out) == (1, "")
-    assert f"error: {build} has no repository: its quality gate does not hold (top1_agreement is 0.9, the" in errors
+    assert f"error: {build} has no repository: its quality gate failed (top1_agreement is 0.9, the" in errors
     assert "hint: Find the cause: `trtforge verify x --layers`." in errors
     assert f"error: {build} has no engine: its quality gate" in run("generate", build, "hi")[2]
     assert f"error: {build} has no repository: its quality gate" in run("run", build)[2]

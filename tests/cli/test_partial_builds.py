@@ -40,6 +40,6 @@ def test_a_gate_that_does_not_hold_stops_the_build(run: Any, tmp_path: Path) -> 
     for begin in ((), ("--from", "compile")):
         status, _, errors = run(*command, *gate, *begin)
         assert status == 1
-        assert "error: the quality gate does not hold: " in errors
+        assert "error: the quality gate failed: " in errors
         assert not (tmp_path / "engine").exists()
         assert json.loads((tmp_path / "report.json").read_text())["verification"]["passed"] is False

@@ -61,6 +61,6 @@ def test_a_build_replaces_no_report_of_others(tmp_path: Path) -> None:
     with pytest.raises(ForgeError) as caught:
         require_build_directory(tmp_path)
     assert caught.value.message == (
-        f"{tmp_path} holds files of the names of a build's report, and no build: report.json, report.html"
+        f"{tmp_path} is not a build, but has files named like a build's report: report.json, report.html"
     )
     assert caught.value.hint == "Choose another directory with --out, or move them away."

@@ -52,5 +52,5 @@ def test_a_process_that_ends_without_a_reply_is_an_error(printed: str) -> None:
 
 
 def test_a_process_that_was_killed_is_said_to_have_had_too_little_memory() -> None:
-    with pytest.raises(ForgeError, match="the engine process was killed, as the system does where memory runs out"):
+    with pytest.raises(ForgeError, match="the engine process was killed, probably because memory ran out"):
         EngineProcess(("-c", "import os; os.kill(os.getpid(), 9)"))

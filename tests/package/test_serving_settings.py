@@ -142,7 +142,7 @@ def test_settings_that_are_not_given_are_not_written(tmp_path: Path) -> None:
         ({"lora_prefetch_dir": "/a"}, "lora_prefetch_dir: the engine takes no adapters"),
         ({"speculative_decoding_fast_logits": True}, "the backend ignores it unless participant_ids is set"),
         ({"gpu_device_ids": "0"}, "gpu_device_ids: an instance has 1 ids, the engine 2 ranks"),
-        ({"gpu_device_ids": "0,0"}, "gpu_device_ids: an id stands twice in an instance"),
+        ({"gpu_device_ids": "0,0"}, "gpu_device_ids: an id occurs twice in an instance"),
         ({"gpu_device_ids": "0,1;1,0"}, "gpu_device_ids: instances share a GPU"),
         ({"participant_ids": "0,1"}, "participant_ids: MPI rank 0 is the orchestrator"),
         ({"participant_ids": "1,2;2,3"}, "participant_ids: instances share an MPI rank"),

@@ -67,7 +67,7 @@ def test_other_limits_judge_the_same_metrics_again(
     found = json.loads(printed.out)
     assert (found["verification"]["passed"], found["stages"], found["next"]) == (False, [], failed["next"])
     error, hint = printed.err.splitlines()
-    assert error.startswith("error: the quality gate does not hold: kl_mean is ")
+    assert error.startswith("error: the quality gate failed: kl_mean is ")
     assert hint == (
         "hint: Use another format, or exclude layers (quantization.exclude_modules). Find the cause: "
         f"`{failed['next']}`. The metrics are in {out / 'verification' / 'verification.json'}."

@@ -91,7 +91,9 @@ def test_a_server_that_wants_a_key_over_grpc_is_told_apart() -> None:
 def test_chat_messages_without_a_template_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GrpcClient, "inputs", lambda self, model: frozenset({"text_input", "return_finish_reason"}))
     chat = Chat([{"role": "user", "content": "a"}])
-    with pytest.raises(ForgeError, match="ensemble takes no chat messages: the served tokenizer has no chat") as caught:
+    with pytest.raises(
+        ForgeError, match="ensemble does not accept chat messages: the served tokenizer has no chat"
+    ) as caught:
         generate("127.0.0.1:1", "ensemble", chat, Sampling(finish_reason=True))
     assert caught.value.hint.startswith("Leave out --chat to complete the prompt as it is")
 

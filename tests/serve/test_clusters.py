@@ -230,7 +230,7 @@ def test_a_script_is_printed_and_not_started(tmp_path: Path) -> None:
         (
             {"gpu_device_ids": "0,1,2,3;4,5,6,7"},
             {"launcher": "slurm"},
-            "this repository's server leads several instances",
+            "this repository needs one server for several instances",
         ),
     ],
 )

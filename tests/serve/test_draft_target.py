@@ -233,7 +233,7 @@ def test_engines_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     values["pretrained_config"]["vocab_size"] = 1000
     with pytest.raises(ForgeError, match=r"has a vocabulary of 1000, the served engine 2048"):
         packaged(tmp_path, served, write_engine(tmp_path / "small", values))
-    with pytest.raises(ForgeError, match="is not an embedded engine, as the served one is") as own:
+    with pytest.raises(ForgeError, match="is not an embedded engine, but the served engine is") as own:
         packaged(tmp_path, write_engine(tmp_path / "torch", values | {"forge": FORGE}), draft)
     assert own.value.hint == "Compile it with --backend torch."
 

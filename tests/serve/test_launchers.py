@@ -224,7 +224,7 @@ def test_trtllm_serve_over_nodes_is_a_batch_script(tmp_path: Path) -> None:
 
 
 def test_trtllm_serve_runs_the_llm_api_alone_and_checks_no_keys(tmp_path: Path) -> None:
-    with pytest.raises(ForgeError, match="cannot serve backend tensorrt_llm: it runs the LLM API"):
+    with pytest.raises(ForgeError, match="cannot serve backend tensorrt_llm: trtllm-serve runs only the LLM API"):
         plan(tensorrt_repository(tmp_path), launcher="trtllm-serve")
     (tmp_path / "keys").write_text("a\n")
     with pytest.raises(ForgeError, match="trtllm-serve does not support --api-key-file"):

@@ -42,7 +42,7 @@ def test_a_server_that_was_killed_is_said_to_have_had_too_little_memory(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     with pytest.raises(ForgeError) as caught, local_server(tmp_path, ready_timeout=5):
         pass
-    assert caught.value.message == "the server was killed, as the system does where memory runs out"
+    assert caught.value.message == "the server was killed, probably because memory ran out"
     assert caught.value.hint.startswith("Give it more memory (the limit of the container)")
 
 
@@ -56,7 +56,7 @@ GONE = Unavailable("the server refused the request: UNAVAILABLE: the engine proc
     [
         (f"printf '{KILLED}\\nhint: Give it more memory.\\n' >&2; exit 1", KILLED[7:], "Give it more memory."),
         (f"printf '{KILLED}\\n' >&2; exit 1", KILLED[7:], "Run it again."),
-        ("kill -9 $$", "the server was killed, as the system does where memory runs out", "Give it more memory"),
+        ("kill -9 $$", "the server was killed, probably because memory ran out", "Give it more memory"),
         ("exit 1", "the server ended with status 1", "Run it again."),
         ("exec sleep 60", None, None),
     ],

@@ -72,7 +72,7 @@ def test_a_killed_engine_is_said_to_have_had_too_little_memory(fake_repository: 
     said = server.process.communicate()[1].splitlines()
     assert f"error: the engine process (process {engine}) ended:" in said, said
     at = said.index(f"error: the engine process (process {engine}) ended:")
-    assert said[at + 1] == "the engine process was killed, as the system does where memory runs out"
+    assert said[at + 1] == "the engine process was killed, probably because memory ran out"
     assert said[at + 2].startswith("hint: Give it more memory (the limit of the container), or serve less")
     assert_nothing_left(server, triton)
 

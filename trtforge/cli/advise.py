@@ -64,7 +64,7 @@ def advise(
         )
         return
     if ended:
-        show.warning(f"{ended}; what follows is of the {seen.seconds:.1f} s before")
+        show.warning(f"{ended}; the results cover the {seen.seconds:.1f} s before that")
     _show(seen, sources.metrics, advice, missing)
 
 

@@ -138,7 +138,7 @@ def _kept(place: Path, speed: "Speed", machine: str, busy: float | None) -> Path
     try:
         return keep_speed(build, speed, machine, busy)
     except ForgeError as error:  # the figures are shown all the same
-        show.warning(f"the figures are not kept: {error.message}")
+        show.warning(f"the results could not be saved: {error.message}")
         return None
 
 

@@ -144,7 +144,7 @@ def calibrate(
     """Collect activation statistics, once for every parallel layout.
 
     With --sensitivity, the error of quantising each linear layer alone is predicted to find the smallest set of layers
-    to exclude so that the gate holds. Pass these layers to convert's --exclude-module, or to exclude_modules in a
+    to exclude so that the gate passes. Pass these layers to convert's --exclude-module, or to exclude_modules in a
     recipe.
 
     Example: trtforge calibrate ./llama ./calibration --quant int4_awq

@@ -95,7 +95,7 @@ def chat(
     Example: trtforge chat --build build/demo-int4awq --system "Answer briefly."
     """
     if url is not None and build is not None:
-        raise UsageError("--url with --build: the server runs, or is started", hint="Give one of them.")
+        raise UsageError("--url cannot be combined with --build", hint="Give one of them.")
     from trtforge.serve.client import Sampling
     from trtforge.serve.endpoint import Endpoint
 

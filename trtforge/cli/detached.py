@@ -112,7 +112,7 @@ def stop(
     from trtforge.serve.detached.stop import ask, chosen, wait
 
     if everything and name is not None:
-        raise UsageError("--all with NAME: one server is stopped, or every one", hint="Give one of them.")
+        raise UsageError("--all cannot be combined with NAME", hint="Give one of them.")
     registry = Registry.of_user()
     servers = registry.seen() if everything else [chosen(registry, name)]
     asked, stopped = [], []

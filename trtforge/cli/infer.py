@@ -96,7 +96,7 @@ def infer(
     Example: cat prompt.txt | trtforge infer - --protocol http
     """
     if url is not None and build is not None:
-        raise UsageError("--url with --build: the server runs, or is started", hint="Give one of them.")
+        raise UsageError("--url cannot be combined with --build", hint="Give one of them.")
     from trtforge.cli.prompt import prompt_text, require_utf8
     from trtforge.serve.client import Sampling
     from trtforge.serve.client import generate as ask

@@ -43,7 +43,7 @@ def require_gate(build: Path, stage: Stage) -> None:
     if quality is None or quality.passed:
         return
     raise ForgeError(
-        f"{build} has no {stage}: its quality gate does not hold ({'; '.join(quality.failures)})",
+        f"{build} has no {stage}: its quality gate failed ({'; '.join(quality.failures)})",
         hint=f"Find the cause: `{record.next}`. Build it in another format, or with another gate (gate in its recipe).",
     )
 

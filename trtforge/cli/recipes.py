@@ -81,10 +81,10 @@ def _no_recipe_in(path: Path, recipe: str, *, models: bool) -> ForgeError:
             from trtforge.cli.places import require_gate  # --help reads no YAML
 
             require_gate(path, "repository")
-        return ForgeError(f"{recipe}: a build of a recipe, which is not in it", hint=f"{hint}.")
+        return ForgeError(f"{recipe} is a build that does not contain its recipe", hint=f"{hint}.")
     if models:
         hint = "A model has config.json and safetensors. Give one, a recipe, or a name from `trtforge recipes list`."
-        return ForgeError(f"{recipe}: this directory has neither a model nor a build", hint=hint)
+        return ForgeError(f"{recipe} contains neither a model nor a build", hint=hint)
     hint = "Give a recipe file, or a name from `trtforge recipes list`."
     return ForgeError(f"{recipe} is a directory, not a recipe", hint=hint)
 

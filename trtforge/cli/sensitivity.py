@@ -20,7 +20,7 @@ def show_sensitivity(found: "Sensitivity") -> None:
     if found.proposal is None:
         print(f"no exclusions meet the gate: with all of these layers excluded, {_figures(found.last)}")
     elif found.proposal is found.everything:
-        print("the gate holds without exclusions")
+        print("the gate passes without exclusions")
     else:
         print(f"with these layers excluded: {_figures(found.proposal)}")
         print("quantization:\n  exclude_modules:")

@@ -51,7 +51,7 @@ def _remedy_of(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Free space, then run again."
     if error.errno == errno.EPIPE:
-        return "Let what reads the output read all of it."
+        return "Run it with a reader that reads all of the output."
     if disk_fails(error):
         return CHECK_DISK
     return "Add --verbose for the traceback."

@@ -165,7 +165,7 @@ def _kept(place: Path, tuning: "Tuning") -> Path | None:
     try:
         return keep(tuning, Paths(build).tuning)
     except ForgeError as error:  # the result is shown all the same
-        show.warning(f"the result is not kept: {error.message}")
+        show.warning(f"the result could not be saved: {error.message}")
         return None
 
 

@@ -54,7 +54,7 @@ def verify(
     """Compare converted weights with the Hugging Face model.
 
     Reports perplexity, KL divergence (mean and 99th percentile) and top-1 agreement, with 95 % intervals. Exit status 1
-    if the gate does not hold.
+    if the gate fails.
 
     Example: trtforge verify ./checkpoint --against ./llama --layers
     """
@@ -72,6 +72,6 @@ def verify(
     show_verification(result, json_output=json)
     if not result.passed:
         raise ForgeError(
-            f"the gate does not hold: {'; '.join(map(str, result.failures))}",
+            f"the quality gate failed: {'; '.join(map(str, result.failures))}",
             hint="Calibrate with more or better data, or use another format.",
         )

@@ -61,7 +61,7 @@ def require_build_directory(out: Path) -> None:
     others = [name for name in _REPORTS if (out / name).exists()]
     if others and not _is_build(out):
         raise ForgeError(
-            f"{out} holds files of the names of a build's report, and no build: {listed(others)}",
+            f"{out} is not a build, but has files named like a build's report: {listed(others)}",
             hint="Choose another directory with --out, or move them away.",
         )
 

@@ -102,7 +102,7 @@ def killed(program: str, status: int) -> ForgeError | None:
     if status != -signal.SIGKILL:
         return None
     return ForgeError(
-        f"{program} was killed, as the system does where memory runs out",
+        f"{program} was killed, probably because memory ran out",
         hint="Give it more memory (the limit of the container), or serve less: a smaller format, batch or KV cache.",
     )
 

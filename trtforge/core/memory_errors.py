@@ -21,7 +21,7 @@ def out_of_memory(error: BaseException) -> ForgeError | None:
     if isinstance(error, RuntimeError) and said.startswith(_GPU):
         return ForgeError(
             f"there is not enough GPU memory: {said}",
-            hint="Free the GPU (`nvidia-smi` lists what uses it), take --device cpu, or work on a smaller part.",
+            hint="Free the GPU (`nvidia-smi` lists what uses it), use --device cpu, or work on a smaller part.",
         )
     if isinstance(error, RuntimeError) and _ALLOCATION.search(said):
         return ForgeError(f"there is not enough memory: {said}", hint=_GIVE_MORE)

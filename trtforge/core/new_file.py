@@ -30,7 +30,7 @@ def not_written(path: Path, error: OSError) -> ForgeError:
         hint = "Create it, or choose another directory."
         return ForgeError(f"{path}: there is no directory {path.parent}", hint=hint)
     if isinstance(error, FileNotFoundError):  # as in /proc
-        return ForgeError(f"{path}: {path.parent} takes no new files", hint="Choose another directory.")
+        return ForgeError(f"{path}: no new files can be created in {path.parent}", hint="Choose another directory.")
     if error.errno == errno.ENAMETOOLONG:
         return ForgeError(f"{path}: {error.strerror}", hint=SHORTER_NAME)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -42,7 +42,7 @@ class ServerConfig(Config):
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", host):
                 raise ValueError(f"{host!r} is not a host name")
         if len(set(hosts)) < len(hosts):
-            raise ValueError("a host stands twice")
+            raise ValueError("a host is listed twice")
         return hosts
 
     @property

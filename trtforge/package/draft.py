@@ -40,7 +40,7 @@ def read_draft(config: PackageConfig, served: EngineFacts) -> DraftEngine | None
     if facts.backend != served.backend:
         kind = "an embedded engine" if served.backend == "torch" else "a TensorRT engine"
         raise ForgeError(
-            f"{where} is not {kind}, as the served one is", hint=f"Compile it with --backend {served.backend}."
+            f"{where} is not {kind}, but the served engine is", hint=f"Compile it with --backend {served.backend}."
         )
     for name, own, other in (
         ("TensorRT-LLM", served.served_by, facts.served_by),
@@ -48,7 +48,7 @@ def read_draft(config: PackageConfig, served: EngineFacts) -> DraftEngine | None
     ):
         if own != other:
             raise ForgeError(
-                f"{where} has {name} {other}, the served engine {own}: one server runs both, and both share tokens",
+                f"{where} has {name} {other}, the served engine {own}: both engines must have the same",
                 hint="Compile a draft model with the same tokenizer for the same release.",
             )
     if not config.serving.draft_gpu_device_ids and facts.world_size > served.world_size:

@@ -281,7 +281,7 @@ class Build:
         report.next_command = diagnosis_command(self.recipe, self.paths)
         broken = "; ".join(str(failure) for failure in report.verification.failures)
         return GateError(
-            f"the quality gate does not hold: {broken}",
+            f"the quality gate failed: {broken}",
             hint=f"Use {ways_to_quality(self.recipe)}. Find the cause: `{report.next_command}`. "
             f"The metrics are in {metrics}.",
             report=report,

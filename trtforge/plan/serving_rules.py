@@ -107,7 +107,7 @@ def _instances(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem
                 yield _problem(message, "Give an id for each rank, with a semicolon between instances.")
                 break
             if len(set(group)) != len(group):
-                yield _problem(f"{key}: an id stands twice in an instance", "Give each rank its own.")
+                yield _problem(f"{key}: an id occurs twice in an instance", "Give each rank its own.")
                 break
     gpus = [gpu for group in serving.instances for gpu in set(group)]
     if len(set(gpus)) < len(gpus) and serving.kv_cache_tokens is None:

@@ -103,7 +103,7 @@ def _supported(client: "GrpcClient | HttpClient", model: str, prompt: Prompt, sa
     inputs = client.inputs(model)
     if isinstance(prompt, Chat) and inputs and MESSAGES not in inputs:
         raise ForgeError(
-            f"{model} takes no chat messages: the served tokenizer has no chat template",
+            f"{model} does not accept chat messages: the served tokenizer has no chat template",
             hint="Leave out --chat to complete the prompt as it is, or package the engine again with the tokenizer of "
             "an instruct model.",
         )

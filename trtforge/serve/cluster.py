@@ -25,6 +25,6 @@ def require_cluster(config: ServeConfig, facts: RepositoryFacts, launcher: Launc
         return  # the launcher itself is refused elsewhere
     if launcher == "slurm" and facts.orchestrated:
         raise ForgeError(
-            "--launcher slurm starts a server a rank, and this repository's server leads several instances",
+            "--launcher slurm starts one server per rank, but this repository needs one server for several instances",
             hint="Use --launcher orchestrator, or package it without gpu_device_ids and participant_ids.",
         )

@@ -93,7 +93,7 @@ def with_openai_port(config: ServeConfig) -> Iterator[ServeConfig]:
     else:
         with _kept_port(config) as port:
             if port is None:
-                _LOG.warning("no port is free for OpenAI's API, which is not served: choose one with --openai-port")
+                _LOG.warning("no port is free for OpenAI's API, so it is not served: choose a port with --openai-port")
             yield config.model_copy(update={"openai": port is not None, "openai_port": port})
 
 

@@ -98,8 +98,8 @@ def warn_of_batcher(facts: RepositoryFacts, repository: Path) -> None:
     """Warn of a repository of an earlier version, which uses Triton's dynamic batcher for its Python models."""
     if read_message(repository / facts.model("ensemble") / "config.pbtxt").messages("dynamic_batching"):
         _LOG.warning(
-            "the repository is of an earlier trtforge: requests with different options wait for Triton's batcher, half "
-            "a second at a time; package its engine again (`trtforge package ENGINE REPOSITORY`)"
+            "an earlier trtforge packaged the repository: requests with different options wait for Triton's batcher, "
+            "half a second at a time; package its engine again (`trtforge package ENGINE REPOSITORY`)"
         )
 
 

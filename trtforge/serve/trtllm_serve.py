@@ -22,7 +22,7 @@ def require_llm_api_repository(config: ServeConfig, facts: RepositoryFacts) -> N
     """Raises ForgeError for a repository of another backend, and for options that this server lacks."""
     if facts.backend != "llmapi":
         raise ForgeError(
-            f"--launcher trtllm-serve cannot serve backend {facts.backend}: it runs the LLM API",
+            f"--launcher trtllm-serve cannot serve backend {facts.backend}: trtllm-serve runs only the LLM API",
             hint="Use --launcher auto, or compile for `--backend llmapi`.",
         )
     if config.api_key_file is not None:

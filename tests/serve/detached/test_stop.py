@@ -176,7 +176,7 @@ def test_a_damaged_record_is_said_and_removed_once_the_server_has_ended(backgrou
     lock = take_lock(background.registry.directory("demo") / "lock")
     try:
         assert status_of(background.registry.seen()[0]).state == "unknown"
-        with pytest.raises(ForgeError, match="demo runs, and its record does not say as which process: "):
+        with pytest.raises(ForgeError, match="demo runs, but its record does not name its process: "):
             stopped(background.registry)
     finally:
         os.close(lock)

@@ -72,7 +72,7 @@ def ask(registry: Registry, server: Found) -> None:
             return
         if record is None:
             raise ForgeError(
-                f"{server.name} runs, and its record does not say as which process: {status_of(now).reason}",
+                f"{server.name} runs, but its record does not name its process: {status_of(now).reason}",
                 hint=f"Find it with `ps -ef | grep serve`, end it, and delete {registry.directory(server.name)}.",
             )
         if not record.process.is_here():
