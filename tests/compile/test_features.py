@@ -90,7 +90,7 @@ def test_a_step_holds_every_draft_token() -> None:
         "trtllm-build adds 63 to max_seq_len for draft tokens and 4 for EAGLE's layers; requests are not affected.",
         "max_num_tokens is 16384: with eagle an iteration verifies 64 tokens for each of 256 requests.",
     )
-    with pytest.raises(ForgeError, match=r"a step must hold 16384 tokens \(max_batch_size x \(draft tokens \+ 1\)\)"):
+    with pytest.raises(ForgeError, match=r"an iteration needs 16384 tokens \(max_batch_size x \(draft tokens \+ 1\)\)"):
         plan("1.2.1", drafting("eagle"), values.model_copy(update={"max_num_tokens": 8192}))
 
 
@@ -352,9 +352,9 @@ def test_medusa_heads_are_checked_and_become_part_of_the_engine(tmp_path: Path) 
         ({"model": str(tmp_path)}, f"has no {MEDUSA_FILE}"),
         ({"heads": 5}, r"features\.medusa\.heads is 5, .* has 4"),
         ({"layers": 2}, r"features\.medusa\.layers is 2, .* has 1"),
-        ({"choices": [[0], [0, 0], [131]]}, r"medusa\.choices has the rank 131, the vocabulary has 131 tokens"),
+        ({"choices": [[0], [0, 0], [131]]}, r"medusa\.choices has rank 131, but the vocabulary has 131 tokens"),
         ({"choices": [[0] * length for length in range(1, 6)]}, "choices are 5 tokens deep, and 4 heads are used"),
-        ({"choices": [[rank] for rank in range(64)]}, r"choices has 64 nodes, the torch backend takes at most 63"),
+        ({"choices": [[rank] for rank in range(64)]}, r"choices has 64 nodes, the torch backend supports at most 63"),
     ):
         with pytest.raises(ForgeError, match=message):
             compile_engine(asked(**medusa), checkpoint, tmp_path / "refused")
@@ -387,7 +387,7 @@ def test_eagle_networks_are_checked_and_become_part_of_the_engine(tmp_path: Path
         compile_engine(asked("eagle3", model=str(tmp_path)), checkpoint, tmp_path / "refused")
     compile_engine(asked("eagle", choices=[[0], [1], [1, 0]]), checkpoint, tmp_path / "trees")
     assert json.loads((tmp_path / "trees" / "config.json").read_text())["build_config"]["max_draft_len"] == 3
-    with pytest.raises(ForgeError, match=r"eagle\.choices has the rank 140, the vocabulary has 131 tokens"):
+    with pytest.raises(ForgeError, match=r"eagle\.choices has rank 140, but the vocabulary has 131 tokens"):
         compile_engine(asked("eagle", choices=[[140]]), checkpoint, tmp_path / "refused")
     write_network(tmp_path / "eagle3", d2t=torch.full((50,), 90))
     with pytest.raises(ForgeError, match="d2t maps token 41 to 131, the model has 131"):

@@ -171,9 +171,9 @@ def test_blocks_have_a_size_where_the_release_takes_one() -> None:
 @pytest.mark.parametrize(
     ("features", "version", "message"),
     [
-        ({"medusa": True}, "1.3.0", r"engine\.features\.medusa: the llmapi backend does not have it"),
-        ({"lookahead": True}, "1.3.0", r"engine\.features\.lookahead: the llmapi backend"),
-        ({"weights_on_gpu": 0.5}, "1.3.0", r"engine\.features\.weights_on_gpu: the llmapi backend"),
+        ({"medusa": True}, "1.3.0", r"engine\.features\.medusa: not supported by the llmapi backend"),
+        ({"lookahead": True}, "1.3.0", r"engine\.features\.lookahead: not supported by the llmapi backend"),
+        ({"weights_on_gpu": 0.5}, "1.3.0", r"engine\.features\.weights_on_gpu: not supported by the llmapi backend"),
         ({"draft": True}, "1.3.0", r"draft\.model is not set"),
         ({"moe": {"backend": "TRITON"}}, "1.0.0", r"TensorRT-LLM 1\.0\.0: moe_config\.backend cannot be TRITON"),
         ({"moe": {"backend": "AUTO"}}, "1.2.1", r"1\.2\.1: moe_config\.backend cannot be AUTO"),
@@ -290,7 +290,7 @@ def test_adapters_answer_without_cuda_graphs_in_releases_whose_graphs_hold_none(
     if version == "1.3.0":
         assert accepted(planned(asked, version), version).cuda_graph_config.enable_padding is True
         return
-    with pytest.raises(ForgeError, match=rf"cuda_graphs: those of TensorRT-LLM {version} answer without the adapters"):
+    with pytest.raises(ForgeError, match=rf"cuda_graphs: in TensorRT-LLM {version} they ignore LoRA adapters"):
         planned(asked, version)
 
 

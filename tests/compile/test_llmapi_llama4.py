@@ -217,7 +217,7 @@ def test_what_the_llm_api_lacks_is_refused(hf: Path, tmp_path: Path) -> None:
         compile_engine(LLMAPI, made, tmp_path / "y")
     assert caught.value.hint == "Use the checkpoint as it is published, or engine.backend: torch."
     adapters = EngineConfig.parse({"backend": "llmapi", "features": {"lora": {"max_rank": 8}}}, "test")
-    with pytest.raises(ForgeError, match="attention of Llama 4 takes no adapters"):
+    with pytest.raises(ForgeError, match="not supported by TensorRT-LLM's attention of Llama 4"):
         plan_for_hugging_face(hf, Parallel(), adapters)
 
 

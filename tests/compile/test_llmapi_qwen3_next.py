@@ -132,15 +132,15 @@ def test_what_the_llm_api_lacks_is_said(hf: Path) -> None:
 
     (warning,) = planned(target={"tensorrt_llm": "1.1.0"}).warnings
     assert warning == (
-        "TensorRT-LLM 1.1.0: its PyTorch backend is not known to have Qwen3NextForCausalLM. "
+        "TensorRT-LLM 1.1.0: its PyTorch backend is not known to support Qwen3NextForCausalLM. "
         "Use TensorRT-LLM 1.2.x or later."
     )
     (warning,) = planned(target={"tensorrt_llm": "1.3.0"}, features={"ngram": {"draft_tokens": 3}}).warnings
-    assert "can take back the states that drafts leave in linear attention" in warning
-    with pytest.raises(ForgeError, match="is not known to have adapters for Qwen3NextForCausalLM"):
+    assert "can undo what rejected drafts change in the states of linear attention" in warning
+    with pytest.raises(ForgeError, match="is not known to support adapters for Qwen3NextForCausalLM"):
         planned(features={"lora": {"max_rank": 8}})
     for name, value in (("mtp", {"draft_tokens": 1}), ("attention_dp", {})):
-        with pytest.raises(ForgeError, match=f"{name}: TensorRT-LLM 1.2.1 does not have it for Qwen3Next") as caught:
+        with pytest.raises(ForgeError, match=f"{name}: not supported by TensorRT-LLM 1.2.1 for Qwen3Next") as caught:
             planned(target={"tensorrt_llm": "1.2.1"}, features={name: value})
         assert caught.value.hint == "Leave it out, or use TensorRT-LLM 1.3.x."
     with pytest.raises(ForgeError, match=r"the model has no MTP layers \(num_nextn_predict_layers\)"):
@@ -172,9 +172,7 @@ def test_beams_of_the_embedded_engine_are_refused_before_anything_is_made(hf: Pa
     model = find_model(str(hf))
     engine = {"backend": "torch", "device": "cpu", "max_seq_len": 64, "max_batch_size": 4, "max_beam_width": 2}
     problem, *_ = evaluate(model, asked(model, recipe={"engine": engine}, dtype="bfloat16")).problems
-    assert problem.message == (
-        "max_beam_width 2: beams share KV blocks, and linear attention keeps states that are in none"
-    )
+    assert problem.message == ("max_beam_width 2: not supported with linear attention, whose states beams cannot share")
     assert problem.fix == "Use max_beam_width 1."
 
 
@@ -184,7 +182,8 @@ def test_host_memory_for_kv_blocks_is_refused_before_anything_is_made(hf: Path) 
     recipe = {"engine": engine, "serving": {"kv_cache_host_memory_bytes": "16MB"}}
     problem, *_ = evaluate(model, asked(model, recipe=recipe, dtype="bfloat16")).problems
     assert (
-        problem.message == "serving.kv_cache_host_memory_bytes: linear attention keeps states that are in no KV block"
+        problem.message
+        == "serving.kv_cache_host_memory_bytes: not supported with linear attention, whose states are not in KV blocks"
     )
     assert problem.fix == "Leave it out of serving."
     assert problem.refuses

@@ -115,7 +115,7 @@ def test_lower_limits_are_those_of_the_embedded_engine(key: str, tmp_path: Path)
     assert read_parameters(model_config(made, "tensorrt_llm"))[key] == "3"
     options = HostJob.model_validate({"engine": "e", "socket": "s", key: 3}).options()
     assert getattr(options, key) == 3
-    with pytest.raises(ForgeError, match=rf"serving\.{key}: a TensorRT engine's limits are part of it"):
+    with pytest.raises(ForgeError, match=rf"serving\.{key}: a TensorRT engine's limits are fixed"):
         packaged(tmp_path, tp2(tmp_path / "other", "1.2.1"), **{key: 3})
 
 
@@ -123,7 +123,7 @@ def test_what_the_embedded_engine_cannot_hold_is_refused_or_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = torch_engine(tmp_path / "engine")
-    with pytest.raises(ForgeError, match=r"serving\.kv_cache_tokens is 1, a block of the KV cache holds 16"):
+    with pytest.raises(ForgeError, match=r"serving\.kv_cache_tokens is 1, less than a KV block of 16 tokens"):
         packaged(tmp_path, engine, kv_cache_tokens=1)
     packaged(tmp_path, engine, kv_cache_tokens=16, max_batch_size=1000)
     assert "serving.max_batch_size 1000 has no effect: the engine's is " in caplog.text
@@ -139,7 +139,7 @@ def test_settings_that_are_not_given_are_not_written(tmp_path: Path) -> None:
     [
         ({"cuda_graph_cache_size": 5}, "cuda_graph_cache_size: cuda_graph_mode is off"),
         ({"enable_trt_overlap": True}, "enable_trt_overlap: cuda_graph_mode is off"),
-        ({"lora_prefetch_dir": "/a"}, "lora_prefetch_dir: the engine takes no adapters"),
+        ({"lora_prefetch_dir": "/a"}, "lora_prefetch_dir: the engine does not support adapters"),
         ({"speculative_decoding_fast_logits": True}, "the backend ignores it unless participant_ids is set"),
         ({"gpu_device_ids": "0"}, "gpu_device_ids: an instance has 1 ids, the engine 2 ranks"),
         ({"gpu_device_ids": "0,0"}, "gpu_device_ids: an id occurs twice in an instance"),
@@ -163,7 +163,7 @@ def test_a_setting_that_contradicts_the_engine_is_refused(
 
 def test_offloaded_blocks_need_reuse(tmp_path: Path) -> None:
     config = PackageConfig(serving=ServingConfig(kv_cache_host_memory_bytes=1 << 30), kv_reuse=False)
-    with pytest.raises(ForgeError, match="only blocks that requests share are kept on the host, kv_reuse is off"):
+    with pytest.raises(ForgeError, match="it needs KV reuse, but kv_reuse is off"):
         package(config, tp2(tmp_path, "1.2.1"), DEMO_MODEL, tmp_path / "out")
 
 

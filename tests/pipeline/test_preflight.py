@@ -61,7 +61,7 @@ from trtforge.pipeline.stages import StageName, selected
         (
             "llama-3.1-8b-int4-awq",
             ("engine.max_seq_len=120000",),
-            "the KV pool of 105696 tokens does not hold one request of max_seq_len 120000",
+            "the KV pool of 105696 tokens is too small for one request of max_seq_len 120000",
             "Use --set engine.max_seq_len=105696.",
         ),
     ],

@@ -59,8 +59,8 @@ def test_heads_and_networks_exist_for_some_architectures(hub_id: str, feature: s
 def test_the_embedded_engine_has_few_of_them() -> None:
     found = judged(LLAMA_8B, {"medusa": True, "lora": True, "multiple_profiles": True}, backend="torch")
     assert [problem.message for problem in found.problems] == [
-        "engine.features.medusa: the torch backend does not have it",
-        "engine.features.multiple_profiles: the torch backend does not have it",
+        "engine.features.medusa: not supported by the torch backend",
+        "engine.features.multiple_profiles: not supported by the torch backend",
     ]
     assert judged(LLAMA_8B, {"kv_reuse": False}, backend="torch").legal
 
@@ -143,7 +143,7 @@ def test_trees_of_drafts_that_the_embedded_engine_cannot_verify_are_refused_by_t
     assert problem.fix == "Leave choices out, or use the tensorrt_llm backend."
     wide = {"eagle": {"model": "network", "choices": [[rank] for rank in range(64)]}}
     assert [each.message for each in judged(LLAMA_8B, wide, backend="torch").problems] == [
-        "engine.features.eagle.choices has 64 nodes, the torch backend takes at most 63"
+        "engine.features.eagle.choices has 64 nodes, the torch backend supports at most 63"
     ]
     for feature, said in (
         ({"medusa": {"model": "heads", "heads": 2, "choices": [[0], [0, 0], [0, 0, 0]]}}, "3 tokens deep, and 2 heads"),

@@ -51,9 +51,9 @@ def test_on_the_cpu_weights_and_cache_take_the_same_memory(tmp_path: Path) -> No
     assert found.memory is not None
     taken = (16 << 30) + found.memory.over_all("weights") + found.memory.over_all("kv_pool")
     (problem,) = host_block_problems(found, sizes, host)
-    assert f"the engine takes {taken:,} bytes" in problem.message
+    assert f"the engine then needs {taken:,} bytes" in problem.message
 
 
 def test_the_plan_shows_the_warning() -> None:
     found = planned({"kv_cache_host_memory_bytes": 2**62}, "torch")
-    assert any("kv_cache_host_memory_bytes: with it the engine takes" in warning for warning in found.warnings)
+    assert any("kv_cache_host_memory_bytes: the engine then needs" in warning for warning in found.warnings)

@@ -119,7 +119,7 @@ def test_a_dense_model_has_no_mtp_layers_and_an_old_release_no_balance() -> None
 def test_networks_that_draft_are_warned_of_with_pipeline_stages(name: str) -> None:
     value = {"model": "org/net"} if name == "eagle3" else True
     found = [each for each in judged(LLAMA_8B, {name: value}, pp=2).warnings if "pp 2" in each]
-    told = f"engine.features.{name}: TensorRT-LLM's documentation rules it out with pp 2"
+    told = f"engine.features.{name}: not supported with pp 2, by TensorRT-LLM's documentation"
     assert [each[: len(told)] for each in found] == ([] if name == "ngram" else [told])
 
 
@@ -127,4 +127,4 @@ def test_llguidance_is_the_llm_apis_alone() -> None:
     serving = {"guided_decoding_backend": "llguidance"}
     assert judged(LLAMA_8B, {}, serving=serving).legal
     (problem,) = judged(LLAMA_8B, {}, "tensorrt_llm", serving=serving).problems
-    assert "engines have xgrammar, only the LLM API has llguidance" in problem.message
+    assert "TensorRT engines support xgrammar only, the LLM API also llguidance" in problem.message

@@ -38,7 +38,7 @@ def test_offloaded_kv_blocks_take_host_memory_of_every_rank(backend: str) -> Non
 
 def test_limits_of_the_embedded_engine_bound_what_serving_asks_for() -> None:
     small = planned({"kv_cache_tokens": 31}, "torch")
-    assert messages(small) == ["serving.kv_cache_tokens is 31, a block of the KV cache holds 32"]
+    assert messages(small) == ["serving.kv_cache_tokens is 31, less than a KV block of 32 tokens"]
     assert messages(planned({"kv_cache_tokens": 32768}, "torch")) == []
     large = planned({"max_batch_size": 5000}, "torch")
     assert messages(large) == []
@@ -81,7 +81,7 @@ def test_a_window_that_serving_asks_for_bounds_what_requests_keep() -> None:
         ({"cuda_graph_mode": True}, {"backend": "torch"}, "cuda_graph_mode: the embedded engine has no such setting"),
         ({"cuda_graph_mode": True}, {"backend": "llmapi"}, "cuda_graph_mode: the LLM API has no such setting"),
         ({"gpu_device_ids": "0"}, {"tp": 2}, "an instance has 1 ids, the engine 2 ranks"),
-        ({"lora_prefetch_dir": "/a"}, {}, "the engine takes no adapters"),
+        ({"lora_prefetch_dir": "/a"}, {}, "the engine does not support adapters"),
     ],
 )
 def test_what_a_backend_or_release_lacks_is_refused(
@@ -99,7 +99,8 @@ def test_a_backend_that_is_not_chosen_is_not_judged() -> None:
 
 def test_the_memory_of_cuda_graphs_is_said_to_be_unknown() -> None:
     assert any(
-        "memory of the graphs is not known" in warning for warning in planned({"cuda_graph_mode": True}).warnings
+        "the plan does not include the GPU memory of CUDA graphs" in warning
+        for warning in planned({"cuda_graph_mode": True}).warnings
     )
 
 

@@ -358,7 +358,7 @@ def test_what_would_need_other_states_is_refused(families: Families, tmp_path: P
             Engine.load(engine, options)
         assert caught.value.hint == "Leave it out for this model."
     beams = EngineConfig.parse({"backend": "torch", "device": "cpu", "max_beam_width": 2}, "test")
-    with pytest.raises(ForgeError, match="max_beam_width 2: beams share KV blocks, and linear attention keeps states"):
+    with pytest.raises(ForgeError, match="max_beam_width 2: not supported with linear attention"):
         compile_engine(beams, checkpoint, tmp_path / "beams")
     drafting = {"draft": {"engine": str(engine), "tokens": 3}}
     drafts = EngineConfig.parse({"backend": "torch", "device": "cpu", "features": drafting}, "test")

@@ -170,7 +170,7 @@ def test_a_client_sends_its_own_draft_tokens(running: Running, engines: dict[str
 def test_settings_that_do_not_fit_are_refused(engines: dict[str, Path], tmp_path: Path) -> None:
     for serving, message in (
         ({"kv_cache_tokens": None}, "both engines share memory, and each would take kv_cache_fraction of what is free"),
-        ({"draft_gpu_device_ids": "1"}, "draft_gpu_device_ids: embedded engines choose no GPUs"),
+        ({"draft_gpu_device_ids": "1"}, "draft_gpu_device_ids: not supported by embedded engines"),
     ):
         with pytest.raises(ForgeError, match=message) as caught:
             packaged(tmp_path / "out", engines["target"], engines["draft"], **serving)

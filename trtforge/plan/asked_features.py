@@ -43,14 +43,16 @@ def _of_llm_api(model: Model, request: Request, checkpoint: CheckpointConfig) ->
 def _of_embedded(model: Model, request: Request, checkpoint: CheckpointConfig) -> Iterator[Problem]:
     features = request.engine.features
     for name in features.unsupported_by_torch:
-        message = f"engine.features.{name}: the {request.engine.backend} backend does not have it"
+        message = f"engine.features.{name}: not supported by the {request.engine.backend} backend"
         having = "llmapi" if name in OF_THE_LLM_API else "tensorrt_llm"
         yield Problem("backend", message, f"Leave it out, or use engine.backend: {having}.")
     yield from tree_problems(features, checkpoint, states=bool(model.facts.sizes.linear_layers))
     if model.facts.sizes.linear_layers and request.engine.max_beam_width > 1:
         yield beams_with_states(request.engine.max_beam_width)
     if model.facts.sizes.linear_layers and request.serving.kv_cache_host_memory_bytes is not None:
-        message = "serving.kv_cache_host_memory_bytes: linear attention keeps states that are in no KV block"
+        message = (
+            "serving.kv_cache_host_memory_bytes: not supported with linear attention, whose states are not in KV blocks"
+        )
         yield Problem("serving", message, "Leave it out of serving.")
     if features.draft is not None and features.draft.engine is None:
         message = "engine.features.draft: the torch backend needs the draft model's engine"
@@ -68,7 +70,7 @@ def _of_tensorrt(model: Model, request: Request, checkpoint: CheckpointConfig, r
             fix = "Use engine.features.lookahead, which needs no heads."
             yield Problem("speculation", message + model.config.architecture, fix)
         elif checkpoint.architecture != DRAFTING_ARCHITECTURES[name]:
-            message = f"engine.features.{name}: the engine needs {name} weights, and no directory of them is given"
+            message = f"engine.features.{name}: the engine needs {name} weights, but their directory is not given"
             yield Problem("speculation", message, f"Set engine.features.{name}.model.", refuses=False)
     if request.draft is not None:
         yield from _draft_problems(model, request.draft, request)
@@ -76,7 +78,7 @@ def _of_tensorrt(model: Model, request: Request, checkpoint: CheckpointConfig, r
 
 def beams_with_states(width: int) -> Problem:
     """The embedded engine has no beam search for models with linear attention."""
-    message = f"max_beam_width {width}: beams share KV blocks, and linear attention keeps states that are in none"
+    message = f"max_beam_width {width}: not supported with linear attention, whose states beams cannot share"
     return Problem("limits", message, "Use max_beam_width 1.")
 
 

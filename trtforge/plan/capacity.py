@@ -114,7 +114,7 @@ def _pool_problems(
     assert memory is not None
     if limits.max_seq_len + limits.spare_tokens > memory.longest(limits.tokens_per_block):
         message = (
-            f"the KV pool of {memory.kv_tokens} tokens does not hold one request of max_seq_len {limits.max_seq_len}"
+            f"the KV pool of {memory.kv_tokens} tokens is too small for one request of max_seq_len {limits.max_seq_len}"
         )
         if request.engine.max_seq_len is not None:
             yield Problem("kv_pool", message, "Lower max_seq_len, or make room for a larger pool.")
@@ -122,12 +122,12 @@ def _pool_problems(
             warnings.append(f"{message}, the model's context length: prompts that do not fit are refused.")
     fits = evaluation.typical_requests or 0
     if fits == 0:
-        message = f"the KV pool of {memory.kv_tokens} tokens does not hold one request of {typical.length} tokens"
+        message = f"the KV pool of {memory.kv_tokens} tokens is too small for one request of {typical.length} tokens"
         yield Problem("kv_pool", message, "Make room for a larger pool.")
     elif request.concurrency is not None and request.concurrency > fits:
         message = (
-            f"the KV pool of {memory.kv_tokens} tokens holds {fits} requests of {typical.length} tokens at once, "
-            f"not {request.concurrency}"
+            f"the KV pool of {memory.kv_tokens} tokens has room for {fits} requests of {typical.length} tokens at "
+            f"once, not {request.concurrency}"
         )
         yield Problem("concurrency", message, "Lower --concurrency, or make room for a larger pool.")
 

@@ -22,7 +22,7 @@ def tree_problems(features: FeaturesConfig, model: CheckpointConfig, *, states: 
             continue
         where = f"engine.features.{name}.choices"
         if len(feature.choices) > MOST_NODES:
-            message = f"{where} has {len(feature.choices)} nodes, the torch backend takes at most {MOST_NODES}"
+            message = f"{where} has {len(feature.choices)} nodes, the torch backend supports at most {MOST_NODES}"
             yield Problem("speculation", message, f"Remove the least likely nodes, {_BACKEND}")
         if feature.draft_tokens is not None and len(feature.choices) > feature.draft_tokens:
             yield too_many_nodes("speculation", where, len(feature.choices), feature.draft_tokens)
@@ -32,7 +32,7 @@ def tree_problems(features: FeaturesConfig, model: CheckpointConfig, *, states: 
             message = f"{where} are {deep} tokens deep, and {said}"
             yield Problem("speculation", message, f"Use choices of at most {most} tokens.")
         if (rank := max(map(max, feature.choices))) >= model.vocab_size:
-            message = f"{where} has the rank {rank}, the vocabulary has {model.vocab_size} tokens"
+            message = f"{where} has rank {rank}, but the vocabulary has {model.vocab_size} tokens"
             yield Problem("speculation", message, f"Use ranks below {model.vocab_size}.")
         if (attention := _other_attention(model, states=states)) is not None:
             message = f"{where}: not supported by the torch backend for models with {attention}"

@@ -126,7 +126,7 @@ def _serving_problems(
         engine = ServedEngine(backend, target, features, parallel.world_size, layers, windows)
         yield from serving_problems(request.serving, engine)
     if request.serving.cuda_graph_mode:
-        message = "serving.cuda_graph_mode: the GPU memory of the graphs is not known, so it is not in the plan"
+        message = "serving.cuda_graph_mode: the plan does not include the GPU memory of CUDA graphs, which is unknown"
         yield Problem("serving", message, "Lower serving.kv_cache_fraction if the server needs more.", refuses=False)
 
 

@@ -68,7 +68,7 @@ def feature_problems(checkpoint: CheckpointConfig, engine: EngineConfig, release
     others = [name for name in OF_THE_LLM_API if getattr(engine.features, name) is not None]
     for name in others:
         backends = "llmapi or torch" if name in EMBEDDED else "llmapi"
-        message = f"engine.features.{name}: TensorRT engines do not have it"
+        message = f"engine.features.{name}: not supported by TensorRT engines"
         yield Problem("backend", message, f"Leave it out, or use engine.backend: {backends}.")
     if others:
         return

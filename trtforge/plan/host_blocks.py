@@ -62,7 +62,7 @@ def host_block_problems(evaluation: Evaluation, sizes: Sizes, host: Host | None 
     needed = given * memory.parallel.world_size + beside
     if needed > there.most:
         message = (
-            f"serving.kv_cache_host_memory_bytes: with it the engine takes {needed:,} bytes of host memory, this "
+            f"serving.kv_cache_host_memory_bytes: the engine then needs {needed:,} bytes of host memory, this "
             f"machine has {there.most:,}"
         )
         yield Problem("serving", message, "Lower it, or serve on a machine with more.", refuses=False)

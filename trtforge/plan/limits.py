@@ -177,7 +177,7 @@ def _max_num_tokens(
     if given < least:
         of = "max_batch_size x max_beam_width" if speculation is None else "max_batch_size x (draft tokens + 1)"
         raise ForgeError(
-            f"engine.max_num_tokens {given} is too small: a step must hold {generation} tokens "
+            f"engine.max_num_tokens {given} is too small: an iteration needs {generation} tokens "
             f"({of}) and a KV block of {tokens_per_block}",
             hint=f"Use at least {least}, or leave it out.",
         )
@@ -194,7 +194,7 @@ def _without_chunks(engine: EngineConfig, max_num_tokens: int, warnings: list[st
     if engine.max_input_len is not None:
         raise ForgeError(
             f"engine.max_input_len {engine.max_input_len} is more than max_num_tokens {max_num_tokens}: without "
-            "chunked context a prompt must fit one step",
+            "chunked context a prompt must fit in one iteration",
             hint=f"Raise engine.max_num_tokens to {engine.max_input_len}, lower max_input_len, "
             "or build with engine.features.chunked_context.",
         )

@@ -149,7 +149,7 @@ def llm_api_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Probl
         yield Problem("pipeline", message, "Use --pp 1 and a larger --tp.")
     for name in OF_ENGINES:
         if name in features.beyond_paging:
-            message = f"engine.features.{name}: the llmapi backend does not have it"
+            message = f"engine.features.{name}: not supported by the llmapi backend"
             yield Problem("backend", message, "Leave it out, or use engine.backend: tensorrt_llm.")
     yield from _argument_problems(features, version)
     yield from _speculation_problems(features, model)
@@ -164,13 +164,13 @@ def llm_api_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Probl
         yield Problem("attention_dp", message, fix, refuses=False)
     graphs = features.cuda_graphs
     if graphs is not None and graphs.enabled and _without_graphs(features, version):
-        message = f"engine.features.cuda_graphs: those of TensorRT-LLM {version} answer without the adapters"
-        yield Problem("cuda_graphs", message, "Leave it out: with engine.features.lora they are off.")
+        message = f"engine.features.cuda_graphs: in TensorRT-LLM {version} they ignore LoRA adapters"
+        yield Problem("cuda_graphs", message, "Leave it out: engine.features.lora turns CUDA graphs off.")
     largest = max(graphs.batch_sizes or (graphs.max_batch_size or 0,)) if graphs is not None else 0
     if largest > engine.max_batch_size:
         message = f"engine.features.cuda_graphs: batch size {largest} exceeds engine.max_batch_size"
         yield Problem(
-            "cuda_graphs", message, f"TensorRT-LLM records none above {engine.max_batch_size}.", refuses=False
+            "cuda_graphs", message, f"TensorRT-LLM records no CUDA graphs above {engine.max_batch_size}.", refuses=False
         )
     if graphs is not None and graphs.batch_sizes is not None:
         most = len(graphs.batch_sizes) * GRAPH_BYTES // 10**6
@@ -197,7 +197,7 @@ def _llama4_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Probl
         message = "TensorRT-LLM runs Llama 4 with its vision part only (Llama4ForConditionalGeneration)"
         yield Problem("architecture", message, "Use the checkpoint as it is published, or engine.backend: torch.")
     if model.architecture == "Llama4ForConditionalGeneration" and engine.features.lora is not None:
-        message = "engine.features.lora: TensorRT-LLM's attention of Llama 4 takes no adapters"
+        message = "engine.features.lora: not supported by TensorRT-LLM's attention of Llama 4"
         yield Problem("lora", message, "Leave it out.")
     method = _method(engine.features)
     longer = model.chunk and (engine.max_seq_len is None or engine.max_seq_len > model.chunk)
@@ -217,20 +217,20 @@ def _state_problems(engine: EngineConfig, model: LlmApiModel) -> Iterator[Proble
         return
     version, features = engine.target.tensorrt_llm, engine.features
     if not at_least(version, _SINCE_STATES):
-        message = f"TensorRT-LLM {version}: its PyTorch backend is not known to have {model.architecture}"
+        message = f"TensorRT-LLM {version}: its PyTorch backend is not known to support {model.architecture}"
         yield Problem("architecture", message, f"Use TensorRT-LLM {_SINCE_STATES}.x or later.", refuses=False)
     if features.lora is not None:
-        message = f"engine.features.lora: TensorRT-LLM is not known to have adapters for {model.architecture}"
+        message = f"engine.features.lora: TensorRT-LLM is not known to support adapters for {model.architecture}"
         yield Problem("lora", message, "Leave it out.")
     method, known = _method(features), at_least(version, _SINCE_MORE)
     for name in ("attention_dp", "mtp", "eagle3"):
         if getattr(features, name) is not None and not known:
-            message = f"engine.features.{name}: TensorRT-LLM {version} does not have it for {model.architecture}"
+            message = f"engine.features.{name}: not supported by TensorRT-LLM {version} for {model.architecture}"
             yield Problem("states", message, f"Leave it out, or use TensorRT-LLM {_SINCE_MORE}.x.")
     if method is not None:
-        message = f"engine.features.{method}: not every release of TensorRT-LLM can take back the states that drafts "
+        message = f"engine.features.{method}: not every release of TensorRT-LLM can undo what rejected drafts "
         fix = "Compare answers with and without it, or leave it out."
-        yield Problem("states", f"{message}leave in linear attention", fix, refuses=False)
+        yield Problem("states", f"{message}change in the states of linear attention", fix, refuses=False)
 
 
 def _argument_problems(features: FeaturesConfig, version: str) -> Iterator[Problem]:
@@ -247,7 +247,7 @@ def _speculation_problems(features: FeaturesConfig, model: LlmApiModel) -> Itera
     method = _method(features)
     if method in _GREEDY and model.pp > 1:
         # docs/source/features/feature-combination-matrix.md, 1.3.0rc3
-        message = f"engine.features.{method}: TensorRT-LLM's documentation rules it out with pp {model.pp}"
+        message = f"engine.features.{method}: not supported with pp {model.pp}, by TensorRT-LLM's documentation"
         yield Problem("speculation", message, "Use --pp 1 and a larger --tp, or leave it out.", refuses=False)
     if features.mtp is not None and model.mtp_layers == 0:
         message = "engine.features.mtp: the model has no MTP layers (num_nextn_predict_layers)"

@@ -42,7 +42,7 @@ def published_problems(config: HfConfig, gpu: Gpu | None, exclude_modules: tuple
     except ForgeError as error:
         yield Problem("gpu_format", error.message, error.hint)
     if exclude_modules:
-        message = "exclude_modules applies to no checkpoint that is served as it was published"
+        message = "exclude_modules has no effect on a checkpoint that is served as published"
         yield Problem("exclude_modules", message, "Leave quantization.exclude_modules out, or use another format.")
 
 

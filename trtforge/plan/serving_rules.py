@@ -54,7 +54,7 @@ def serving_problems(serving: ServingConfig, engine: ServedEngine) -> Iterator[P
         yield from _availability(key, serving, engine)
     if engine.backend == "tensorrt_llm":
         for key in serving.lowered_limits:
-            message = f"{key}: a TensorRT engine's limits are part of it, and its executor takes no lower ones"
+            message = f"{key}: a TensorRT engine's limits are fixed when it is built"
             yield _problem(message, f"Compile it again with engine.{key}, or leave it out of serving.")
     yield from _instances(serving, engine)
     yield from _needs(serving, engine)
@@ -64,15 +64,15 @@ def serving_problems(serving: ServingConfig, engine: ServedEngine) -> Iterator[P
         message = f"max_attention_window_size has {len(windows)} windows, the model {layers} layers"
         yield _problem(message, "Give one window, or one a layer.")
     if windows is not None and not engine.has_windows:
-        message = "max_attention_window_size: no source says that this network of the PyTorch backend applies a window"
-        fix = "Compare answers beyond the window: the KV cache frees what is behind it."
+        message = "max_attention_window_size: this network of the PyTorch backend is not known to apply a window"
+        fix = "Compare answers beyond the window: the KV cache frees older tokens."
         yield _problem(message, fix, refuses=False)
 
 
 def limit_problems(serving: ServingConfig, max_batch_size: int, tokens_per_block: int) -> Iterator[Problem]:
     """Problems of settings that the limits of the embedded engine do not allow."""
     if serving.kv_cache_tokens is not None and serving.kv_cache_tokens < tokens_per_block:
-        message = f"kv_cache_tokens is {serving.kv_cache_tokens}, a block of the KV cache holds {tokens_per_block}"
+        message = f"kv_cache_tokens is {serving.kv_cache_tokens}, less than a KV block of {tokens_per_block} tokens"
         yield _problem(message, f"Give at least {tokens_per_block}.")
     if serving.max_batch_size is not None and serving.max_batch_size > max_batch_size:
         message = f"max_batch_size {serving.max_batch_size} has no effect: the engine's is {max_batch_size}"
@@ -88,7 +88,7 @@ def _availability(key: str, serving: ServingConfig, engine: ServedEngine) -> Ite
             yield _problem(f"{key}: the LLM API has no such setting", _LEAVE_OUT)
     else:
         if key == "guided_decoding_backend" and serving.guided_decoding_backend == "llguidance":
-            message = "guided_decoding_backend: engines have xgrammar, only the LLM API has llguidance"
+            message = "guided_decoding_backend: TensorRT engines support xgrammar only, the LLM API also llguidance"
             yield _problem(message, "Use guided_decoding_backend: xgrammar.")
         missing = parameter_problem(key, engine.release)
         if missing is not None:
@@ -156,7 +156,7 @@ def _embedded_draft(serving: ServingConfig, engine: ServedEngine) -> Iterator[Pr
         message = "draft_engine: the engine has a drafter of its own"
         yield _problem(message, "Leave draft_engine out, or compile the engine without speculative decoding.")
     if serving.draft_gpu_device_ids is not None:
-        yield _problem("draft_gpu_device_ids: embedded engines choose no GPUs", _LEAVE_OUT)
+        yield _problem("draft_gpu_device_ids: not supported by embedded engines", _LEAVE_OUT)
     if serving.kv_cache_tokens is None:
         message = "draft_engine: both engines share memory, and each would take kv_cache_fraction of what is free"
         yield _problem(message, "Set kv_cache_tokens, which bounds the KV cache of each.")
@@ -165,14 +165,16 @@ def _embedded_draft(serving: ServingConfig, engine: ServedEngine) -> Iterator[Pr
 def _needs(serving: ServingConfig, engine: ServedEngine) -> Iterator[Problem]:
     """Problems of settings that have no effect without another one."""
     if serving.kv_cache_host_memory_bytes is not None and not engine.kv_reuse:
-        message = "kv_cache_host_memory_bytes: only blocks that requests share are kept on the host, kv_reuse is off"
+        message = "kv_cache_host_memory_bytes: it needs KV reuse, but kv_reuse is off"
         yield _problem(message, "Set engine.features.kv_reuse to true, or leave it out of serving.")
     if serving.cuda_graph_cache_size is not None and not serving.cuda_graph_mode:
         yield _problem("cuda_graph_cache_size: cuda_graph_mode is off", "Set cuda_graph_mode to true.")
     if serving.enable_trt_overlap and not serving.cuda_graph_mode:
         yield _problem("enable_trt_overlap: cuda_graph_mode is off", "Set cuda_graph_mode to true.")
     if serving.lora_prefetch_dir is not None and engine.features.lora is None:
-        yield _problem("lora_prefetch_dir: the engine takes no adapters", "Compile it with engine.features.lora.")
+        yield _problem(
+            "lora_prefetch_dir: the engine does not support adapters", "Compile it with engine.features.lora."
+        )
     if serving.speculative_decoding_fast_logits and serving.participant_ids is None:
         message = "speculative_decoding_fast_logits: the backend ignores it unless participant_ids is set"
         yield _problem(message, "Set participant_ids: the ranks are then started beforehand (orchestrator mode).")
