@@ -112,7 +112,8 @@ def cache_arguments(retention: KvCacheRetention | None, salt: str | None, accept
     if retention is not None:
         if "kv_cache_retention_config" not in accepted:
             raise RequestError(
-                "this release of the LLM API keeps no KV blocks", hint="Leave out the retention tensors."
+                "this release of the LLM API does not support KV cache retention",
+                hint="Leave out the retention tensors.",
             )
         arguments["kv_cache_retention_config"] = _retention_config(retention)
     return arguments

@@ -67,7 +67,7 @@ def _of_token(asked: str, token: int, entry: Any) -> float:
         return float(entry)
     if token not in entry:
         raise RequestError(
-            f"{asked}: the installed TensorRT-LLM does not tell the log probability of token {token}, only those of "
+            f"{asked}: the installed TensorRT-LLM does not return the log probability of token {token}, only those of "
             f"the {len(entry)} most likely; top_logprobs up to 20 includes more tokens",
             hint="Serve the engine with a later release of TensorRT-LLM.",
         )

@@ -33,7 +33,7 @@ def words_of(lists: NDArray[np.int32]) -> list[tuple[int, ...]]:
         if end == -1:
             break
         if not start < end <= len(ids):
-            raise ValueError(f"offsets {ends} do not ascend within {len(ids)} tokens")
+            raise ValueError(f"offsets {ends} are not ascending numbers up to {len(ids)} tokens")
         words.append(tuple(ids[start:end]))
         start = end
     return words

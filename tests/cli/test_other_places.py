@@ -173,7 +173,7 @@ def test_a_checkpoint_of_others_is_taken_and_adopted(run: Any, build: Path, tmp_
     shutil.copytree(build / "checkpoint", theirs)
     (theirs / "forge.json").unlink()
     options = ("--backend", "torch", "--max-seq-len", "64")
-    note = f"{theirs} is a foreign checkpoint: trtforge did not write it, and takes its files as they are; "
+    note = f"{theirs} is a foreign checkpoint: trtforge did not write it, and uses its files as they are; "
 
     assert "foreign       it has no forge.json: `trtforge adopt` checks it and writes it\n" in run("inspect", theirs)[1]
     planned = json.loads(run("compile", theirs, engine, *options, "--dry-run")[1])

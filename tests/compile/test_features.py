@@ -315,8 +315,8 @@ def test_a_draft_models_engine_is_checked_and_becomes_part_of_the_engine(tmp_pat
     refusals = {
         "vocabulary": "its vocabulary has 99 tokens, the model's 131",
         "target": "not an engine",
-        "nowhere": "nowhere is no engine",
-        "engine": "is no engine of the torch backend without a draft model",
+        "nowhere": "nowhere is not an engine",
+        "engine": "is not a torch engine, or has a draft model",
     }
     for name, message in refusals.items():
         with pytest.raises(ForgeError, match=message):
@@ -358,7 +358,7 @@ def test_medusa_heads_are_checked_and_become_part_of_the_engine(tmp_path: Path) 
     ):
         with pytest.raises(ForgeError, match=message):
             compile_engine(asked(**medusa), checkpoint, tmp_path / "refused")
-    with pytest.raises(ForgeError, match="the heads read what the last layer gives, and pp is 2"):
+    with pytest.raises(ForgeError, match="the heads read the last layer's output: pp must be 1, not 2"):
         engine_plan_for(llama(mapping=parallel(pp=2)), asked(), Path("c"), Path("o"), CompileOptions())
 
 
@@ -381,7 +381,7 @@ def test_eagle_networks_are_checked_and_become_part_of_the_engine(tmp_path: Path
         assert found["forge"]["features"][kind]["model"] == "eagle"
         assert found["build_config"]["max_draft_len"] == tokens
         assert sorted(path.name for path in (out / "eagle").iterdir()) == ["config.json", "model.safetensors"]
-        with pytest.raises(ForgeError, match=rf"features\.{kind}: .* hidden states of all layers, and pp is 2"):
+        with pytest.raises(ForgeError, match=rf"features\.{kind}: .* hidden states of all layers: pp must be 1, not 2"):
             engine_plan_for(llama(mapping=parallel(pp=2)), asked(kind), Path("c"), Path("o"), CompileOptions())
     with pytest.raises(ForgeError, match=rf"^{tmp_path} has no config.json"):
         compile_engine(asked("eagle3", model=str(tmp_path)), checkpoint, tmp_path / "refused")

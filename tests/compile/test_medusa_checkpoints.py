@@ -69,5 +69,5 @@ def test_fewer_heads_and_other_methods_may_be_asked_for(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="choices are 5 tokens deep, and 4 heads are used"):
         planned(medusa={"choices": [[0] * length for length in range(1, 6)]})
     checkpoint = drafting("medusa", mapping={"world_size": 2, "tp_size": 1, "pp_size": 2})
-    with pytest.raises(ForgeError, match="the heads read what the last layer gives, and pp is 2"):
+    with pytest.raises(ForgeError, match="the heads read the last layer's output: pp must be 1, not 2"):
         planned()

@@ -183,7 +183,7 @@ SCALE = "model.layers.0.mlp.up_proj.weight_scale_inv"
         (SCALE, torch.ones(3, 2, dtype=torch.int32), "up_proj.weight_scale_inv is int32"),
         (SCALE, None, r"up_proj\.weight has dtype float8_e4m3fn, which cannot be converted"),
         (SCALE, torch.full((3, 2), float("nan")), r"up_proj\.weight holds NaN at \[0, 0\]"),
-        ("model.norm.weight_scale_inv", torch.ones(1), r"belongs to no E4M3 matrix model\.norm\.weight"),
+        ("model.norm.weight_scale_inv", torch.ones(1), r"has no E4M3 matrix model\.norm\.weight"),
     ],
 )
 def test_damaged_scales_are_named(name: str, tensor: torch.Tensor | None, message: str, tmp_path: Path) -> None:

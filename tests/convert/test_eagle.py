@@ -198,7 +198,7 @@ def test_gathering_undoes_the_split(tmp_path_factory: pytest.TempPathFactory, tp
     [
         ({"num_eagle_layers": 0}, "num_eagle_layers is 0, not a whole number from 1 to 256"),
         ({"num_eagle_layers": True}, "num_eagle_layers is True"),
-        ({"eagle_net_config": None}, "eagle_net_config is no object"),
+        ({"eagle_net_config": None}, "eagle_net_config is not an object"),
         ({"eagle_net_config": {"num_hidden_layers": 2}}, r"eagle_net_config\.num_hidden_layers is 2"),
         ({"eagle_net_config": {"hidden_size": 32}}, r"eagle_net_config\.hidden_size is 32"),
         ({"eagle_net_config": {"attn_bias": True}}, r"eagle_net_config\.attn_bias is True"),

@@ -67,7 +67,7 @@ def test_index_of_another_download(make_hf: MakeHf, tmp_path: Path) -> None:
     values = json.loads(index.read_text())
     values["weight_map"]["model.extra.weight"] = next(iter(values["weight_map"].values()))
     index.write_text(json.dumps(values))
-    refuse(source, tmp_path, r"puts model\.extra\.weight into .* does not hold it")
+    refuse(source, tmp_path, r"lists model\.extra\.weight in .* does not contain it")
 
 
 def test_two_saves_in_one_directory(make_hf: MakeHf, tmp_path: Path) -> None:

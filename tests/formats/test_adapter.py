@@ -36,7 +36,7 @@ def test_absent_keys_have_the_defaults_of_peft(tmp_path: Path) -> None:
     default = LoraConfig()
     assert read_adapter(place).rank == default.r
     assert adapter_scale(place, 8) == default.lora_alpha / default.r
-    with pytest.raises(ForgeError, match="its layers have rank 8, those of its tensors 4"):
+    with pytest.raises(ForgeError, match="its layers have rank 8, but its tensors have 4"):
         adapter_scale(place, 4)
 
 

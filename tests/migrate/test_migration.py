@@ -117,7 +117,7 @@ def test_adapters_are_carried_where_the_engine_takes_them(tmp_path: Path) -> Non
         "lora_target_modules": ["attn_q", "attn_v"],
     }
     plugin, directory = "build_config.plugin_config.lora_plugin", "build_config.lora_config.lora_dir"
-    assert "serve no adapters per request" in reason(found.attention, plugin)
+    assert "ignore adapters of requests" in reason(found.attention, plugin)
     assert "paths of the machine that built the engine" in reason(found.attention, directory)
     assert {plugin, directory} <= {entry.key for entry in found.carried}
 

@@ -287,7 +287,7 @@ def test_a_salt_is_passed_to_an_api_that_has_it(llm: Any, monkeypatch: pytest.Mo
     retained = GenerationRequest("d", (5,), 1, kv_retention=KvCacheRetention((), 5))
     (failed,) = run(llm, retained)
     assert failed.error is not None
-    assert failed.error.message == "this release of the LLM API keeps no KV blocks"
+    assert failed.error.message == "this release of the LLM API does not support KV cache retention"
 
 
 def test_adapters_and_draft_model_lie_beside_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,5 +434,5 @@ def test_scores_are_the_tokens_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert llmapi_scores.top_log_probs([beyond], 2) == ([(11785, -2.12), (1244, -2.87)],)
     assert llmapi_scores.top_log_probs([beyond], 0) == ()
     assert llmapi_scores.log_probs([7], [-1.5]) == (-1.5,)
-    with pytest.raises(ForgeError, match="does not tell the log probability of token 9, only those of the 3 most"):
+    with pytest.raises(ForgeError, match="does not return the log probability of token 9, only those of the 3 most"):
         llmapi_scores.log_probs([9], [beyond])

@@ -27,5 +27,5 @@ def test_word_list_with_wrong_offsets_is_an_error(ends: list[int]) -> None:
     import numpy as np
     from word_lists import words_of
 
-    with pytest.raises(ValueError, match="do not ascend"):
+    with pytest.raises(ValueError, match="are not ascending"):
         words_of(np.array([[7, 8, 9], ends]))

@@ -75,8 +75,8 @@ def test_files_that_contradict_themselves(refused: Refused) -> None:
     more, _ = refused(target_modules=["down_proj", "q_proj"])
     assert more.endswith("mlp_h_to_4h of layer 0 has matrices, but is not a target module in adapter_config.json")
     rank, _ = refused(r=8)
-    assert rank.endswith("adapter_config.json: its layers have rank 8, those of its tensors 4")
-    assert refused(r=8, rank_pattern={"q_proj": 16})[0].endswith("have rank 8 or 16, those of its tensors 4")
+    assert rank.endswith("adapter_config.json: its layers have rank 8, but its tensors have 4")
+    assert refused(r=8, rank_pattern={"q_proj": 16})[0].endswith("have rank 8 or 16, but its tensors have 4")
 
 
 @pytest.mark.parametrize(

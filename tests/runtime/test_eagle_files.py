@@ -22,11 +22,11 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"lm_head.weight": None}, f"{SINGLE}: lm_head.weight is nothing, the model needs (50, 64)"),
     ({}, {"d2t": None}, f"{SINGLE}: d2t is nothing, the model needs (50,)"),
     ({}, {"embed_tokens.weight": torch.zeros(99, 64)}, "embed_tokens.weight is (99, 64), the model needs (131, 64)"),
-    ({}, {"layers.1.mlp": torch.zeros(1)}, f"{SINGLE}: layers.1.mlp belongs to no network of one Llama layer"),
-    ({}, {"layers.0.hidden_norm.weight": torch.zeros(64)}, "hidden_norm.weight is there twice"),
+    ({}, {"layers.1.mlp": torch.zeros(1)}, f"{SINGLE}: layers.1.mlp is not a tensor of a network of one Llama layer"),
+    ({}, {"layers.0.hidden_norm.weight": torch.zeros(64)}, "hidden_norm.weight occurs twice"),
     ({}, {"fc.weight": torch.zeros(64, 192, dtype=torch.int8)}, "fc.weight is int8, not float16 or bfloat16 or"),
     ({"vocab_size": 99}, {}, f"{CONFIG}: vocab_size is 99, the model's vocabulary has 131 tokens"),
-    ({"eagle_config": {}}, {}, "and the model has 4 layers: three are read by default, of 7"),
+    ({"eagle_config": {}}, {}, "its default needs at least 7 layers, the model has 4"),
     ({"eagle_aux_hidden_state_layer_ids": [1, 9], "eagle_config": {}}, {}, "is [1, 9], the model has 4 layers"),
     ({"num_hidden_layers": 2}, {}, "num_hidden_layers is 2, networks of one layer are supported"),
     (
@@ -71,7 +71,7 @@ def test_networks_that_are_missing_are_refused(checkpoint: Path, tmp_path: Path)
     with pytest.raises(ForgeError, match=rf"^{tmp_path} has no {CONFIG}"):
         read_eagle(tmp_path, "eagle", model)
     (write_network(tmp_path) / SINGLE).rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(ForgeError, match=rf"^{tmp_path} has no safetensors, and other files are not"):
+    with pytest.raises(ForgeError, match=rf"^{tmp_path} has no safetensors file, the only supported"):
         read_eagle(tmp_path, "eagle3", model)
 
 

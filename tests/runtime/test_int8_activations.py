@@ -77,8 +77,8 @@ def test_an_engine_records_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quant", "changes", "said"),
     [
-        (None, {}, "engine.int8_activations: for INT4 weights (int4_awq, int4_wo), not for none"),
-        ("FP8", {}, "engine.int8_activations: for INT4 weights (int4_awq, int4_wo), not for fp8"),
+        (None, {}, "engine.int8_activations applies only to INT4 weights (int4_awq, int4_wo), not to none"),
+        ("FP8", {}, "engine.int8_activations applies only to INT4 weights (int4_awq, int4_wo), not to fp8"),
         ("W4A16_AWQ", {"compute_dtype": "float16"}, "engine.int8_activations: needs a C++ compiler"),
     ],
 )

@@ -223,7 +223,7 @@ def test_heads_read_the_hidden_state_that_the_last_token_was_sampled_from(tmp_pa
         ({"0.0.linear.weight": torch.zeros(8, 8)}, "0.0.linear.weight is (8, 8), the model needs (64, 64)"),
         ({"2.0.linear.bias": None}, "2.0.linear.bias is nothing, the model needs (64,)"),
         ({"1.1.weight": torch.zeros(99, 64)}, "1.1.weight is (99, 64), the model needs (131, 64)"),
-        ({"7.0.linear.bias": torch.zeros(64)}, "7.0.linear.bias belongs to none of the 4 heads"),
+        ({"7.0.linear.bias": torch.zeros(64)}, "7.0.linear.bias is not a tensor of the 4 heads"),
         ({"0.1.weight": None}, "no Medusa heads"),
     ],
 )

@@ -72,7 +72,7 @@ def asked_target(build: EngineBuild) -> AskedTarget:
     first, *others = found.gpus[: min(build.workers, len(build.ranks))]
     if any(other.kind != first.kind for other in others):
         raise ForgeError(
-            f"the GPUs are not of one kind: {', '.join(each.gpu for each in (first, *others))}",
+            f"the GPUs are of different kinds: {', '.join(each.gpu for each in (first, *others))}",
             hint="All ranks must be tuned on their target GPU: select equal GPUs with CUDA_VISIBLE_DEVICES.",
         )
     if gpu is not None:

@@ -196,10 +196,10 @@ def _require_rounded(kernel: str, algorithm: str, device: UsableDevice) -> None:
     hint = "Leave it out."
     if algorithm not in ("int4_awq", "int4_wo"):
         raise ForgeError(
-            f"engine.int8_activations: for INT4 weights (int4_awq, int4_wo), not for {algorithm}", hint=hint
+            f"engine.int8_activations applies only to INT4 weights (int4_awq, int4_wo), not to {algorithm}", hint=hint
         )
     if device != "cpu":
-        raise ForgeError(f"engine.int8_activations: for engines on the CPU, not on {device}", hint=hint)
+        raise ForgeError(f"engine.int8_activations applies only to engines on the CPU, not on {device}", hint=hint)
     raise ForgeError(
         "engine.int8_activations: needs a C++ compiler, computations in bfloat16 or float32, and groups of "
         f"{', '.join(map(str, PACKED_GROUPS))} weights",
@@ -234,13 +234,13 @@ def _draft_engine(draft: DraftFeature, model: CheckpointConfig) -> Path:
     directory = Path(draft.engine or "")
     if not (directory / CONFIG_FILE).is_file():
         raise ForgeError(
-            f"engine.features.draft.engine: {directory} is no engine",
+            f"engine.features.draft.engine: {directory} is not an engine",
             hint="Give a directory that `trtforge compile CHECKPOINT ENGINE --backend torch` wrote.",
         )
     config, values = read_engine_config(directory)
     if "forge" not in values or "draft" in values["forge"].get("features", {}):
         raise ForgeError(
-            f"engine.features.draft.engine: {directory} is no engine of the torch backend without a draft model",
+            f"engine.features.draft.engine: {directory} is not a torch engine, or has a draft model",
             hint="Compile the draft model's checkpoint with `--backend torch`.",
         )
     if config.vocab_size != model.vocab_size:

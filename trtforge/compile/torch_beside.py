@@ -58,7 +58,7 @@ def _medusa_heads(medusa: MedusaFeature, model: CheckpointConfig) -> Beside:
     """The file of the heads; none if the checkpoint has its own. Raises ForgeError as `files_beside` does."""
     if model.parallel.pp > 1:
         raise ForgeError(
-            f"engine.features.medusa: the heads read what the last layer gives, and pp is {model.parallel.pp}",
+            f"engine.features.medusa: the heads read the last layer's output: pp must be 1, not {model.parallel.pp}",
             hint="Convert with --pp 1.",
         )
     own, directory = heads_in(model), Path(medusa.model or "")
@@ -76,7 +76,8 @@ def _eagle_files(
     """The files of the network; none if it is the checkpoint's. Raises ForgeError as `files_beside` does."""
     if model.parallel.pp > 1:
         raise ForgeError(
-            f"engine.features.{kind}: the network reads hidden states of all layers, and pp is {model.parallel.pp}",
+            f"engine.features.{kind}: the network reads hidden states of all layers: pp must be 1, not "
+            f"{model.parallel.pp}",
             hint="Convert with --pp 1.",
         )
     if kind == "eagle" and eagle_in(model) is not None:

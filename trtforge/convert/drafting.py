@@ -87,7 +87,7 @@ def add_drafting(
         raise ForgeError(
             f"engine.features.{name}: TensorRT-LLM has {name} for {', '.join(bases)}, not for "
             f"{checkpoint.config.architecture}",
-            hint=f"Convert the model alone; the torch backend takes --feature {name}.model=DIRECTORY for it.",
+            hint=f"Convert the model alone; the torch backend supports it with --feature {name}.model=DIRECTORY.",
         )
     directory = Path(drafting.model or "")
     watch = Watch(directory)

@@ -125,7 +125,7 @@ def adapter_scale(directory: Path, rank: int) -> float:
         raise ForgeError(f"{path}: {key} is set, which the embedded engine does not support", hint=_MERGE)
     if rank not in file.ranks:
         known = " or ".join(map(str, sorted(set(file.ranks))))
-        raise ForgeError(f"{path}: its layers have rank {known}, those of its tensors {rank}", hint=_SAVED)
+        raise ForgeError(f"{path}: its layers have rank {known}, but its tensors have {rank}", hint=_SAVED)
     return file.lora_alpha / (rank**0.5 if file.use_rslora else rank)
 
 
@@ -238,7 +238,7 @@ def adapter_names(adapters: Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if re.fullmatch(r"[\w.-]{1,100}", name) is None:
             raise ForgeError(
-                f"engine.features.lora.adapters: the directory's name {name!r} is no name of a model",
+                f"engine.features.lora.adapters: the directory's name {name!r} is not a model name",
                 hint="Rename it to letters, digits, '.', '_' and '-'.",
             )
         if names.count(name) > 1:

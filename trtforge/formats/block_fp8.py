@@ -46,7 +46,7 @@ def as_bfloat16(tensors: Mapping[str, StoredTensor], block: tuple[int, int]) -> 
         codes = tensors.get(name.removesuffix(_SCALE))
         if codes is None or codes.spec.dtype.name != "float8_e4m3fn" or len(codes.spec.shape) != 2:
             raise ForgeError(
-                f"{scales.file}: {name} belongs to no E4M3 matrix {name.removesuffix(_SCALE)}",
+                f"{scales.file}: {name} has no E4M3 matrix {name.removesuffix(_SCALE)}",
                 hint="Fetch the checkpoint again.",
             )
         blocks = tuple(-(-size // edge) for size, edge in zip(codes.spec.shape, block, strict=True))

@@ -106,7 +106,7 @@ def token_windows(
     found = TokenWindows(windows, tuple(lengths))
     if found.tokens < samples * length:
         wanted = f"{samples * length:,} tokens asked for ({samples} samples of {length})"
-        _LOG.warning("%s gives %s of the %s", source, f"{found.tokens:,}", wanted)
+        _LOG.warning("%s has only %s of the %s", source, f"{found.tokens:,}", wanted)
     return found
 
 

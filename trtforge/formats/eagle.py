@@ -103,7 +103,7 @@ def read_eagle(directory: Path, kind: EagleKind, model: CheckpointConfig) -> Eag
         raise ForgeError(f"{directory} has no {CONFIG}", hint=_HINT)
     files = tuple(sorted(directory.glob("*.safetensors")))
     if not files:
-        raise ForgeError(f"{directory} has no safetensors, and other files are not read", hint=_HINT)
+        raise ForgeError(f"{directory} has no safetensors file, the only supported format", hint=_HINT)
     config = _config(directory / CONFIG)
     vocab = config.integer("vocab_size")
     if vocab != model.vocab_size:
@@ -161,7 +161,7 @@ def _layers(config: HfConfig, count: int) -> tuple[int, ...]:
     if not nested and not own:
         if count < _AT_LEAST:
             raise ForgeError(
-                f"{config.path}: no {key}, and the model has {count} layers: three are read by default, of {_AT_LEAST}",
+                f"{config.path}: no {key}, and its default needs at least {_AT_LEAST} layers, the model has {count}",
                 hint="Use a network that names the layers, or speculate with engine.features.ngram.",
             )
         return 2, count // 2, count - 3
@@ -182,7 +182,7 @@ def _tensors(files: tuple[Path, ...]) -> dict[str, StoredTensor]:
             if name.startswith("midlayer."):
                 name = f"layers.0.{name.removeprefix('midlayer.')}"
             if name in found:
-                raise ForgeError(f"{path}: {stored.spec.name} is there twice", hint=_HINT)
+                raise ForgeError(f"{path}: {stored.spec.name} occurs twice", hint=_HINT)
             if name not in _UNREAD:
                 found[name] = stored
     return found
@@ -203,7 +203,7 @@ def _require(network: EagleNetwork, model: CheckpointConfig, config: HfConfig) -
             raise ForgeError(f"{where}: {name} is {found}, the model needs {shape}", hint=_HINT)
     for name, stored in network.tensors.items():
         if name not in known:
-            raise ForgeError(f"{stored.file}: {name} belongs to no network of one Llama layer", hint=_HINT)
+            raise ForgeError(f"{stored.file}: {name} is not a tensor of a network of one Llama layer", hint=_HINT)
         kinds = ("int64", "int32") if name == "d2t" else MODEL_DTYPES
         if stored.spec.dtype.name not in kinds:
             raise ForgeError(f"{stored.file}: {name} is {stored.spec.dtype.name}, not {' or '.join(kinds)}", hint=_HINT)

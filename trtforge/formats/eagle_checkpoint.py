@@ -40,7 +40,7 @@ def eagle_in(config: CheckpointConfig) -> tuple[int, CheckpointConfig] | None:
     if count is None:
         return None
     if not isinstance(values, dict):
-        raise ForgeError("config.json: eagle_net_config is no object", hint=_AGAIN)
+        raise ForgeError("config.json: eagle_net_config is not an object", hint=_AGAIN)
     network = config_of(values, "config.json: eagle_net_config")
     tp = config.parallel.tp
     wrong = {
@@ -56,9 +56,9 @@ def eagle_in(config: CheckpointConfig) -> tuple[int, CheckpointConfig] | None:
     for key, is_wrong in wrong.items():
         if is_wrong:
             raise ForgeError(
-                f"config.json: eagle_net_config.{key} is {getattr(network, key)}, which is not supported beside the "
+                f"config.json: eagle_net_config.{key} is {getattr(network, key)}, which is not supported with the "
                 f"model's {config.hidden_size} hidden units, {config.vocab_size} tokens and {tp} ranks",
-                hint="Networks of one layer without biases and with an embedding that is not split are supported.",
+                hint="Supported networks have one layer, no biases and an embedding that is not split.",
             )
     return count, network
 

@@ -67,7 +67,7 @@ def foreign_note(directory: Path) -> str | None:
     if stage is None:
         return None
     return (
-        f"{directory} is a foreign {stage}: trtforge did not write it, and takes its files as they are; "
+        f"{directory} is a foreign {stage}: trtforge did not write it, and uses its files as they are; "
         f"`trtforge adopt {quote(str(directory))}` checks them and records their digests"
     )
 

@@ -273,7 +273,7 @@ def open_checkpoint(directory: Path) -> HfCheckpoint:
         name = published_name(stored, architecture)
         if name not in tensors or tensors[name].file.name != file_name:
             raise ForgeError(
-                f"{index} puts {stored} into {file_name}, which does not hold it",
+                f"{index} lists {stored} in {file_name}, which does not contain it",
                 hint="The index and the shards are of different downloads: fetch both again.",
             )
     block = config.fp8_blocks
@@ -380,7 +380,7 @@ def _shard(directory: Path, name: str, index: Path) -> Path:
 def _no_weights(directory: Path) -> ForgeError:
     if any(directory.glob("*.gguf")):
         return ForgeError(
-            f"{directory} holds GGUF weights, whose block formats have no counterpart in TensorRT-LLM",
+            f"{directory} has GGUF weights, whose block formats TensorRT-LLM does not support",
             hint="Convert the original float16 or bfloat16 checkpoint; trtforge quantises it.",
         )
     if any(directory.glob("pytorch_model*.bin")):

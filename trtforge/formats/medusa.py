@@ -95,7 +95,7 @@ def read_medusa(directory: Path, hidden: int, vocab: int) -> MedusaHeads:
             )
     unknown = sorted(set(tensors) - set(expected))
     if unknown:
-        raise ForgeError(f"{path}: {unknown[0]} belongs to none of the {heads} heads", hint=_HINT)
+        raise ForgeError(f"{path}: {unknown[0]} is not a tensor of the {heads} heads", hint=_HINT)
     return MedusaHeads(heads, layers, tensors)
 
 

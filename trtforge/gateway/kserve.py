@@ -161,7 +161,10 @@ class KServeBackend:
         if SHUTTING_DOWN in message:
             return BackendError(message, GONE)
         if _OLDER in message:
-            return BackendError(f"this model takes no format beside tools; {PACKAGE_AGAIN}", "INVALID_ARGUMENT")
+            return BackendError(
+                f"this model does not support a response format together with tools; {PACKAGE_AGAIN}",
+                "INVALID_ARGUMENT",
+            )
         return BackendError(message, code_of(message) or ("UNAVAILABLE" if TRITON_QUEUE_FULL in message else None))
 
     def _forget(self) -> None:

@@ -50,7 +50,7 @@ Rule = Carry | Drop | Attend
 
 _LORA = "build_config.plugin_config.lora_plugin"
 _NO_ADAPTERS = (
-    "repositories of `trtforge package` serve no adapters per request, the base model answers; serve model.yaml with "
+    "repositories of `trtforge package` ignore adapters of requests, the base model answers; serve model.yaml with "
     "an LLM API server that takes LoRA requests, or merge the adapter into the checkpoint"
 )
 _OLD_PATHS = "these are paths of the machine that built the engine: edit lora_config.lora_dir for the serving machine"
