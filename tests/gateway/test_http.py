@@ -233,10 +233,10 @@ def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(service, "read_body", recorded)
     with running([FakeBackend()]) as gateway:
-        for size in (10, 40_000):
+        for size in (10, 200_000):
             messages = [{"role": "user", "content": "a" * size}]
             assert gateway.post("chat/completions", model="ensemble", messages=messages).status_code == 200
-        wrong = gateway.post("chat/completions", content="{" + " " * 40_000)
+        wrong = gateway.post("chat/completions", content="{" + " " * 200_000)
     assert wrong.status_code == 400
     assert "the body" in wrong.json()["error"]["message"]
     assert [name.startswith("reader") for name in threads] == [False, True, True]

@@ -68,6 +68,17 @@ def test_a_content_of_null_is_not_shown(tmp_path: Path) -> None:
     assert served(ChatTemplate(source), tmp_path).chat(json.dumps(messages)).prompt == "user:a;assistant:;"
 
 
+@pytest.mark.parametrize("test", ["is not none", "!= None", "is none or true"])
+def test_a_content_of_null_reaches_templates_that_compare_it(test: str, tmp_path: Path) -> None:
+    """Such as Functionary's; `transformers` leaves it out, so that they would append something undefined."""
+    source = (
+        "{% for m in messages %}{{ m.role }}{% if m.content " + test + " %}={{ m['content'] }}{% endif %};{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "name": None}]
+    shown = served(ChatTemplate(source), tmp_path).chat(json.dumps(messages)).prompt
+    assert shown == ("user=a;assistant=None;" if "or" in test else "user=a;assistant;")
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("text", ["The answer", " The answer is \n"])
 def test_an_answer_is_continued_as_in_transformers(name: str, text: str, tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ def test_a_grammar_from_the_process_is_the_one_that_is_compiled_here(grammars: G
         ("regex", "[a-z]?" * 32, True),
         ("regex", "[a-z]?" * 31, False),
         ("json_schema", '{"pattern": "%s"}' % ("[a-z]\\u003f" * 32), True),
+        ("json_schema", '{"description": "%s"}' % ("Is it? " * 32), False),
         ("json_schema", '{"items": {"format": "ipv6"}, "properties": {"a?": {"format": "date-time"}}}', False),
         ("json", "", False),
     ],

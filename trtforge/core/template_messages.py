@@ -6,7 +6,7 @@ The form that a template needs is found from its Jinja text.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from trtforge.core.call_tags import DEEPSEEK_CALL, KIMI_CALL
@@ -15,7 +15,7 @@ from trtforge.core.harmony import CHANNEL
 Message = Mapping[str, Any]
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _RESULT = "tool"
-_CONTENT_IS_NONE = re.compile(r"\bcontent['\"]?\]?\s+is\s+none")
+_COMPARED_WITH_NONE = re.compile(r"\bcontent['\"]?\]?\s*(?:is\s|==|!=)\s*(?:not\s+)?none", re.IGNORECASE)
 
 
 class TemplateMessages:
@@ -32,7 +32,8 @@ class TemplateMessages:
     def __init__(self, source: str) -> None:
         self._is_harmony = CHANNEL in source
         self._shows_ids = KIMI_CALL in source
-        self._tests_content = DEEPSEEK_CALL in source and _CONTENT_IS_NONE.search(source) is not None
+        self._knows_none = _COMPARED_WITH_NONE.search(source) is not None
+        self._tests_content = DEEPSEEK_CALL in source and self._knows_none
 
     def rendered(self, render: Callable[[list[Message]], str], messages: Sequence[Message]) -> str:
         """What `render` makes of the messages. Raises what it raises."""
@@ -46,7 +47,8 @@ class TemplateMessages:
             return render(written)
 
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
-        shown = [_with_reasoning(_without_nulls(message)) for message in messages]
+        kept = ("content",) if self._knows_none else ()
+        shown = [_with_reasoning(_without_nulls(message, kept)) for message in messages]
         if self._tests_content:
             return [_without_empty_content(message) for message in shown]
         if self._is_harmony:
@@ -54,9 +56,12 @@ class TemplateMessages:
         return list(_with_named_ids(shown)) if self._shows_ids else shown
 
 
-def _without_nulls(message: Message) -> Message:
-    """A message without null fields, which many templates show as "None"; `transformers` leaves them out, too."""
-    return {name: value for name, value in message.items() if value is not None}
+def _without_nulls(message: Message, kept: Collection[str]) -> Message:
+    """A message without null fields, which many templates show as "None"; `transformers` leaves them out, too.
+
+    `kept`: fields that the template compares with none; without them it would fail or show nothing.
+    """
+    return {name: value for name, value in message.items() if value is not None or name in kept}
 
 
 def _with_reasoning(message: Message) -> Message:
@@ -66,7 +71,7 @@ def _with_reasoning(message: Message) -> Message:
 
 
 def _without_empty_content(message: Message) -> Message:
-    return {**message, "content": None} if message.get("tool_calls") and not message.get("content") else message
+    return {**message, "content": None} if message.get("tool_calls") and message.get("content") == "" else message
 
 
 def _with_content_as_reasoning(message: Message) -> Message:

@@ -83,6 +83,17 @@ def read_body(body: bytes, limits: GatewayLimits) -> Mapping[str, Any]:
     return document
 
 
+def count_values(document: object) -> int:
+    """The number of values in a JSON document, those of its arrays and objects included."""
+    count, waiting = 1, [document]
+    while waiting:
+        value = waiting.pop()
+        within = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        count += len(within)
+        waiting += [each for each in within if isinstance(each, list | dict)]
+    return count
+
+
 def number_in(name: str, value: object, low: float, high: float) -> float:
     """A finite number in the range. Raises ApiError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:

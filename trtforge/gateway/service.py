@@ -21,7 +21,7 @@ from trtforge.gateway.chat import ChatCall, read_chat
 from trtforge.gateway.completions import CompletionCall, read_completion
 from trtforge.gateway.errors import ApiError, AskedBy, of_backend, too_busy, unknown_model
 from trtforge.gateway.exchange import ClientGone, Exchange
-from trtforge.gateway.fields import read_body
+from trtforge.gateway.fields import count_values, read_body
 from trtforge.gateway.generation import Generations
 from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.metrics import Metrics
@@ -32,7 +32,7 @@ from trtforge.gateway.responses import ResponseCall, read_response
 from trtforge.gateway.router import Choice, Router
 
 _LOG = logging.getLogger(__name__)
-_LARGE = 32 << 10  # bytes of a body, which take a millisecond to read
+_LARGE = 128 << 10  # bytes of a body, which take some milliseconds to read
 _VALUE_BYTES = 32  # of memory that a value of a body takes, such as a token id
 Call = TypeVar("Call")
 _CLIENT_LEFT = 499
@@ -146,11 +146,17 @@ class Service:
 
         Raises ApiError for a wrong body, and if those in flight have too many values.
         """
-        hold(min(body.count(b","), self.limits.json_values) * _VALUE_BYTES)
+
+        def made() -> tuple[Call, int]:
+            values = read_body(body, self.limits)
+            return read(values, self.limits), count_values(values)
+
         if len(body) <= _LARGE:
-            return read(read_body(body, self.limits), self.limits)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._reader, lambda: read(read_body(body, self.limits), self.limits))
+            call, count = made()
+        else:
+            call, count = await asyncio.get_running_loop().run_in_executor(self._reader, made)
+        hold(count * _VALUE_BYTES)
+        return call
 
     async def _chat(self, exchange: Exchange, call: ChatCall, start: float) -> None:
         chosen, generations = await self._begun(call)

@@ -30,7 +30,7 @@ from trtforge.serve.watchdog import IdleClock, ProcessSample, ProcessState, Samp
 _LOG = logging.getLogger(__name__)
 _POLL = 0.1
 _PAUSED = 2.0  # a longer interval in seconds between two checks means that this process was stopped
-_PATIENCE = 8.0  # seconds for a server without unfinished requests to end; it takes over 3 on a busy machine
+_PATIENCE = 5.0  # seconds for a server without unfinished requests to end; it takes over 3 on a busy machine
 _DELIVERY = 0.7  # seconds for errors in flight to clients
 _SIGNALLED = 128
 _GATEWAY, _TRITON = "the OpenAI gateway", "the Triton server"

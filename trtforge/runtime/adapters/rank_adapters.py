@@ -206,6 +206,9 @@ class RankAdapters:
         self._last |= dict.fromkeys(tasks, self._steps)
         for task in sorted(tasks - set(self._tasks)):
             self._place(task, tasks)
+        known = {*self.held, *tasks}
+        if len(self._last) > 2 * len(known):
+            self._last = {task: self._last[task] for task in known}
         slots = [self._tasks.index(task) if task else -1 for task in step.adapters.tolist()]
         rows = step.generation_rows
         used = [slot for slot in slots[:rows] if slot >= 0]
@@ -274,8 +277,7 @@ class RankAdapters:
     def _bound(self) -> None:
         """Drop the least recently used cached adapters until slots and cache together fit the bound."""
         while self._cached and len(self._tasks) + len(self._cached) > self._most:
-            oldest = min(self._cached, key=lambda task: self._last[task])
-            del self._cached[oldest], self._last[oldest]
+            del self._cached[min(self._cached, key=lambda task: self._last[task])]
 
 
 def adapter_bytes(lora: LoraFeature, spec: DecoderSpec, parts: Mapping[str, tuple[Part, ...]], place: Placement) -> int:

@@ -21,6 +21,8 @@ NO_MEMORY = 3
 """Exit status of a process that reached `MOST_MEMORY`."""
 COMPILED, REFUSED = "compiled", "refused"
 _SIMPLER = "Ask for a simpler one, with fewer parts that may be repeated or left out."
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""numpy's OpenBLAS would take 40 MB of memory for each processor."""
 _SIZE = struct.Struct("<I")
 _ENCODING = "surrogatepass"  # a guide may contain a lone surrogate, which xgrammar refuses
 
@@ -84,7 +86,7 @@ class CompilerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=python_environment(),
+                env=python_environment() | _ONE_THREAD,
             )
             self._process = process
         assert process.stdin is not None

@@ -189,7 +189,9 @@ def may_take_long(kind: GuideKind, value: Any, vocab_size: int) -> bool:
         return True
     if sum(map(len, expressions)) > _FEW_STATES:
         return True
-    return optional_parts(text) > _FEW_LEFT_OUT or (kind == "regex" and has_long_repetitions(text))
+    if sum(map(optional_parts, expressions)) > _FEW_LEFT_OUT:
+        return True
+    return kind == "regex" and has_long_repetitions(text)
 
 
 def _expressions(value: Any) -> Iterator[str]:

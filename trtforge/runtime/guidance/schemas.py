@@ -9,6 +9,7 @@ schema: objects have only the properties that it names unless it allows others e
 import time
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain, islice
 from typing import Any
 
 from trtforge.core.json_schema import referred
@@ -33,12 +34,13 @@ _REFUSED = (
     *("$dynamicRef", "$recursiveRef"),
 )
 _MOST_PARTS = 20_000
-"""Maximum schemas of one guide; one counts each time that it is translated, or merged with others."""
-_COPIED = 100  # properties, which a merge copies, that count as one part more
+_MOST_MERGES = 100_000
+"""Maximum schemas that are merged with others, each as often as it is: about a second."""
+_COPIED = 20  # properties, which a merge copies, that count as one merge more
 _MOST_SECONDS = 5.0
 """CPU time limit of one translation, which occupies the engine's process; large permitted schemas take two seconds."""
-_MOST_PAIRS = 200_000
-"""Maximum pairs of branches of a oneOf that are compared: about a second."""
+_MOST_PAIRS = 1_000_000
+"""Maximum pairs of branches of a oneOf that are compared: about three seconds."""
 _MOST_MULTIPLES = 100_000
 """Maximum values of all integers with multipleOf and both bounds, each of which becomes a part of the grammar."""
 _MOST_WORK = 10_000
@@ -74,12 +76,15 @@ class _Translation:
         self.definitions: dict[str, Schema] = {}
         self._root = root
         self._names: dict[str, str] = {}
-        self._parts = self._depth = 0
+        self._parts = self._merges = self._depth = 0
         self._exclusive: list[tuple[list[Schema], Place]] = []
 
     def node(self, schema: object, where: Place) -> Schema:
         """The translation of a part of the schema."""
-        self._count(1)
+        self._parts += 1
+        if self._parts > _MOST_PARTS:
+            raise Unenforced(f"the schema has more than {_MOST_PARTS} parts")
+        self._require_time()
         self._depth += 1
         if self._depth > _MOST_LEVELS:
             raise Unenforced(f"the schema has more than {_MOST_LEVELS} levels, references included")
@@ -87,13 +92,6 @@ class _Translation:
             return self._translated(schema, where)
         finally:
             self._depth -= 1
-
-    def _count(self, parts: int) -> None:
-        """Raises Unenforced for too many parts, or if the translation takes too long."""
-        self._parts += parts
-        if self._parts > _MOST_PARTS:
-            raise Unenforced(f"the schema has more than {_MOST_PARTS} parts")
-        self._require_time()
 
     def _require_time(self) -> None:
         if time.thread_time() > self._end:
@@ -118,17 +116,24 @@ class _Translation:
     def require_exclusive(self) -> None:
         """Raises Unenforced for a oneOf with overlapping branches. Call it after all references are translated."""
         for branches, where in self._exclusive:
-            if _are_different_values(branches):
-                continue
-            if len(branches) ** 2 > 2 * _MOST_PAIRS:
+            values = [branch for branch in branches if "enum" in branch]
+            others = [branch for branch in branches if "enum" not in branch]
+            if len(others) * len(branches) > 2 * _MOST_PAIRS:
                 raise Unenforced(f"{where}: oneOf has {len(branches)} branches, too many to compare; use anyOf")
-            for index, branch in enumerate(branches):
-                self._require_time()
-                if not all(disjoint(branch, other, self.definitions) for other in branches[:index]):
-                    raise Unenforced(
-                        f"{where}: the branches of oneOf may overlap, so that a value could fit two; use anyOf, "
-                        "or give each a required property with a const of its own"
-                    )
+            if not _differ(values) or not self._are_disjoint(others, values):
+                raise Unenforced(
+                    f"{where}: the branches of oneOf may overlap, so that a value could fit two; use anyOf, "
+                    "or give each a required property with a const of its own"
+                )
+
+    def _are_disjoint(self, branches: list[Schema], others: list[Schema]) -> bool:
+        """Whether certainly no value is valid for two of the branches, or for a branch and one of the others."""
+        for index, branch in enumerate(branches):
+            self._require_time()
+            before = chain(others, islice(branches, index))
+            if not all(disjoint(branch, other, self.definitions) for other in before):
+                return False
+        return True
 
     def _chosen(self, asserted: Schema, keyword: str, branches: list[object], where: Place) -> Schema:
         """The branches, each merged with the assertions beside them."""
@@ -163,7 +168,10 @@ class _Translation:
     def _both(self, one: Schema, other: Schema, where: Place) -> Schema:
         made = both(one, other, where)
         named = made.get("properties")
-        self._count(1 + (len(named) // _COPIED if isinstance(named, dict) else 0))
+        self._merges += 1 + (len(named) // _COPIED if isinstance(named, dict) else 0)
+        if self._merges > _MOST_MERGES:
+            raise Unenforced(f"{where}: more than {_MOST_MERGES} schemas are merged, references included")
+        self._require_time()
         return made
 
     def _asserted(self, asserted: Schema, where: Place) -> Schema:
@@ -252,10 +260,8 @@ def _members(applied: Schema, keyword: str, where: Place) -> list[object]:
     return members
 
 
-def _are_different_values(branches: list[Schema]) -> bool:
-    """Whether all branches are enumerations without a common value."""
-    if not all("enum" in branch for branch in branches):
-        return False
+def _differ(branches: list[Schema]) -> bool:
+    """Whether these enumerations have no common value."""
     keys = [value_key(value) for branch in branches for value in branch["enum"]]
     return len(set(keys)) == len(keys)
 
