@@ -200,7 +200,8 @@ def test_many_values_are_told_apart() -> None:
     values = {"allOf": [{"enum": [*range(9000), True, [1]]}, {"enum": [1.0, False, [True], *range(8000, 17000)]}]}
     for value, is_allowed in (("1", True), ("8999", True), ("7999", False), ("true", False), ("[1]", False)):
         assert allows("json_schema", json.dumps(values), value) == is_allowed
-    one_of = {"oneOf": [NULL, *({"const": value} for value in (*range(5000), False, "0", [0], {"a": 0}))]}
+    constants = [{"const": value} for value in (*range(5000), False, "0", [0], {"a": 0})]
+    one_of = {"oneOf": [NULL, {"enum": [-1, -1.0]}, *constants]}
     assert allows("json_schema", json.dumps(one_of), "4999")
 
 

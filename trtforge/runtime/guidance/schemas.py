@@ -261,8 +261,8 @@ def _members(applied: Schema, keyword: str, where: Place) -> list[object]:
 
 
 def _differ(branches: list[Schema]) -> bool:
-    """Whether these enumerations have no common value."""
-    keys = [value_key(value) for branch in branches for value in branch["enum"]]
+    """Whether these enumerations have no common value; one may have a value twice."""
+    keys = [key for branch in branches for key in set(map(value_key, branch["enum"]))]
     return len(set(keys)) == len(keys)
 
 
