@@ -23,7 +23,7 @@ def test_another_release_than_the_target(tmp_path: Path, trtllm: Trtllm) -> None
 def test_gpus_of_two_kinds(tmp_path: Path, trtllm: Trtllm) -> None:
     write_checkpoint(tmp_path / "checkpoint", tp=2)
     trtllm.has_gpus({"name": "NVIDIA H100", "major": 9, "minor": 0}, L4)
-    with pytest.raises(ForgeError, match="not of one kind: NVIDIA H100, NVIDIA L4") as caught:
+    with pytest.raises(ForgeError, match="of different kinds: NVIDIA H100, NVIDIA L4") as caught:
         build(tmp_path, workers=2)
     assert "CUDA_VISIBLE_DEVICES" in caught.value.hint
     assert build(tmp_path, workers=1).manifest.identity.versions["gpu"] == "NVIDIA H100"

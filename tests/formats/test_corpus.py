@@ -49,7 +49,7 @@ def test_fewer_samples_than_asked_for_are_said(tmp_path: Path, caplog: pytest.Lo
     source = write_lines(tmp_path / "a.jsonl", [{"text": text} for text in TEXTS])
     count = len(windows(source, samples=10_000).windows)
     assert 4 < count < 10_000
-    said = f"{source} gives {16 * count:,} of the 160,000 tokens asked for (10000 samples of 16)"
+    said = f"{source} has only {16 * count:,} of the 160,000 tokens asked for (10000 samples of 16)"
     assert caplog.messages == [said]
     caplog.clear()
     windows(source, samples=count)

@@ -88,7 +88,7 @@ def test_too_few_samples_are_warned_of_each_time(
     for _ in range(2):
         assert asked(place, count=4).facts.tokens == 24
     assert len(read) == 2
-    assert caplog.text.count("gives 24 of the 32 tokens") == 2
+    assert caplog.text.count("has only 24 of the 32 tokens") == 2
 
 
 def test_without_a_cache_or_a_known_commit_they_are_read(

@@ -99,9 +99,9 @@ def test_more_positions_than_the_model_has() -> None:
     [
         ({"max_input_len": 512, "max_seq_len": 512}, "leaves no room for an answer in max_seq_len 512", "at most 511"),
         ({"max_input_len": 8192}, r"max_seq_len 8192 \(the model's context length\)", "at most 8191"),
-        ({"max_num_tokens": 63}, "must hold 64 tokens", "at least 64"),
+        ({"max_num_tokens": 63}, "needs 64 tokens", "at least 64"),
         ({"max_num_tokens": 16, "max_batch_size": 1}, "a KV block of 32", "at least 32"),
-        ({"max_num_tokens": 64, "max_beam_width": 2}, "must hold 128 tokens", "at least 128"),
+        ({"max_num_tokens": 64, "max_beam_width": 2}, "needs 128 tokens", "at least 128"),
         (
             {"max_input_len": 4096, "max_num_tokens": 2048, "features": NO_CHUNKS},
             "engine.max_input_len 4096 is more than max_num_tokens 2048",
