@@ -12,7 +12,7 @@ from trtforge.core.manifest import FILE_NAME, Stage
 def artifact_at(place: Path, *stages: Stage) -> Path:
     """As `core.places.artifact_at`.
 
-    Also raises ForgeError if `place` is a build without the artifact whose gate does not hold, or a model instead of a
+    Also raises ForgeError if `place` is a build without the artifact whose gate failed, or a model instead of a
     repository.
     """
     found = places.artifact_at(place, *stages)
@@ -35,7 +35,7 @@ def _refuse_model(place: Path) -> None:
 
 
 def require_gate(build: Path, stage: Stage) -> None:
-    """Raises ForgeError if the build has no artifact of `stage` because its quality gate does not hold."""
+    """Raises ForgeError if the build has no artifact of `stage` because its quality gate failed."""
     from trtforge.pipeline.record import read_record
 
     record = read_record(build)

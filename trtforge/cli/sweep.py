@@ -113,6 +113,6 @@ def _show(attempts: "Sequence[Attempt]", out: Path, *, json: bool) -> None:
 
 
 def _following(complete: "Sequence[Record]") -> str | None:
-    """The next command of the smallest complete build, since the gate holds for all of them; None without one."""
+    """The next command of the smallest complete build, since all of them passed the gate; None without one."""
     smallest = min(complete, key=lambda record: record.engine_bytes or math.inf, default=None)
     return None if smallest is None else smallest.next

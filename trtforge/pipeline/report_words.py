@@ -84,7 +84,7 @@ def verdict(quality: QualityRecord | None) -> str:
 
 
 def outcome(stage: StageRecord, quality: QualityRecord | None) -> str:
-    """The result of a stage: written, up to date or from the cache; for verification whether the gate holds."""
+    """The result of a stage: written, up to date or from the cache; for verification whether the gate passed."""
     if stage.stage == "verify" and not stage.cached:
         return verdict(quality)
     return stage.origin or ("already right" if stage.cached else "written")

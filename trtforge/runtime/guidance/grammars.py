@@ -32,7 +32,7 @@ _MOST_KEPT = 256
 _MOST_KEPT_BYTES = 80 << 20
 _AS_JSON = ("json_schema", "structural_tag")
 _FEW_LEFT_OUT = 30
-_FEW_STATES = 2000
+_FEW_CHARACTERS = 2000
 _FEW_TOKENS_OF_STATES = 10_000_000
 """States with classes of characters, times tokens of the vocabulary: about a second of compilation."""
 _SOURCE = re.compile(
@@ -181,17 +181,15 @@ def may_take_long(kind: GuideKind, value: Any, vocab_size: int) -> bool:
     them, grammar rules any number. Long repetitions of characters take seconds, too, and so do expressions with many
     classes of characters, each of which is compared with all tokens.
     """
-    text = json.dumps(value) if kind in _AS_JSON else value
-    if kind == "ebnf_grammar" or (kind == "structural_tag" and '"type": "grammar"' in text):
+    if kind == "ebnf_grammar" or (kind == "structural_tag" and '"type": "grammar"' in json.dumps(value)):
         return True
     expressions = [value] if kind == "regex" else list(_expressions(value))
-    if sum(map(class_states, expressions)) * vocab_size > _FEW_TOKENS_OF_STATES:
-        return True
-    if sum(map(len, expressions)) > _FEW_STATES:
-        return True
-    if sum(map(optional_parts, expressions)) > _FEW_LEFT_OUT:
-        return True
-    return kind == "regex" and has_long_repetitions(text)
+    return (
+        sum(map(class_states, expressions)) * vocab_size > _FEW_TOKENS_OF_STATES
+        or sum(map(len, expressions)) > _FEW_CHARACTERS
+        or sum(map(optional_parts, expressions)) > _FEW_LEFT_OUT
+        or (kind == "regex" and has_long_repetitions(value))
+    )
 
 
 def _expressions(value: Any) -> Iterator[str]:

@@ -37,7 +37,7 @@ class VocabularyCompiler:
 
     @cached_property
     def _for_json(self) -> Any:
-        """A compiler without control characters in its vocabulary; strings of bounded length would allow them."""
+        """The vocabulary without control characters, which strings of bounded length would allow."""
         return xgrammar.TokenizerInfo(
             [b"" if min(text, default=0) < _SPACE else text for text in self.whole.decoded_vocab],
             xgrammar.VocabType.RAW,
