@@ -70,6 +70,7 @@ def test_su_is_phi3s() -> None:
         ({"factor": True}, "factor is True, not a number above zero"),
         ({"factor": None}, "rope_type llama3 needs factor"),
         ({"original_max_position_embeddings": 0}, "original_max_position_embeddings is 0"),
+        ({"original_max_position_embeddings": 1}, "original_max_position_embeddings is 1, not a number above one"),
         ({"low_freq_factor": 4.0}, "high_freq_factor 4.0 is not above low_freq_factor 4.0"),
         ({"mscale": -1}, "mscale is -1, not a non-negative number"),
         ({"attention_factor": math.nan}, "attention_factor is nan"),

@@ -43,6 +43,22 @@ def facts_of(family: str, changes: dict[str, Any], directory: Path, absent: tupl
         ("glm4_moe", {"topk_group": 3}, "a token cannot get 3 of 8 experts in 3 of 2 groups"),
         ("glm4_moe", {"n_group": 8, "topk_group": 3}, "8 groups of 1 experts: the two best of a group are its score"),
         ("deepseek_v3", {"n_group": 8, "topk_group": 8}, "8 groups of 1 experts: the two best of a group"),
+        (
+            "gemma3",
+            {"layer_types": ["full_attention"] * 2},
+            "layer_types is not full_attention or sliding_attention for",
+        ),
+        ("gemma3", {"layer_types": ["chunked_attention"] * 4}, "for each of 4 layers"),
+        ("mistral", {"sliding_window": -1}, "sliding_window is -1, not a whole number above zero"),
+        ("phi3", {"sliding_window": "7"}, "sliding_window is '7', not a whole number"),
+        ("phi", {"rope_parameters": {"partial_rotary_factor": 1.5}}, "24 elements of a head of 16 cannot be rotated"),
+        ("phi", {"rope_parameters": {"partial_rotary_factor": 0.01}}, "0 elements of a head of 16 cannot be rotated"),
+        ("gptj", {"rotary_dim": None}, "64 elements of a head of 16 cannot be rotated"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 9}},
+            "long_factor has 9 numbers, 16 rotated elements need 8",
+        ),
         ("llama", {"num_hidden_layers": 10**6}, r"num_hidden_layers is 1,000,000, .* the limit is 1,024"),
     ],
 )
@@ -80,6 +96,11 @@ _LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": 
         (
             "gemma3",
             {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "rope_type linear cannot be converted",
+        ),
+        (
+            "gemma3",
+            {"rope_parameters": {"sliding_attention": {"type": "linear", "factor": 2.0}}},
             "rope_type linear cannot be converted",
         ),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention True cannot be converted"),
@@ -247,6 +268,13 @@ def test_layer_types_are_those_of_a_ministral_only(tmp_path: Path) -> None:
     assert facts_of("mistral", kinds, tmp_path).config["sliding_window_layers"] == [1, 3]
     for facts in (mistral3, facts_of("mixtral", kinds, tmp_path)):
         assert (facts.config["sliding_window"], facts.config["sliding_window_layers"]) == (16, None)
+
+
+def test_a_gptj_has_its_own_rotation(tmp_path: Path) -> None:
+    """transformers/models/gptj/modeling_gptj.py reads no base and no scaling."""
+    changes = {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}}
+    facts = facts_of("gptj", changes, tmp_path)
+    assert (facts.config["rotary_base"], facts.config["rotary_scaling"]) == (10000.0, None)
 
 
 @pytest.mark.parametrize("family", TINY)

@@ -33,7 +33,9 @@ def save_tuning(model: PreTrainedModel, out: Path, rows: int, seed: int, *, enco
 
 
 def with_tuning(model: PreTrainedModel, adapter: Path) -> PeftModel:
-    return PeftModel.from_pretrained(copy.deepcopy(model), str(adapter)).eval()
+    copied = copy.deepcopy(model)
+    copied.generation_config.use_cache = False  # PEFT 0.21 does not know the cache's name in transformers 5.24
+    return PeftModel.from_pretrained(copied, str(adapter)).eval()
 
 
 def random_table(rows: int, seed: int, width: int = 64) -> Tensor:

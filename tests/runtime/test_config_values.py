@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from tests.families import TINY
 from tests.runtime.converted import LONG, Family, computed, error
 from tests.runtime.test_families import TOLERANCE
+from trtforge.runtime.ranks.source import open_model
 
 _WHOLE = ["full_attention"] * 4
 _LONGROPE = {
@@ -61,6 +62,7 @@ _SLIDING = {"sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}
         ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 64}),
         ("llama", {"rope_scaling": _LLAMA3, "max_position_embeddings": 64}),
         ("phi", {"rope_scaling": {"type": "linear", "factor": 2.0, "partial_rotary_factor": 0.25}}),
+        ("gptj", {"rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 4.0}}),
         ("gemma3", {"rope_parameters": _SLIDING}),
         ("qwen2_window", {"max_window_layers": 0, "layer_types": None}),
         ("qwen2_moe", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3, "layer_types": None}),
@@ -76,3 +78,9 @@ def test_config_json_is_read_as_transformers_reads_it(name: str, written: dict[s
     read = AutoModelForCausalLM.from_pretrained(source.parent, attn_implementation="eager").eval()
     expected = Family(read, tmp_path).logits(LONG)
     assert error(computed(family.checkpoint(), LONG)[0], expected) < TOLERANCE
+
+
+def test_a_checkpoint_is_computed_up_to_its_scaled_length(tmp_path: Path) -> None:
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    family = Family(TINY["llama"](max_position_embeddings=64, rope_parameters=scaled), tmp_path)
+    assert open_model(family.checkpoint()).limits.max_seq_len == 128

@@ -152,9 +152,9 @@ class Blocks:
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Opened:
-    def open_store(most_bytes: int = 1 << 20, identity: str = "weights") -> KvStore:
+    def open_store(most_bytes: int = 1 << 20, identity: str = "weights", directory: Path = tmp_path / "kv") -> KvStore:
         layers = [torch.zeros(6, TOKENS, 2, 8, dtype=torch.bfloat16), torch.zeros(6, TOKENS, 1, 8, dtype=torch.int8)]
-        store = KvStore(KvStoreOptions(tmp_path / "kv", most_bytes), identity, Blocks(layers))
+        store = KvStore(KvStoreOptions(directory, most_bytes), identity, Blocks(layers))
         for block in range(6):
             layers[0][block], layers[1][block] = block + 0.5, block
         return store
@@ -362,7 +362,7 @@ def test_a_full_disk_is_said_once_and_holds_what_fits_from_then_on(
     store.keep(keys[2], 2)
     assert not store._waiting
     free = [0]
-    monkeypatch.setattr(kv_store.shutil, "disk_usage", lambda path: SimpleNamespace(free=free[0]))
+    monkeypatch.setattr(kv_store.os, "statvfs", lambda path: file_system(free[0]))
     monkeypatch.setattr(store, "_resumes_at", 1.0)  # the pause is over
     store.keep(keys[3], 3)
     written(store)
@@ -374,10 +374,16 @@ def test_a_full_disk_is_said_once_and_holds_what_fits_from_then_on(
     assert {path.name for path in stored_files(tmp_path)} == {keys[0].hex(), keys[1].hex(), keys[3].hex()}
 
 
+def file_system(free_bytes: int, free_files: int = 10) -> SimpleNamespace:
+    """Facts as of os.statvfs."""
+    return SimpleNamespace(f_bavail=free_bytes, f_frsize=1, f_files=1000, f_favail=free_files)
+
+
+@pytest.mark.parametrize("facts", [file_system(0), file_system(1 << 20, 0)], ids=["no bytes", "no files"])
 def test_on_a_full_disk_files_of_other_engines_stay(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, facts: SimpleNamespace
 ) -> None:
-    """Those that came after the start of this one, too."""
+    """Those that came after the start of this one, too; a new block replaces the oldest one."""
     store = opened()
     other = opened()
     keys = [bytes([number] * 16) for number in range(6)]
@@ -392,7 +398,7 @@ def test_on_a_full_disk_files_of_other_engines_stay(
         patch.setattr(store, "_write", full)
         store.keep(keys[5], 5)
         written(store)
-    monkeypatch.setattr(kv_store.shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
+    monkeypatch.setattr(kv_store.os, "statvfs", lambda path: facts)
     monkeypatch.setattr(store, "_resumes_at", 1.0)  # the pause is over
     store.keep(keys[5], 5)
     store.close()
@@ -423,6 +429,32 @@ def test_blocks_behind_a_damaged_file_are_written_again(opened: Opened, tmp_path
         third.keep(key, number)
     third.close()
     assert [path.stat().st_ino for path in stored_files(tmp_path)] == stamps, "whole files are written once"
+
+
+def test_a_lower_limit_holds_without_new_blocks(opened: Opened, tmp_path: Path) -> None:
+    first = opened()
+    for number in range(5):
+        first.keep(bytes([number] * 16), number)
+    first.close()
+    for number, path in enumerate(sorted(stored_files(tmp_path))):
+        os.utime(path, (number, number))
+    size = stored_files(tmp_path)[0].stat().st_size
+    later = opened(most_bytes=2 * size)
+    later.close()
+    assert {path.name for path in stored_files(tmp_path)} == {bytes([number] * 16).hex() for number in (3, 4)}
+
+
+def test_a_relative_directory_stays_where_the_engine_was_opened(
+    opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = opened(directory=Path("kv"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    store.keep(KEY, 0)
+    store.close()
+    assert [path.name for path in stored_files(tmp_path)] == [KEY.hex()]
+    assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_directory_for_less_than_a_block_is_refused(opened: Opened) -> None:
@@ -505,6 +537,24 @@ def test_blocks_that_other_code_computed_are_not_found(
             (answer,) = generate_with(engine, requests_for([list(range(5, 69))]))
         reused.append(answer.reused_blocks)
     assert reused[0] == reused[2] == 0 < reused[1]
+
+
+@pytest.mark.parametrize(("name", "shared"), [("llama", True), ("phi3_longrope", False)])
+def test_engines_of_other_lengths_share_blocks_unless_their_keys_are_rotated_otherwise(
+    families: Families, tmp_path: Path, name: str, shared: bool
+) -> None:
+    """Below its original 64 positions, longrope divides by the short factors, above by the long ones."""
+    checkpoint, prompt = families(name).checkpoint(), list(range(5, 53))
+    limits = {"tokens_per_block": 4, "max_input_len": 60}
+    short, long = (write_engine(checkpoint, tmp_path / str(n), max_seq_len=n, **limits) for n in (64, 96))
+    with Engine.load(long, EngineOptions()) as engine:
+        (expected,) = generate_with(engine, requests_for([prompt], 8))
+    stored = EngineOptions(kv_store=KvStoreOptions(tmp_path / "kv"))
+    for directory in (short, long):
+        with Engine.load(directory, stored) as engine:
+            (answer,) = generate_with(engine, requests_for([prompt], 8))
+    assert answer.tokens == expected.tokens
+    assert (answer.reused_blocks > 0) is shared
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded, row
 from trtforge.runtime.native.experts import (
     CAPACITY,
     Experts,
+    Routes,
+    Scoring,
     gate_pairs,
     mix,
     route,
@@ -227,6 +229,18 @@ def test_experts_of_several_formats_are_in_one_mixture(rows: int, expands: bool)
     by_int8 = (x.float() / 0.02).round().clamp(-128, 127) @ codes[2].float().t() * 1e-4
     expected = 0.5 * (x.float() @ dense.float().t()) + 0.25 * by_int4 + 0.25 * by_int8
     assert (out.float() - expected).abs().max() <= 2**-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid", "sigmoid_of_chosen"])
+def test_of_experts_without_a_chance_none_is_taken_twice(kernels: Native, scoring: Scoring) -> None:
+    logits = torch.full((2, 8), -torch.inf)
+    logits[0, 3] = 1.0
+    logits[1] = torch.nan
+    _, chosen = route(kernels, logits, None, Routes(8, 4, 4, 2, scoring, False, 1.0))
+    for row in chosen.tolist():
+        assert len(set(row)) == 4, row
+        assert len({expert // 2 for expert in row}) == 2, "of two groups"
+    assert chosen[0, 0] == 3
 
 
 def test_numbers_that_are_none_stay_so_and_no_expert_is_taken_twice(kernels: Native) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.patience import PATIENCE
 from trtforge.runtime.native.bindings import Int8Layer, Native, PagedHeads, PagedRows, native, pack_int8
 from trtforge.runtime.native.delta_rule import delta_tokens
 from trtforge.runtime.native.experts import Experts, Routes, mix, route
@@ -41,6 +42,25 @@ def test_released_threads_end_and_come_again() -> None:
     finally:
         torch.set_num_threads(before)
         release_threads(kernels)
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_a_forked_child_ends(computes: bool) -> None:
+    """Its parent has threads that it has not. The child uses no operation of torch that has threads."""
+    code = f"""
+import os, sys
+import trtforge.runtime, torch
+from trtforge.runtime.native.bindings import native
+torch.set_num_threads(2)
+kernels, x, weight = native(), torch.randn(64, 1024), torch.ones(1024)
+expected = kernels.rms_norm(x, weight, 1e-5).numpy().tobytes()
+child = os.fork()
+if child == 0:
+    same = not {computes} or kernels.rms_norm(x, weight, 1e-5).numpy().tobytes() == expected
+    sys.exit(0 if same else 3)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=PATIENCE, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

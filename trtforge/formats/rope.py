@@ -26,13 +26,14 @@ _POSITIVE = (
     "factor",
     "low_freq_factor",
     "high_freq_factor",
-    "original_max_position_embeddings",
     "beta_fast",
     "beta_slow",
     "attention_factor",
 )
 _NOT_NEGATIVE = ("mscale", "mscale_all_dim")  # 0 counts as absent
 _FACTORS = ("short_factor", "long_factor")
+_LENGTH_INCLUDES_SCALING = frozenset({"su", "longrope", "llama3"})
+"""Types whose max_position_embeddings already includes the factor."""
 
 
 def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = (), abrupt: bool = False) -> dict[str, Any] | None:
@@ -51,6 +52,7 @@ def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = (), abrupt: bool =
             f"{config.path}: rope_type {kind!r} is not known", hint=f"Known: {', '.join((*_REQUIRED, *also))}."
         )
     original = config.values.get(_ORIGINAL)
+    _check(config, _ORIGINAL, original)
     if kind in _FROM_ORIGINAL and original is not None:
         scaling = {**scaling, _ORIGINAL: original}
     elif kind == "llama3" and scaling.get(_ORIGINAL) is None:
@@ -70,6 +72,23 @@ def rope_scaling(config: HfConfig, *, also: tuple[str, ...] = (), abrupt: bool =
     return scaling
 
 
+def require_factors(config: HfConfig, scaling: Mapping[str, Any], dim: int) -> None:
+    """Raises ForgeError if longrope's lists do not have a factor for each pair of the `dim` rotated elements."""
+    wanted = (dim + 1) // 2
+    for key in _FACTORS:
+        given = scaling.get(key)
+        if isinstance(given, list) and len(given) != wanted:
+            raise _wrong(config, f"{key} has {len(given)} numbers, {dim} rotated elements need {wanted}")
+
+
+def scaled_length(positions: int | None, scaling: Mapping[str, Any] | None) -> int | None:
+    """The context length of a model with `positions` positions and this RoPE scaling; None without positions."""
+    if positions is None or not scaling:
+        return positions
+    kind = scaling.get("type", scaling.get("rope_type"))
+    return positions if kind in _LENGTH_INCLUDES_SCALING else int(positions * float(scaling.get("factor") or 1.0))
+
+
 def longrope_factor(scaling: Mapping[str, Any], positions: int, original: int) -> float:
     """Longrope's factor on cosines and sines: the `attention_factor` of `scaling`, else computed from its `factor`.
 
@@ -86,6 +105,8 @@ def _check(config: HfConfig, key: str, value: object) -> None:
     """Raises ForgeError for a value that is invalid for this key; null counts as absent."""
     if value is None:
         return
+    if key == _ORIGINAL and not _is_number(value, above=1.0):
+        raise _wrong(config, f"{key} is {value!r}, not a number above one")
     if key in _POSITIVE and not _is_number(value, above=0.0):
         raise _wrong(config, f"{key} is {value!r}, not a number above zero")
     if key in _NOT_NEGATIVE and not _is_number(value, above=-math.ulp(0.0)):

@@ -8,15 +8,13 @@ from typing import Any, Protocol
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.recipe import EngineConfig
+from trtforge.formats.rope import scaled_length
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.speculation import Speculation, speculation_of
 
 DEFAULT_NUM_TOKENS = 8192
 FALLBACK_SEQ_LEN = 2048
 """For a model without max_position_embeddings."""
-
-_LENGTH_INCLUDES_SCALING = frozenset({"su", "longrope", "llama3"})
-"""Types of RoPE scaling whose max_position_embeddings already includes the factor."""
 
 
 class Positions(Protocol):
@@ -118,12 +116,7 @@ def _check_tables(engine: EngineConfig) -> None:
 
 def model_seq_len(checkpoint: Positions) -> int | None:
     """The model's context length including RoPE scaling; None if config.json does not give it."""
-    positions = checkpoint.max_position_embeddings
-    if positions is None or not checkpoint.rotary_scaling:
-        return positions
-    scaling = checkpoint.rotary_scaling
-    kind = scaling.get("type", scaling.get("rope_type"))
-    return positions if kind in _LENGTH_INCLUDES_SCALING else int(positions * float(scaling.get("factor") or 1.0))
+    return scaled_length(checkpoint.max_position_embeddings, checkpoint.rotary_scaling)
 
 
 def _max_seq_len(checkpoint: Positions, engine: EngineConfig, warnings: list[str]) -> int:

@@ -13,7 +13,6 @@ import os
 import queue
 import re
 import secrets
-import shutil
 import threading
 import time
 from collections import OrderedDict
@@ -34,6 +33,7 @@ from trtforge.core.errors import ForgeError, first_line
 from trtforge.core.manifest import files_below, read_manifest
 from trtforge.formats.hf import TOKENIZER_DIRECTORY
 from trtforge.formats.trtllm import CONFIG_FILE
+from trtforge.runtime.architecture.rotary import inverse_frequencies
 from trtforge.runtime.ranks.source import Source
 
 _MOST_WAITING = 64 << 20
@@ -44,7 +44,7 @@ _PAUSE = 60.0  # seconds without storing after a failed write
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DRAFT_AGE = 3600.0  # seconds after which an unfinished file is abandoned
 _RUNTIME = Path(__file__).parent
-_COMPUTING = ("architecture", "cuda", "decoder", "linears", "native")
+_COMPUTING = ("adapters", "architecture", "cuda", "decoder", "linears", "native")
 _DIGEST_BYTES = 32
 _STORED = re.compile(r"[0-9a-f]{32}/([0-9a-f]{32}|\.[0-9a-f]{32}\.\d+\.new)")
 """Names of files below the directory; other files are left alone."""
@@ -83,7 +83,7 @@ class KvStore:
 
         Raises ForgeError if the directory cannot be written, or the limit is smaller than a block.
         """
-        self._root, self._asked_bytes = options.directory, options.most_bytes
+        self._root, self._asked_bytes = options.directory.absolute(), options.most_bytes
         self._most_bytes = options.most_bytes  # lower on a full disk
         self._full_by = 0  # errno of the last write, if the disk was full
         self._own = text_digest(f"{identity} {cache.block_layout}")[:_DIGEST_BYTES]
@@ -224,7 +224,8 @@ class KvStore:
 
     def _begin(self) -> None:
         """Create the directory and list the stored files, of other engines too, in the order of their last use."""
-        (self._root / self._own).mkdir(mode=0o700, parents=True, exist_ok=True)
+        for directory in (self._root, self._root / self._own):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = []
         for path in self._root.glob("*/*"):
             name = f"{path.parent.name}/{path.name}"
@@ -245,6 +246,7 @@ class KvStore:
             self._used = sum(self._sizes.values())
 
     def _write_all(self) -> None:
+        self._make_room(0)  # the limit may be lower than that of the engine that wrote the files
         while (work := self._work.get()) is not None:
             if not isinstance(work, str):
                 work()
@@ -273,11 +275,13 @@ class KvStore:
     def _limit(self) -> int:
         """Maximum bytes to store now; on a full disk, the stored ones plus what is free by now.
 
-        There is no way to ask how much a quota leaves.
+        Nothing is free if the file system can have no more files. There is no way to ask how much a quota leaves.
         """
         if not self._full_by:
             return self._asked_bytes
-        free = 0 if self._full_by == errno.EDQUOT else shutil.disk_usage(self._root).free
+        facts = os.statvfs(self._root)
+        no_files_left = facts.f_files > 0 and facts.f_favail == 0
+        free = 0 if self._full_by == errno.EDQUOT or no_files_left else facts.f_bavail * facts.f_frsize
         return min(self._asked_bytes, max(self._used + free, self._file_bytes))
 
     def _write(self, name: str, content: bytes) -> None:
@@ -328,11 +332,12 @@ def open_store(options: KvStoreOptions | None, source: Source, cache: Cache, *, 
     if options is None:
         return None
     source.require_shared("a directory for KV blocks", reuse)
-    return KvStore(options, f"{_weights(source)} {_arithmetic()}", cache)
+    return KvStore(options, f"{_weights(source)} {_rotation(source)} {_arithmetic()}", cache)
 
 
 def _weights(source: Source) -> str:
-    """Identifies the model, its weights, adapters and kernels. Engines with different limits may share blocks."""
+    """Identifies the model, its weights, adapters and kernels. Engines with different limits may share blocks, unless
+    the rotation of their keys differs."""
     manifest = read_manifest(source.directory)
     if manifest is not None:
         digests = {name: record.blake3 for name, record in manifest.files.items()}
@@ -342,6 +347,13 @@ def _weights(source: Source) -> str:
     if digests.pop(CONFIG_FILE, None) is not None:
         digests[CONFIG_FILE] = text_digest(f"{source.config.model_dump_json()} {sorted(forge.items())}")
     return str(sorted(item for item in digests.items() if not item[0].startswith(_TOKENIZER)))
+
+
+def _rotation(source: Source) -> str:
+    """Identifies the rotations of keys: dynamic scaling and longrope depend on the engine's maximum length."""
+    rotaries = source.spec(0).rotaries
+    found = [inverse_frequencies(spec, source.limits.max_seq_len) for spec in rotaries]
+    return text_digest(str([(frequencies.tolist(), factor) for frequencies, factor in found]))
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from trtforge.core.errors import ForgeError
 from trtforge.formats.checkpoint_values import require_choice
 from trtforge.formats.hf import HfConfig
-from trtforge.formats.rope import rope_scaling
+from trtforge.formats.rope import require_factors, rope_scaling
 from trtforge.models.family import (
     Embedding,
     Experts,
@@ -144,6 +144,7 @@ FINAL_NORM = Vector("transformer.ln_f.weight", "model.norm.weight", "hidden", Pi
 LLAMA_MODEL: tuple[Row, ...] = (EMBED, FINAL_NORM, HEAD)
 EXPERT = "mlp.experts.{}"
 """Name of one expert below its layer, as most families write it."""
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 ROTARY_TABLES = ("rotary_emb.inv_freq",)
 """Frequencies, of each layer in older checkpoints or of the model; config.json determines them."""
 
@@ -195,31 +196,54 @@ def rotary(
     *,
     abrupt: bool = False,
 ) -> dict[str, Any]:
-    """The config fields of a rotary embedding over the first `fraction` of a head; the rest as in `rope_scaling`."""
+    """The config fields of a rotary embedding over the first `fraction` of a head; the rest as in `rope_scaling`.
+
+    Raises ForgeError as `rope_scaling`, `require_factors` and `require_rotated` do.
+    """
+    dim, scaling = int(sizes.head_size * fraction), rope_scaling(config, also=also, abrupt=abrupt)
+    require_rotated(config, dim, sizes)
+    require_factors(config, scaling or {}, dim)
     return {
         "position_embedding_type": style,
         "rotary_base": config.rope_theta,
-        "rotary_scaling": rope_scaling(config, also=also, abrupt=abrupt),
-        "rotary_embedding_dim": int(sizes.head_size * fraction),
+        "rotary_scaling": scaling,
+        "rotary_embedding_dim": dim,
     }
 
 
+def require_rotated(config: HfConfig, dim: int, sizes: Sizes) -> None:
+    """Raises ForgeError if `dim` elements of a head cannot be rotated."""
+    if not 2 <= dim <= sizes.head_size:
+        raise ForgeError(
+            f"{config.path}: {dim} elements of a head of {sizes.head_size} cannot be rotated",
+            hint="Use the config.json that came with the model.",
+        )
+
+
 def sliding_window(config: HfConfig, layers: tuple[int, ...] | None = None) -> dict[str, Any]:
-    """The sliding window and the layers that use it (`layers` None: all).
+    """The sliding window and the layers that use it (`layers` None: all). Raises ForgeError for a wrong window.
 
     TensorRT-LLM's converters leave both out; its executor gets them at run time.
     """
-    window = config.values.get("sliding_window") or None
+    window = None if layers == () else config.count("sliding_window") or None
     listed = None if layers is None or window is None else list(layers)
-    if listed == []:
-        window = listed = None
     return {"sliding_window": window, "sliding_window_layers": listed}
 
 
 def sliding_layers(config: HfConfig) -> tuple[int, ...] | None:
-    """The layers with a sliding window according to `layer_types`; None if it is absent."""
-    kinds = config.items("layer_types")
-    return None if not kinds else tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+    """The layers with a sliding window according to `layer_types`; None if it is absent.
+
+    Raises ForgeError unless it has one of the two known types for each layer.
+    """
+    kinds, layers = config.items("layer_types"), config.integer("num_hidden_layers")
+    if not kinds:
+        return None
+    if len(kinds) != layers or any(kind not in _LAYER_TYPES for kind in kinds):
+        raise ForgeError(
+            f"{config.path}: layer_types is not {' or '.join(_LAYER_TYPES)} for each of {layers} layers",
+            hint="Use the config.json that came with the model.",
+        )
+    return tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
 
 
 def moe_fields(experts: int, top_k: int, normalization: int, shared: int = 0, **limits: float) -> dict[str, Any]:

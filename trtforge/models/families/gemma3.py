@@ -69,7 +69,7 @@ def _rotations(config: HfConfig) -> tuple[HfConfig, float]:
     if "full_attention" in nested or "sliding_attention" in nested:
         sliding = HfConfig(nested.get("sliding_attention") or {}, config.path)
         why = "TensorRT-LLM's Gemma 3 scales no positions of layers with a sliding window"
-        require(sliding, "rope_type", "default", ("default",), why)
+        require(sliding, "rope_type", sliding.values.get("type", "default"), ("default",), why)
         local_base = sliding.number("rope_theta", local_base, above=0)
         whole = nested.get("full_attention") or {}
     values = {"rope_theta": config.number("rope_theta", _BASE, above=0), "rope_scaling": None}

@@ -6,7 +6,16 @@ Source: tensorrt_llm/models/gptj/convert.py (0.17). The all-reduce sums the MLP'
 from dataclasses import replace
 
 from trtforge.formats.hf import HfConfig
-from trtforge.models.families.common import dense, embeddings, gpt2_sizes, plain_mlp, qkv, require, rotary
+from trtforge.models.families.common import (
+    dense,
+    embeddings,
+    gpt2_sizes,
+    plain_mlp,
+    qkv,
+    require,
+    require_rotated,
+    rotary,
+)
 from trtforge.models.family import Facts, Family, HeadBias, Part, PipelineStage, holding, layer_norm
 
 EMBED, HEAD = embeddings("transformer.wte.weight", "lm_head.weight")
@@ -19,17 +28,25 @@ def facts(config: HfConfig) -> Facts:
     why = "TensorRT-LLM's GPT-J has the tanh approximation of GELU only"
     require(config, "activation_function", "gelu_new", ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"), why)
     sizes = gpt2_sizes(config)
+    rotated = config.integer("rotary_dim", 64)
+    require_rotated(config, rotated, sizes)
     return Facts(
         sizes=sizes,
         tied_embeddings=config.flag("tie_word_embeddings"),
         config={
             "hidden_act": "gelu",
             "norm_epsilon": config.number("layer_norm_epsilon", 1e-5, least=0),
-            **rotary(config, sizes, style="rope_gptj"),
-            "rotary_dim": config.integer("rotary_dim", 64),
+            **rotary(_with_its_rotation(config), sizes, style="rope_gptj"),
+            "rotary_dim": rotated,
         },
         holding=holding(mlp_bias=True),
     )
+
+
+def _with_its_rotation(config: HfConfig) -> HfConfig:
+    """The config.json without keys that transformers' GPT-J, whose base is 10,000, does not read."""
+    others = ("rope_theta", "rope_scaling", "rope_parameters")
+    return HfConfig({key: value for key, value in config.values.items() if key not in others}, config.path)
 
 
 FAMILY = Family(

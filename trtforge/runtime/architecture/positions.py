@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trtforge.core.errors import ForgeError
 from trtforge.formats.attention_windows import attention_window
 from trtforge.formats.checkpoint_keys import flag, integer, number, numbers
 from trtforge.formats.trtllm import CheckpointConfig
@@ -116,9 +117,17 @@ def rotaries(config: CheckpointConfig, network: Network, dim: int | None) -> tup
 
 
 def _rotary_dim(config: CheckpointConfig) -> int:
-    """TensorRT-LLM's GPT-J reads rotary_dim and its GPTs rotary_pct; both may contradict rotary_embedding_dim."""
+    """TensorRT-LLM's GPT-J reads rotary_dim and its GPTs rotary_pct; both may contradict rotary_embedding_dim.
+
+    Raises ForgeError for more elements than a head has.
+    """
     by_fraction = int(config.head_size * number(config, "rotary_pct", 0.0))
-    return integer(config, "rotary_dim") or by_fraction or config.rotary_embedding_dim or config.head_size
+    dim = integer(config, "rotary_dim") or by_fraction or config.rotary_embedding_dim or config.head_size
+    if not 2 <= dim <= config.head_size:
+        raise ForgeError(
+            f"{dim} elements of a head of {config.head_size} cannot be rotated", hint="Convert the checkpoint again."
+        )
+    return dim
 
 
 def _longrope(config: CheckpointConfig) -> Mapping[str, Any]:

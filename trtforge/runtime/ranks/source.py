@@ -13,6 +13,7 @@ from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 from trtforge.formats.eagle import EagleNetwork
+from trtforge.formats.rope import scaled_length
 from trtforge.formats.trtllm import CheckpointConfig, is_engine, read_checkpoint_config, read_engine_config
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.linears.kernels import Kernels, reference_kernels
@@ -147,7 +148,7 @@ def open_model(directory: Path, device: UsableDevice | None = None, compute_dtyp
         compute_dtype=compute_dtype or "float32",
         kernels=reference_kernels(spec.algorithm, mixed=spec.layer_formats is not None),
     )
-    longest = config.max_position_embeddings or 2048
+    longest = scaled_length(config.max_position_embeddings, config.rotary_scaling) or 2048
     limits = BatchLimits(max_batch_size=32, max_num_tokens=8192, max_input_len=longest, max_seq_len=longest)
     return Source(directory, config, forge, limits, DEFAULT_TOKENS_PER_BLOCK, packed=False)
 

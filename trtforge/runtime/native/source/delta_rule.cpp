@@ -69,7 +69,7 @@ struct DeltaSequence {
 constexpr int64_t VECTORS = 2, COLUMNS = VECTORS * WIDTH;  // of a state, computed together
 
 // Applies all tokens to `count` columns of a head's state, from column `first` on. state: (key_size, COLUMNS), zero beyond
-// `count`. While a token updates the state, the same pass looks up the next token's key.
+// `count`. While a token updates the state, the same pass looks up the next token's key. There is at least one token.
 static void advance_columns(const DeltaSequence& d, int64_t head, int64_t first, int64_t count, float* state) {
     Vector known[VECTORS] = {};
     for (int64_t k = 0; k < d.key_size; ++k)
@@ -112,7 +112,7 @@ EXPORT void delta_sequence(const DeltaSequence* given) {
             std::fill(state, state + d.key_size * COLUMNS, 0.0f);
             for (int64_t k = 0; k < d.key_size; ++k)
                 std::copy_n(d.from + place + k * d.value_size, count, state + k * COLUMNS);
-            advance_columns(d, head, first, count, state);
+            if (d.tokens > 0) advance_columns(d, head, first, count, state);
             for (int64_t k = 0; k < d.key_size; ++k)
                 std::copy_n(state + k * COLUMNS, count, d.to + place + k * d.value_size);
         });

@@ -32,6 +32,9 @@ static void softmax(const float* logits, int64_t count, float* scores) {
     for (int64_t i = 0; i < count; ++i) scores[i] /= total;
 }
 
+// The score of what may still be taken, at least; less marks what is taken or excluded.
+constexpr float LEAST_RANK = std::numeric_limits<float>::lowest();
+
 // The indices of the `best` largest of `count` values, the largest first; ties go to the lower index. Overwrites `values`.
 static void take_best(float* values, int64_t count, int64_t best, int64_t* indices) {
     for (int64_t k = 0; k < best; ++k) {
@@ -64,7 +67,7 @@ struct RouteMemory {
 static void keep_best_groups(const Routing& r, RouteMemory& memory) {
     const int64_t size = r.num_experts / r.groups;
     for (int64_t group = 0; group < r.groups; ++group)
-        memory.by_group[group] = score_of_group(&memory.ranked[group * size], size, r.scoring);
+        memory.by_group[group] = std::max(score_of_group(&memory.ranked[group * size], size, r.scoring), LEAST_RANK);
     take_best(memory.by_group.data(), r.groups, r.groups, memory.best.data());
     for (int64_t k = r.top_groups; k < r.groups; ++k)
         std::fill_n(&memory.ranked[memory.best[k] * size], size, -std::numeric_limits<float>::infinity());
@@ -79,7 +82,7 @@ static void route_row(const Routing& r, int64_t row, RouteMemory& memory) {
         for (int64_t i = 0; i < r.num_experts; ++i) scores[i] = 1.0f / (1.0f + exponential(-logits[i]));
     for (int64_t i = 0; i < r.num_experts; ++i) {
         const float rank = r.scoring == SIGMOID_OF_CHOSEN ? logits[i] : scores[i] + (r.bias ? r.bias[i] : 0.0f);
-        ranked[i] = rank == rank ? rank : std::numeric_limits<float>::lowest();  // so that no expert is taken twice
+        ranked[i] = rank >= LEAST_RANK ? rank : LEAST_RANK;  // NaN and -inf too, so that no expert is taken twice
     }
     if (r.groups > r.top_groups) keep_best_groups(r, memory);
     int64_t* experts = r.experts + row * r.top_k;
@@ -152,6 +155,7 @@ static void add_row(const Mixture& m, int64_t place, const T* computed) {
 
 template <typename T>
 static void mix(const Mixture& m) {
+    if (m.rows == 0) return;
     std::vector<int64_t> starts(size_t(m.local + 1));
     const std::vector<int64_t> places = places_by_expert(m, starts);
     if (!m.accumulate) std::memset(m.out, 0, size_t(m.rows * m.size) * sizeof(T));

@@ -3,6 +3,7 @@
 #include "team.h"
 
 #include <omp.h>
+#include <pthread.h>
 
 #include <chrono>
 #include <condition_variable>
@@ -155,6 +156,10 @@ void Member::barrier() {
 int64_t size() { return omp_get_max_threads(); }
 
 static thread_local std::unique_ptr<Team> own_team;
+
+// A forked child has none of the threads of its parent's team, so it can neither use nor end it.
+static void forget_team() { (void)own_team.release(); }
+[[maybe_unused]] static const int at_fork = pthread_atfork(nullptr, nullptr, forget_team);
 
 static void run_on_openmp(Task task, void* context, int64_t threads) {
     std::vector<Counter> counters(size_t(LOOPS * threads));
