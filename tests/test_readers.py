@@ -13,6 +13,8 @@ READERS = {
     "formats/tensor_files.py": {"load_file", "safe_open"},
     # What runs beside TensorRT-LLM stands alone; the checkpoint was read and checked before it is started.
     "compile/inside/rank.py": {"json.loads"},
+    # A template that was read and checked, in a process with limits.
+    "package/template_main.py": {"json.load"},
     # The job that our own process hands over in the arguments.
     "runtime/ranks/worker_main.py": {"model_validate_json"},
     "runtime/hosted.py": {"model_validate_json"},

@@ -1,25 +1,15 @@
-"""Chat messages to a prompt, by the tokenizer's own Jinja template.
-
-Variables, filters and functions are those of transformers (utils/chat_template_utils.py, release 5), whose result is
-the same; that package is not needed here.
-"""
+"""A `messages` input to a prompt, by the tokenizer's own Jinja template."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2 import TemplateError
 from responder import RequestFailed
 
-from trtforge.core.template_messages import TemplateMessages
+from trtforge.core.prompt_template import PromptTemplate
 
 _MOST_MESSAGES = 4096
 _FIELDS = frozenset(
@@ -57,10 +47,9 @@ class ChatTemplate:
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        environment = chat_environment()
-        self._default = _Template(environment, values["template"])
+        self._default = PromptTemplate(values["template"])
         self.tool_template: str = values.get("tool_template") or values["template"]
-        self._with_tools = _Template(environment, self.tool_template)
+        self._with_tools = PromptTemplate(self.tool_template)
         self._special_tokens: Mapping[str, Any] = values["special_tokens"]
 
     @classmethod
@@ -94,58 +83,12 @@ class ChatTemplate:
             raise RequestFailed("messages: a string has half a surrogate pair, which is not valid Unicode") from None
         except TemplateError as error:
             raise RequestFailed(f"messages: the chat template refuses them: {_shortened(error)}") from None
-        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        except Exception as error:  # the template's expressions raise any
             raise RequestFailed(
                 f"messages: the chat template cannot render them: {type(error).__name__}: {_shortened(error)}"
             ) from None
         allows_calls = bool(request.get("guide_allows_calls", False))
         return Chat(_up_to_mark(prompt) if to_continue else prompt, tools or (), to_continue, allows_calls)
-
-
-class _Template:
-    """One template, and what it expects of messages."""
-
-    def __init__(self, environment: ImmutableSandboxedEnvironment, source: str) -> None:
-        self._template = environment.from_string(source)
-        self._messages = TemplateMessages(source)
-
-    def render(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> str:
-        """The prompt. Raises what Jinja and the template's expressions raise."""
-        return self._messages.rendered(lambda shown: self._template.render(**{**values, "messages": shown}), messages)
-
-
-class _Generation(Extension):
-    """`{% generation %}` marks the assistant's tokens for training; it changes nothing in the prompt."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        """The statements between the tags."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body, lineno=line)
-
-
-def chat_environment() -> ImmutableSandboxedEnvironment:
-    """The environment that chat templates are written for: sandboxed, because they come with the model."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise
-    environment.globals["strftime_now"] = lambda format_: datetime.now().strftime(format_)
-    environment.globals["dict"] = lambda *values, **named: dict(*values, **named)  # not the class with its attributes
-    environment.globals["namespace"] = _Namespace
-    return environment
-
-
-class _Namespace(Namespace):
-    """Jinja's namespace, whose attributes must not begin with an underscore."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name.startswith("_"):
-            raise SecurityError(f"a namespace cannot hold {name!r}")
-        super().__setitem__(name, value)
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -201,21 +144,6 @@ def _up_to_mark(prompt: str) -> str:
         raise RequestFailed("messages: the chat template leaves out the final message, which an answer cannot continue")
     kept = prompt[:end]
     return kept if prompt[end:].startswith(_MARK) else kept.rstrip()
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON without the escapes for HTML of Jinja's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise(message: object) -> None:
-    raise TemplateError(str(message))
 
 
 def _shortened(error: Exception) -> str:

@@ -472,6 +472,8 @@ def test_a_refusal_is_raised_and_ends_the_others(engine: Engine) -> None:
     ("template", "said"),
     [
         ("{{ raise_exception('roles must alternate') }}", "refuses the messages: roles must alternate"),
+        ("{{ cycler() }}", "refuses the messages: at least one item has to be provided"),
+        ("{{ 1 // 0 }}", "refuses the messages: integer division or modulo by zero"),
         (None, "has no chat template"),
     ],
 )

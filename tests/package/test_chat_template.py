@@ -1,5 +1,6 @@
 """Prompts of chat messages: the same as those of transformers, and clear errors."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.chat_templates import FAMILIES, QUESTION, SYSTEM, TALK, Family, write_tokenizer
 from trtforge.core.errors import ForgeError
-from trtforge.formats.chat_template import ChatTemplate, read_chat_template, syntax_error
+from trtforge.formats.chat_template import ChatTemplate, read_chat_template
+from trtforge.package.template_check import template_problem
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -41,7 +43,7 @@ def test_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     tokenizer = write_tokenizer(family, tmp_path)
     chat = read_chat_template(tmp_path)
     assert chat is not None
-    assert syntax_error(chat) is None
+    assert template_problem(chat) is None
     template = served(chat, tmp_path)
     for messages in (QUESTION, TALK, *([*SYSTEM, *talk] for talk in (QUESTION, TALK) if family.system)):
         expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -336,6 +338,54 @@ def test_no_template_is_none_and_a_damaged_one_an_error(tmp_path: Path) -> None:
         read_chat_template(tmp_path)
 
 
-def test_a_template_with_an_error_names_the_line() -> None:
-    error = syntax_error(ChatTemplate("{{ a }}\n{% if %}"))
-    assert error == "line 2: Expected an expression, got 'end of statement block'"
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("{{ a }}\n{% if %}", "line 2: Expected an expression, got 'end of statement block'"),
+        ("{{ a }}\n{{ a | nofilter }}", "line 2: No filter named 'nofilter'."),
+        ("{% block a %}{% endblock %}{% block a %}{% endblock %}", "line 1: block 'a' defined twice"),
+        ("{% break %}", "'break' outside loop"),
+        ("{% for a in b %}" * 25 + "{% endfor %}" * 25, "too many statically nested blocks"),
+        ("{{ " + "(" * 900 + "1" + ")" * 900 + " }}", "it is nested too deeply"),
+        ("{{ " + "9" * 5000 + " }}", "ValueError: Exceeds the limit (4300 digits) for integer string conversion"),
+        ("{{ 'a' * 2000000000 }}", "it takes more than 1 GiB of memory for a short conversation"),
+        (
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+            "it takes more than 10 s of CPU time for a short conversation",
+        ),
+        ("{%+ generation %}{{ raise_exception('no') }}{%+ endgeneration %}", None),
+        ("{{ cycler() }}", None),
+    ],
+    ids=range(11),
+)
+def test_a_template_that_cannot_be_used_is_told_with_the_reason(source: str, problem: str | None) -> None:
+    for chat in (ChatTemplate(source), ChatTemplate("a", source)):
+        found = template_problem(chat)
+        assert found == problem or (found or "").startswith(f"{problem}"), found
+
+
+NINE = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{%- if c.id is not defined or c.id|length != 9 %}{{ raise_exception('nine letters') }}{% endif %}[{{ c.id }}]"
+    "{% endfor %}{% if m.role == 'tool' %}{{ '<' + m.tool_call_id + '>' }}{% endif %}{% endfor %}"
+)
+"""As the template of mistralai/Mistral-Nemo-Instruct-2407 tests ids."""
+IDS = ("call_b731232066485d4eaf125b72", "nine-char", "abcDEF123")
+
+
+def test_calls_have_the_ids_that_mistrals_templates_take(tmp_path: Path) -> None:
+    template = served(ChatTemplate(NINE), tmp_path)
+    calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": {}}} for each in IDS]
+    results = [{"role": "tool", "tool_call_id": each, "content": ""} for each in (IDS[2], IDS[0], IDS[1])]
+    unnamed = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+    messages = [*QUESTION, {"role": "assistant", "tool_calls": calls}, *results, unnamed, {"role": "tool"}]
+    first, second = (hashlib.sha256(each.encode()).hexdigest()[:9] for each in IDS[:2])
+    shown = template.chat(json.dumps(messages)).prompt
+    assert shown == f"[{first}][{second}][abcDEF123]<abcDEF123><{first}><{second}>[000000003]<000000003>"
+
+
+@pytest.mark.parametrize("source", ["{{ cycler() }}", "{{ 'a' * 10 ** 15 }}", "{{ '{3}'.format(1) }}", "{{ 1 // 0 }}"])
+def test_any_error_of_a_template_is_the_requests(tmp_path: Path, source: str) -> None:
+    assert refusal(served(ChatTemplate(f"{{% if messages %}}{source}{{% endif %}}"), tmp_path), QUESTION).startswith(
+        "messages: the chat template cannot render them: "
+    )

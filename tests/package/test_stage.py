@@ -89,8 +89,8 @@ def test_a_tokenizer_without_a_usable_chat_template_has_no_messages(
         assert list(repository.path.rglob("chat.json")) == []
     warnings = [record.getMessage() for record in caplog.records if "chat template" in record.getMessage()]
     assert warnings == [
-        f"{tmp_path / 'broken'}: the chat template has an error, line 1: Expected an expression, got 'end of statement "
-        "block': the repository is packaged without chat"
+        f"{tmp_path / 'broken'}: the chat template cannot be used, line 1: Expected an expression, got 'end of "
+        "statement block': the repository is packaged without chat"
     ]
 
 

@@ -200,7 +200,6 @@ class Prompts:
 
     def _rendered(self, chat: Chat) -> str:
         """The prompt of messages, in the sandbox of `transformers`."""
-        from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         found = self._template
@@ -221,7 +220,7 @@ class Prompts:
 
         try:
             return TemplateMessages(source).rendered(render, chat.messages)
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except Exception as error:  # the template's expressions raise any
             raise RequestError(
                 f"the chat template refuses the messages: {first_line(error)}",
                 hint="Give messages with role and content, in the order that the model was trained on.",

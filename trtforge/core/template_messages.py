@@ -7,6 +7,7 @@ The form that a template needs is found from its Jinja text.
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 from trtforge.core.call_tags import DEEPSEEK_CALL, KIMI_CALL
@@ -15,6 +16,8 @@ from trtforge.core.harmony import CHANNEL
 Message = Mapping[str, Any]
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _RESULT = "tool"
+_OF_NINE = re.compile(r"\bid['\"]?\]?\s*\|\s*length\s*!=\s*9\b")
+_NINE = re.compile(r"[A-Za-z0-9]{9}")
 _COMPARED_WITH_NONE = re.compile(r"\bcontent['\"]?\]?\s*(?:is\s|==|!=)\s*(?:not\s+)?none", re.IGNORECASE)
 
 
@@ -27,11 +30,13 @@ class TemplateMessages:
       reasoning, content and a call; with one of them, it shows that as reasoning.
     - Kimi K2's shows the names of functions as part of the calls' ids alone (docs/tool_call_guidance.md of
       moonshotai/Kimi-K2-Instruct).
+    - Those of Mistral's models of 2024 refuse ids that do not have nine characters (chat template of
+      mistralai/Mistral-Nemo-Instruct-2407).
     """
 
     def __init__(self, source: str) -> None:
         self._is_harmony = CHANNEL in source
-        self._shows_ids = KIMI_CALL in source
+        self._id_of = _id_with_name if KIMI_CALL in source else _short_id if _OF_NINE.search(source) else None
         self._knows_none = _COMPARED_WITH_NONE.search(source) is not None
         self._tests_content = DEEPSEEK_CALL in source and self._knows_none
 
@@ -53,7 +58,7 @@ class TemplateMessages:
             return [_without_empty_content(message) for message in shown]
         if self._is_harmony:
             return list(_with_one_call_each([_with_content_as_reasoning(message) for message in shown]))
-        return list(_with_named_ids(shown)) if self._shows_ids else shown
+        return shown if self._id_of is None else list(_with_ids(shown, self._id_of))
 
 
 def _without_nulls(message: Message, kept: Collection[str]) -> Message:
@@ -105,21 +110,36 @@ def _with_one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
             yield from others
 
 
-def _with_named_ids(messages: Sequence[Message]) -> Iterator[Message]:
-    """Calls with the ids `functions.NAME:NUMBER`, by their place among all calls, and results with those of calls."""
+def _with_ids(messages: Sequence[Message], id_of: Callable[[Message, int], str | None]) -> Iterator[Message]:
+    """Calls with other ids, which `id_of` makes of a call and its number among all calls; results with those of their
+    calls."""
     ids = list[Any]()
     for message, answered in zip(messages, _answered(messages), strict=True):
         shown, calls = dict(message), []
         for call in _calls(message):
-            function = call.get("function") if isinstance(call, Mapping) else None
-            name = function.get("name") if isinstance(function, Mapping) else None
-            calls.append({**call, "id": f"functions.{name}:{len(ids)}"} if isinstance(name, str) else call)
+            made = id_of(call, len(ids)) if isinstance(call, Mapping) else None
+            calls.append(call if made is None else {**call, "id": made})
             ids.append(calls[-1].get("id") if isinstance(calls[-1], Mapping) else None)
         if calls:
             shown["tool_calls"] = calls
         if answered is not None and ids[answered] is not None:
             shown["tool_call_id"] = ids[answered]
         yield shown
+
+
+def _id_with_name(call: Message, number: int) -> str | None:
+    """`functions.NAME:NUMBER`."""
+    function = call.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return f"functions.{name}:{number}" if isinstance(name, str) else None
+
+
+def _short_id(call: Message, number: int) -> str:
+    """The call's own id if it has nine letters and digits, else nine digits of its hash; its number if it has none."""
+    given = call.get("id")
+    if not isinstance(given, str) or not given:
+        return f"{number:09d}"
+    return given if _NINE.fullmatch(given) else sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
 
 
 def _answered(messages: Iterable[Message]) -> list[int | None]:

@@ -1,6 +1,5 @@
 """The chat template of a tokenizer directory: the Jinja text that turns messages into a prompt."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,6 @@ from trtforge.core.reading import MIB, as_text, read_limited
 
 TEMPLATE_FILE = "chat_template.jinja"
 TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
-_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")  # tags of transformers, for training
 _CONFIG_FILE = "tokenizer_config.json"
 _AGAIN = "Download the file again."
 _LARGEST = MIB  # the longest templates have some tens of kB
@@ -56,19 +54,6 @@ def read_chat_template(directory: Path) -> ChatTemplate | None:
         return None
     special = _read(directory / "special_tokens_map.json") | config
     return ChatTemplate(template, named.get("tool_use"), _special_tokens(special))
-
-
-def syntax_error(chat: ChatTemplate) -> str | None:
-    """Where a template cannot be compiled and why; None if it can."""
-    from jinja2 import Environment, TemplateSyntaxError
-
-    environment = Environment(extensions=["jinja2.ext.loopcontrols"])
-    try:
-        for text in (chat.template, chat.tool_template or ""):
-            environment.parse(_GENERATION.sub("", text))
-    except TemplateSyntaxError as error:
-        return f"line {error.lineno}: {error.message}"
-    return None
 
 
 def _named_templates(path: Path, value: object) -> dict[str, str]:

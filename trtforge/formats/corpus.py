@@ -268,7 +268,7 @@ def _encode(document: _Document, tokenizer: "PreTrainedTokenizerBase") -> list[i
             f'{document.where}: "messages" need a chat template, and the tokenizer has none',
             hint='Give "text", or use the instruction-tuned checkpoint.',
         )
-    from jinja2 import TemplateError, TemplateSyntaxError
+    from jinja2 import TemplateSyntaxError
 
     try:
         text = tokenizer.apply_chat_template(list(document.messages), tokenize=False)
@@ -276,7 +276,7 @@ def _encode(document: _Document, tokenizer: "PreTrainedTokenizerBase") -> list[i
         raise ForgeError(
             f"the tokenizer's chat template is damaged: {error}", hint='Fix it in the checkpoint, or give "text".'
         ) from None
-    except (TemplateError, ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # the template's expressions raise any
         raise ForgeError(
             f"{document.where}: the chat template rejects the messages: {error}",
             hint='Messages look like {"role": "user", "content": "..."} and alternate as the model expects.',

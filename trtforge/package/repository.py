@@ -73,6 +73,7 @@ _TEXT_MODULES = (
     "core/detokenizer",
     "core/harmony",
     "core/mistral_tokens",
+    "core/prompt_template",
     "core/stop_text",
     "core/template_messages",
     "core/token_texts",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.figures import counted
-from trtforge.formats.chat_template import ChatTemplate, read_chat_template, syntax_error
+from trtforge.formats.chat_template import ChatTemplate, read_chat_template
 from trtforge.formats.hf import TOKENIZER_DIRECTORY, tokenizer_files
 from trtforge.formats.special_tokens import read_special_tokens
 from trtforge.formats.tokenizer import (
@@ -19,6 +19,7 @@ from trtforge.formats.tokenizer import (
     require_convertible,
     require_tokenizer,
 )
+from trtforge.package.template_check import template_problem
 
 CHAT_FILE = "chat.json"
 _LOG = logging.getLogger(__name__)
@@ -134,14 +135,15 @@ def other_tokenizer(given: Path, engine: Path, vocab_size: int, *, guides: bool)
 
 
 def _usable_template(directory: Path) -> ChatTemplate | None:
-    """The chat template; None, with a warning, for one that Jinja cannot compile."""
+    """The chat template; None, with a warning, for one that served models could not use."""
     chat = read_chat_template(directory)
     if chat is None:
         return None
-    error = syntax_error(chat)
-    if error is not None:
-        _LOG.warning(f"{directory}: the chat template has an error, {error}: the repository is packaged without chat")
-    return chat if error is None else None
+    problem = template_problem(chat)
+    if problem is not None:
+        said = f"{directory}: the chat template cannot be used, {problem}"
+        _LOG.warning(f"{said}: the repository is packaged without chat")
+    return chat if problem is None else None
 
 
 def _convert(directory: Path, target: Path) -> None:

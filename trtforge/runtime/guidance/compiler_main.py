@@ -5,9 +5,7 @@ grammar that takes more than SECONDS of CPU time ends it with SIGXCPU, one that 
 included, with status NO_MEMORY; closing its standard input ends it, too.
 """
 
-import math
 import os
-import resource
 import signal
 import sys
 from contextlib import suppress
@@ -15,7 +13,8 @@ from contextlib import suppress
 import xgrammar
 
 from trtforge.core.heap import trim
-from trtforge.runtime.guidance.compiler_process import COMPILED, NO_MEMORY, REFUSED, receive, send
+from trtforge.machine.own_limits import NO_MEMORY, limit_memory, limit_processor_time, write_no_core_dump
+from trtforge.runtime.guidance.compiler_process import COMPILED, REFUSED, receive, send
 from trtforge.runtime.guidance.vocabulary_compiler import VocabularyCompiler
 
 _OUT_OF_MEMORY = "std::bad_alloc"  # the message of xgrammar's error
@@ -24,15 +23,15 @@ _OUT_OF_MEMORY = "std::bad_alloc"  # the message of xgrammar's error
 def main() -> int:
     """Compile until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal signals the whole process group; the engine decides
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _limit_memory(int(sys.argv[2]))
+    write_no_core_dump()
+    limit_memory(int(sys.argv[2]))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output printed by a library must not mix with results
     with suppress(EOFError, BrokenPipeError):
         compiler = VocabularyCompiler(xgrammar.TokenizerInfo.deserialize_json(receive(sys.stdin.buffer)))
         while True:
             kind, text = receive(sys.stdin.buffer), receive(sys.stdin.buffer)
-            _limit(int(sys.argv[1]))
+            limit_processor_time(int(sys.argv[1]))
             try:
                 result, said = COMPILED, compiler.compile(kind, text).serialize_json()
             except MemoryError:
@@ -46,20 +45,6 @@ def main() -> int:
             del said
             trim()
     return 0
-
-
-def _limit(seconds: int) -> None:
-    """Limit this process to `seconds` more of CPU time."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = math.ceil(used.ru_utime + used.ru_stime) + seconds
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-
-
-def _limit_memory(size: int) -> None:
-    """Limit this process to `size` bytes of memory that it may write to."""
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (size if hard == resource.RLIM_INFINITY else min(size, hard), hard))
 
 
 if __name__ == "__main__":

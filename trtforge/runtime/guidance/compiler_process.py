@@ -9,6 +9,7 @@ from typing import IO
 
 from trtforge.core.errors import RequestError
 from trtforge.core.interpreter import module_arguments, python_environment, python_interpreter
+from trtforge.machine.own_limits import NO_MEMORY
 
 MOST_SECONDS = 20
 """CPU time limit of one grammar. Large permitted grammars take five seconds on slow processors."""
@@ -17,8 +18,6 @@ MOST_MEMORY = 2 << 30
 """Memory limit of the process in bytes; with a vocabulary of 262,144 tokens it has some 500 MB before it compiles."""
 MOST_GRAMMAR = 64 << 20
 """Maximum length of a grammar's JSON; each request that is computed may have a grammar of its own."""
-NO_MEMORY = 3
-"""Exit status of a process that reached `MOST_MEMORY`."""
 COMPILED, REFUSED = "compiled", "refused"
 _SIMPLER = "Ask for a simpler one, with fewer parts that may be repeated or left out."
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
