@@ -155,7 +155,7 @@ class _Translation:
     def _merged(self, schema: object, where: Place, choices: list[tuple[str, list[object]]], depth: int) -> Schema:
         """All assertions about a value here, in references and in allOf; appends its anyOf and oneOf to `choices`."""
         if depth > _MOST_LEVELS:
-            raise Unenforced(f"{where}: the references form an endless loop")
+            raise Unenforced(f"{where}: references or allOf follow one another without end, or more than {_MOST_LEVELS} deep")
         found, applied = _parts(schema, where)
         if "$ref" in applied:
             target, place = self._target(applied["$ref"], where)
