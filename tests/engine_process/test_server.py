@@ -275,6 +275,18 @@ def test_refusals_and_passed_deadlines_are_counted_in_the_figures(place: Place, 
     watching.close()
 
 
+def test_requests_are_counted_by_their_ends(place: Place, client: EngineClient) -> None:
+    kept = [ask(client) for _ in range(4)]
+    assert eventually(lambda: len(place.engine.requests) == 4)
+    place.engine.step({0: [7]}, finish="length")
+    place.engine.step({0: [7]}, error=RequestError("there is no adapter 7", hint="Name another."))
+    place.engine.step({0: [7]}, finish="cancelled")
+    place.engine.step({0: [7]}, error=ForgeError("a rank has ended", hint="Start the server again."))
+    assert eventually(lambda: all(len(each.ends) == 1 for each in kept))
+    ended = place.server._ended
+    assert (ended.answered, ended.refused, ended.late, ended.failed) == (1, 1, 0, 1)
+
+
 @pytest.mark.parametrize("limits", [QueueLimits(size=500)])
 def test_deadlines_of_requests_that_are_over_are_dropped(place: Place, client: EngineClient) -> None:
     for _ in range(5):
@@ -303,7 +315,8 @@ def test_requests_that_only_compute_their_prompts_are_not_late(place: Place, cli
     assert len(place.engine.requests) == 1
     place.engine.step({0: [7]}, finish="length")
     assert eventually(lambda: computes.ends == {0: "length"})
-    assert eventually(lambda: seen[-1].get("late_requests") == 1)
+    assert eventually(lambda: (seen[-1].get("late_requests"), seen[-1].get("answered_requests")) == (1, 1))
+    assert 0 < seen[-1]["answered_seconds"] < PATIENCE
     count = len(seen)
     assert eventually(lambda: len(seen) > count + 2)
     assert seen[-1]["late_requests"] == 1

@@ -9,9 +9,10 @@ from unittest.mock import patch
 import pytest
 
 from trtforge.core.assets import asset_directory
+from trtforge.engine_process.ended_requests import EndedRequests
 from trtforge.runtime.options import EngineStatistics
 
-OF_THE_PROCESS = ("refused_requests", "late_requests")
+OF_THE_PROCESS = tuple(EndedRequests().figures())
 NAMES = (*(each.name for each in fields(EngineStatistics)), *OF_THE_PROCESS)
 COUNTS = {name: index for index, name in enumerate(NAMES, start=1)}
 

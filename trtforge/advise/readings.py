@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pydantic import Field
 
 from trtforge.core.config_model import Config
-from trtforge.formats.prometheus import BATCHER, GENERAL, KV_BLOCKS, REQUESTS, Sample
+from trtforge.formats.prometheus import BATCHER, ENDED, GENERAL, KV_BLOCKS, REQUESTS, Sample
 
 _ENGINE = {
     REQUESTS: ("request_type", {"active", "max", "scheduled", "waiting"}),
@@ -17,7 +17,7 @@ _ENGINE = {
     ),
     GENERAL: ("general_type", {"iteration_counter"}),
     "trtforge_speculative_decoding": ("draft_tokens", {"drafted", "accepted"}),
-    "trtforge_requests": ("ended", {"refused", "late"}),
+    ENDED: ("ended", {"refused", "late"}),
 }
 """The metric families of an engine: the label that distinguishes the values, and the values that are read."""
 FEW_REQUESTS = 10

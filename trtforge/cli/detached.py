@@ -35,6 +35,8 @@ def serve_detached(config: "ServeConfig", repository: Path, ports: Sequence[str]
 
     `ports`: options with the ports that were chosen in place of 0, which that process gets too.
     """
+    from trtforge.core.manifest import open_artifact
+    from trtforge.formats.triton import read_facts
     from trtforge.serve.announcements import Printed
     from trtforge.serve.detached.process import inherited
     from trtforge.serve.detached.start import NotReadyError, start
@@ -51,7 +53,8 @@ def serve_detached(config: "ServeConfig", repository: Path, ports: Sequence[str]
     except NotReadyError as error:
         return error.status
     print(f"name={server.name} pid={server.record.pid} log={server.log}")
-    chat = f"trtforge chat --url {server.record.grpc}"
+    model = read_facts(open_artifact(repository, "repository")).model("ensemble")
+    chat = f"trtforge chat --url {server.record.grpc}" + ("" if model == "ensemble" else f" --model {model}")
     commands = (chat, f"trtforge status {server.name}", f"trtforge stop {server.name}")
     print("\n".join((f"{server.name} runs in the background:", *commands)), file=sys.stderr)
     return DONE

@@ -71,7 +71,9 @@ def plan_cluster(manifest: Manifest, config: ClusterConfig) -> Cluster:
         "networkpolicy.yaml": (network_policy(workload, settings, config.nodes),),
         "podmonitor.yaml": (pod_monitor(settings),),
         "prometheusrule.yaml": (prometheus_rule(settings),),
-        "configmap.yaml": (dashboard_map(settings, config.name, gpus=workload.gpus > 0),),
+        "configmap.yaml": (
+            dashboard_map(settings, config.name, gpus=workload.gpus > 0, counted=facts.backend != "tensorrt_llm"),
+        ),
         "scaledobject.yaml": (scaled_object(settings, owner, facts.max_batch_size),),
     }
     return Cluster(config, workload, settings, objects, namespace(settings))

@@ -12,9 +12,12 @@ _WIDTH, _HEIGHT, _COLUMNS = 12, 8, 2
 _INTERVAL = "[$__rate_interval]"
 
 
-def dashboard(name: str, *, gpus: bool) -> Mapping[str, Any]:
-    """The JSON model of a deployment's dashboard, with variables for data source, namespace and pod."""
-    panels = [*_panels(), *(_gpu_panels() if gpus else ())]
+def dashboard(name: str, *, gpus: bool, counted: bool) -> Mapping[str, Any]:
+    """The JSON model of a deployment's dashboard, with variables for data source, namespace and pod.
+
+    `gpus`: with panels of GPUs; `counted`: the engine counts how requests end, see `metrics`.
+    """
+    panels = [*_panels(_counted_panels() if counted else _triton_panels()), *(_gpu_panels() if gpus else ())]
     return {
         "title": f"trtforge: {name}",
         "uid": name[:_LONGEST_UID],
@@ -33,8 +36,7 @@ def dashboard(name: str, *, gpus: bool) -> Mapping[str, Any]:
     }
 
 
-def _panels() -> tuple[Mapping[str, Any], ...]:
-    answered = f"({_rate(metrics.SUCCESS)} + {_rate(metrics.FAILURE)})"
+def _panels(ended: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     return (
         _panel(
             "Requests in the engine",
@@ -44,13 +46,7 @@ def _panels() -> tuple[Mapping[str, Any], ...]:
             (f"sum({metrics.MOST_ACTIVE})", "most at once"),
         ),
         _panel("KV cache in use", "percentunit", (metrics.KV_FRACTION, "{{pod}}")),
-        _panel(
-            "Requests answered",
-            "reqps",
-            (_rate(metrics.SUCCESS), "{{model}}"),
-            (_rate(metrics.FAILURE), "{{model}} failed"),
-        ),
-        _panel("Time of a request, mean", "µs", (f"{_rate(metrics.DURATION)} / {answered}", "{{model}}")),
+        *ended,
         _panel("Iterations", "iops", (f"rate({metrics.ITERATIONS}{_INTERVAL})", "{{pod}}")),
         _panel(
             "Paused, and pending in Triton",
@@ -58,6 +54,31 @@ def _panels() -> tuple[Mapping[str, Any], ...]:
             (f"sum({metrics.PAUSED})", "paused"),
             (f"sum by (model) ({metrics.PENDING}{{PODS}})", "pending in {{model}}"),
         ),
+    )
+
+
+def _counted_panels() -> tuple[Mapping[str, Any], ...]:
+    seconds, answered = (f"sum(rate({each}{_INTERVAL}))" for each in (metrics.ANSWERED_SECONDS, metrics.ANSWERED))
+    return (
+        _panel(
+            "Requests by their end",
+            "reqps",
+            (f"sum by (ended) (rate({metrics.ENDS}{_INTERVAL}))", "{{ended}}"),
+        ),
+        _panel("Time of an answered request, mean", "s", (f"{seconds} / {answered}", "mean")),
+    )
+
+
+def _triton_panels() -> tuple[Mapping[str, Any], ...]:
+    answered = f"({_rate(metrics.SUCCESS)} + {_rate(metrics.FAILURE)})"
+    return (
+        _panel(
+            "Requests answered",
+            "reqps",
+            (_rate(metrics.SUCCESS), "{{model}}"),
+            (_rate(metrics.FAILURE), "{{model}} failed"),
+        ),
+        _panel("Time of a request, mean", "µs", (f"{_rate(metrics.DURATION)} / {answered}", "{{model}}")),
     )
 
 

@@ -1,13 +1,14 @@
 """Metrics of a server by name, and the PromQL expressions of alerts, autoscaling and dashboard.
 
 Requests and KV blocks are gauges of the engine's executor: it takes requests from Triton at once, so Triton's own queue
-is empty however many requests wait.
+is empty however many requests wait. Triton counts a request as a success once trtforge's models have taken it; how it
+ended is a gauge of trtforge's engines, which TensorRT-LLM's backend lacks.
 """
 
 import re
 
 from trtforge.deploy.values import Text, Value, text
-from trtforge.formats.prometheus import BATCHER, GENERAL, KV_BLOCKS, REQUESTS
+from trtforge.formats.prometheus import BATCHER, ENDED, ENDED_SECONDS, GENERAL, KV_BLOCKS, REQUESTS
 
 SUCCESS, FAILURE = "nv_inference_request_success", "nv_inference_request_failure"
 DURATION, QUEUED = "nv_inference_request_duration_us", "nv_inference_queue_duration_us"
@@ -25,6 +26,10 @@ MOST_ACTIVE = f'{REQUESTS}{{request_type="max",PODS}}'
 KV_FRACTION = f'{KV_BLOCKS}{{kv_cache_block_type="fraction",PODS}}'
 PAUSED = f'{BATCHER}{{inflight_batcher_specific_metric="paused_requests",PODS}}'
 ITERATIONS = f'{GENERAL}{{general_type="iteration_counter",PODS}}'
+ENDS = f"{ENDED}{{PODS}}"
+ANSWERED = f'{ENDED}{{ended="answered",PODS}}'
+NOT_ANSWERED = f'{ENDED}{{ended!="answered",PODS}}'
+ANSWERED_SECONDS = f'{ENDED_SECONDS}{{ended="answered",PODS}}'
 FULL = f"{ACTIVE} / ignoring (request_type) {MOST_ACTIVE}"
 """Running requests as a share of the most that the engine can run at once."""
 

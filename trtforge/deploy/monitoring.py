@@ -11,7 +11,10 @@ from trtforge.deploy.metrics import of_pods
 from trtforge.deploy.pods import labels, metadata
 from trtforge.deploy.values import Node, When, text
 
-_FAILED = f'sum by (pod) (rate({metrics.FAILURE}{{reason!="CANCELED",PODS}}[5m]))'
+_TRITON_FAILED = f'sum by (pod) (rate({metrics.FAILURE}{{reason!="CANCELED",PODS}}[5m]))'
+_TRITON_ALL = f"(sum by (pod) (rate({metrics.SUCCESS}{{PODS}}[5m])) + {_TRITON_FAILED})"
+_ENGINE_FAILED = f"sum by (pod) (rate({metrics.NOT_ANSWERED}[5m]))"
+_ENGINE_ALL = f"sum by (pod) (rate({metrics.ENDS}[5m]))"
 _OPERATOR = "monitoring.coreos.com/v1"
 
 
@@ -46,7 +49,7 @@ ALERTS = (
     ),
     Alert(
         "TrtforgeRequestsFail",
-        f"{_FAILED} / (sum by (pod) (rate({metrics.SUCCESS}{{PODS}}[5m])) + {_FAILED}) > 0.05",
+        f"({_ENGINE_FAILED} / {_ENGINE_ALL} or {_TRITON_FAILED} / {_TRITON_ALL}) > 0.05",
         "10m",
         "warning",
         "{{ $labels.pod }} answers {{ $value | humanizePercentage }} of its requests with an error.",
@@ -111,11 +114,11 @@ def prometheus_rule(settings: ClusterSettings) -> Node:
     )
 
 
-def dashboard_map(settings: ClusterSettings, name: str, *, gpus: bool) -> Node:
+def dashboard_map(settings: ClusterSettings, name: str, *, gpus: bool, counted: bool) -> Node:
     """The dashboard in a ConfigMap that Grafana's sidecar finds by its label; the sidecar keeps all files in one
-    directory."""
+    directory. `gpus`, `counted`: see `dashboard`."""
     found = metadata(settings, text(settings.name, "-dashboard"), {"grafana_dashboard": "1"})
-    data = {f"{name}.json": json.dumps(dashboard(name, gpus=gpus), indent=1) + "\n"}
+    data = {f"{name}.json": json.dumps(dashboard(name, gpus=gpus, counted=counted), indent=1) + "\n"}
     return When(settings.monitoring, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": found, "data": data})
 
 

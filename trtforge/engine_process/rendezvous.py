@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from hashlib import sha256
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
@@ -26,10 +27,18 @@ def socket_path(engine_model: str, server: int) -> Path:
             raise ForgeError(
                 f"{directory} is not a private directory of this user", hint=f"Remove it, or set {RUNTIME_VARIABLE}."
             )
-    path = directory / f"{engine_model}.sock"
+    path = socket_file(directory, engine_model)
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise ForgeError(
             f"the socket path {path} has {len(os.fsencode(path))} bytes, the limit is {_LONGEST_PATH}",
             hint=f"Set TMPDIR (or {RUNTIME_VARIABLE}) to a shorter directory.",
         )
     return path
+
+
+def socket_file(directory: Path, engine_model: str) -> Path:
+    """The socket of a model in a directory; named by a digest of the model's name where the path would be too long."""
+    path = directory / f"{engine_model}.sock"
+    if len(os.fsencode(path)) <= _LONGEST_PATH:
+        return path
+    return directory / f"{sha256(engine_model.encode()).hexdigest()[:16]}.sock"

@@ -19,6 +19,7 @@ from trtforge.core.server_errors import SHUTTING_DOWN
 from trtforge.engine_process.admission import Admission, QueueLimits
 from trtforge.engine_process.connection import Connection
 from trtforge.engine_process.control import ClientStatus, EngineStatus, State
+from trtforge.engine_process.ended_requests import EndedRequests
 from trtforge.engine_process.frames import BadFrame, Frame
 from trtforge.engine_process.messages import Submission, Update, size_of
 from trtforge.engine_process.progress import Progress, cpu_seconds
@@ -40,7 +41,9 @@ _SPARE_DEADLINES = 1024  # deadlines of finished sequences that may be kept
 
 @dataclass(eq=False)
 class _Sequence:
-    """An admitted sequence. `failure`: its error if the engine cancels it on behalf of this server.
+    """An admitted sequence. `since`: its arrival, by `monotonic`.
+
+    `failure`: its error if the engine cancels it on behalf of this server.
 
     `brought`: its first token comes with the request, so it does not show that the sequence runs.
     """
@@ -49,6 +52,7 @@ class _Sequence:
     name: int
     key: str
     size: int
+    since: float
     failure: RequestFailure | None = None
     brought: bool = False
     started: bool = False
@@ -71,7 +75,8 @@ class EngineServer:
         self._failure: ForgeError | None = None
         self._failed_at = 0.0
         self._stopping = False
-        self._tokens = self._finished = self._refused = self._late = self._cut = 0
+        self._tokens = self._finished = self._cut = 0
+        self._ended = EndedRequests()
         self._progress = Progress(time.monotonic())
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path.unlink(missing_ok=True)
@@ -207,7 +212,8 @@ class EngineServer:
                 for request in submission.requests:
                     key = _key(client, request.request_id)
                     brought = request.context_phase is not None
-                    sequence = _Sequence(client, int(request.request_id), key, size_of(request), brought=brought)
+                    name, size = int(request.request_id), size_of(request)
+                    sequence = _Sequence(client, name, key, size, since=now, brought=brought)
                     self._sequences[key] = sequence
                     sequences.append((sequence, request))
                     if submission.timeout is not None:
@@ -215,7 +221,7 @@ class EngineServer:
                     if self._limits.seconds is not None:
                         self._add_deadline(now + self._limits.seconds, key, only_waiting=True)
             else:
-                self._refused += len(submission.requests)
+                self._ended.refused += len(submission.requests)
         if failure is not None:
             for request in submission.requests:
                 client.add(int(request.request_id), Update(finish_reason="error", failure=failure), urgent=True)
@@ -250,8 +256,8 @@ class EngineServer:
                 failure = self._failure_of(output.error)
             elif output.finish_reason == "cancelled":
                 failure = sequence.failure
-                self._late += failure is not None
             if output.finish_reason is not None:
+                self._ended.count(output, expired=failure is not None, seconds=time.monotonic() - sequence.since)
                 self._finish(sequence)
         update = Update()
         update.add(output)
@@ -289,6 +295,7 @@ class EngineServer:
             left = list(self._sequences.values())
         cut = sum(self._end(sequence, failure) for sequence in left)
         self._cut += cut
+        self._ended.failed += cut
         self._flush()
         return cut
 
@@ -318,7 +325,7 @@ class EngineServer:
                 failure = RequestFailure(ErrorCode.DEADLINE_EXCEEDED, "the request's timeout has passed")
                 ended = self._end(sequence, failure)
                 with self._lock:
-                    self._late += ended
+                    self._ended.late += ended
             elif not sequence.started:  # ends only if it waits
                 waited = f"the request waited {self._limits.seconds:g} s in the queue; retry in "
                 sequence.failure = RequestFailure(
@@ -339,7 +346,7 @@ class EngineServer:
             unfinished=max(0, unfinished - int(figures.get("preparing", 0))),  # compilations have limits of their own
             cpu_seconds=cpu_seconds(processes),
         )
-        self._send_figures(now, {**figures, "refused_requests": self._refused, "late_requests": self._late})
+        self._send_figures(now, {**figures, **self._ended.figures()})
         self._flush()
 
     def _due(self, now: float) -> Iterator[tuple[_Sequence, bool]]:
@@ -366,7 +373,7 @@ class EngineServer:
             waiting=unfinished - running,
             generated_tokens=self._tokens,
             finished=self._finished,
-            refused=self._refused,
+            refused=self._ended.refused,
             cut=self._cut,
             stalled_seconds=self._progress.stalled_seconds(now),
             error=self._failure.message if self._failure else "",

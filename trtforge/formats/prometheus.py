@@ -10,6 +10,8 @@ from trtforge.core.errors import ForgeError
 REQUESTS, KV_BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 BATCHER, GENERAL = "nv_trt_llm_inflight_batcher_metrics", "nv_trt_llm_general_metrics"
 """Gauges of TensorRT-LLM's backend, which trtforge's engines report too (docs/deployment.md)."""
+ENDED, ENDED_SECONDS = "trtforge_requests", "trtforge_request_seconds"
+"""How requests ended, of trtforge's engines only."""
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+([^\s]+)(?:\s+-?\d+)?")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _ESCAPED = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}

@@ -101,6 +101,7 @@ _OWN_MODULES: Mapping[str, tuple[str, ...]] = {
                 "connection",
                 "context_phase",
                 "control",
+                "ended_requests",
                 "frames",
                 "host",
                 "messages",

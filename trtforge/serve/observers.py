@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trtforge.engine_process.control import EngineControl, EngineStatus
+from trtforge.engine_process.rendezvous import socket_file
 from trtforge.serve.plain_http import NoAnswer
 from trtforge.serve.probe import health, send_ping
 
@@ -112,5 +113,5 @@ def within(seconds: float, call: Callable[[], object]) -> None:
 
 def engine_of(runtime: Path, model: str) -> EngineControl | None:
     """The engine process behind `model`; None for an engine that runs inside Triton."""
-    path = runtime / f"{model}.sock"
+    path = socket_file(runtime, model)
     return EngineControl(path) if path.exists() else None

@@ -155,7 +155,9 @@ class _Translation:
     def _merged(self, schema: object, where: Place, choices: list[tuple[str, list[object]]], depth: int) -> Schema:
         """All assertions about a value here, in references and in allOf; appends its anyOf and oneOf to `choices`."""
         if depth > _MOST_LEVELS:
-            raise Unenforced(f"{where}: references or allOf follow one another without end, or more than {_MOST_LEVELS} deep")
+            raise Unenforced(
+                f"{where}: references or allOf follow one another without end, or more than {_MOST_LEVELS} deep"
+            )
         found, applied = _parts(schema, where)
         if "$ref" in applied:
             target, place = self._target(applied["$ref"], where)
