@@ -44,11 +44,24 @@ def test_draft_tokens_of_lookahead(window: int, ngram: int, verification: int, t
         ({"medusa": {"choices": [[-1]]}}, "negative rank"),
         ({"weights_on_gpu": 1.5}, "less than or equal to 1"),
         ({"lora": {"modules": ["q_proj"]}}, "attn_q"),
+        (
+            {"lora": {"host_memory": 10**25}},
+            r"lora\.host_memory: Input should be less than or equal to 92233720368",
+        ),
+        ({"lora": {"host_memory": "16-GB"}}, r"lora\.host_memory: not a size"),
     ],
 )
 def test_a_mistake_is_named(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ForgeError, match=message):
         features(**values)
+
+
+def test_host_memory_of_adapters_may_be_a_size() -> None:
+    found = features(lora={"host_memory": "16GB"}).lora
+    assert found is not None
+    assert found.host_memory == 16 * 10**9
+    (written,) = parse_features(("lora.host_memory=2GiB",)).values()
+    assert written == {"host_memory": "2GiB"}
 
 
 def test_an_unknown_key_of_a_feature_names_the_nearest() -> None:

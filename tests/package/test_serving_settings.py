@@ -171,7 +171,14 @@ def test_offloaded_blocks_need_reuse(tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"max_attention_window_size": [0]}, "an attention window has at least one token"),
+        ({"max_attention_window_size": 2**31}, "an attention window has at most 2,147,483,647 tokens"),
+        ({"sink_token_length": 2**31}, "sink_token_length: Input should be less than or equal to 2147483647"),
+        ({"cuda_graph_cache_size": 2**31}, "cuda_graph_cache_size: Input should be less than or equal to 2147483647"),
+        ({"num_nodes": 2**31}, "num_nodes: Input should be less than or equal to 2147483647"),
         ({"gpu_device_ids": "0,1;"}, "gpu_device_ids"),
+        ({"gpu_device_ids": f"0,{2**31}"}, "gpu_device_ids: an id is at most 2,147,483,647"),
+        ({"participant_ids": "1;" + "9" * 5000}, "participant_ids: an id is at most 2,147,483,647"),
+        ({"draft_gpu_device_ids": 2**31}, "draft_gpu_device_ids: an id is at most 2,147,483,647"),
         ({"participant_ids": "a"}, "participant_ids"),
         ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend"),
         ({"cuda_graphs": True}, "unknown key cuda_graphs"),
@@ -180,6 +187,14 @@ def test_offloaded_blocks_need_reuse(tmp_path: Path) -> None:
 def test_values_that_mean_nothing_are_refused_by_their_key(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ForgeError, match=message):
         ServingConfig.parse(values, "serving")
+
+
+def test_the_largest_numbers_of_32_bits_are_taken() -> None:
+    most = 2**31 - 1
+    values = {"gpu_device_ids": f"0,{most};000{most}", "sink_token_length": most, "max_attention_window_size": most}
+    found = ServingConfig.parse(values, "s")
+    assert found.instances == ((0, most), (most,))
+    assert (found.sink_token_length, found.max_attention_window_size) == (most, (most,))
 
 
 def test_single_ids_and_windows_may_be_numbers() -> None:

@@ -14,6 +14,7 @@ from trtforge.core.llm_api_features import (
     MtpFeature,
     NgramFeature,
 )
+from trtforge.core.sizes import Bytes
 
 LoraModule = Literal[
     "attn_qkv", "attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h", "mlp_gate"
@@ -53,7 +54,7 @@ class LoraFeature(Config):
     gpu_fraction: float = Field(
         0.05, gt=0, lt=1, description="Adapter cache: fraction of the memory that the KV cache leaves free."
     )
-    host_memory: int = Field(1 << 30, ge=1, description="Adapter cache on the host, in bytes.")
+    host_memory: Bytes = Field(1 << 30, description="Adapter cache on the host of each rank, such as 16GB.")
 
 
 class DraftFeature(Config):

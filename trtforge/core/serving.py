@@ -1,16 +1,18 @@
 """How Triton serves an engine, in the recipe: settings of every backend, and those of TensorRT-LLM's executor."""
 
+import re
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from trtforge.core.config_model import Config
-from trtforge.core.sizes import Bytes
+from trtforge.core.sizes import MOST_INT32, Bytes
 
 GuidedBackend = Literal["xgrammar", "llguidance"]
 SchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
-_GROUP = r"^\d+(,\d+)*$"
-_INSTANCES = r"^\d+(,\d+)*(;\d+(,\d+)*)*$"
+_GROUP = r"^[0-9]+(,[0-9]+)*$"
+_INSTANCES = r"^[0-9]+(,[0-9]+)*(;[0-9]+(,[0-9]+)*)*$"
+_DIGITS = len(str(MOST_INT32))  # Python refuses to read numbers of thousands of digits
 
 
 class ServingConfig(Config):
@@ -43,13 +45,15 @@ class ServingConfig(Config):
         None, min_length=1, description="Attention window in tokens, one value or one per layer; null: the model's own."
     )
     sink_token_length: int | None = Field(
-        None, ge=0, description="First tokens that stay in every attention window (StreamingLLM)."
+        None, ge=0, le=MOST_INT32, description="First tokens that stay in every attention window (StreamingLLM)."
     )
     kv_cache_host_memory_bytes: Bytes | None = Field(
         None, description="Host memory of each rank for KV blocks that leave the GPU, such as 16GB; needs kv_reuse."
     )
     cuda_graph_mode: bool | None = Field(None, description="Run generation steps as CUDA graphs.")
-    cuda_graph_cache_size: int | None = Field(None, ge=0, description="Maximum number of CUDA graphs kept.")
+    cuda_graph_cache_size: int | None = Field(
+        None, ge=0, le=MOST_INT32, description="Maximum number of CUDA graphs kept."
+    )
     enable_trt_overlap: bool | None = Field(None, description="Overlap TensorRT steps with CUDA graphs; experimental.")
     normalize_log_probs: bool | None = Field(None, description="Normalise the log probabilities of beams by length.")
     lora_prefetch_dir: str | None = Field(
@@ -65,7 +69,7 @@ class ServingConfig(Config):
     participant_ids: str | None = Field(
         None, pattern=_INSTANCES, description="MPI ranks of each instance; rank 0 is the orchestrator."
     )
-    num_nodes: int | None = Field(None, ge=1, description="Number of MPI nodes.")
+    num_nodes: int | None = Field(None, ge=1, le=MOST_INT32, description="Number of MPI nodes.")
     speculative_decoding_fast_logits: bool | None = Field(
         None, description="Send draft logits from engine to engine without the client; needs participant_ids."
     )
@@ -76,6 +80,14 @@ class ServingConfig(Config):
         """Accept a single id, which is a number in YAML."""
         return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
+    @field_validator("gpu_device_ids", "participant_ids", "draft_gpu_device_ids")
+    @classmethod
+    def _ids_of_32_bits(cls, value: str | None) -> str | None:
+        numbers = () if value is None else re.split("[,;]", value)
+        if any(len(each.lstrip("0")) > _DIGITS or int(each) > MOST_INT32 for each in numbers):
+            raise ValueError(f"an id is at most {MOST_INT32:,}")
+        return value
+
     @field_validator("max_attention_window_size", mode="before")
     @classmethod
     def _one_window(cls, value: Any) -> Any:
@@ -83,9 +95,11 @@ class ServingConfig(Config):
 
     @field_validator("max_attention_window_size")
     @classmethod
-    def _positive(cls, windows: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    def _windows_of_32_bits(cls, windows: tuple[int, ...] | None) -> tuple[int, ...] | None:
         if windows is not None and min(windows) < 1:
             raise ValueError("an attention window has at least one token")
+        if windows is not None and max(windows) > MOST_INT32:
+            raise ValueError(f"an attention window has at most {MOST_INT32:,} tokens")
         return windows
 
     @property

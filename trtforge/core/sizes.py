@@ -12,6 +12,8 @@ _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?P<binary>i
 _PREFIXES = ("", "k", "m", "g", "t")
 MOST_BYTES = 2**63 - 1
 """Limit of signed 64-bit integers, in which engines receive sizes."""
+MOST_INT32 = 2**31 - 1
+"""Limit of signed 32-bit integers, in which engines receive ids and numbers of tokens."""
 _KINDS = "200GB, 1.5TB, 64GiB or a number of bytes"
 
 
