@@ -7,9 +7,12 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, ValidationError, ValidationInfo, field_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 from typing_extensions import Self
 
+from trtforge.core.config_schema import add_limits
 from trtforge.core.errors import ForgeError, Repair, UsageError, Where
 from trtforge.core.nearest import nearest_name
 from trtforge.core.plausible import LARGEST
@@ -54,6 +57,13 @@ class Config(BaseModel):
         if limit is not None and isinstance(value, int) and value > limit:
             raise ValueError(f"Input should be less than or equal to {limit}")
         return value
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """The JSON schema, with the limits of `_plausible`."""
+        schema = handler(core_schema)
+        add_limits(handler.resolve_ref_schema(schema))
+        return schema
 
     @classmethod
     def parse(

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 from typing_extensions import Self
 
 from trtforge.core.config_model import Config
+from trtforge.core.config_schema import also, narrowed
 from trtforge.core.llm_api_features import (
     AttentionDpFeature,
     CudaGraphsFeature,
@@ -38,6 +39,8 @@ EMBEDDED = frozenset(
 
 Choices = tuple[tuple[int, ...], ...]
 """A tree of draft tokens: for each node, the candidate ranks on the path to it."""
+_PATH = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_SWITCHED = also({"type": "boolean"})
 MOST_NODES = 63
 """Nodes of a tree that the embedded engine can verify: a node's ancestors, with the token before the tree, are a mask
 of 64 bits. TensorRT-LLM's default tree has as many nodes."""
@@ -77,7 +80,11 @@ class _Tree(Config):
     draft_tokens: int | None = Field(
         None, ge=1, description="Maximum draft tokens per iteration; default: the checkpoint's."
     )
-    choices: Choices | None = Field(None, description="Tree of candidates, such as [[0], [0, 0], [1]].")
+    choices: Choices | None = Field(
+        None,
+        description="Tree of candidates, such as [[0], [0, 0], [1]].",
+        json_schema_extra=narrowed(minItems=1, uniqueItems=True, items=_PATH),
+    )
 
     @field_validator("choices")
     @classmethod
@@ -175,20 +182,34 @@ class FeaturesConfig(Config):
 
     kv_reuse: bool = Field(True, description="Share KV blocks between requests with the same prefix.")
     chunked_context: bool = Field(True, description="Split long prompts into chunks that fit max_num_tokens.")
-    lora: LoraFeature | None = Field(None, description="Serve LoRA adapters.")
-    draft: DraftFeature | None = Field(None, description="Verify tokens that a draft model proposes.")
-    medusa: MedusaFeature | None = Field(None, description="Speculate with Medusa heads.")
-    eagle: EagleFeature | None = Field(None, description="Speculate with an EAGLE network.")
-    lookahead: LookaheadFeature | None = Field(None, description="Speculate without any other model.")
+    lora: LoraFeature | None = Field(None, description="Serve LoRA adapters.", json_schema_extra=_SWITCHED)
+    draft: DraftFeature | None = Field(
+        None, description="Verify tokens that a draft model proposes.", json_schema_extra=_SWITCHED
+    )
+    medusa: MedusaFeature | None = Field(None, description="Speculate with Medusa heads.", json_schema_extra=_SWITCHED)
+    eagle: EagleFeature | None = Field(
+        None, description="Speculate with an EAGLE network.", json_schema_extra=_SWITCHED
+    )
+    lookahead: LookaheadFeature | None = Field(
+        None, description="Speculate without any other model.", json_schema_extra=_SWITCHED
+    )
     eagle3: Eagle3Feature | None = Field(None, description="LLM API and torch: speculate with an EAGLE-3 network.")
-    mtp: MtpFeature | None = Field(None, description="LLM API: speculate with the model's MTP layers.")
-    ngram: NgramFeature | None = Field(None, description="LLM API and torch: speculate with n-grams of the text.")
+    mtp: MtpFeature | None = Field(
+        None, description="LLM API: speculate with the model's MTP layers.", json_schema_extra=_SWITCHED
+    )
+    ngram: NgramFeature | None = Field(
+        None, description="LLM API and torch: speculate with n-grams of the text.", json_schema_extra=_SWITCHED
+    )
     moe: MoeFeature | None = Field(None, description="LLM API: how experts run.")
     attention_dp: AttentionDpFeature | None = Field(
-        None, description="LLM API: data parallelism for attention, tensor or expert parallelism for the rest."
+        None,
+        description="LLM API: data parallelism for attention, tensor or expert parallelism for the rest.",
+        json_schema_extra=_SWITCHED,
     )
     cuda_graphs: CudaGraphsFeature | None = Field(
-        None, description="LLM API: CUDA graphs; false: none; default: TensorRT-LLM's sizes."
+        None,
+        description="LLM API: CUDA graphs; false: none; default: TensorRT-LLM's sizes.",
+        json_schema_extra=_SWITCHED,
     )
     multiple_profiles: bool = Field(
         False, description="Tune kernels for several iteration sizes: faster engine, much longer build."

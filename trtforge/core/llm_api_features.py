@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from trtforge.core.config_model import Config
+from trtforge.core.config_schema import narrowed
 
 MoeBackend = Literal[
     "AUTO", "CUTLASS", "CUTEDSL", "WIDEEP", "TRTLLM", "DEEPGEMM", "DENSEGEMM", "VANILLA", "TRITON", "MARLIN",
@@ -79,7 +80,12 @@ class CudaGraphsFeature(Config):
     """Generation iterations of recorded batch sizes run as CUDA graphs. Unset sizes are TensorRT-LLM's."""
 
     enabled: bool = Field(True, description="Whether CUDA graphs are used.")
-    batch_sizes: tuple[int, ...] | None = Field(None, min_length=1, description="Batch sizes to record.")
+    batch_sizes: tuple[int, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Batch sizes to record.",
+        json_schema_extra=narrowed(uniqueItems=True, items={"type": "integer", "minimum": 1}),
+    )
     max_batch_size: int | None = Field(None, ge=1, description="Largest batch size to record, instead of a list.")
     padding: bool | None = Field(None, description="Run other batch sizes padded to the next recorded one.")
 

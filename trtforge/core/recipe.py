@@ -9,8 +9,10 @@ from pydantic import Field, field_validator
 
 from trtforge.core import defaults
 from trtforge.core.config_model import Config, GivenBy, LineOf, Location, holds_none, holds_text, parse_value
+from trtforge.core.config_schema import also, narrowed
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.features import FeaturesConfig
+from trtforge.core.plausible import LARGEST
 from trtforge.core.recipe_text import LONGEST_NAME
 from trtforge.core.serving import SchedulerPolicy as SchedulerPolicy
 from trtforge.core.serving import ServingConfig
@@ -117,6 +119,9 @@ class TargetConfig(Config):
     tensorrt_llm: str = Field(defaults.TENSORRT_LLM, description="TensorRT-LLM release that serves the engine.")
 
 
+_POWERS_OF_TWO = [1 << power for power in range(LARGEST["tokens_per_block"].bit_length())]
+
+
 class EngineConfig(Config):
     """The engine and its limits. An unset limit is derived from the others and the model."""
 
@@ -137,7 +142,9 @@ class EngineConfig(Config):
     max_seq_len: int | None = Field(None, ge=2, description="Maximum length of prompt plus output in tokens.")
     max_num_tokens: int | None = Field(None, ge=1, description="Maximum tokens per iteration, over all requests.")
     max_beam_width: int = Field(1, ge=1, description="Maximum beam width.")
-    tokens_per_block: int | None = Field(None, ge=1, description="Tokens per KV block.")
+    tokens_per_block: int | None = Field(
+        None, ge=1, description="Tokens per KV block.", json_schema_extra=narrowed(enum=_POWERS_OF_TWO)
+    )
     features: FeaturesConfig = FeaturesConfig()
 
     @field_validator("tokens_per_block")
@@ -149,6 +156,7 @@ class EngineConfig(Config):
 
 
 _Limit = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
+_OR_NONE = also({"const": "none"})
 LIMITS = ("perplexity_increase", "top1_agreement", "kl_mean", "kl_p99")
 """The keys of a gate that are limits; the others choose the samples."""
 
@@ -156,12 +164,24 @@ LIMITS = ("perplexity_increase", "top1_agreement", "kl_mean", "kl_p99")
 class GateConfig(Config):
     """The quality that a build must reach; unset limits are not checked."""
 
-    perplexity_increase: _Limit = Field(None, description="Maximum relative increase (0.02 is 2 %).")
-    top1_agreement: float | None = Field(
-        None, ge=0, le=1, description="Minimum share of positions with the same most probable token."
+    perplexity_increase: _Limit = Field(
+        None, description="Maximum relative increase (0.02 is 2 %).", json_schema_extra=_OR_NONE
     )
-    kl_mean: _Limit = Field(None, description="Maximum mean KL divergence from the reference, in nats.")
-    kl_p99: _Limit = Field(None, description="Maximum 99th percentile of the KL divergence over the tokens, in nats.")
+    top1_agreement: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Minimum share of positions with the same most probable token.",
+        json_schema_extra=_OR_NONE,
+    )
+    kl_mean: _Limit = Field(
+        None, description="Maximum mean KL divergence from the reference, in nats.", json_schema_extra=_OR_NONE
+    )
+    kl_p99: _Limit = Field(
+        None,
+        description="Maximum 99th percentile of the KL divergence over the tokens, in nats.",
+        json_schema_extra=_OR_NONE,
+    )
     data: str = Field(defaults.CALIBRATION_DATA, description="See quantization.calibration.data.")
     samples: int = Field(defaults.GATE_SAMPLES, ge=1, description="Number of samples.")
     sequence_length: int = Field(defaults.GATE_TOKENS, ge=2, description="Tokens per sample.")

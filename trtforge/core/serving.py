@@ -1,11 +1,12 @@
 """How Triton serves an engine, in the recipe: settings of every backend, and those of TensorRT-LLM's executor."""
 
 import re
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, WithJsonSchema, field_validator
 
 from trtforge.core.config_model import Config
+from trtforge.core.config_schema import also
 from trtforge.core.sizes import MOST_INT32, Bytes
 
 GuidedBackend = Literal["xgrammar", "llguidance"]
@@ -13,6 +14,10 @@ SchedulerPolicy = Literal["guaranteed_no_evict", "max_utilization"]
 _GROUP = r"^[0-9]+(,[0-9]+)*$"
 _INSTANCES = r"^[0-9]+(,[0-9]+)*(;[0-9]+(,[0-9]+)*)*$"
 _DIGITS = len(str(MOST_INT32))  # Python refuses to read numbers of thousands of digits
+
+_OR_ONE_ID = also({"type": "integer", "minimum": 0, "maximum": MOST_INT32})
+_WINDOW = {"type": "integer", "minimum": 1, "maximum": MOST_INT32}
+_Window = Annotated[int, WithJsonSchema(_WINDOW)]
 
 
 class ServingConfig(Config):
@@ -39,10 +44,16 @@ class ServingConfig(Config):
         None, min_length=1, description="Engine of a draft model, of the same backend; not for the LLM API."
     )
     draft_gpu_device_ids: str | None = Field(
-        None, pattern=_GROUP, description="GPUs of the draft engine's ranks; null: the first ones."
+        None,
+        pattern=_GROUP,
+        description="GPUs of the draft engine's ranks; null: the first ones.",
+        json_schema_extra=_OR_ONE_ID,
     )
-    max_attention_window_size: tuple[int, ...] | None = Field(
-        None, min_length=1, description="Attention window in tokens, one value or one per layer; null: the model's own."
+    max_attention_window_size: tuple[_Window, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Attention window in tokens, one value or one per layer; null: the model's own.",
+        json_schema_extra=also(_WINDOW),
     )
     sink_token_length: int | None = Field(
         None, ge=0, le=MOST_INT32, description="First tokens that stay in every attention window (StreamingLLM)."
@@ -64,10 +75,16 @@ class ServingConfig(Config):
         description="Requests may give a JSON schema, a regular expression or a grammar; llguidance: LLM API only.",
     )
     gpu_device_ids: str | None = Field(
-        None, pattern=_INSTANCES, description='GPUs of the ranks; ";" separates instances of the model: "0,1;2,3".'
+        None,
+        pattern=_INSTANCES,
+        description='GPUs of the ranks; ";" separates instances of the model: "0,1;2,3".',
+        json_schema_extra=_OR_ONE_ID,
     )
     participant_ids: str | None = Field(
-        None, pattern=_INSTANCES, description="MPI ranks of each instance; rank 0 is the orchestrator."
+        None,
+        pattern=_INSTANCES,
+        description="MPI ranks of each instance; rank 0 is the orchestrator.",
+        json_schema_extra=_OR_ONE_ID,
     )
     num_nodes: int | None = Field(None, ge=1, le=MOST_INT32, description="Number of MPI nodes.")
     speculative_decoding_fast_logits: bool | None = Field(

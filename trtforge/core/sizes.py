@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from trtforge.core.errors import UsageError
 
-_SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<prefix>[kmgt]?)(?P<binary>i?)b?", re.IGNORECASE)
+_SIZE = r"([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)([iI]?)[bB]?"
 _PREFIXES = ("", "k", "m", "g", "t")
 MOST_BYTES = 2**63 - 1
 """Limit of signed 64-bit integers, in which engines receive sizes."""
@@ -26,28 +26,34 @@ def parse_size(text: str, option: str) -> int:
 
 
 def _bytes_of(text: str) -> int:
-    match = _SIZE.fullmatch(text.strip())
+    match = re.fullmatch(_SIZE, text.strip())
     if match is None:
         raise ValueError(f"not a size: write {_KINDS}")
-    unit = (1024 if match["binary"] else 1000) ** _PREFIXES.index(match["prefix"].lower())
-    return int(Fraction(match["number"]) * unit)
+    number, prefix, binary = match.groups()
+    unit = (1024 if binary else 1000) ** _PREFIXES.index(prefix.lower())
+    return int(Fraction(number) * unit)
 
 
 def _from_text(value: Any) -> Any:
     return _bytes_of(str(value)) if isinstance(value, str | bool) else value
 
 
+def _text(pattern: str) -> dict[str, str]:
+    """The JSON schema of text of this pattern; whether the number is within its limits, only the parser checks."""
+    return {"type": "string", "pattern": rf"^\s*{pattern}\s*$"}
+
+
 Bytes = Annotated[
     int,
     BeforeValidator(_from_text),
     Field(ge=1, le=MOST_BYTES),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_BYTES}, {"type": "string"}]}),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_BYTES}, _text(_SIZE)]}),
 ]
 """A field of a configuration: bytes, or a size in text."""
 
 MOST_BITS = 16
 """Bits of an unquantised weight."""
-_BITS = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:bits?)?", re.IGNORECASE)
+_BITS = r"([0-9]+(?:\.[0-9]+)?)\s*(?:[bB][iI][tT][sS]?)?"
 
 
 def parse_bits(text: str, option: str) -> float:
@@ -64,16 +70,16 @@ def parse_bits(text: str, option: str) -> float:
 def _bits_of(value: object) -> float:
     if isinstance(value, bool):
         raise ValueError("not a number of bits: write 4.5bits, or 4.5")
-    match = _BITS.fullmatch(str(value).strip())
+    match = re.fullmatch(_BITS, str(value).strip())
     if match is None:
         raise ValueError("not a number of bits: write 4.5bits, or 4.5")
-    return float(match["number"])
+    return float(match[1])
 
 
 Bits = Annotated[
     float,
     BeforeValidator(_bits_of),
     Field(gt=0, le=MOST_BITS),
-    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": MOST_BITS}, {"type": "string"}]}),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": MOST_BITS}, _text(_BITS)]}),
 ]
 """A field of a configuration: bits of a weight."""
