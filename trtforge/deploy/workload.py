@@ -49,7 +49,7 @@ class Workload:
     """A container. `root`: where the repository must be mounted; `gpus`: of the whole server, 0 for the CPU.
 
     `embedded`: its image has trtforge. `drains`: a command that waits for running requests, if a signal would cut them.
-    `memory`: to reserve; `start_seconds`: time for loading. `base`: NVIDIA's image, if known.
+    `memory`: to reserve on each node; `start_seconds`: time for loading. `base`: NVIDIA's image, if known.
     """
 
     facts: RepositoryFacts
@@ -135,6 +135,23 @@ def plan_workload(
     return _triton(facts, config, image, bytes_)
 
 
+def memory_request(facts: RepositoryFacts, engine_bytes: int, nodes: int = 1) -> int:
+    """Bytes of host memory to reserve on each node; `engine_bytes`: size of the engine's files.
+
+    Counted are 4 GiB for the server's processes and shared memory, and
+
+    - on a GPU: 4 GiB for CUDA and loading;
+    - on the CPU: 1.5 times the engine's files for the weights and a small KV cache, and, if `serving.kv_cache_tokens`
+      is set, the bytes of that many tokens in the KV cache;
+    - for each rank on the node: `serving.kv_cache_host_memory_bytes` and the host's cache of LoRA adapters.
+
+    Not counted: weights that are streamed from host memory, the KV cache of a draft model that is part of the engine,
+    and a KV cache whose size depends on the free memory because `serving.kv_cache_tokens` is not set.
+    """
+    engine = engine_bytes * 3 // 2 + facts.kv_bytes if facts.device == "cpu" else _GPU_MEMORY
+    return _SERVER_MEMORY + engine + math.ceil(facts.ranks / nodes) * facts.host_bytes
+
+
 def _embedded(
     facts: RepositoryFacts, config: ServerConfig, image: str | None, bytes_: int, *, openai: bool, probed: bool
 ) -> Workload:
@@ -149,7 +166,6 @@ def _embedded(
     )
     ports = {"http": HTTP, "grpc": GRPC, "metrics": METRICS, "openai": OPENAI}
     closed = ({"grpc"} if keys else set()) | (set() if openai else {"openai"})  # gRPC without keys is loopback's
-    memory = _SERVER_MEMORY + (bytes_ * 3 // 2 if facts.device == "cpu" else _GPU_MEMORY)  # weights and KV cache
     return Workload(
         facts=facts,
         image=image or EMBEDDED_IMAGE,
@@ -158,7 +174,7 @@ def _embedded(
         root=REPOSITORY,
         ports={name: port for name, port in ports.items() if name not in closed},
         probes=embedded_probes(facts.model("ensemble"), HTTP, KEY_FILE if keys else None),
-        memory=memory,
+        memory=memory_request(facts, bytes_),
         start_seconds=start,
         drain_seconds=math.ceil(config.drain_timeout),
         embedded=True,
@@ -180,7 +196,7 @@ def _triton(facts: RepositoryFacts, config: ServerConfig, image: str | None, byt
         root=str(root),
         ports={"http": HTTP, "grpc": GRPC, "metrics": METRICS},
         probes=triton_probes(facts.model("ensemble"), HTTP, METRICS),
-        memory=_SERVER_MEMORY + _GPU_MEMORY,
+        memory=memory_request(facts, bytes_, nodes=max(1, len(config.hosts))),
         start_seconds=_START_SECONDS + math.ceil(bytes_ / _READ_BYTES_PER_SECOND),
         drain_seconds=math.ceil(config.drain_timeout),
         embedded=False,

@@ -99,11 +99,17 @@ class RepositoryFacts(Config):
     engine_path: str = Field(description="gpt_model_path as config.pbtxt has it.")
     adapters: dict[str, int] = Field({}, description="Task ids of the engine's LoRA adapters, by name.")
     target: EngineTarget = Field(EngineTarget(), description="What a TensorRT-LLM engine was built with and for.")
+    kv_bytes: int = Field(
+        0,
+        ge=0,
+        description="On the CPU: bytes of the KV caches for kv_cache_tokens, of all ranks; 0: not set or unknown.",
+    )
+    host_bytes: int = Field(0, ge=0, description="Host memory of each rank for KV blocks and LoRA adapters, in bytes.")
 
     def recorded(self) -> dict[str, Any]:
         """The content for the manifest."""
-        unused = {"adapters": not self.adapters, "draft_ranks": not self.draft_ranks, "draft_gpus": not self.draft_gpus}
-        return self.model_dump(mode="json", exclude={name for name, absent in unused.items() if absent})
+        optional = ("adapters", "draft_ranks", "draft_gpus", "kv_bytes", "host_bytes")
+        return self.model_dump(mode="json", exclude={name for name in optional if not getattr(self, name)})
 
     @property
     def instances(self) -> int:
@@ -115,6 +121,11 @@ class RepositoryFacts(Config):
         """GPUs that must be visible to the server: the number of an instance's ranks, or up to the highest chosen."""
         chosen = [gpu for instance in (*self.gpus, self.draft_gpus) for gpu in instance]
         return max(1 + max(chosen, default=0), self.draft_ranks, 0 if self.gpus else self.world_size)
+
+    @property
+    def ranks(self) -> int:
+        """Processes that run the engine, of all instances."""
+        return self.instances * self.world_size
 
     @property
     def orchestrated(self) -> bool:

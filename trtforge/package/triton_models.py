@@ -82,8 +82,28 @@ def repository_facts(config: PackageConfig, engine: EngineFacts, draft: EngineFa
         draft_ranks=0 if draft is None else draft.world_size,
         draft_gpus=config.serving.draft_gpus,
         target=engine.target,
+        kv_bytes=sum(_kv_bytes(config, each) for each in (engine, draft) if each is not None),
+        host_bytes=_host_bytes(config, engine),
         engine_path=ENGINE_DIRECTORY if engine.backend == "torch" else f"{config.serving_root.rstrip('/')}/{name}",
     )
+
+
+def _kv_bytes(config: PackageConfig, engine: EngineFacts) -> int:
+    """Bytes of a KV cache in host memory for `serving.kv_cache_tokens`, of all ranks; 0 if not set or unknown."""
+    tokens = config.serving.kv_cache_tokens
+    if tokens is None or engine.device != "cpu" or not engine.tokens_per_block:
+        return 0
+    return tokens // engine.tokens_per_block * engine.kv_block * engine.world_size
+
+
+def _host_bytes(config: PackageConfig, engine: EngineFacts) -> int:
+    """Bytes of each rank's host memory for KV blocks and adapters; a model.yaml may come with its own."""
+    blocks, lora = config.serving.kv_cache_host_memory_bytes, engine.features.lora
+    adapters = None if lora is None else lora.host_memory
+    if engine.llm_args is not None:
+        blocks = blocks or engine.llm_args.kv_cache_config.host_cache_size
+        adapters = engine.llm_args.peft_cache_config.host_cache_size
+    return (blocks or 0) + (adapters or 0)
 
 
 def model_specs(
