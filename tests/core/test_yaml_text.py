@@ -50,6 +50,15 @@ def test_values_are_those_of_json() -> None:
     assert read("") is None
 
 
+def test_a_merged_mapping_may_itself_replace_merged_keys() -> None:
+    text = "a:\n  b: &b\n    <<: &c {samples: 64, tokens: 512}\n    samples: 8\nd: {<<: *b}\ne: {<<: [*b, *c]}\n"
+    found = read(text)
+    assert isinstance(found, dict)
+    assert found["a"]["b"] == found["d"] == {"samples": 8, "tokens": 512}
+    assert set(found["e"]) == {"samples", "tokens"}
+    assert read('a: {"<<": 1, <<: {b: 2}}') == {"a": {"<<": 1, "b": 2}}
+
+
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
@@ -71,6 +80,12 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("null: a", "the key 'null' is not text"),
         ("[a, b]: c", "is not text"),
         ("a: 1\nb: 2\na: 3\n", "x.yaml, line 3: not YAML: the key a occurs twice"),
+        ("a: {<<: {b: 1, b: 2}}", "x.yaml, line 1: not YAML: the key b occurs twice"),
+        ("a: {<<: [{c: 1}, {b: 1, b: 2}]}", "the key b occurs twice"),
+        ("a: &a {b: 1}\nc:\n  <<: *a\n  <<: *a\n", "x.yaml, line 4: not YAML: the key << occurs twice"),
+        ("a: {<<: {1: 2}}", "the key '1' is not text: put it in quotes"),
+        ("a: {!!merge {b: 1}: {c: 2}}", "the key a mapping or sequence is not text"),
+        ("a: {<<: 3}", "expected a mapping or list of mappings for merging"),
         ("a: &a [*a]", "an alias inside its own anchor"),
         ("a: *b", "found undefined alias"),
         ("a: " + "[" * 100, "nested more than 32 deep"),

@@ -21,6 +21,7 @@ DEEPEST = 32
 
 _TAG = "tag:yaml.org,2002:"
 _TIMESTAMP = f"{_TAG}timestamp"
+_MERGE = f"{_TAG}merge"
 _KNOWN = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
 
 
@@ -58,6 +59,8 @@ class _Loader(yaml.SafeLoader):
         else:
             if node.tag not in _KNOWN:
                 raise _Refused(f"values of type {node.tag.replace(_TAG, '!!')} are not supported", node)
+            if isinstance(node, MappingNode):
+                _check_keys(node)
             self._sizes[id(node)] = self._size(node)
         self._values += 1
         if self._sizes[id(node)] > MOST_VALUES or self._values > MOST_VALUES:
@@ -78,18 +81,6 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ValueError, KeyError, IndexError, AttributeError, OverflowError):
             raise _Refused(f"{_shown(node)} is not of type {node.tag.replace(_TAG, '!!')}", node) from None
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen = set()
-        for key, _ in getattr(node, "value", ()) if isinstance(node, MappingNode) else ():
-            if key.tag == f"{_TAG}merge":
-                continue
-            if not isinstance(key, ScalarNode) or key.tag != f"{_TAG}str":
-                raise _Refused(f"the key {_shown(key)} is not text: put it in quotes", key)
-            if key.value in seen:
-                raise _Refused(f"the key {key.value} occurs twice", key)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 def read_yaml(path: Path, *, hint: str, absent: str | None = None) -> Any:
@@ -147,6 +138,23 @@ def _inner(node: Any) -> Iterator[tuple[str | int, int, Any]]:
         yield from ((key.value, key.start_mark.line + 1, value) for key, value in node.value)
     elif isinstance(node, SequenceNode):
         yield from ((number, item.start_mark.line + 1, item) for number, item in enumerate(node.value))
+
+
+def _check_keys(node: MappingNode) -> None:
+    """Raise _Refused for a key that is not text or occurs twice, also the key << of merged mappings.
+
+    Mappings are checked before merged ones are expanded: the keys of these may occur again, and those that are merged
+    where they are written are never constructed.
+    """
+    seen = set()
+    for key, _ in node.value:
+        merges = key.tag == _MERGE
+        if not isinstance(key, ScalarNode) or not (merges or key.tag == f"{_TAG}str"):
+            raise _Refused(f"the key {_shown(key)} is not text: put it in quotes", key)
+        name = "<<" if merges else key.value
+        if (merges, name) in seen:
+            raise _Refused(f"the key {name} occurs twice", key)
+        seen.add((merges, name))
 
 
 def _shown(node: Node) -> str:
