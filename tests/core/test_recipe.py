@@ -8,6 +8,7 @@ from trtforge.core.assets import asset_directory
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.recipe import load_recipe
 from trtforge.core.recipe_text import recipe_name
+from trtforge.core.yaml_text import Lines
 
 SHIPPED = sorted(asset_directory("recipes").glob("*.yaml"))
 
@@ -162,6 +163,49 @@ def test_mistakes_of_the_file_and_of_overrides_are_told_apart(tmp_path: Path) ->
     with pytest.raises(UsageError, match=r"^the command line: 2 mistakes\n  --set parallel.pp=-1: ") as only:
         load_recipe(write(tmp_path, "name: a\nmodel: {source: m}\n"), ("parallel.pp=-1", "parallel.ep=0"))
     assert "  --set parallel.ep=0: Got 0; correct parallel.ep." in only.value.hint.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("count", "last", "correct"),
+    [
+        (20, "  line 22: unknown key greeting_19", "Correct each of them:"),
+        (21, "  and 1 more mistake", "Correct these first:"),
+        (5000, "  and 4,980 more mistakes", "Correct these first:"),
+    ],
+)
+def test_of_many_mistakes_the_first_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, last: str, correct: str
+) -> None:
+    parsed: list[str] = []
+
+    class Counted(Lines):
+        def __init__(self, text: str) -> None:
+            parsed.append(text)
+            super().__init__(text)
+
+    monkeypatch.setattr("trtforge.core.recipe.Lines", Counted)
+    wrong = "".join(f"greeting_{number}: hello\n" for number in range(count))
+    path = write(tmp_path, f"name: a\nmodel: {{source: m}}\n{wrong}")
+    with pytest.raises(ForgeError) as caught:
+        load_recipe(path)
+    title, *listed = caught.value.message.splitlines()
+    assert title == f"{path}: {count:,} mistakes"
+    assert listed[:20] == [f"  line {number + 3}: unknown key greeting_{number}" for number in range(20)]
+    assert listed[-1] == last
+    assert len(listed) == min(count, 21)
+    assert caught.value.hint.splitlines()[0] == correct
+    assert len(caught.value.hint.splitlines()) == 21
+    assert [place.line for place in caught.value.where] == list(range(3, 23))
+    assert len(parsed) == 1
+
+
+def test_options_beyond_the_listed_ones_do_not_make_the_file_right(tmp_path: Path) -> None:
+    path = write(tmp_path, "name: a\nmodel: {source: m}\nfoo: 1\n")
+    with pytest.raises(ForgeError) as caught:
+        load_recipe(path, tuple(f"wrong_{number}=1" for number in range(20)))
+    assert not isinstance(caught.value, UsageError)
+    assert caught.value.message.startswith(f"{path}: 21 mistakes\n  --set wrong_0=1: unknown key wrong_0\n")
+    assert caught.value.message.endswith("\n  and 1 more mistake")
 
 
 def test_of_two_overrides_the_later_is_named(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ _ADDED = re.compile(r"int|float|bool|str|none|(?:function|constrained|nullable|l
 """Parts of a location that pydantic adds for the members of a union and for validators."""
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%", re.ASCII)
 _SHOWN = 60  # characters of a value in a message
+_LISTED = 20  # mistakes in a message
 _SAID = {
     "model_type": "Input should be keys with values",
     "tuple_type": "Input should be a list",
@@ -74,7 +75,9 @@ class Config(BaseModel):
         line: LineOf | None = None,
         given: GivenBy | None = None,
     ) -> Self:
-        """Validate `values`. Raises ForgeError naming `where` and every wrong key, for an unknown one the nearest.
+        """Validate `values`. Raises ForgeError naming `where` and the wrong keys, for an unknown one the nearest.
+
+        Many mistakes are counted, and the first in the order of their lines are named.
 
         `name` maps a dotted key to the name that messages use; `line` returns the line of a value in the file `where`,
         `given` the option that gave it instead. Raises UsageError if only options are wrong.
@@ -84,7 +87,12 @@ class Config(BaseModel):
         try:
             return cls.model_validate(dict(values))
         except ValidationError as error:
-            raise _as_forge_error(_mistakes(cls, error, name), where, line, given) from None
+            problems = _problems(cls, error)
+            placed = [(_Place.of(location, line, given), location) for location in problems]
+            placed.sort(key=lambda pair: pair[0].line or 0)
+            first = [(place, _mistake(cls, problems[at], at, name)) for place, at in placed[:_LISTED]]
+            only_options = all(place.option is not None for place, _ in placed)
+            raise _as_forge_error(first, len(placed), where, UsageError if only_options else ForgeError) from None
 
 
 def parse_value(text: str, option: str) -> Any:
@@ -133,9 +141,9 @@ class _Place:
     line: int | None
 
     @classmethod
-    def of(cls, mistake: _Mistake, line: LineOf | None, given: GivenBy | None) -> "_Place":
-        option = given(mistake.location) if given is not None else None
-        return cls(option, line(mistake.location) if line is not None and option is None else None)
+    def of(cls, location: Location, line: LineOf | None, given: GivenBy | None) -> "_Place":
+        option = given(location) if given is not None else None
+        return cls(option, line(location) if line is not None and option is None else None)
 
     @property
     def label(self) -> str:
@@ -152,30 +160,35 @@ class _Place:
         return rest if f" {key}=" in (self.option or "") else mistake.message
 
 
-def _as_forge_error(mistakes: Sequence[_Mistake], where: str, line: LineOf | None, given: GivenBy | None) -> ForgeError:
-    """One error for all mistakes, in the order of their lines."""
-    placed = [(_Place.of(mistake, line, given), mistake) for mistake in mistakes]
-    placed.sort(key=lambda pair: pair[0].line or 0)
-    in_file = [(place, mistake) for place, mistake in placed if place.option is None]
-    places = [Where(where, place.line, ".".join(map(str, mistake.location)) or None) for place, mistake in in_file]
-    kind = ForgeError if in_file else UsageError
-    ((first, mistake), *others) = placed
-    if not others:
-        error = kind(f"{first.named(where)}: {first.said(mistake)}", hint=mistake.hint)
+def _as_forge_error(
+    listed: Sequence[tuple[_Place, _Mistake]], count: int, where: str, kind: type[ForgeError]
+) -> ForgeError:
+    """One error for `count` mistakes, of which the first are listed."""
+    places = [
+        Where(where, place.line, ".".join(map(str, mistake.location)) or None)
+        for place, mistake in listed
+        if place.option is None
+    ]
+    if count == 1:
+        ((only, mistake),) = listed
+        error = kind(f"{only.named(where)}: {only.said(mistake)}", hint=mistake.hint)
         return error.at(*places).repaired_by(mistake.repair)
-    listed = "".join(f"\n  {place.label}{place.said(mistake)}" for place, mistake in placed)
-    hints = "".join(f"\n  {place.label}{mistake.hint}" for place, mistake in placed)
-    title = f"{where if in_file else 'the command line'}: {len(placed)} mistakes"
-    return kind(f"{title}{listed}", hint=f"Correct each of them:{hints}").at(*places)
+    said = "".join(f"\n  {place.label}{place.said(mistake)}" for place, mistake in listed)
+    hints = "".join(f"\n  {place.label}{mistake.hint}" for place, mistake in listed)
+    correct = "Correct each of them"
+    if more := count - len(listed):
+        said += f"\n  and {more:,} more {'mistake' if more == 1 else 'mistakes'}"
+        correct = "Correct these first"
+    title = f"{'the command line' if kind is UsageError else where}: {count:,} mistakes"
+    return kind(f"{title}{said}", hint=f"{correct}:{hints}").at(*places)
 
 
-def _mistakes(cls: type[BaseModel], error: ValidationError, name: Callable[[str], str]) -> list[_Mistake]:
-    """One mistake per wrong key: the first if there are several."""
-    found: dict[str, _Mistake] = {}
-    for problem in error.errors():
-        location = _in_values(cls, problem["loc"])
-        found.setdefault(".".join(map(str, location)), _mistake(cls, problem, location, name))
-    return list(found.values())
+def _problems(cls: type[BaseModel], error: ValidationError) -> dict[Location, Mapping[str, Any]]:
+    """One of pydantic's errors per wrong key: the first if there are several."""
+    found: dict[Location, Mapping[str, Any]] = {}
+    for problem in error.errors(include_url=False):
+        found.setdefault(_in_values(cls, problem["loc"]), problem)
+    return found
 
 
 def _in_values(cls: type[BaseModel], location: Location) -> Location:

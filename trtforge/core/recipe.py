@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ from trtforge.core.recipe_text import LONGEST_NAME
 from trtforge.core.serving import SchedulerPolicy as SchedulerPolicy
 from trtforge.core.serving import ServingConfig
 from trtforge.core.sizes import Bits, Bytes
-from trtforge.core.yaml_text import line_of, read_yaml, read_yaml_text
+from trtforge.core.yaml_text import Lines, parse_yaml, read_yaml_text
 
 _COMPARE = "Compare with `trtforge recipes show demo-int4awq`."
 _GIVE = "Give a recipe file, or a name from `trtforge recipes list`."
@@ -222,11 +223,16 @@ def load_recipe(path: Path, overrides: tuple[str, ...] = (), options: Mapping[st
     `options`: command-line options equivalent to some of the overrides, by override. Raises ForgeError naming the file
     and the dotted key, or the option.
     """
+    text = recipe_text(path)
+
+    @cache
+    def lines() -> Lines:
+        return Lines(text)
 
     def line(location: Location) -> int | None:
-        return line_of(recipe_text(path), location)
+        return lines().line_of(location)
 
-    return recipe_of(_read(path), str(path.resolve()), path.parent, overrides, line, options)
+    return recipe_of(_values_in(text, path), str(path.resolve()), path.parent, overrides, line, options)
 
 
 def recipe_of(
@@ -277,7 +283,7 @@ def override(values: dict[str, Any], overrides: tuple[str, ...]) -> None:
 
 def paths_in(path: Path) -> dict[str, str]:
     """The relative paths in a recipe file, with their absolute paths."""
-    written = Recipe.parse(_read(path), str(path))
+    written = Recipe.parse(_values_in(recipe_text(path), path), str(path))
     resolved = _with_paths_from(written, path.parent)
     pairs = zip(_sources(written), _sources(resolved), strict=True)
     return {relative: absolute for relative, absolute in pairs if relative != absolute}
@@ -299,11 +305,11 @@ def _sources(recipe: Recipe) -> tuple[str, ...]:
     return recipe.model.source, recipe.quantization.calibration.data, recipe.gate.data, *adapters, *drafts
 
 
-def _read(path: Path) -> dict[str, Any]:
-    values = read_yaml(path, hint=_COMPARE, absent=_GIVE)
+def _values_in(text: str, where: object) -> dict[str, Any]:
+    values = parse_yaml(text, where, _COMPARE)
     if not isinstance(values, dict):
         found = "it holds nothing" if values is None else "not keys with values"
-        raise ForgeError(f"{path}: not a recipe: {found}", hint=_COMPARE)
+        raise ForgeError(f"{where}: not a recipe: {found}", hint=_COMPARE)
     return values
 
 

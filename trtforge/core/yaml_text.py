@@ -4,7 +4,7 @@ Dates are text, and tags of other types are refused. An alias counts as all valu
 lines of nested aliases could expand to billions of values.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,29 +115,40 @@ def parse_yaml(text: str, where: object, hint: str) -> Any:
         raise ForgeError(f"{where}: not YAML: {said}", hint=hint) from None
 
 
-def line_of(text: str, location: Sequence[str | int]) -> int | None:
-    """The line of a value in a valid YAML text, by keys and indexes; the line of its nearest parent if it does not
-    exist."""
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-    finally:
-        loader.dispose()
-    found = None
-    for part in location:
-        inner = next((pair for pair in _inner(node) if pair[0] == part), None)
-        if inner is None:
-            break
-        _, found, node = inner
-    return found
+class Lines:
+    """The lines of the values in a valid YAML text, which is parsed once."""
+
+    def __init__(self, text: str) -> None:
+        loader = _Loader(text)
+        try:
+            self._root: Any = loader.get_single_node()
+        finally:
+            loader.dispose()
+        self._entries: dict[int, dict[str | int, tuple[int, Any]]] = {}
+
+    def line_of(self, location: Sequence[str | int]) -> int | None:
+        """The line of a value, by keys and indexes; the line of its nearest parent if it does not exist."""
+        node, found = self._root, None
+        for part in location:
+            entry = self._entries_in(node).get(part)
+            if entry is None:
+                break
+            found, node = entry
+        return found
+
+    def _entries_in(self, node: Any) -> Mapping[str | int, tuple[int, Any]]:
+        """Line and node of the values in a node, by key or index."""
+        if id(node) not in self._entries:
+            self._entries[id(node)] = dict(_inner(node))
+        return self._entries[id(node)]
 
 
-def _inner(node: Any) -> Iterator[tuple[str | int, int, Any]]:
-    """Key or index, line and node of the values in a node."""
+def _inner(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
+    """Key or index of the values in a node, with their lines and nodes."""
     if isinstance(node, MappingNode):
-        yield from ((key.value, key.start_mark.line + 1, value) for key, value in node.value)
+        yield from ((key.value, (key.start_mark.line + 1, value)) for key, value in node.value)
     elif isinstance(node, SequenceNode):
-        yield from ((number, item.start_mark.line + 1, item) for number, item in enumerate(node.value))
+        yield from ((number, (item.start_mark.line + 1, item)) for number, item in enumerate(node.value))
 
 
 def _check_keys(node: MappingNode) -> None:
