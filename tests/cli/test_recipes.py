@@ -101,6 +101,18 @@ def test_copied_recipe_still_finds_its_model(run: Any, tmp_path: Path) -> None:
     assert "File exists" in errors
 
 
+def test_a_recipe_that_a_copy_would_change_is_not_copied(run: Any, tmp_path: Path) -> None:
+    recipe, copy = tmp_path / "recipe.yaml", tmp_path / "mine.yaml"
+    recipe.write_text("name: &n x\nmodel: {source: m, revision: *n}\n")
+    status, printed, errors = run("recipes", "copy", recipe, copy)
+    assert (status, printed) == (1, "")
+    assert errors.splitlines() == [
+        f"error: {recipe} cannot be copied: model.revision would be wrong in the copy",
+        "hint: If an alias (*NAME) gives the value, write the value in its place, then copy again.",
+    ]
+    assert not copy.exists()
+
+
 def test_unknown_recipe_names_the_nearest(run: Any) -> None:
     status, _, errors = run("build", "demo-int4")
     assert status == 1

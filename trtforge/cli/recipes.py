@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from shlex import join, quote
+from shlex import join
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,7 +16,6 @@ from trtforge.core.builds import RECIPE_FILE, REPORT_FILE, require_one_build
 from trtforge.core.errors import ForgeError, Repair, mistyped
 from trtforge.core.new_file import write_new
 from trtforge.core.operands import operand
-from trtforge.core.recipe_text import commented, recipe_name, yaml_scalar
 
 if TYPE_CHECKING:
     from trtforge.core.recipe import Recipe
@@ -204,24 +203,10 @@ def copy_recipe(
 
     Example: trtforge recipes copy demo-int4awq mine.yaml
     """
-    import re
+    from trtforge.core.recipe_copy import copied_text
 
-    from trtforge.core.recipe import load_recipe, paths_in, recipe_text
-
-    path = find(name)
-    text = recipe_text(path)
-    for relative, absolute in paths_in(path).items():
-        place = rf"(?m)((?:[:\[,]|^\s*-) *)([\"']?){re.escape(relative)}\2(?=\s*(?:[],}}#]|$))"
-        value = yaml_scalar(absolute).replace("\\", r"\\")  # for re.sub
-        text = re.sub(place, rf"\g<1>{value}", text)
-    old = load_recipe(path).name
-    new = recipe_name(file.stem) or old
-    text = re.sub(rf"(?m)^name: {re.escape(old)}\b", f"name: {new}", text)
-    place = operand(file)
-    command = commented(f"trtforge build {quote(place)}")
-    text = re.sub(rf"(?m)^# trtforge build {re.escape(old)}\b", lambda _: command, text)
-    write_new(file, text)
-    following = join(["trtforge", "build", place])
+    write_new(file, copied_text(find(name), file))
+    following = join(["trtforge", "build", operand(file)])
     if json:
         show.as_json({"recipe": str(file), "next": following})
     else:

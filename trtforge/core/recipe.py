@@ -281,12 +281,16 @@ def override(values: dict[str, Any], overrides: tuple[str, ...]) -> None:
         _set(values, each)
 
 
-def paths_in(path: Path) -> dict[str, str]:
-    """The relative paths in a recipe file, with their absolute paths."""
-    written = Recipe.parse(_values_in(recipe_text(path), path), str(path))
-    resolved = _with_paths_from(written, path.parent)
-    pairs = zip(_sources(written), _sources(resolved), strict=True)
-    return {relative: absolute for relative, absolute in pairs if relative != absolute}
+def recipe_in(text: str, where: object) -> Recipe:
+    """The recipe of a text, with paths as they are written. Raises ForgeError naming `where`."""
+    return Recipe.parse(_values_in(text, where), str(where))
+
+
+def paths_in(path: Path) -> dict[Location, str]:
+    """The absolute paths in place of the relative ones in a recipe file, by their keys and indexes."""
+    written = recipe_in(recipe_text(path), path)
+    before, resolved = _sources(written), _sources(_with_paths_from(written, path.parent))
+    return {location: source for location, source in resolved.items() if source != before[location]}
 
 
 def recipe_text(path: Path) -> str:
@@ -294,15 +298,22 @@ def recipe_text(path: Path) -> str:
     return read_yaml_text(path, hint=_COMPARE, absent=_GIVE)
 
 
-def _sources(recipe: Recipe) -> tuple[str, ...]:
+def _sources(recipe: Recipe) -> dict[Location, str]:
+    """The values that may be paths relative to the recipe, by their keys and indexes."""
     features = recipe.engine.features
     adapters = features.lora.adapters if features.lora is not None else ()
-    drafting = (features.draft, features.medusa, features.eagle, features.eagle3)
-    named = [each.model for each in drafting if each is not None]
-    named += [features.draft.engine] if features.draft is not None else []
-    named += [recipe.serving.draft_engine]
-    drafts = [source for source in named if source is not None]
-    return recipe.model.source, recipe.quantization.calibration.data, recipe.gate.data, *adapters, *drafts
+    drafting = {"draft": features.draft, "medusa": features.medusa, "eagle": features.eagle, "eagle3": features.eagle3}
+    at = ("engine", "features")
+    found: dict[Location, str | None] = {
+        ("model", "source"): recipe.model.source,
+        ("quantization", "calibration", "data"): recipe.quantization.calibration.data,
+        ("gate", "data"): recipe.gate.data,
+        ("serving", "draft_engine"): recipe.serving.draft_engine,
+        (*at, "draft", "engine"): features.draft.engine if features.draft is not None else None,
+    }
+    found |= {(*at, "lora", "adapters", number): adapter for number, adapter in enumerate(adapters)}
+    found |= {(*at, name, "model"): each.model for name, each in drafting.items() if each is not None}
+    return {location: source for location, source in found.items() if source is not None}
 
 
 def _values_in(text: str, where: object) -> dict[str, Any]:

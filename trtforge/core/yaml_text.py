@@ -4,6 +4,8 @@ Dates are text, and tags of other types are refused. An alias counts as all valu
 lines of nested aliases could expand to billions of values.
 """
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,10 @@ DEEPEST = 32
 _TAG = "tag:yaml.org,2002:"
 _TIMESTAMP = f"{_TAG}timestamp"
 _MERGE = f"{_TAG}merge"
+_PLAIN = re.compile(r"[\w./](?:[\w./@+ -]*[\w./])?")
+"""Letters of usual paths, which are never syntax."""
+_BLOCK = re.compile(r"[|>][-+0-9]*([ \t]+#[^\r\n]*)?")
+"""The header of a block scalar, and its comment."""
 _KNOWN = {f"{_TAG}{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
 
 
@@ -149,6 +155,63 @@ def _inner(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
         yield from ((key.value, (key.start_mark.line + 1, value)) for key, value in node.value)
     elif isinstance(node, SequenceNode):
         yield from ((number, (item.start_mark.line + 1, item)) for number, item in enumerate(node.value))
+
+
+def replaced(text: str, values: Mapping[tuple[str | int, ...], str]) -> str:
+    """A valid YAML text with these texts as the scalars at these keys and indexes; all else stays as it is written.
+
+    A scalar that aliases repeat is replaced at its anchor, one that is merged where it is written. Keys and indexes
+    that do not exist are ignored.
+    """
+    loader = _Locating(text)
+    try:
+        root = loader.get_single_node()
+        edits = {}
+        for location, value in values.items():
+            node = loader.node_at(root, location)
+            if isinstance(node, ScalarNode) and node.end_mark.index in loader.starts:
+                edits[loader.starts[node.end_mark.index]] = node.end_mark.index, value
+        for start, (end, value) in sorted(edits.items(), reverse=True):
+            text = text[:start] + _replacement(text[start:end], loader.scalar(value)) + text[end:]
+    finally:
+        loader.dispose()
+    return text
+
+
+class _Locating(_Loader):
+    """Composes nodes, and knows where the text of each scalar starts: marks of nodes include anchors and tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.starts: dict[int, int] = {}
+
+    def get_token(self) -> Any:
+        token: Any = super().get_token()  # type: ignore[no-untyped-call]
+        if isinstance(token, yaml.ScalarToken):
+            self.starts[token.end_mark.index] = token.start_mark.index
+        return token
+
+    def node_at(self, node: Any, location: Sequence[str | int]) -> Any:
+        """The node of the value at these keys and indexes below `node`, None if it does not exist."""
+        for part in location:
+            if isinstance(node, MappingNode):
+                self.flatten_mapping(node)  # merged keys come first, those that replace them last
+            node = dict(_inner(node)).get(part, (0, None))[1]
+        return node
+
+    def scalar(self, value: str) -> str:
+        """How to write a text so that it is read as this text, also in a flow mapping: quoted where that needs it."""
+        tag: Any = self.resolve(ScalarNode, value, (True, False))  # type: ignore[no-untyped-call]
+        if _PLAIN.fullmatch(value) and tag == f"{_TAG}str":
+            return value
+        letters = (json.dumps(each)[1:-1] if each <= "\uffff" else f"\\U{ord(each):08x}" for each in value)
+        return f'"{"".join(letters)}"'
+
+
+def _replacement(old: str, new: str) -> str:
+    """The scalar `new` instead of `old`, of which the comment and the ends of lines stay if it is a block scalar."""
+    header = _BLOCK.match(old)
+    return new if header is None else f"{new}{header[1] or ''}{old[len(old.rstrip()) :]}"
 
 
 def _check_keys(node: MappingNode) -> None:
