@@ -4,13 +4,16 @@ They use what real templates use: roles renamed, alternation checked, loops with
 macros, filters, dates, tools.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.conftest import DEMO_MODEL
+from trtforge.formats.chat_template import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -129,3 +132,20 @@ def write_tokenizer(family: Family, directory: Path) -> PreTrainedTokenizerFast:
     tokenizer.chat_template = family.template
     tokenizer.save_pretrained(directory)
     return tokenizer  # type: ignore[no-any-return]
+
+
+def served(chat: ChatTemplate, directory: Path) -> Any:
+    """The template as a model loads it."""
+    from chat_template import ChatTemplate as Served  # type: ignore[import-not-found]
+
+    (directory / "chat.json").write_text(json.dumps(chat.as_json()))
+    return Served.load(directory)
+
+
+def refusal(template: Any, request: object) -> str:
+    """The error for a request."""
+    from responder import RequestFailed  # type: ignore[import-not-found]
+
+    with pytest.raises(RequestFailed) as caught:
+        template.chat(request if isinstance(request, str) else json.dumps(request))
+    return str(caught.value)

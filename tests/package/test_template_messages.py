@@ -1,0 +1,139 @@
+"""Earlier calls of a chat, and their results, in the forms that chat templates expect."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chat_templates import QUESTION, refusal, served
+from trtforge.formats.chat_template import ChatTemplate
+
+pytestmark = pytest.mark.usefixtures("library")
+
+
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": "<ä>", "n": [1, 2]}}}
+DEEPSEEK_R1 = """{%- for message in messages %}{%- if message['role'] == 'assistant' and message['content'] is none %}
+{%- for tool in message['tool_calls'] %}{{ '<｜tool▁call▁begin｜>' + tool['type'] + '<sep>' +
+tool['function']['name'] + '\\n' +
+tool['function']['arguments'] + '</call>' }}{%- endfor %}{%- endif %}
+{%- if message['role'] == 'assistant' and message['content'] is not none %}{{ '<A>' + message['content'] }}{%- endif %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize("content", ["", None])
+def test_earlier_calls_are_shown_to_templates_that_write_them_as_texts(content: str | None, tmp_path: Path) -> None:
+    talk = [
+        *QUESTION,
+        {"role": "assistant", "content": content, "tool_calls": [CALL]},
+        {"role": "assistant", "content": ""},
+    ]
+    template = served(ChatTemplate(DEEPSEEK_R1, None), tmp_path)
+    assert (
+        template.chat(json.dumps(talk)).prompt
+        == '<｜tool▁call▁begin｜>function<sep>look\n{"at": "<ä>", "n": [1, 2]}</call><A>'
+    )
+
+
+def test_gpt_oss_is_shown_what_was_said_between_reasoning_and_a_call(tmp_path: Path) -> None:
+    source = (
+        "{%- for m in messages %}{%- if m.tool_calls %}{%- if m.content and m.thinking %}{{ raise_exception('both') }}"
+        "{%- elif m.content or m.thinking %}{{ '<|channel|>analysis<|message|>' + (m.content or m.thinking) }}"
+        "{%- endif %}"
+        "{{ '<|channel|>commentary to=functions.' + m.tool_calls[0].function.name }}"
+        "{%- else %}{{ m.content }}{%- endif %}{%- endfor %}"
+    )
+    turn = {"role": "assistant", "reasoning_content": "I ask.", "content": "Let me see.", "tool_calls": [CALL]}
+    template = served(ChatTemplate(source, None), tmp_path)
+    call = "<|channel|>commentary to=functions.look"
+    shown = [
+        template.chat(json.dumps([{**turn, **more}])).prompt
+        for more in ({}, {"content": ""}, {"reasoning_content": None})
+    ]
+    head = "<|channel|>analysis<|message|>"
+    assert shown == [f"{head}I ask.\n\nLet me see.{call}", f"{head}I ask.{call}", f"{head}Let me see.{call}"]
+
+
+def called(name: str, identity: str | None = None) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": {}}} | ({"id": identity} if identity else {})
+
+
+def test_gpt_oss_is_shown_each_of_several_calls_with_its_results(tmp_path: Path) -> None:
+    source = (
+        "{%- for m in messages %}{%- if m.tool_calls %}{{ '<|channel|>' + m.thinking|default('') }}"
+        "{{ m.tool_calls[0].function.name + (m.tool_calls|length)|string }}"
+        "{%- else %}{{ '(' + m.content + ')' }}{%- endif %}{%- endfor %}"
+    )
+    calls = [called("look", "a"), called("ask", "b"), called("end")]
+    turn = {"role": "assistant", "reasoning_content": "I ask.", "content": "", "tool_calls": calls}
+    results = [{"role": "tool", "tool_call_id": each, "content": each * 2} for each in "bac"]
+    template = served(ChatTemplate(source, None), tmp_path)
+
+    def shown(*messages: object) -> str:
+        return template.chat(json.dumps(messages)).prompt
+
+    head = "<|channel|>I ask.look1"
+    assert shown(turn, *results, QUESTION[0]).startswith(f"{head}(aa)<|channel|>ask1(bb)<|channel|>end1(cc)( What")
+    assert shown(turn) == f"{head}<|channel|>ask1<|channel|>end1"
+    assert shown(turn, results[0], turn) == f"{head}<|channel|>ask1(bb)<|channel|>end1" + shown(turn)
+    assert shown({**turn, "tool_calls": calls[:1]}, *results) == f"{head}(bb)(aa)(cc)"
+    for identity in ({}, {"tool_call_id": "x"}):  # none, or the same of all
+        alike = [{**call, "id": "x"} if identity else call for call in map(called, ("look", "ask"))]
+        results = [{"role": "tool", "content": each, **identity} for each in ("L", "A", "B")]
+        assert shown({**turn, "tool_calls": alike}, *results) == f"{head}(L)<|channel|>ask1(A)(B)"
+
+
+def test_kimi_k2_is_shown_ids_that_name_functions(tmp_path: Path) -> None:
+    source = (
+        "{%- for m in messages %}{%- for c in m.tool_calls or [] %}{{ '<|tool_call_begin|>' + c.id|string }}"
+        "{%- endfor %}{{ m.tool_call_id }}{{ m.content }};{%- endfor %}"
+    )
+    turn = {"role": "assistant", "content": "", "tool_calls": [called("look", "a"), called("ask", "b")]}
+    talk = [turn, {"role": "tool", "tool_call_id": "b", "content": "B"}, {**turn, "tool_calls": [called("look", "c")]}]
+    talk += [{"role": "tool", "tool_call_id": "c", "content": "C"}, {"role": "tool", "content": "?"}]
+    template = served(ChatTemplate(source, None), tmp_path)
+    begin = "<|tool_call_begin|>functions."
+    assert template.chat(json.dumps(talk)).prompt == (
+        f"{begin}look:0{begin}ask:1;functions.ask:1B;{begin}look:2;functions.look:2C;?;"
+    )
+    twice = [{**turn, "tool_calls": [{**called(name), "id": 1}]} for name in ("look", "ask")]
+    twice += [{"role": "tool", "tool_call_id": 1, "content": each} for each in ("L", "A", "B")]
+    assert template.chat(json.dumps([*twice, QUESTION[0], *talk[:2]])).prompt.startswith(
+        f"{begin}look:0;{begin}ask:1;functions.look:0L;functions.ask:1A;functions.ask:1B; What"
+    )
+    odd = [
+        {"role": "assistant", "content": "", "tool_calls": [None, {"id": "x"}, {"id": "y", "function": {"name": 3}}]}
+    ]
+    assert template.chat(json.dumps(odd)).prompt == "<|tool_call_begin|><|tool_call_begin|>x<|tool_call_begin|>y;"
+    assert template.chat(json.dumps([{**turn, "tool_calls": "ab"}])).prompt == "<|tool_call_begin|>" * 2 + ";"
+
+
+def test_earlier_calls_are_shown_to_other_templates_as_they_are(tmp_path: Path) -> None:
+    source = "{{ messages[0].content }}{% for c in messages[0].tool_calls %}<{{ c.function.arguments.at }}>{% endfor %}"
+    talk = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    assert served(ChatTemplate(source, None), tmp_path).chat(json.dumps(talk)).prompt == "<<ä>>"
+    qwen3 = "{% if messages[0].reasoning_content is not none and '</think>' in messages[0].content %}{% endif %}"
+    assert served(ChatTemplate(f"{qwen3}{source}", None), tmp_path).chat(json.dumps(talk)).prompt == "<<ä>>"
+    broken = served(ChatTemplate("{{ messages[0].content + 5 }}", None), tmp_path)
+    assert refusal(broken, talk).startswith("messages: the chat template cannot render them: TypeError: ")
+
+
+NINE = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{%- if c.id is not defined or c.id|length != 9 %}{{ raise_exception('nine letters') }}{% endif %}[{{ c.id }}]"
+    "{% endfor %}{% if m.role == 'tool' %}{{ '<' + m.tool_call_id + '>' }}{% endif %}{% endfor %}"
+)
+"""As the template of mistralai/Mistral-Nemo-Instruct-2407 tests ids."""
+IDS = ("call_b731232066485d4eaf125b72", "nine-char", "abcDEF123")
+
+
+def test_calls_have_the_ids_that_mistrals_templates_take(tmp_path: Path) -> None:
+    template = served(ChatTemplate(NINE), tmp_path)
+    calls = [{"id": each, "type": "function", "function": {"name": "f", "arguments": {}}} for each in IDS]
+    results = [{"role": "tool", "tool_call_id": each, "content": ""} for each in (IDS[2], IDS[0], IDS[1])]
+    unnamed = {"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+    messages = [*QUESTION, {"role": "assistant", "tool_calls": calls}, *results, unnamed, {"role": "tool"}]
+    first, second = (hashlib.sha256(each.encode()).hexdigest()[:9] for each in IDS[:2])
+    shown = template.chat(json.dumps(messages)).prompt
+    assert shown == f"[{first}][{second}][abcDEF123]<abcDEF123><{first}><{second}>[000000003]<000000003>"
