@@ -84,6 +84,45 @@ def test_gpt_oss_is_shown_each_of_several_calls_with_its_results(tmp_path: Path)
         assert shown({**turn, "tool_calls": alike}, *results) == f"{head}(L)<|channel|>ask1(A)(B)"
 
 
+HARMONY = (
+    "{%- set last = namespace(name='') %}{%- for m in messages %}{%- if m.tool_calls %}"
+    "{%- set last.name = m.tool_calls[0].function.name %}{{ '<|channel|>' + m.thinking|default('') + '>' + last.name }}"
+    "{%- elif m.role == 'tool' %}{{ '(' + last.name + '=' + m.content + ')' }}"
+    "{%- else %}{{ '[' + m.content + ']' }}{%- endif %}{%- endfor %}"
+)
+"""As gpt-oss's template names the function of a result: it is that of the last call."""
+
+
+def reasoned(reasoning: str, *calls: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "reasoning_content": reasoning, "tool_calls": list(calls)}
+
+
+def result(of: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": of, "content": of.upper()}
+
+
+def test_gpt_oss_is_shown_results_behind_their_calls_if_reasoning_stands_between_the_calls(tmp_path: Path) -> None:
+    template = served(ChatTemplate(HARMONY, None), tmp_path)
+
+    def shown(*messages: object) -> str:
+        return template.chat(json.dumps(messages)).prompt.replace("<|channel|>", "|")
+
+    time, weather = reasoned("Time.", called("time", "t")), reasoned("Weather.", called("weather", "w"))
+    both = "|Time.>time(time=T)|Weather.>weather(weather=W)"
+    assert shown(time, weather, result("t"), result("w")) == shown(time, weather, result("w"), result("t")) == both
+    assert shown(time, result("t"), weather, result("w")) == both
+    said = {"role": "assistant", "content": "Wait."}
+    assert shown(time, said, weather, result("w"), result("t"), said) == (
+        "|Time.>time(time=T)[Wait.]|Weather.>weather(weather=W)[Wait.]"
+    )
+    several = reasoned("Both.", called("time", "a"), called("time", "b"))
+    assert shown(several, weather, *map(result, "wba"), weather, result("w")) == (
+        "|Both.>time(time=A)|>time(time=B)|Weather.>weather(weather=W)|Weather.>weather(weather=W)"
+    )
+    assert shown(time, weather, result("w")) == "|Time.>time|Weather.>weather(weather=W)"
+    assert shown(time, result("t"), said, result("x")) == "|Time.>time(time=T)[Wait.](time=X)"
+
+
 def test_kimi_k2_is_shown_ids_that_name_functions(tmp_path: Path) -> None:
     source = (
         "{%- for m in messages %}{%- for c in m.tool_calls or [] %}{{ '<|tool_call_begin|>' + c.id|string }}"

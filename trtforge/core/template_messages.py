@@ -26,8 +26,8 @@ class TemplateMessages:
 
     - Most templates take the arguments of a call as an object; those of DeepSeek V3 and R1 append them to a text, and
       show calls only in messages without content, which they test by `is none`.
-    - gpt-oss's shows one call of a message, and the results that follow are that call's. It refuses a message that has
-      reasoning, content and a call; with one of them, it shows that as reasoning.
+    - gpt-oss's shows one call of a message, and results as those of the last call before them. It refuses a message
+      that has reasoning, content and a call; with one of them, it shows that as reasoning.
     - Kimi K2's shows the names of functions as part of the calls' ids alone (docs/tool_call_guidance.md of
       moonshotai/Kimi-K2-Instruct).
     - Those of Mistral's models of 2024 refuse ids that do not have nine characters (chat template of
@@ -87,27 +87,49 @@ def _with_content_as_reasoning(message: Message) -> Message:
 
 
 def _with_one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
-    """Each call in a message of its own, which its results follow; other results follow the last one's."""
-    answered = _answered(messages)
-    at = number = 0
-    while at < len(messages):
-        message, at = messages[at], at + 1
-        calls = _calls(message)
-        if len(calls) < 2:
-            number += len(calls)
-            yield message
+    """Each call in a message of its own, which its results follow.
+
+    The results after several messages may be of any of their calls; those of other calls follow all these messages.
+    """
+    numbered: list[tuple[Message, int | None]] = []  # messages, and the numbers of their calls among all calls
+    results: dict[int | None, list[Message]] = {}
+    count = 0
+    for message, answered in zip(messages, _answered(messages), strict=True):
+        if message.get("role") == _RESULT:
+            results.setdefault(answered, []).append(message)
             continue
-        results: dict[int | None, list[Message]] = {}
-        while at < len(messages) and messages[at].get("role") == _RESULT:
-            results.setdefault(answered[at], []).append(messages[at])
-            at += 1
-        for index, call in enumerate(calls):
-            own = {"role": message.get("role"), "content": ""} if index else message
-            yield {**own, "tool_calls": [call]}
-            yield from results.pop(number, ())
-            number += 1
-        for others in results.values():
-            yield from others
+        if results:
+            yield from _with_results(numbered, results)
+            numbered, results = [], {}
+        for single in _split(message):
+            calls = len(_calls(single))
+            numbered.append((single, count if calls else None))
+            count += calls
+    yield from _with_results(numbered, results)
+
+
+def _with_results(
+    numbered: Iterable[tuple[Message, int | None]], results: Mapping[int | None, Sequence[Message]]
+) -> Iterator[Message]:
+    """Messages, each followed by the results of its call; the other results follow the last message."""
+    others = dict(results)
+    for message, number in numbered:
+        yield message
+        if number is not None:
+            yield from others.pop(number, ())
+    for each in others.values():
+        yield from each
+
+
+def _split(message: Message) -> Iterator[Message]:
+    """A message with one call, and further ones with one call each."""
+    calls = _calls(message)
+    if len(calls) < 2:
+        yield message
+        return
+    for index, call in enumerate(calls):
+        own = {"role": message.get("role"), "content": ""} if index else message
+        yield {**own, "tool_calls": [call]}
 
 
 def _with_ids(messages: Sequence[Message], id_of: Callable[[Message, int], str | None]) -> Iterator[Message]:
