@@ -123,6 +123,40 @@ def test_gpt_oss_is_shown_results_behind_their_calls_if_reasoning_stands_between
     assert shown(time, result("t"), said, result("x")) == "|Time.>time(time=T)[Wait.](time=X)"
 
 
+LLAMA = (
+    "{%- for m in messages %}{%- if 'tool_calls' in m %}\n"
+    "        {%- if TEST %}\n            {{- raise_exception('single calls') }}\n        {%- endif %}\n"
+    "{{- '<' + m.tool_calls[0].function.name + '>' }}"
+    "{%- elif m.role == 'tool' %}{{- '(' + m.content + ')' }}{%- else %}{{- m.content }}{%- endif %}{%- endfor %}"
+)
+"""As the templates of Llama 3.1 and 3.2 test the number of calls."""
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "not m.tool_calls|length == 1",
+        "m['tool_calls'] | length != 1",
+        "(m.tool_calls|length) > 1",
+        "not (m.tool_calls|length == 1)",
+    ],
+)
+def test_llama_is_shown_each_of_several_calls_with_its_results(test: str, tmp_path: Path) -> None:
+    template = served(ChatTemplate(LLAMA.replace("TEST", test), None), tmp_path)
+    turn = reasoned("", called("time", "t"), called("weather", "w"))
+    talk = [turn, result("w"), result("t"), {"role": "assistant", "content": "Done."}, turn]
+    assert template.chat(json.dumps(talk)).prompt == "<time>(T)<weather>(W)Done.<time><weather>"
+
+
+def test_templates_that_take_several_calls_are_shown_them_in_one_message(tmp_path: Path) -> None:
+    source = (
+        "{%- for m in messages %}{%- if m.tool_calls|length > 1 %}{{ 'several' }}{%- endif %}"
+        "{%- if not m.role %}{{ raise_exception('role') }}{%- endif %}{%- endfor %}"
+    )
+    talk = [reasoned("", called("time", "t"), called("weather", "w"))]
+    assert served(ChatTemplate(source, None), tmp_path).chat(json.dumps(talk)).prompt == "several"
+
+
 def test_kimi_k2_is_shown_ids_that_name_functions(tmp_path: Path) -> None:
     source = (
         "{%- for m in messages %}{%- for c in m.tool_calls or [] %}{{ '<|tool_call_begin|>' + c.id|string }}"

@@ -18,6 +18,10 @@ _REASONING = ("reasoning_content", "thinking", "reasoning")
 _RESULT = "tool"
 _OF_NINE = re.compile(r"\bid['\"]?\]?\s*\|\s*length\s*!=\s*9\b")
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
+_NUMBER_OF_CALLS = r"\btool_calls['\"]?\]?\s*\|\s*(?:length|count)\b"
+_REFUSES_SEVERAL = re.compile(
+    rf"{_NUMBER_OF_CALLS}\s*\)?\s*(?:!=|==|>)\s*1\s*\)?\s*[-+]?%\}}\s*\{{\{{[-+]?\s*raise_exception\b"
+)
 _COMPARED_WITH_NONE = re.compile(r"\bcontent['\"]?\]?\s*(?:is\s|==|!=)\s*(?:not\s+)?none", re.IGNORECASE)
 
 
@@ -28,6 +32,8 @@ class TemplateMessages:
       show calls only in messages without content, which they test by `is none`.
     - gpt-oss's shows one call of a message, and results as those of the last call before them. It refuses a message
       that has reasoning, content and a call; with one of them, it shows that as reasoning.
+    - Those of Llama 3.1 and 3.2 refuse messages with several calls, but take answers in a row (chat template of
+      meta-llama/Llama-3.2-1B-Instruct).
     - Kimi K2's shows the names of functions as part of the calls' ids alone (docs/tool_call_guidance.md of
       moonshotai/Kimi-K2-Instruct).
     - Those of Mistral's models of 2024 refuse ids that do not have nine characters (chat template of
@@ -36,6 +42,7 @@ class TemplateMessages:
 
     def __init__(self, source: str) -> None:
         self._is_harmony = CHANNEL in source
+        self._shows_one_call = self._is_harmony or _REFUSES_SEVERAL.search(source) is not None
         self._id_of = _id_with_name if KIMI_CALL in source else _short_id if _OF_NINE.search(source) else None
         self._knows_none = _COMPARED_WITH_NONE.search(source) is not None
         self._tests_content = DEEPSEEK_CALL in source and self._knows_none
@@ -57,7 +64,9 @@ class TemplateMessages:
         if self._tests_content:
             return [_without_empty_content(message) for message in shown]
         if self._is_harmony:
-            return list(_with_one_call_each([_with_content_as_reasoning(message) for message in shown]))
+            shown = [_with_content_as_reasoning(message) for message in shown]
+        if self._shows_one_call:
+            shown = list(_with_one_call_each(shown))
         return shown if self._id_of is None else list(_with_ids(shown, self._id_of))
 
 
