@@ -36,6 +36,37 @@ def test_earlier_calls_are_shown_to_templates_that_write_them_as_texts(content: 
     )
 
 
+DEEPSEEK_V31 = """{%- for message in messages %}{%- if message['tool_calls'] is defined %}
+{%- if message['content'] is not none %}{{ message['content'] }}{%- endif %}
+{%- for tool in message['tool_calls'] %}{{ '<｜tool▁call▁begin｜>' + tool['function']['name'] + '<sep>' +
+tool['function']['arguments'] + '</call>' }}{%- endfor %}{%- else %}{{ '<A>' + message['content'] }}{%- endif %}
+{%- endfor %}"""
+"""Shows the content of a message and its calls."""
+
+
+def test_calls_beside_text_are_shown_to_deepseeks_templates(tmp_path: Path) -> None:
+    answer = {"role": "assistant", "content": "Wait.", "tool_calls": [CALL, CALL]}
+    result_ = {"role": "tool", "content": "Found"}
+    talk = [*QUESTION, answer, result_, {"role": "assistant", "content": "Done."}]
+    call = '<sep>look\n{"at": "<ä>", "n": [1, 2]}</call>'
+    r1 = served(ChatTemplate(DEEPSEEK_R1, None), tmp_path)
+    assert r1.chat(json.dumps(talk)).prompt == "<A>Wait." + f"<｜tool▁call▁begin｜>function{call}" * 2 + "<A>Done."
+    v31 = served(ChatTemplate(DEEPSEEK_V31, None), tmp_path)
+    call = '<｜tool▁call▁begin｜>look<sep>{"at": "<ä>", "n": [1, 2]}</call>'
+    assert v31.chat(json.dumps([answer, talk[-1]])).prompt == f"Wait.{call}{call}<A>Done."
+
+
+@pytest.mark.parametrize(
+    "test", ["m.tool_calls and m.content == 'Hi'", "m.tool_calls and m.content is none"], ids=["beside", "apart"]
+)
+def test_calls_stay_beside_text_if_a_template_refuses_what_tries_it(test: str, tmp_path: Path) -> None:
+    refusing = f"{{%- for m in messages %}}{{%- if {test} %}}{{{{ raise_exception('no') }}}}{{%- endif %}}"
+    source = f"{refusing}{{{{ m.content ~ '<｜tool▁call▁begin｜>' * (m.tool_calls or [])|length }}}}{{%- endfor %}}"
+    answer = {"role": "assistant", "content": "Wait.", "tool_calls": [CALL]}
+    source += "{%- if messages[0].content is none %}{%- endif %}"
+    assert served(ChatTemplate(source), tmp_path).chat(json.dumps([answer])).prompt == "Wait.<｜tool▁call▁begin｜>"
+
+
 def test_gpt_oss_is_shown_what_was_said_between_reasoning_and_a_call(tmp_path: Path) -> None:
     source = (
         "{%- for m in messages %}{%- if m.tool_calls %}{%- if m.content and m.thinking %}{{ raise_exception('both') }}"

@@ -16,6 +16,7 @@ from trtforge.core.harmony import CHANNEL
 Message = Mapping[str, Any]
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _RESULT = "tool"
+_TRIED_NAME = "tried_function_name"
 _OF_NINE = re.compile(r"\bid['\"]?\]?\s*\|\s*length\s*!=\s*9\b")
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 _NUMBER_OF_CALLS = r"\btool_calls['\"]?\]?\s*\|\s*(?:length|count)\b"
@@ -28,8 +29,8 @@ _COMPARED_WITH_NONE = re.compile(r"\bcontent['\"]?\]?\s*(?:is\s|==|!=)\s*(?:not\
 class TemplateMessages:
     """What one template is given. `source`: its Jinja text.
 
-    - Most templates take the arguments of a call as an object; those of DeepSeek V3 and R1 append them to a text, and
-      show calls only in messages without content, which they test by `is none`.
+    - Most templates take the arguments of a call as an object; those of DeepSeek append them to a text. Those of V3 and
+      R1 show calls only in messages without content, which they test by `is none`; that of V3.1 shows both.
     - gpt-oss's shows one call of a message, and results as those of the last call before them. It refuses a message
       that has reasoning, content and a call; with one of them, it shows that as reasoning.
     - Those of Llama 3.1 and 3.2 refuse messages with several calls, but take answers in a row (chat template of
@@ -50,6 +51,8 @@ class TemplateMessages:
     def rendered(self, render: Callable[[list[Message]], str], messages: Sequence[Message]) -> str:
         """What `render` makes of the messages. Raises what it raises."""
         shown = self._shown(messages)
+        if self._tests_content and any(map(_says_and_calls, shown)) and _shows_no_calls_beside_content(render):
+            shown = [part for message in shown for part in _with_calls_apart(message)]
         try:
             return render(shown)
         except TypeError:
@@ -86,6 +89,32 @@ def _with_reasoning(message: Message) -> Message:
 
 def _without_empty_content(message: Message) -> Message:
     return {**message, "content": None} if message.get("tool_calls") and message.get("content") == "" else message
+
+
+def _says_and_calls(message: Message) -> bool:
+    return bool(message.get("tool_calls")) and bool(message.get("content"))
+
+
+def _with_calls_apart(message: Message) -> Iterator[Message]:
+    """A message; if it has content and calls, its calls follow in a message of their own."""
+    if not _says_and_calls(message):
+        yield message
+        return
+    yield {name: value for name, value in message.items() if name != "tool_calls"}
+    yield {"role": message.get("role"), "content": None, "tool_calls": message["tool_calls"]}
+
+
+def _shows_no_calls_beside_content(render: Callable[[list[Message]], str]) -> bool:
+    """Whether a template shows calls only in messages of their own; False if it refuses the messages that try it."""
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": _TRIED_NAME, "arguments": "{}"}}
+    asked = {"role": "user", "content": "Hi"}
+    answer = {"role": "assistant", "content": "Hi", "tool_calls": [call]}
+    try:
+        if _TRIED_NAME in render([asked, answer]):
+            return False
+        return _TRIED_NAME in render([asked, *_with_calls_apart(answer)])
+    except Exception:  # the template's expressions raise any
+        return False
 
 
 def _with_content_as_reasoning(message: Message) -> Message:
