@@ -524,6 +524,16 @@ def test_earlier_calls_are_shown_as_the_template_takes_them(template: str, shown
     assert list(made.prompt) == prompts.tokenizer.encode(shown, add_special_tokens=False).ids
 
 
+def test_functions_need_no_description_for_gpt_oss(tmp_path: Path) -> None:
+    shutil.copytree(DEMO_MODEL, tmp_path, dirs_exist_ok=True)
+    source = "{% for t in tools or [] %}{{ t.function.name + ':' + t.function.description }}{% endfor %}<|channel|>"
+    (tmp_path / "chat_template.jinja").write_text(source)
+    prompts = Prompts(tmp_path, 2048)
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    made = prompts.request(Chat(MESSAGES, tools), SamplingParams())
+    assert list(made.prompt) == prompts.tokenizer.encode("look:<|channel|>", add_special_tokens=False).ids
+
+
 def test_a_reused_prefix_is_counted(build: Path) -> None:
     text = (DEMO_MODEL / "heldout.txt").read_text().replace("\f", " ")[:400]
     with Engine.load(str(build / "engine"), kv_cache_tokens=1024, threads=1) as engine:

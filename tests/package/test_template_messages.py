@@ -154,6 +154,26 @@ def test_gpt_oss_is_shown_results_behind_their_calls_if_reasoning_stands_between
     assert shown(time, result("t"), said, result("x")) == "|Time.>time(time=T)[Wait.](time=X)"
 
 
+DESCRIBED = (
+    "{%- for t in tools %}{%- set t = t.function %}{{- '// ' + t.description + '\\n' }}{{- 'type ' + t.name + ';' }}"
+    "{%- endfor %}"
+)
+"""As gpt-oss's template shows functions."""
+
+
+def test_gpt_oss_is_shown_functions_without_a_description(tmp_path: Path) -> None:
+    functions = [{"name": "a"}, {"name": "b", "description": None}, {"name": "c", "description": "See."}]
+    request = {"messages": QUESTION, "tools": [{"type": "function", "function": each} for each in functions]}
+    made = served(ChatTemplate(DESCRIBED + "<|channel|>"), tmp_path).chat(json.dumps(request))
+    assert made.prompt == "// \ntype a;// \ntype b;// See.\ntype c;<|channel|>"
+    assert made.tools == request["tools"]
+    others = served(ChatTemplate("{{ tools|tojson }}"), tmp_path).chat(json.dumps(request))
+    assert json.loads(others.prompt) == request["tools"]
+    odd = {"messages": QUESTION, "tools": ["a", {"name": "b"}, {"function": "c"}]}
+    shown = served(ChatTemplate("{{ tools|tojson }}<|channel|>"), tmp_path).chat(json.dumps(odd)).prompt
+    assert json.loads(shown.removesuffix("<|channel|>")) == odd["tools"]
+
+
 LLAMA = (
     "{%- for m in messages %}{%- if 'tool_calls' in m %}\n"
     "        {%- if TEST %}\n            {{- raise_exception('single calls') }}\n        {%- endif %}\n"

@@ -14,7 +14,7 @@ from trtforge.api.prompt_tables import prompt_table
 from trtforge.api.sampling_params import MOST_ID, SamplingParams
 from trtforge.core.errors import ForgeError, RequestError, first_line
 from trtforge.core.strict_calls import PROBE, StrictCalls, functions_of
-from trtforge.core.template_messages import Message, TemplateMessages
+from trtforge.core.template_messages import Message, TemplateMessages, Tools
 from trtforge.engine_process.requests import GenerationRequest, Guide, LookaheadSizes, PromptTable, with_seed
 from trtforge.formats.chat_template import ChatTemplate, read_chat_template
 from trtforge.formats.special_tokens import read_special_tokens
@@ -207,11 +207,11 @@ class Prompts:
             raise RequestError("the tokenizer has no chat template", hint="Give the prompt as text.")
         source = (found.tool_template if chat.tools else None) or found.template
 
-        def render(messages: list[Message]) -> str:
+        def render(messages: list[Message], tools: Tools | None) -> str:
             render_: Any = render_jinja_template  # its annotations do not match its arguments and result
             rendered, _ = render_(
                 conversations=[messages],
-                tools=list(chat.tools) or None,
+                tools=tools,
                 chat_template=source,
                 add_generation_prompt=True,
                 **found.special_tokens,
@@ -219,7 +219,7 @@ class Prompts:
             return str(rendered[0])
 
         try:
-            return TemplateMessages(source).rendered(render, chat.messages)
+            return TemplateMessages(source).rendered(render, chat.messages, list(chat.tools) or None)
         except Exception as error:  # the template's expressions raise any
             raise RequestError(
                 f"the chat template refuses the messages: {first_line(error)}",

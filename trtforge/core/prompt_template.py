@@ -16,7 +16,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from trtforge.core.template_messages import TemplateMessages
+from trtforge.core.template_messages import Message, TemplateMessages, Tools
 
 
 class PromptTemplate:
@@ -27,8 +27,15 @@ class PromptTemplate:
         self._messages = TemplateMessages(source)
 
     def render(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> str:
-        """The prompt. Raises what Jinja and the template's expressions raise, which may be any Exception."""
-        return self._messages.rendered(lambda shown: self._template.render(**{**values, "messages": shown}), messages)
+        """The prompt. Raises what Jinja and the template's expressions raise, which may be any Exception.
+
+        `values`: the template's other variables, among them the `tools`.
+        """
+
+        def render(shown: list[Message], tools: Tools | None) -> str:
+            return self._template.render(**{**values, "messages": shown, "tools": tools})
+
+        return self._messages.rendered(render, messages, values.get("tools"))
 
 
 class _Generation(Extension):

@@ -1,5 +1,5 @@
-"""Converts the messages of a chat to the forms that the chat templates of some families need, if they differ from
-OpenAI's.
+"""Converts the messages and tools of a chat to the forms that the chat templates of some families need, if they differ
+from OpenAI's.
 
 The form that a template needs is found from its Jinja text.
 """
@@ -14,6 +14,9 @@ from trtforge.core.call_tags import DEEPSEEK_CALL, KIMI_CALL
 from trtforge.core.harmony import CHANNEL
 
 Message = Mapping[str, Any]
+Tools = Sequence[Any]
+Render = Callable[[list[Message], Tools | None], str]
+"""Makes a prompt of messages and tools."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _RESULT = "tool"
 _TRIED_NAME = "tried_function_name"
@@ -32,7 +35,8 @@ class TemplateMessages:
     - Most templates take the arguments of a call as an object; those of DeepSeek append them to a text. Those of V3 and
       R1 show calls only in messages without content, which they test by `is none`; that of V3.1 shows both.
     - gpt-oss's shows one call of a message, and results as those of the last call before them. It refuses a message
-      that has reasoning, content and a call; with one of them, it shows that as reasoning.
+      that has reasoning, content and a call; with one of them, it shows that as reasoning. It fails for functions
+      without a description, which OpenAI's API allows.
     - Those of Llama 3.1 and 3.2 refuse messages with several calls, but take answers in a row (chat template of
       meta-llama/Llama-3.2-1B-Instruct).
     - Kimi K2's shows the names of functions as part of the calls' ids alone (docs/tool_call_guidance.md of
@@ -48,8 +52,12 @@ class TemplateMessages:
         self._knows_none = _COMPARED_WITH_NONE.search(source) is not None
         self._tests_content = DEEPSEEK_CALL in source and self._knows_none
 
-    def rendered(self, render: Callable[[list[Message]], str], messages: Sequence[Message]) -> str:
-        """What `render` makes of the messages. Raises what it raises."""
+    def rendered(self, render: Render, messages: Sequence[Message], tools: Tools | None) -> str:
+        """What `render` makes of the messages and tools. Raises what it raises."""
+        described = [_with_description(tool) for tool in tools] if tools and self._is_harmony else tools
+        return self._rendered(lambda shown: render(shown, described), messages)
+
+    def _rendered(self, render: Callable[[list[Message]], str], messages: Sequence[Message]) -> str:
         shown = self._shown(messages)
         if self._tests_content and any(map(_says_and_calls, shown)) and _shows_no_calls_beside_content(render):
             shown = [part for message in shown for part in _with_calls_apart(message)]
@@ -254,3 +262,11 @@ def _with_written(call: Any) -> Any:
 def _calls(message: Message) -> Sequence[Any]:
     calls = message.get("tool_calls")
     return calls if isinstance(calls, list | tuple) else ()
+
+
+def _with_description(tool: Any) -> Any:
+    """A tool whose function has a description, an empty one if it had none."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or function.get("description") is not None:
+        return tool
+    return {**tool, "function": {**function, "description": ""}}
