@@ -84,7 +84,7 @@ def test_only_the_name_and_paths_are_replaced(place: Path, text: str, copy: str)
 @pytest.mark.parametrize(
     ("features", "resolved"),
     [
-        ("lora: {adapters: [org/a, main, 'none']}", "lora: {adapters: [org/a, /abs/main, /abs/none]}"),
+        ("lora: {adapters: [org/a, main, 'none']}", "lora: {adapters: [/abs/org/a, /abs/main, /abs/none]}"),
         ("lora:\n      adapters:\n      - main", "lora:\n      adapters:\n      - /abs/main"),
         ("draft: {model: llama, engine: main}", "draft: {model: /abs/llama, engine: /abs/main}"),
         ("medusa: {model: llama}", "medusa: {model: /abs/llama}"),

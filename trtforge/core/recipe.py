@@ -14,6 +14,7 @@ from trtforge.core.config_schema import also, narrowed
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.plausible import LARGEST
+from trtforge.core.recipe_paths import changed, path_in_file, path_of_option
 from trtforge.core.recipe_text import LONGEST_NAME
 from trtforge.core.serving import SchedulerPolicy as SchedulerPolicy
 from trtforge.core.serving import ServingConfig
@@ -249,7 +250,7 @@ def recipe_of(
     """
     given = _given_by(overrides, deepcopy(values), options)
     override(values, overrides)
-    return _with_paths_from(Recipe.parse(values, where, line=line, given=given), base)
+    return _with_paths_from(Recipe.parse(values, where, line=line, given=given), base, given)
 
 
 def _given_by(overrides: tuple[str, ...], before: dict[str, Any], options: Mapping[str, str]) -> GivenBy:
@@ -343,52 +344,19 @@ def _set(values: dict[str, Any], override: str) -> None:
 
 def gate_from(gate: GateConfig, base: Path) -> GateConfig:
     """A gate from a file in `base`; a relative data path is relative to `base`."""
-    return gate.model_copy(update={"data": _resolve(gate.data, base)})
+    return gate.model_copy(update={"data": path_in_file(("gate", "data"), gate.data, base)})
 
 
-def _with_paths_from(recipe: Recipe, base: Path) -> Recipe:
-    """The recipe with relative paths resolved from the recipe's directory."""
-    calibration = recipe.quantization.calibration
-    return recipe.model_copy(
-        update={
-            "model": recipe.model.model_copy(update={"source": _resolve(recipe.model.source, base)}),
-            "quantization": recipe.quantization.model_copy(
-                update={
-                    "calibration": calibration.model_copy(
-                        update={"data": _resolve(calibration.data, base)} if calibration.named else {}
-                    )
-                }
-            ),
-            "gate": gate_from(recipe.gate, base),
-            "engine": recipe.engine.model_copy(update={"features": _features_from(recipe.engine.features, base)}),
-            "serving": _serving_from(recipe.serving, base),
-        }
-    )
+def _with_paths_from(recipe: Recipe, base: Path, given: GivenBy | None = None) -> Recipe:
+    """The recipe with relative paths resolved from `base`, the recipe's directory. Raises ForgeError.
 
-
-def _serving_from(serving: ServingConfig, base: Path) -> ServingConfig:
-    draft = serving.draft_engine
-    return serving if draft is None else serving.model_copy(update={"draft_engine": _resolve(draft, base)})
-
-
-def _features_from(features: FeaturesConfig, base: Path) -> FeaturesConfig:
-    lora, draft = features.lora, features.draft
-    if lora is not None and lora.adapters:
-        adapters = tuple(_resolve(adapter, base) for adapter in lora.adapters)
-        features = features.model_copy(update={"lora": lora.model_copy(update={"adapters": adapters})})
-    if draft is not None:
-        named = {"model": draft.model, "engine": draft.engine}
-        found = {name: _resolve(path, base) for name, path in named.items() if path is not None}
-        features = features.model_copy(update={"draft": draft.model_copy(update=found)})
-    drafting = {"medusa": features.medusa, "eagle": features.eagle, "eagle3": features.eagle3}
-    for name, each in drafting.items():
-        if each is not None and each.model is not None:
-            network = each.model_copy(update={"model": _resolve(each.model, base)})
-            features = features.model_copy(update={name: network})
-    return features
-
-
-def _resolve(source: str, base: Path) -> str:
-    """`source` as an absolute path if that exists; hub ids, `builtin:` and `hf:` names are unchanged."""
-    path = base / source
-    return str(path.resolve()) if path.exists() else source
+    `given`: the option that gave a value, whose path may also start at the current directory.
+    """
+    changes = {}
+    for location, source in _sources(recipe).items():
+        from_option = given is not None and given(location) is not None
+        path = path_of_option(source, base) if from_option else path_in_file(location, source, base)
+        if path != source:
+            changes[location] = path
+    resolved: Recipe = changed(recipe, changes)
+    return resolved

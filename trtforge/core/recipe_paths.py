@@ -1,0 +1,54 @@
+"""Paths in recipes: where a relative one starts, and recipes with other paths in their place."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trtforge.core.config_model import Location
+from trtforge.core.errors import ForgeError
+
+_NAMED = ("builtin:", "hf:")
+"""Beginnings of data that is not in files."""
+_MODELS = ("source", "model")
+"""Keys of models, which may be hub ids."""
+
+
+def path_in_file(location: Location, source: str, base: Path) -> str:
+    """A source that a file in `base` gives at `location`, as an absolute path.
+
+    Names that begin with `builtin:` or `hf:` and hub ids are unchanged. Raises ForgeError for a model that is not in
+    `base`, but in the current directory.
+    """
+    path = base / source
+    if path.exists():
+        return str(path.resolve())
+    if source.startswith(_NAMED) or not source:
+        return source
+    if location[-1] not in _MODELS:
+        return str(path.absolute())
+    if Path(source).exists():
+        raise ForgeError(
+            f"{'.'.join(map(str, location))}: {path} does not exist, and paths in a recipe start at its directory",
+            hint=f"Write {Path(source).resolve()} if you mean that.",
+        )
+    return source
+
+
+def path_of_option(source: str, base: Path) -> str:
+    """A source that an option gives: in `base` if it exists there, else in the current directory, or a hub id."""
+    path = base / source
+    return str(path.resolve()) if path.exists() else source
+
+
+def changed(value: Any, changes: Mapping[Location, str]) -> Any:
+    """A configuration, or a part of it, with these texts at these keys and indexes."""
+    if not changes:
+        return value
+    if () in changes:
+        return changes[()]
+    inner: dict[str | int, dict[Location, str]] = {}
+    for (first, *rest), text in changes.items():
+        inner.setdefault(first, {})[tuple(rest)] = text
+    if isinstance(value, tuple):
+        return tuple(changed(each, inner.get(number, {})) for number, each in enumerate(value))
+    return value.model_copy(update={str(key): changed(getattr(value, str(key)), at) for key, at in inner.items()})
