@@ -70,6 +70,8 @@ def test_a_call_that_is_cut_before_its_arguments_is_none() -> None:
     cut = CALLS[: CALLS.index("{")].removeprefix("<|start|>assistant")
     assert HarmonyText(["weather"]).parts(cut, "length") == []
     assert HarmonyText(["weather"]).parts(cut, "stop") == [("", f"{HEAD}{{}}")]
+    assert HarmonyText(["weather"]).parts(cut, "stop", '{"city"') == []
+    assert HarmonyText(["weather"]).parts(cut, "stop", "<|call|>") == [("", f"{HEAD}{{}}")]
 
 
 PARTS = [THINKS, ANSWERS, CALLS, *sorted(TOKENS), "assistant", " to=functions.weather", "<", "|>", "final", "a", "\n"]

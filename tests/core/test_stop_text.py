@@ -25,8 +25,11 @@ def test_text_ends_at_the_stop_word_that_is_complete_first(pieces: list[str], wo
         text += stop.flush()
         assert text == "".join(pieces)
         assert all(word not in text for word in words)
+        assert not stop.word
     else:
         assert text == whole_until("".join(pieces), words)
+        assert stop.word in words
+        assert "".join(pieces).startswith(text + stop.word)
 
 
 @given(PIECES, WORDS)

@@ -11,7 +11,9 @@ def run(pieces: list[Piece], **options: object) -> list[Delta]:
 
 
 def test_a_stop_word_in_one_piece_gives_its_whole_beginning() -> None:
-    assert run([Piece(text="one STOP two", finish_reason="length")], stop=("STOP",)) == [Delta(3, "one ", "stop")]
+    assert run([Piece(text="one STOP two", finish_reason="length")], stop=("STOP",)) == [
+        Delta(3, "one ", "stop", stop_word="STOP")
+    ]
 
 
 def test_what_was_held_back_comes_with_the_end() -> None:

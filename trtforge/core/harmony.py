@@ -48,13 +48,15 @@ class HarmonyText:
         told = self.parts(text, "stop" if last else None)
         return "".join(reasoning for reasoning, _ in told), "".join(said for _, said in told)
 
-    def parts(self, text: str, reason: str | None) -> list[tuple[str, str]]:
+    def parts(self, text: str, reason: str | None, stop_word: str = "") -> list[tuple[str, str]]:
         """As `push`, in the order in which the model wrote them: one of each pair is empty.
 
-        `reason`: the finish reason with the last text, else None. Of a call without arguments a limit leaves nothing.
+        `reason`: the finish reason with the last text, else None; `stop_word`: the one that the answer was cut before.
+        Of a call that a limit or a stop word cut before its arguments nothing is left. A stop word that is a mark ends
+        the call as the mark does.
         """
         self._held += text
-        self._told, self._cut = [], reason == "length"
+        self._told, self._cut = [], not stop_word.startswith(_MARKS) if stop_word else reason == "length"
         while self._read(reason is not None):
             pass
         return self._told

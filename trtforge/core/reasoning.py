@@ -49,7 +49,7 @@ class ReasoningText:
             self._is_first = not content
         return reasoning, content
 
-    def parts(self, text: str, reason: str | None) -> list[tuple[str, str]]:
+    def parts(self, text: str, reason: str | None, stop_word: str = "") -> list[tuple[str, str]]:
         """Like `HarmonyText.parts`."""
         return [self.push(text, last=reason is not None)]
 

@@ -20,6 +20,8 @@ class StopText:
         self._kept = max((len(word) for word in self._words), default=1) - 1
         self._tail = ""  # the end of the text so far: released if `included`, else held back
         self.found = False
+        self.word = ""
+        """The stop word that was found."""
 
     def push(self, text: str) -> str:
         """The text that can be released now; empty once a stop word was found."""
@@ -29,16 +31,19 @@ class StopText:
         found = [(start + len(word), start) for word in self._words if (start := seen.find(word)) >= 0]
         if self._included:
             if found:
-                self.found = True
+                self._end(seen, *min(found))
                 return text[: max(0, min(found)[0] - len(self._tail))]
             self._tail = seen[max(0, len(seen) - self._kept) :]
             return text
         if found:
-            self.found = True
+            self._end(seen, *min(found))
             return seen[: min(found)[1]]
         held = max(overlap(seen, word) for word in self._words)
         self._tail = seen[len(seen) - held :]
         return seen[: len(seen) - held]
+
+    def _end(self, seen: str, end: int, start: int) -> None:
+        self.found, self.word = True, seen[start:end]
 
     def flush(self) -> str:
         """The text held back, at the end of the sequence."""

@@ -59,9 +59,7 @@ class ChatAnswer:
         """See Answer."""
         found = []
         for index, choice in enumerate(choices):
-            text, calls = (
-                (choice.text, ()) if self._use is None else split(self._use, choice.text, choice.finish_reason)
-            )
+            text, calls = self._split(choice)
             message: dict[str, object] = {"role": "assistant", "content": text, "refusal": None}
             message |= {"reasoning_content": choice.reasoning} if choice.reasoning else {}
             if calls:
@@ -71,7 +69,7 @@ class ChatAnswer:
                     "index": index,
                     "message": message,
                     "logprobs": self._scores(choice.logprobs),
-                    "finish_reason": self._reason(choice.finish_reason, calls),
+                    "finish_reason": self._reason(choice, calls),
                 }
             )
         return _encode(self._head | {"object": "chat.completion", "choices": found} | _usage(usage))
@@ -112,10 +110,16 @@ class ChatAnswer:
         """See Answer."""
         return _data(error.body())
 
-    def _reason(self, reason: str, calls: Sequence[ToolCall]) -> str:
+    def _split(self, choice: Choice) -> tuple[str, Sequence[ToolCall]]:
         if self._use is None:
-            return reason
-        return reason_of(self._use, reason, calls=bool(calls), cut=bool(calls) and not calls[-1].complete)
+            return choice.text, ()
+        return split(self._use, choice.text, choice.finish_reason, choice.stop_word)
+
+    def _reason(self, choice: Choice, calls: Sequence[ToolCall]) -> str:
+        if self._use is None:
+            return choice.finish_reason
+        cut, stopped = bool(calls) and not calls[-1].complete, bool(choice.stop_word)
+        return reason_of(self._use, choice.finish_reason, calls=bool(calls), cut=cut, stopped=stopped)
 
     def _event(self, choice: str) -> bytes:
         return f"data: {self._begin}{choice}{self._end}\n\n".encode()

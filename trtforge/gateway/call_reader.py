@@ -60,6 +60,7 @@ class CallReader:
         self._pieces: list[str] = []  # later pieces of text
         self._awaited = ""  # the pieces need not be read before this character
         self._reason: str | None = None
+        self._stop_word = ""
         self._read: Callable[[], bool] = self._named if use.mode == "named" else self._opening
         self._end = JsonEnd()
         self._ended = False  # in mode `named`: the arguments are complete
@@ -77,14 +78,14 @@ class CallReader:
         self.cut = False
         """Whether the latest call has no end."""
 
-    def push(self, text: str, reason: str | None) -> Sequence[str | CallDelta]:
+    def push(self, text: str, reason: str | None, stop_word: str = "") -> Sequence[str | CallDelta]:
         """Take more text; returns, in order, the text for the user and the new data of calls.
 
         Text that may be part of a call is held back until further text or the end decides. `reason`: the finish reason
-        with the last text, else None.
+        with the last text, else None; `stop_word`: the one that the answer was cut before.
         """
         self._pieces.append(text)
-        self._reason = reason
+        self._reason, self._stop_word = reason, stop_word
         if reason is None and self._awaited and self._awaited not in text:
             return ()
         self._unread += "".join(self._pieces)
@@ -243,7 +244,7 @@ class CallReader:
     def _parameters(self) -> bool:
         """State: arguments in tags."""
         assert self._tagged is not None
-        size, arguments = self._tagged.of(self._unread, self._reason)
+        size, arguments = self._tagged.of(self._unread, self._reason, self._stop_word)
         self._take(size)
         self._add(arguments, last=self._tagged.closed)
         self._awaited = ">" if self._tagged.waits else ""

@@ -22,11 +22,12 @@ class Usage:
 
 @dataclass(slots=True)
 class Choice:
-    """One whole answer. `parts`: pairs of reasoning and the text after it."""
+    """One whole answer. `parts`: pairs of reasoning and the text after it; `stop_word`: see Delta."""
 
     parts: list[tuple[str, str]]
     finish_reason: str
     logprobs: list[TokenScore] = field(default_factory=list)
+    stop_word: str = ""
 
     @property
     def reasoning(self) -> str:
@@ -150,6 +151,7 @@ class Generations:
                 choices[delta.index].parts.append((delta.reasoning, delta.text))
                 choices[delta.index].logprobs.extend(delta.logprobs)
                 choices[delta.index].finish_reason = delta.finish_reason or "stop"
+                choices[delta.index].stop_word = delta.stop_word
         return choices
 
 

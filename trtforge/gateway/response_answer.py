@@ -44,7 +44,7 @@ class ResponseAnswer:
         (choice,) = choices
         deltas = [Delta(0, text, reasoning=reasoning) for reasoning, text in choice.parts or [("", "")]]
         next((delta for delta in deltas if delta.text), deltas[-1]).logprobs = choice.logprobs
-        deltas[-1].finish_reason = choice.finish_reason
+        deltas[-1].finish_reason, deltas[-1].stop_word = choice.finish_reason, choice.stop_word
         for delta in deltas:
             self.events(delta)
         return _encode(self._response.ended(self._status, self._output, usage)).encode()

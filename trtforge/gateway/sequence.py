@@ -13,14 +13,17 @@ CANCELLED = "cancelled"
 
 @dataclass(slots=True)
 class Delta:
-    """The new part of one choice: `reasoning`, then `text`. `finish_reason`: "stop" or "length" in its last delta, else
-    None."""
+    """The new part of one choice: `reasoning`, then `text`.
+
+    In its last delta, `finish_reason` is "stop" or "length", and `stop_word` is the one that the answer was cut before.
+    """
 
     index: int
     text: str = ""
     finish_reason: str | None = None
     logprobs: Sequence[TokenScore] = field(default=())
     reasoning: str = ""
+    stop_word: str = ""
 
 
 class AnswerSequence:
@@ -45,21 +48,22 @@ class AnswerSequence:
             return []
         text, scores = piece.text, piece.logprobs
         reason: str | None = piece.finish_reason or None
+        stop_word = ""
         if self._stop is not None:
             text = self._stop.push(text)
             if reason is not None:
                 text += self._stop.flush()
-            reason = "stop" if self._stop.found else reason
+            reason, stop_word = "stop" if self._stop.found else reason, self._stop.word
             if scores or self._scores:
                 scores = self._released_scores(scores, text, last=reason is not None)
             self._released += len(text.encode())
         self.finished = reason is not None
-        told = [("", text)] if self._reader is None else self._reader.parts(text, reason)
+        told = [("", text)] if self._reader is None else self._reader.parts(text, reason, stop_word)
         deltas = [Delta(self._index, text, reasoning=reasoning) for reasoning, text in told if reasoning or text]
         if not deltas and (scores or reason is not None):
             deltas = [Delta(self._index)]
         if deltas:
-            deltas[-1].finish_reason, deltas[-1].logprobs = reason, scores
+            deltas[-1].finish_reason, deltas[-1].logprobs, deltas[-1].stop_word = reason, scores, stop_word
         return deltas
 
     def end(self) -> list[Delta]:

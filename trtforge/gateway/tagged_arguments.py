@@ -36,6 +36,7 @@ class TaggedArguments:
         self._searched = 0  # its characters that were searched for an end
         self._made = ""
         self._count = 0
+        self._stop_word = ""
         self.closed = False
 
     @property
@@ -48,12 +49,13 @@ class TaggedArguments:
         """Whether the value is a string with any text, which is returned as it arrives."""
         return self._types == TEXT and not self._choices
 
-    def of(self, text: str, reason: str | None) -> tuple[int, str]:
+    def of(self, text: str, reason: str | None, stop_word: str = "") -> tuple[int, str]:
         """The number of characters of the next text that were read, and their JSON.
 
-        `reason`: the finish reason with the last text, else None.
+        `reason`: the finish reason with the last text, else None; `stop_word`: the one that the answer was cut before.
         """
         at, self._made, goes_on = 0, "", True
+        reason, self._stop_word = "length" if stop_word else reason, stop_word
         while goes_on:
             read = self._between if self._types is None else self._value
             size, goes_on = read(text[at:], reason)
@@ -61,7 +63,7 @@ class TaggedArguments:
         return at, self._made
 
     def _between(self, text: str, reason: str | None) -> tuple[int, bool]:
-        """Read up to the next value; anything but a parameter's tag ends the arguments."""
+        """Read up to the next value; anything but a parameter's tag, as a stop word may be, ends the arguments."""
         if head := self._tags.head.match(text):
             name = head["name"].strip()
             self._types, self._choices = self._of_arguments.of(name)
@@ -70,7 +72,8 @@ class TaggedArguments:
             return head.end(), True
         ahead = text.lstrip()
         begins = self._tags.begins_with
-        may_be = len(text) <= _LONGEST_HEAD and (begins.startswith(ahead) or ahead.startswith(begins))
+        known = f"{text}{self._stop_word}".lstrip()
+        may_be = len(text) <= _LONGEST_HEAD and (begins.startswith(known) or known.startswith(begins))
         if may_be and reason in (None, "length"):
             return 0, False
         self._made += "}" if self._count else "{}"

@@ -27,9 +27,12 @@ def new_call_id() -> str:
     return f"call_{os.urandom(12).hex()}"
 
 
-def split(use: ToolUse, text: str, reason: str) -> tuple[str, Sequence[ToolCall]]:
-    """The text of an answer without its calls, and the calls. Text that only looks like a call stays in the text."""
-    told = CallReader(use).push(text, reason)
+def split(use: ToolUse, text: str, reason: str, stop_word: str = "") -> tuple[str, Sequence[ToolCall]]:
+    """The text of an answer without its calls, and the calls. Text that only looks like a call stays in the text.
+
+    `stop_word`: see Delta.
+    """
+    told = CallReader(use).push(text, reason, stop_word)
     calls = [each for each in told if isinstance(each, CallDelta)]
     return said_in(told), [ToolCall(each.name or "", each.arguments, each.last) for each in calls]
 
@@ -39,13 +42,13 @@ def said_in(told: Sequence[str | CallDelta]) -> str:
     return "".join(each for each in told if isinstance(each, str))
 
 
-def reason_of(use: ToolUse, reason: str, *, calls: bool, cut: bool) -> str:
+def reason_of(use: ToolUse, reason: str, *, calls: bool, cut: bool, stopped: bool) -> str:
     """The finish reason of an answer with or without calls, the last of which may be `cut`.
 
-    OpenAI's API has `stop` for a named function. A required call is complete unless a limit or a stop word of the
-    request cut it; clients must not execute a cut call.
+    `stopped`: a stop word of the request ended the answer. OpenAI's API has `stop` for a named function. A required
+    call is complete unless a limit or a stop word cut it; clients must not execute a call that these cut.
     """
-    asks = calls and use.mode != "named" and not (cut and use.mode == "required")
+    asks = calls and use.mode != "named" and not (cut and (use.mode == "required" or stopped))
     return "tool_calls" if asks and reason == "stop" else reason
 
 
@@ -59,7 +62,8 @@ class StreamedCalls:
     def take(self, delta: Delta) -> tuple[Delta, Sequence[str | CallDelta]]:
         """The delta without calls, and its texts and new data of calls in their order."""
         reason = delta.finish_reason
-        told = self._reader.push(delta.text, reason)
+        told = self._reader.push(delta.text, reason, delta.stop_word)
         if reason is not None:
-            reason = reason_of(self._use, reason, calls=self._reader.found, cut=self._reader.cut)
+            found, cut, stopped = self._reader.found, self._reader.cut, bool(delta.stop_word)
+            reason = reason_of(self._use, reason, calls=found, cut=cut, stopped=stopped)
         return replace(delta, text=said_in(told), finish_reason=reason), told
