@@ -99,6 +99,34 @@ def test_a_model_that_shall_not_think_has_its_reasoning_in_the_prompt(name: str)
         assert streamed(gateway, asked | {"chat_template_kwargs": {name: True}}) == ("Four.", "")
 
 
+@pytest.mark.parametrize("parser", ["qwen3", "deepseek-r1"])
+@pytest.mark.parametrize(
+    ("begun", "answer", "reasoning", "text"),
+    [
+        ("The answer", " is 4.", "", " is 4."),
+        ("<think>I add.</think>The answer", " is 4.", "", " is 4."),
+        ("<think>I add", " two.\n</think>\n\nFour.", " two.", "Four."),
+        ("<think>\n", "\nI add.</think>Four.", "I add.", "Four."),
+        ("[THINK]I add", " </think>.[/THINK]Four.", " </think>.", "Four."),
+        ("", "<think>I add.</think>Four.", "I add.", "Four."),
+    ],
+)
+def test_an_answer_that_continues_a_message_reasons_if_the_message_does(
+    parser: ReasoningParser, begun: str, answer: str, reasoning: str, text: str
+) -> None:
+    continues = {"continue_final_message": True, "add_generation_prompt": False}
+    messages = [QUESTION, {"role": "assistant", "content": begun}]
+    with thinking(answer, parser) as (gateway, _):
+        asked = chat(answer, **continues, messages=messages)
+        message = gateway.post("chat/completions", **asked).json()["choices"][0]["message"]
+        assert (message.get("reasoning_content", ""), message["content"]) == (reasoning, text)
+        assert streamed(gateway, asked) == (reasoning, text)
+        response = response_of(gateway.post("responses", model="demo", input=messages, **continues))
+    assert response.output_text == text
+    thoughts = [part.text for item in response.output if item.type == "reasoning" for part in item.content or []]
+    assert "".join(thoughts) == reasoning
+
+
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
 def test_earlier_reasoning_reaches_the_chat_template(name: str) -> None:
     earlier = {"role": "assistant", "content": "Four.", name: "I add."}

@@ -24,15 +24,19 @@ class ReasoningText:
     With `deepseek-r1` an answer begins with reasoning; its `<think>` is the end of the prompt and may be repeated. With
     `qwen3` it does only if it begins with `<think>`. White space around the reasoning and line feeds before the other
     text are removed. An answer that ends before `</think>` is all reasoning.
+
+    `continued`: the text of the message that the answer continues. With either parser such an answer begins with
+    reasoning if that text ends within reasoning, or if the answer begins with `<think>`.
     """
 
-    def __init__(self, parser: ReasoningParser) -> None:
-        self._reasons = parser == "deepseek-r1"
-        self._end = THOUGHTS[0][1]
-        self._began = False
+    def __init__(self, parser: ReasoningParser, continued: str | None = None) -> None:
+        begun = None if continued is None else unclosed_thought(continued)
+        self._reasons = parser == "deepseek-r1" if continued is None else begun is not None
+        self._end = (THOUGHTS[0] if begun is None else begun[1])[1]
+        self._began = begun is not None and bool(begun[0].strip())
         """Whether it is known how the answer begins."""
         self._held = ""
-        self._is_first = True
+        self._is_first = not self._began
         """Whether the next text is the first of the reasoning or of the other text."""
 
     def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
@@ -88,6 +92,14 @@ def begun_thought(text: str) -> tuple[str, str] | None:
     return next((tags for tags in THOUGHTS if text.startswith(tags[0])), None)
 
 
+def unclosed_thought(text: str) -> tuple[str, tuple[str, str]] | None:
+    """The reasoning within which a text ends, so far, and its tags; None if it does not end within reasoning."""
+    for begin, end in THOUGHTS:
+        if text.rfind(begin) > text.rfind(end):
+            return text.rpartition(begin)[2], (begin, end)
+    return None
+
+
 def may_begin_thought(text: str) -> bool:
     """Whether a text may become an opening tag of reasoning."""
     return any(begin.startswith(text) for begin, _ in THOUGHTS)
@@ -99,9 +111,9 @@ NewReader = Callable[[], Reader]
 """Creates the reader of an answer."""
 
 
-def reader_of(parser: ReasoningParser | None, functions: Collection[str] = ()) -> Reader:
-    """The reader of the answer to a chat.
+def reader_of(parser: ReasoningParser | None, functions: Collection[str] = (), continued: str | None = None) -> Reader:
+    """The reader of the answer to a chat. `continued`: see ReasoningText.
 
     Without a parser, answers in the Harmony format are recognised; `functions`: those whose calls are part of the text.
     """
-    return HarmonyText(functions) if parser is None else ReasoningText(parser)
+    return HarmonyText(functions) if parser is None else ReasoningText(parser, continued)

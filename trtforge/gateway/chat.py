@@ -13,6 +13,7 @@ from trtforge.gateway.messages import (
     MESSAGE_ROLES,
     TEMPLATE_FIELDS,
     asks_to_think,
+    continued_text,
     conversation,
     earlier_call,
     effort_of,
@@ -46,24 +47,28 @@ _PARTS = {"text": "text", "refusal": "refusal"}
 
 @dataclass(frozen=True)
 class ChatCall:
-    """A request for chat. `name`: the model's name in the request; `thinks`: see `asks_to_think`."""
+    """A request for chat. `name`: the model's name in the request.
+
+    `thinks`: see `asks_to_think`; `continued`: see `continued_text`.
+    """
 
     name: str
     request: TextRequest
     delivery: Delivery
     structure: Structure
     thinks: bool = True
+    continued: str | None = None
 
     def new_reader(self, model: ReasoningParser | None) -> NewReader | None:
         """Creates readers that find the reasoning in answers; `model`: the model's parser.
 
         None for guided answers, which have no reasoning. If thinking is off, only answers that begin with `<think>`
-        have some.
+        have some. An answer that continues a message also has some if that message ends within it.
         """
         if self.request.guide is not None:
             return None
         functions = () if self.structure.use is None else self.structure.use.names
-        return partial(reader_of, model if self.thinks or model is None else "qwen3", functions)
+        return partial(reader_of, model if self.thinks or model is None else "qwen3", functions, self.continued)
 
 
 def read_chat(values: Mapping[str, Any], limits: GatewayLimits) -> ChatCall:
@@ -77,9 +82,10 @@ def read_chat(values: Mapping[str, Any], limits: GatewayLimits) -> ChatCall:
     if top_logprobs is not None and not logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
     delivery = read_delivery(fields)
+    messages = _messages(fields, limits)
     request = TextRequest(
         model=name,
-        messages=conversation(_messages(fields, limits), structure, fields, effort_of(fields.get(_EFFORT), _EFFORT)),
+        messages=conversation(messages, structure, fields, effort_of(fields.get(_EFFORT), _EFFORT)),
         max_tokens=_max_tokens(fields),
         stream=delivery.stream,
         sequences=read_count(fields, limits),
@@ -89,7 +95,7 @@ def read_chat(values: Mapping[str, Any], limits: GatewayLimits) -> ChatCall:
         top_logprobs=top_logprobs or 0,
         guide=structure.guide,
     )
-    return ChatCall(name, request, delivery, structure, asks_to_think(fields))
+    return ChatCall(name, request, delivery, structure, asks_to_think(fields), continued_text(messages, fields))
 
 
 def _max_tokens(fields: Fields) -> int:

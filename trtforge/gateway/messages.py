@@ -10,7 +10,8 @@ from trtforge.gateway.fields import Fields, wrong
 from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.tools import Structure
 
-_FLAGS = ("add_generation_prompt", "continue_final_message")
+_CONTINUES = "continue_final_message"
+_FLAGS = ("add_generation_prompt", _CONTINUES)
 TEMPLATE_FIELDS = (*_FLAGS, "chat_template_kwargs")
 """Fields that are passed on to the chat template."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -51,6 +52,11 @@ def asks_to_think(fields: Fields) -> bool:
     """False if options of the chat template turn thinking off (Qwen3, DeepSeek-V3.1)."""
     options = fields.object("chat_template_kwargs")
     return all(options.get(name) is not False for name in ("enable_thinking", "thinking"))
+
+
+def continued_text(messages: Sequence[Mapping[str, object]], fields: Fields) -> str | None:
+    """The text of the final message if the answer shall continue it, else None."""
+    return str(messages[-1].get("content") or "") if fields.flag(_CONTINUES) else None
 
 
 def text_of(given: object, where: str, kinds: Mapping[str, str], limits: GatewayLimits) -> str:

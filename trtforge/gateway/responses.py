@@ -8,7 +8,7 @@ from trtforge.gateway.chat import ChatCall
 from trtforge.gateway.errors import bad_request
 from trtforge.gateway.fields import Fields, wrong
 from trtforge.gateway.limits import GatewayLimits
-from trtforge.gateway.messages import TEMPLATE_FIELDS, asks_to_think, conversation, effort_of
+from trtforge.gateway.messages import TEMPLATE_FIELDS, asks_to_think, continued_text, conversation, effort_of
 from trtforge.gateway.request import TextRequest
 from trtforge.gateway.response_input import read_messages
 from trtforge.gateway.response_tools import read_asked
@@ -128,7 +128,8 @@ def read_response(values: Mapping[str, Any], limits: GatewayLimits) -> ResponseC
         **asked.shown,
         **{name: _text(fields, name) for name in _SHOWN_TEXTS},
     }
-    return ResponseCall(ChatCall(name, request, delivery, asked.structure, asks_to_think(fields)), shown)
+    continued = continued_text(messages, fields)
+    return ResponseCall(ChatCall(name, request, delivery, asked.structure, asks_to_think(fields), continued), shown)
 
 
 def _refuse_moved(values: Mapping[str, Any]) -> None:
