@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from responder import RequestFailed
 from tokenizers import Tokenizer
 
-from trtforge.core.strict_calls import PROBE, StrictCalls
+from trtforge.core.strict_calls import PROBE, PROBE_PROMPT, StrictCalls
 from trtforge.engine_process.requests import LONGEST_GUIDE
 
 
@@ -20,11 +20,8 @@ class StrictGuides:
     """The guides of one model's answers."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
-        try:
-            shown = template.chat(json.dumps(PROBE)).prompt
-        except RequestFailed:
-            shown = ""
-        self._calls = StrictCalls(template.tool_template, shown, tokenizer)
+        shown, prompt = _rendered(template, PROBE), _rendered(template, PROBE_PROMPT)
+        self._calls = StrictCalls(template.tool_template, shown, tokenizer, prompt)
 
     def inputs(self, chat: Chat, values: InputValues) -> dict[str, NDArray[Any]]:
         """The engine's inputs of a guide; none if the chat needs none, or the request's own is to be followed as it is.
@@ -46,6 +43,14 @@ class StrictGuides:
             )
         texts = {GUIDE_TYPE: "structural_tag", GUIDE: guide}
         return {name: np.array([[text.encode()]], dtype=np.object_) for name, text in texts.items()}
+
+
+def _rendered(template: ChatTemplate, request: Mapping[str, Any]) -> str:
+    """What the template makes of a request; "" if it refuses it."""
+    try:
+        return template.chat(json.dumps(request)).prompt
+    except RequestFailed:
+        return ""
 
 
 def _schema(values: InputValues) -> Mapping[str, Any] | None:

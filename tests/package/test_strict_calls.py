@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import WordLevel
 
-from trtforge.core.strict_calls import PROBE, StrictCalls
+from trtforge.core.strict_calls import PROBE, PROBE_PROMPT, StrictCalls
 from trtforge.gateway.tool_calls import split
 from trtforge.gateway.tools import ToolUse
 from trtforge.runtime.guidance.tags import enforceable_tag
@@ -175,14 +175,16 @@ def guide_of(
     from responder import RequestFailed  # type: ignore[import-not-found]
 
     calls = f"{{% for call in m.tool_calls or [] %}}{{% set c = call.function %}}{WRITTEN[name]}{{% endfor %}}"
-    template = (
-        f"{ASKED}{{% for m in messages %}}{'<think>' if thinks else ''}{{{{ m.content }}}}{role}{calls}{{% endfor %}}"
-    )
+    begins = f"{'<think>' if thinks else ''}{{{{ '{role}' if m.role == 'assistant' }}}}"
+    template = f"{ASKED}{{% for m in messages %}}{begins}{{{{ m.content }}}}{calls}{{% endfor %}}"
+    template += f"{{{{ '{role}' if add_generation_prompt }}}}"
+    chats = ChatTemplate({"template": template, "special_tokens": {}})
     try:
-        shown = ChatTemplate({"template": template, "special_tokens": {}}).chat(json.dumps(PROBE)).prompt
+        shown = chats.chat(json.dumps(PROBE)).prompt
     except RequestFailed:
         shown = ""
-    calls = StrictCalls(template, shown, tokenizer_with(*special))
+    begun = chats.chat(json.dumps(PROBE_PROMPT)).prompt
+    calls = StrictCalls(template, shown, tokenizer_with(*special), begun)
     return calls.guide(tools, prompt, continues=continues, said=said)
 
 
@@ -235,6 +237,7 @@ def test_an_answer_is_json_of_the_requested_schema_or_calls(name: str, role: str
         assert allows(guide, text), text
     for wrong in ("It rains.", "{}", f"I ask. {call}", f'{{"rains": true}}{call}', call.replace("3", "three"), ""):
         assert not allows(guide, wrong), wrong
+    assert not role or not allows(guide, f"{role}{call}")
     assert [each.name for each in split(USE, f"{call}\n{now}", "stop")[1]] == ["weather", "now"]
     free = guide_of(name, FREE, said=SAID)  # no function needs to be strict
     assert allows(free, now)

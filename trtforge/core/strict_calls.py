@@ -57,6 +57,8 @@ PROBE: Mapping[str, Any] = {
     "add_generation_prompt": False,
 }
 """A conversation with a call, in the form of a `messages` input."""
+PROBE_PROMPT: Mapping[str, Any] = {**PROBE, "messages": PROBE["messages"][:1], "add_generation_prompt": True}
+"""The conversation up to where the model begins to write."""
 _SHOWN_CODER = re.compile(rf"{FUNCTION}{_NAME}>\s*<parameter={_KEY}>")
 _SHOWN_GLM = re.compile(rf"{TOOL_CALL}{_NAME}\s*<arg_key>{_KEY}</arg_key>")
 _ARGUMENTS = rf'\{{"{_KEY}": ?"{_VALUE}"\}}'
@@ -169,17 +171,18 @@ _SHOWN = {_SHOWN_CODER: _QWEN3_CODER, _SHOWN_GLM: _GLM, _SHOWN_MINIMAX: _MINIMAX
 class StrictCalls:
     """The guides of one model's answers.
 
-    `template`: the Jinja text for requests with tools; `shown`: its rendering of `PROBE`, "" if it refuses that.
+    `template`: the Jinja text for requests with tools; `shown`: its rendering of `PROBE`, "" if it refuses that;
+    `prompt`: that of `PROBE_PROMPT`, which is needed only for guides with `said`.
     """
 
-    def __init__(self, template: str, shown: str, tokenizer: "Tokenizer") -> None:
+    def __init__(self, template: str, shown: str, tokenizer: "Tokenizer", prompt: str = "") -> None:
         think = _THINK.search(template)
         self._think = None if think is None else (f"<{think['name']}>", f"</{think['name']}>")
         self._form = _form_in(shown)
         self._around: tuple[Sequence[str], Sequence[str]] = ((), ())
         if self._form is not None:
             special = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-            self._around = _around(shown, self._form, {*special, *(self._think or ())})
+            self._around = _around(shown, self._form, {*special, *(self._think or ())}, prompt)
             array = self._form.array or ("", "")
             written = {*_MARKS.findall(array[0] + self._form.begin + self._form.numbered + self._form.end + array[1])}
             written |= {*self._form.marks, *(self._think or ()), *(self._form.argument or ())}
@@ -233,17 +236,18 @@ def _form_in(shown: str) -> _Form | None:
     return None
 
 
-def _around(shown: str, form: _Form, outside: Collection[str]) -> tuple[Sequence[str], Sequence[str]]:
+def _around(shown: str, form: _Form, outside: Collection[str], prompt: str) -> tuple[Sequence[str], Sequence[str]]:
     """The tags that a template writes directly before and after a call, up to the first that is `outside` of answers.
 
-    The first ones may be the prompt's, and the last ones end the message: none is required.
+    Those with which the `prompt` ends are not the answer's. The last ones may end the message: none is required.
     """
     begin, end = form.array or (form.begin, form.end)
     start = shown.find(begin)
     stop = shown.find(end, start + len(begin))
     if start < 0 or stop < 0:
         return (), ()
-    before = _until(outside, reversed(_tags_in(_TAGS_BEFORE, shown[:start])))
+    prompted = {tag.strip() for tag in _tags_in(_TAGS_BEFORE, prompt.rstrip())}
+    before = _until({*outside, *prompted}, reversed(_tags_in(_TAGS_BEFORE, shown[:start])))
     return before[::-1], _until(outside, _tags_in(_TAGS_AFTER, shown[stop + len(end) :]))
 
 
