@@ -149,6 +149,7 @@ def test_ends_of_requests_are_counted_by_trtforges_engines_where_there_are_some(
     fails = next(rule["expr"] for rule in rules if rule["alert"] == "TrtforgeRequestsFail")
     assert 'trtforge_requests{ended!="answered",' in fails
     assert " or sum by (pod) (rate(nv_inference_request_failure" in fails
+    assert ' and sum by (pod) (trtforge_requests{ended="answered",' in fails
 
 
 def test_panels_of_gpus_are_of_engines_on_gpus(embedded: Path, one_rank: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.chat_templates import FAMILIES, QUESTION, SYSTEM, TALK, Family, refusal, served, write_tokenizer
 from trtforge.core.errors import ForgeError
 from trtforge.formats.chat_template import ChatTemplate, read_chat_template
+from trtforge.package import template_check
 from trtforge.package.template_check import template_problem
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -244,3 +246,27 @@ def test_any_error_of_a_template_is_the_requests(tmp_path: Path, source: str) ->
     assert refusal(served(ChatTemplate(f"{{% if messages %}}{source}{{% endif %}}"), tmp_path), QUESTION).startswith(
         "messages: the chat template cannot render them: "
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"python_interpreter": lambda: "/nowhere/python"}, "[Errno 2] No such file or directory: '/nowhere/python'"),
+        ({"_PROGRAM": "trtforge.no_such_module"}, "No module named trtforge.no_such_module"),
+    ],
+    ids=["not started", "failed"],
+)
+def test_a_template_that_cannot_be_tried_is_packaged_with_a_warning(
+    change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in change.items():
+        monkeypatch.setattr(template_check, name, value)
+    assert template_problem(ChatTemplate("a")) is None
+    (message,) = caplog.messages
+    assert message.startswith("the chat template is packaged untried: ")
+    assert reason in message
+
+
+def test_problems_are_told_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    assert template_problem(ChatTemplate("{% \u00e9 %}")) == "line 1: Encountered unknown tag '\u00e9'."

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.chat_templates import QUESTION, refusal, served
+from trtforge.core.template_messages import TemplateMessages
 from trtforge.formats.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -261,3 +262,31 @@ def test_calls_have_the_ids_that_mistrals_templates_take(tmp_path: Path) -> None
     first, second = (hashlib.sha256(each.encode()).hexdigest()[:9] for each in IDS[:2])
     shown = template.chat(json.dumps(messages)).prompt
     assert shown == f"[{first}][{second}][abcDEF123]<abcDEF123><{first}><{second}>[000000003]<000000003>"
+
+
+def test_models_of_an_older_package_render_with_todays_messages() -> None:
+    """As lib/chat_template.py of trtforge 0.2.1 does; it imports what is installed."""
+    calls = [{"type": "function", "function": {"name": "f", "arguments": {}}}]
+    messages = [{"role": "assistant", "tool_calls": calls, "content": None}]
+    seen = TemplateMessages("{{ tool_call.id|length != 9 }}").rendered(lambda shown: json.dumps(shown), messages)
+    assert json.loads(seen) == [{"role": "assistant", "tool_calls": [{**calls[0], "id": "000000000"}]}]
+
+
+def test_results_of_calls_that_were_left_out_have_short_ids_too(tmp_path: Path) -> None:
+    template = served(
+        ChatTemplate("{% if 0 and tool_call.id|length != 9 %}{% endif %}{{ messages[0].tool_call_id }}"), tmp_path
+    )
+    shown = template.chat(json.dumps([{"role": "tool", "tool_call_id": "call_12", "content": "3"}])).prompt
+    assert shown.endswith(hashlib.sha256(b"call_12").hexdigest()[:9])
+
+
+def test_single_calls_of_llama_stay_where_they_are(tmp_path: Path) -> None:
+    source = "{% if not m.tool_calls|length == 1 %}{{ raise_exception('one') }}{% endif %}"
+    shows = "{% for m in messages %}{{ m.role[0] }}{% endfor %}"
+    template = served(ChatTemplate(f"{{% if 0 %}}{source}{{% endif %}}{shows}"), tmp_path)
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": {}}}
+    asked = {"role": "assistant", "tool_calls": [call]}
+    messages = [asked, {"role": "user", "content": "x"}, {"role": "tool", "tool_call_id": "a", "content": "3"}]
+    assert template.chat(json.dumps(messages)).prompt == "aut"
+    two = [{**asked, "tool_calls": [call, {**call, "id": "b"}]}, *messages[2:]]
+    assert template.chat(json.dumps(two)).prompt == "ata"

@@ -219,7 +219,7 @@ class Prompts:
             return str(rendered[0])
 
         try:
-            return TemplateMessages(source).rendered(render, chat.messages, list(chat.tools) or None)
+            return TemplateMessages(source).prompt(render, chat.messages, list(chat.tools) or None)
         except Exception as error:  # the template's expressions raise any
             raise RequestError(
                 f"the chat template refuses the messages: {first_line(error)}",

@@ -35,7 +35,7 @@ class PromptTemplate:
         def render(shown: list[Message], tools: Tools | None) -> str:
             return self._template.render(**{**values, "messages": shown, "tools": tools})
 
-        return self._messages.rendered(render, messages, values.get("tools"))
+        return self._messages.prompt(render, messages, values.get("tools"))
 
 
 class _Generation(Extension):

@@ -348,7 +348,7 @@ def gate_from(gate: GateConfig, base: Path) -> GateConfig:
 
 
 def _with_paths_from(recipe: Recipe, base: Path, given: GivenBy | None = None) -> Recipe:
-    """The recipe with relative paths resolved from `base`, the recipe's directory. Raises ForgeError.
+    """The recipe with relative paths resolved from `base`, the recipe's directory.
 
     `given`: the option that gave a value, whose path may also start at the current directory.
     """

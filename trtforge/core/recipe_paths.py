@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from trtforge.core.config_model import Location
-from trtforge.core.errors import ForgeError
 
 _NAMED = ("builtin:", "hf:")
 """Beginnings of data that is not in files."""
@@ -16,22 +15,14 @@ _MODELS = ("source", "model")
 def path_in_file(location: Location, source: str, base: Path) -> str:
     """A source that a file in `base` gives at `location`, as an absolute path.
 
-    Names that begin with `builtin:` or `hf:` and hub ids are unchanged. Raises ForgeError for a model that is not in
-    `base`, but in the current directory.
+    Names that begin with `builtin:` or `hf:` are unchanged, and models that are not in `base`, which may be hub ids.
     """
     path = base / source
     if path.exists():
         return str(path.resolve())
     if source.startswith(_NAMED) or not source:
         return source
-    if location[-1] not in _MODELS:
-        return str(path.absolute())
-    if Path(source).exists():
-        raise ForgeError(
-            f"{'.'.join(map(str, location))}: {path} does not exist, and paths in a recipe start at its directory",
-            hint=f"Write {Path(source).resolve()} if you mean that.",
-        )
-    return source
+    return source if location[-1] in _MODELS else str(path.absolute())
 
 
 def path_of_option(source: str, base: Path) -> str:

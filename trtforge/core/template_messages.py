@@ -47,17 +47,18 @@ class TemplateMessages:
 
     def __init__(self, source: str) -> None:
         self._is_harmony = CHANNEL in source
-        self._shows_one_call = self._is_harmony or _REFUSES_SEVERAL.search(source) is not None
+        self._refuses_several = _REFUSES_SEVERAL.search(source) is not None
         self._id_of = _id_with_name if KIMI_CALL in source else _short_id if _OF_NINE.search(source) else None
         self._knows_none = _COMPARED_WITH_NONE.search(source) is not None
         self._tests_content = DEEPSEEK_CALL in source and self._knows_none
 
-    def rendered(self, render: Render, messages: Sequence[Message], tools: Tools | None) -> str:
+    def prompt(self, render: Render, messages: Sequence[Message], tools: Tools | None) -> str:
         """What `render` makes of the messages and tools. Raises what it raises."""
         described = [_with_description(tool) for tool in tools] if tools and self._is_harmony else tools
-        return self._rendered(lambda shown: render(shown, described), messages)
+        return self.rendered(lambda shown: render(shown, described), messages)
 
-    def _rendered(self, render: Callable[[list[Message]], str], messages: Sequence[Message]) -> str:
+    def rendered(self, render: Callable[[list[Message]], str], messages: Sequence[Message]) -> str:
+        """As `prompt`, for a `render` that has the tools: models that trtforge 0.2.1 packaged call it."""
         shown = self._shown(messages)
         if self._tests_content and any(map(_says_and_calls, shown)) and _shows_no_calls_beside_content(render):
             shown = [part for message in shown for part in _with_calls_apart(message)]
@@ -76,7 +77,7 @@ class TemplateMessages:
             return [_without_empty_content(message) for message in shown]
         if self._is_harmony:
             shown = [_with_content_as_reasoning(message) for message in shown]
-        if self._shows_one_call:
+        if self._is_harmony or (self._refuses_several and any(len(_calls(message)) > 1 for message in shown)):
             shown = list(_with_one_call_each(shown))
         return shown if self._id_of is None else list(_with_ids(shown, self._id_of))
 
@@ -190,9 +191,12 @@ def _with_ids(messages: Sequence[Message], id_of: Callable[[Message, int], str |
             ids.append(calls[-1].get("id") if isinstance(calls[-1], Mapping) else None)
         if calls:
             shown["tool_calls"] = calls
-        if answered is not None and ids[answered] is not None:
-            shown["tool_call_id"] = ids[answered]
-        yield shown
+        made = None
+        if answered is not None:
+            made = ids[answered]
+        elif message.get("role") == _RESULT and message.get("tool_call_id"):
+            made = id_of({"id": message["tool_call_id"]}, len(ids))
+        yield shown if made is None else {**shown, "tool_call_id": made}
 
 
 def _id_with_name(call: Message, number: int) -> str | None:

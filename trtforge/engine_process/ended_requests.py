@@ -10,8 +10,9 @@ from trtforge.engine_process.requests import Output
 class EndedRequests:
     """Numbers of requests, and `seconds`: from the arrival to the end of those that were answered, together.
 
-    `refused`: by the queue's limits, or because they are invalid; `late`: a deadline or the longest waiting time
-    passed; `failed`: with the engine, or when the server stopped. Requests that their clients gave up are not counted.
+    `refused`: by the queue's limits, because they are invalid, or because the server stops or the engine has failed;
+    `late`: a deadline or the longest waiting time passed; `failed`: admitted ones that ended with the engine or with
+    the server. Requests that their clients gave up are not counted.
     """
 
     answered: int = 0

@@ -37,7 +37,7 @@ def main() -> int:
         for source in (values["template"], values["tool_template"]):
             problem = _problem(source, values["special_tokens"]) if source else None
             if problem is not None:
-                sys.stdout.write(problem)
+                sys.stdout.buffer.write(problem.encode("utf-8", "backslashreplace"))
                 break
     except MemoryError:
         return NO_MEMORY
