@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from tests.families import TINY
 from tests.runtime.converted import LONG, Family, computed, error
 from tests.runtime.test_families import TOLERANCE
+from trtforge.core.errors import ForgeError
 from trtforge.runtime.ranks.source import open_model
 
 _WHOLE = ["full_attention"] * 4
@@ -84,3 +85,13 @@ def test_a_checkpoint_is_computed_up_to_its_scaled_length(tmp_path: Path) -> Non
     scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     family = Family(TINY["llama"](max_position_embeddings=64, rope_parameters=scaled), tmp_path)
     assert open_model(family.checkpoint()).limits.max_seq_len == 128
+
+
+@pytest.mark.parametrize("dim", [1, 17])
+def test_no_checkpoint_rotates_more_elements_than_a_head_has(tmp_path: Path, dim: int) -> None:
+    """The kernels would write beyond it."""
+    checkpoint = Family(TINY["llama"](), tmp_path).checkpoint()
+    values = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(values | {"rotary_embedding_dim": dim}))
+    with pytest.raises(ForgeError, match=f"{dim} elements of a head of 16 cannot be rotated"):
+        open_model(checkpoint).spec(0)

@@ -35,7 +35,7 @@ def serve_detached(config: "ServeConfig", repository: Path, ports: Sequence[str]
 
     `ports`: options with the ports that were chosen in place of 0, which that process gets too.
     """
-    from trtforge.core.manifest import open_artifact
+    from trtforge.core.manifest import require_manifest
     from trtforge.formats.triton import read_facts
     from trtforge.serve.announcements import Printed
     from trtforge.serve.detached.process import inherited
@@ -45,6 +45,7 @@ def serve_detached(config: "ServeConfig", repository: Path, ports: Sequence[str]
     background = inherited()
     if background is not None:
         return background.run(lambda: serve(config, repository, background))
+    model = read_facts(require_manifest(repository, "repository")).model("ensemble")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)  # of the options
     command = [sys.executable, *module_arguments("trtforge"), *words[:end], *ports, *words[end:]]
@@ -53,7 +54,6 @@ def serve_detached(config: "ServeConfig", repository: Path, ports: Sequence[str]
     except NotReadyError as error:
         return error.status
     print(f"name={server.name} pid={server.record.pid} log={server.log}")
-    model = read_facts(open_artifact(repository, "repository")).model("ensemble")
     chat = f"trtforge chat --url {server.record.grpc}" + ("" if model == "ensemble" else f" --model {model}")
     commands = (chat, f"trtforge status {server.name}", f"trtforge stop {server.name}")
     print("\n".join((f"{server.name} runs in the background:", *commands)), file=sys.stderr)

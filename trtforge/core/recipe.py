@@ -219,7 +219,7 @@ _NO_OPTIONS: Mapping[str, str] = {}
 
 
 def load_recipe(path: Path, overrides: tuple[str, ...] = (), options: Mapping[str, str] = _NO_OPTIONS) -> Recipe:
-    """Read a recipe file and apply `dotted.key=value` overrides (values as YAML). Paths become absolute.
+    """Read a recipe file and apply `dotted.key=value` overrides (values as YAML). Paths in the file become absolute.
 
     `options`: command-line options equivalent to some of the overrides, by override. Raises ForgeError naming the file
     and the dotted key, or the option.

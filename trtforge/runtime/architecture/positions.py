@@ -119,7 +119,7 @@ def rotaries(config: CheckpointConfig, network: Network, dim: int | None) -> tup
 def _rotary_dim(config: CheckpointConfig) -> int:
     """TensorRT-LLM's GPT-J reads rotary_dim and its GPTs rotary_pct; both may contradict rotary_embedding_dim.
 
-    Raises ForgeError for more elements than a head has.
+    Raises ForgeError for less than two elements, and for more than a head has.
     """
     by_fraction = int(config.head_size * number(config, "rotary_pct", 0.0))
     dim = integer(config, "rotary_dim") or by_fraction or config.rotary_embedding_dim or config.head_size
