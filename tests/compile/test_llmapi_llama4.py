@@ -95,7 +95,8 @@ def test_the_language_part_is_converted_and_the_vision_part_copied(text: str, tm
     model = Llama4ForConditionalGeneration.from_pretrained(hf, dtype=torch.float32, attn_implementation="eager")
     ids = IDS[0, :40].tolist()
     with torch.inference_mode():
-        expected = model(input_ids=torch.tensor([PROMPT])).logits[0]
+        language = model.language_model  # transformers 5.24 does not compute the whole model without images
+        expected = language(input_ids=torch.tensor([PROMPT])).logits[0]
     for number, layout in enumerate(({}, {"tp": 2, "pp": 2}, {"tp": 4, "ep": 2})):
         made = convert(ConvertConfig.parse({"dtype": "float32", **layout}, "test"), hf, tmp_path / f"ck{number}").path
         assert error(computed(made, ids)[0], expected) < 1e-4
