@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from operator import index
 from pathlib import Path
@@ -13,8 +13,8 @@ import numpy as np
 from trtforge.api.prompt_tables import prompt_table
 from trtforge.api.sampling_params import MOST_ID, SamplingParams
 from trtforge.core.errors import ForgeError, RequestError, first_line
+from trtforge.core.prompt_template import PromptTemplate
 from trtforge.core.strict_calls import PROBE, StrictCalls, functions_of
-from trtforge.core.template_messages import Message, TemplateMessages, Tools
 from trtforge.engine_process.requests import GenerationRequest, Guide, LookaheadSizes, PromptTable, with_seed
 from trtforge.formats.chat_template import ChatTemplate, read_chat_template
 from trtforge.formats.special_tokens import read_special_tokens
@@ -199,32 +199,24 @@ class Prompts:
         return self.tokenizer.encode(text, add_special_tokens=special).ids
 
     def _rendered(self, chat: Chat) -> str:
-        """The prompt of messages, in the sandbox of `transformers`."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
+        """The prompt of messages, as the served models render it."""
         found = self._template
         if found is None:
             raise RequestError("the tokenizer has no chat template", hint="Give the prompt as text.")
         source = (found.tool_template if chat.tools else None) or found.template
-
-        def render(messages: list[Message], tools: Tools | None) -> str:
-            render_: Any = render_jinja_template  # its annotations do not match its arguments and result
-            rendered, _ = render_(
-                conversations=[messages],
-                tools=tools,
-                chat_template=source,
-                add_generation_prompt=True,
-                **found.special_tokens,
-            )
-            return str(rendered[0])
-
+        values = {"tools": list(chat.tools) or None, "documents": None, "add_generation_prompt": True}
         try:
-            return TemplateMessages(source).prompt(render, chat.messages, list(chat.tools) or None)
+            return _compiled(source).render(chat.messages, {**found.special_tokens, **values})
         except Exception as error:  # the template's expressions raise any
             raise RequestError(
                 f"the chat template refuses the messages: {first_line(error)}",
                 hint="Give messages with role and content, in the order that the model was trained on.",
             ) from None
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> PromptTemplate:
+    return PromptTemplate(source)
 
 
 def _token_ids(prompt: Tokens) -> list[int]:

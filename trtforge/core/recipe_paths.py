@@ -17,12 +17,9 @@ def path_in_file(location: Location, source: str, base: Path) -> str:
 
     Names that begin with `builtin:` or `hf:` are unchanged, and models that are not in `base`, which may be hub ids.
     """
-    path = base / source
-    if path.exists():
-        return str(path.resolve())
-    if source.startswith(_NAMED) or not source:
-        return source
-    return source if location[-1] in _MODELS else str(path.absolute())
+    found = path_of_option(source, base)
+    stays = found != source or source.startswith(_NAMED) or location[-1] in _MODELS
+    return found if stays else str((base / source).absolute())
 
 
 def path_of_option(source: str, base: Path) -> str:

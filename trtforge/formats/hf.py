@@ -28,7 +28,7 @@ from trtforge.formats.stacked_experts import by_expert, stacked_by_transformers
 CONFIG = "config.json"
 _LARGEST = sys.float_info.max
 _GIVE = "Give a checkpoint directory or a hub id (owner/name)."
-_ITS_OWN = "Use the config.json that came with the model."
+ITS_OWN_CONFIG = "Use the config.json that came with the model."
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
@@ -64,7 +64,7 @@ class HfConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.values, Mapping):
-            raise ForgeError(f"{self.path}: {self.values!r:.60} is not an object", hint=_ITS_OWN)
+            raise ForgeError(f"{self.path}: {self.values!r:.60} is not an object", hint=ITS_OWN_CONFIG)
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number above zero. Raises ForgeError if it is absent without a default, or anything else."""
@@ -104,7 +104,7 @@ class HfConfig:
 
     def _wrong(self, key: str, value: object, wanted: str) -> ForgeError:
         said = "is missing" if value is None else f"is {value!r}, not {wanted}"
-        return ForgeError(f"{self.path}: {key} {said}", hint=_ITS_OWN)
+        return ForgeError(f"{self.path}: {key} {said}", hint=ITS_OWN_CONFIG)
 
     def flag(self, key: str, default: bool = False) -> bool:
         """A boolean."""
@@ -201,7 +201,7 @@ def read_config(directory: Path) -> HfConfig:
     path = directory / CONFIG
     values = _read_json(path, f"Give a Hugging Face checkpoint directory; {directory} has no config.json.")
     _require_hugging_face(values, directory)
-    require_plausible(values, str(path), _ITS_OWN)
+    require_plausible(values, str(path), ITS_OWN_CONFIG)
     config = HfConfig(values, path)
     for key in ("rope_parameters", "rope_scaling"):
         config._mapping(key)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.hf import HfConfig
+from trtforge.formats.hf import ITS_OWN_CONFIG, HfConfig
 
 _REQUIRED: Mapping[str, tuple[str, ...]] = {
     "default": (),
@@ -122,4 +122,4 @@ def _is_number(value: object, *, above: float) -> bool:
 
 
 def _wrong(config: HfConfig, what: str) -> ForgeError:
-    return ForgeError(f"{config.path}: rope_scaling: {what}", hint="Use the config.json that came with the model.")
+    return ForgeError(f"{config.path}: rope_scaling: {what}", hint=ITS_OWN_CONFIG)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from trtforge.core.dtypes import ModelDtype
 from trtforge.core.errors import ForgeError
-from trtforge.formats.hf import HfConfig
+from trtforge.formats.hf import ITS_OWN_CONFIG, HfConfig
 
 _MOST_DIGITS = 6  # in a layer's number
 
@@ -254,12 +254,12 @@ class Sizes:
         if self.head_size < 1:
             raise ForgeError(
                 f"config.json: hidden size {self.hidden} is too small for {self.num_heads} attention heads",
-                hint="Use the config.json that came with the model.",
+                hint=ITS_OWN_CONFIG,
             )
         if self.num_kv_heads > self.num_heads:
             raise ForgeError(
                 f"config.json: {self.num_kv_heads} key-value heads are more than the {self.num_heads} attention heads",
-                hint="Use the config.json that came with the model.",
+                hint=ITS_OWN_CONFIG,
             )
 
     def of(self, size: Size) -> int:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from trtforge.core.errors import ForgeError
 from trtforge.formats.checkpoint_values import require_choice
-from trtforge.formats.hf import HfConfig
+from trtforge.formats.hf import ITS_OWN_CONFIG, HfConfig
 from trtforge.formats.rope import require_factors, rope_scaling
 from trtforge.models.family import (
     Embedding,
@@ -144,7 +144,6 @@ FINAL_NORM = Vector("transformer.ln_f.weight", "model.norm.weight", "hidden", Pi
 LLAMA_MODEL: tuple[Row, ...] = (EMBED, FINAL_NORM, HEAD)
 EXPERT = "mlp.experts.{}"
 """Name of one expert below its layer, as most families write it."""
-_LAYER_TYPES = ("full_attention", "sliding_attention")
 ROTARY_TABLES = ("rotary_emb.inv_freq",)
 """Frequencies, of each layer in older checkpoints or of the model; config.json determines them."""
 
@@ -215,8 +214,7 @@ def require_rotated(config: HfConfig, dim: int, sizes: Sizes) -> None:
     """Raises ForgeError if `dim` elements of a head cannot be rotated."""
     if not 2 <= dim <= sizes.head_size:
         raise ForgeError(
-            f"{config.path}: {dim} elements of a head of {sizes.head_size} cannot be rotated",
-            hint="Use the config.json that came with the model.",
+            f"{config.path}: {dim} elements of a head of {sizes.head_size} cannot be rotated", hint=ITS_OWN_CONFIG
         )
 
 
@@ -233,17 +231,19 @@ def sliding_window(config: HfConfig, layers: tuple[int, ...] | None = None) -> d
 def sliding_layers(config: HfConfig) -> tuple[int, ...] | None:
     """The layers with a sliding window according to `layer_types`; None if it is absent.
 
-    Raises ForgeError unless it has one of the two known types for each layer.
+    Raises ForgeError as `layer_types` does.
     """
+    kinds = layer_types(config, ("full_attention", "sliding_attention"))
+    return None if not kinds else tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+
+
+def layer_types(config: HfConfig, known: tuple[str, ...], hint: str = ITS_OWN_CONFIG) -> list[str]:
+    """The `layer_types`, empty if absent. Raises ForgeError unless there is one of the `known` types for each layer."""
     kinds, layers = config.items("layer_types"), config.integer("num_hidden_layers")
-    if not kinds:
-        return None
-    if len(kinds) != layers or any(kind not in _LAYER_TYPES for kind in kinds):
-        raise ForgeError(
-            f"{config.path}: layer_types is not {' or '.join(_LAYER_TYPES)} for each of {layers} layers",
-            hint="Use the config.json that came with the model.",
-        )
-    return tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+    if kinds and (len(kinds) != layers or any(kind not in known for kind in kinds)):
+        message = f"{config.path}: layer_types is not {' or '.join(known)} for each of {layers} layers"
+        raise ForgeError(message, hint=hint)
+    return kinds
 
 
 def moe_fields(experts: int, top_k: int, normalization: int, shared: int = 0, **limits: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.hf import HfConfig
+from trtforge.formats.hf import ITS_OWN_CONFIG, HfConfig
 from trtforge.formats.rope import longrope_factor
 from trtforge.models.families.common import (
     INPUT_NORM,
@@ -77,7 +77,7 @@ def _positions(config: HfConfig, sizes: Sizes) -> dict[str, Any]:
     if not isinstance(short, list) or not isinstance(long, list):
         raise ForgeError(
             f"{config.path}: longrope without short_factor and long_factor",
-            hint="Use the config.json that came with the model.",
+            hint=ITS_OWN_CONFIG,
         )
     original = config.integer("original_max_position_embeddings", 4096)
     _require_default_factor(config, scaling, sizes.max_positions, original)

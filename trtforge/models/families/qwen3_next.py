@@ -11,13 +11,23 @@ from dataclasses import replace
 from trtforge.core.errors import ForgeError
 from trtforge.formats.hf import HfConfig
 from trtforge.models.families import llama
-from trtforge.models.families.common import INPUT_NORM, POST_NORM, dense, moe_fields, require, rotary, with_defaults
+from trtforge.models.families.common import (
+    INPUT_NORM,
+    POST_NORM,
+    dense,
+    layer_types,
+    moe_fields,
+    require,
+    rotary,
+    with_defaults,
+)
 from trtforge.models.families.qwen2_moe import SHARED_AND_EXPERTS, expert_count
 from trtforge.models.family import Facts, Linear, Part, PerHead, Row, Size, Split, Stacked, Vector
 from trtforge.models.linear_attention import LINEAR_KEYS, linear_sizes
 
 _INTERVAL, _ROTATED = 4, 0.25  # Qwen3NextConfig's defaults
 _KINDS = ("linear_attention", "full_attention")
+_OTHERS = "TensorRT-LLM's Qwen3-Next has no such layers: use the model's own config.json."
 _HALVES: tuple[Size, ...] = ("q", "q")
 _CONVOLVED: tuple[Size, ...] = ("linear_k", "linear_k", "linear_v")
 
@@ -120,21 +130,17 @@ def _linear_keys(config: HfConfig) -> dict[str, int]:
 
 def _linear_layers(config: HfConfig, num_layers: int) -> list[int]:
     """The layers with linear attention: as `layer_types` says, or all but each `full_attention_interval`-th one."""
-    kinds = config.items("layer_types")
+    kinds = layer_types(config, _KINDS, hint=_OTHERS)
     if not kinds:
         interval = config.integer("full_attention_interval", _INTERVAL)
         kinds = [_KINDS[(layer + 1) % interval == 0] for layer in range(num_layers)]
-    if len(kinds) != num_layers or any(kind not in _KINDS for kind in kinds):
-        raise _unlike(config, f"layer_types is not {' or '.join(_KINDS)} for each of {num_layers} layers")
     if "full_attention" not in kinds:
         raise _unlike(config, "no layer has full attention")
     return [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"]
 
 
 def _unlike(config: HfConfig, what: str) -> ForgeError:
-    return ForgeError(
-        f"{config.path}: {what}", hint="TensorRT-LLM's Qwen3-Next has no such layers: use the model's own config.json."
-    )
+    return ForgeError(f"{config.path}: {what}", hint=_OTHERS)
 
 
 FAMILY = replace(
