@@ -32,6 +32,7 @@ _POLL = 0.1
 _PAUSED = 2.0  # a longer interval in seconds between two checks means that this process was stopped
 _PATIENCE = 5.0  # seconds for a server without unfinished requests to end; it takes over 3 on a busy machine
 _DELIVERY = 0.7  # seconds for errors in flight to clients
+_REASON = 3.0  # seconds until the log says why the engine process died; it takes over 0.7 on a busy machine
 _SIGNALLED = 128
 _GATEWAY, _TRITON = "the OpenAI gateway", "the Triton server"
 _LOADING_RACE = "boost::interprocess::lock_exception"
@@ -259,7 +260,7 @@ class Server:
 
     def _first_error(self, verdict: Verdict) -> tuple[str, str]:
         """Error and hint of the engine; if a process died without one, the first new error in the log."""
-        until = time.monotonic() + _DELIVERY
+        until = time.monotonic() + (_REASON if verdict.pid in self._engine_pid() else _DELIVERY)
         while verdict.pid in self._ranks and self._observer is not None and time.monotonic() < until:
             status, _ = self._observer.answer
             if status.error:
