@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, field
 
+from tests.runtime.block_invariants import check_blocks
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import GenerationRequest
 from trtforge.engine_process.retention import KvCacheRetention
 from trtforge.formats.attention_windows import window_blocks_for
+from trtforge.runtime.scheduling.batch_limits import BatchLimits
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.event_recorder import BlockObserver
 from trtforge.runtime.scheduling.rows import Row
-from trtforge.runtime.scheduling.scheduler import Batching, BatchLimits, Scheduler
+from trtforge.runtime.scheduling.scheduler import Batching, Scheduler
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
@@ -93,14 +95,14 @@ class Simulation:
             assert blocks.missing(row.sequence.table, row.start + row.count) == 0
             if blocks.window is not None and row.sequence.finish_reason is None:
                 assert row.sequence.table.dropped * blocks.tokens_per_block <= max(0, row.start - blocks.window + 1)
-        scheduler.blocks.check(sequence.table for sequence in scheduler.holders())
+        check_blocks(scheduler.blocks, (sequence.table for sequence in scheduler.holders()))
 
     def compute(self, rows: list[Row], *, paused: bool) -> None:
         """Write the rows' tokens to their blocks; every block that they attend to must have its own contents."""
         blocks = self.scheduler.blocks
         size, copies = blocks.tokens_per_block, blocks.take_copies()
         self.contents |= {target: self.contents[source] for source, target in copies}
-        if not paused:
+        if not paused and self.scheduler.most_restored is None:
             held = {block for each in self.scheduler.holders() for block in each.table.blocks[each.table.dropped :]}
             back = {target for source, target in copies if source >= blocks.num_blocks > target}
             assert back <= held, "a block came back that nothing attends to"

@@ -1,6 +1,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.runtime.block_invariants import check_blocks
 from trtforge.runtime.scheduling.block_table import BlockTable
 from trtforge.runtime.scheduling.blocks import BlockManager
 
@@ -19,7 +20,7 @@ def test_a_prefix_in_whole_blocks_is_found_and_shared() -> None:
     assert prefix.idle == 0
     manager.share(second, prefix)
     manager.extend(second, 10)
-    manager.check([first, second])
+    check_blocks(manager, [first, second])
     assert manager.used_blocks == 4
 
 
@@ -48,7 +49,7 @@ def test_released_prefixes_stay_until_room_is_needed_and_continuations_go_first(
     manager.extend(other, 6)
     assert manager.cached_blocks == 1
     assert len(manager.find_prefix([1, 2, 3, 4, 5]).blocks) == 1
-    manager.check([table, other])
+    check_blocks(manager, [table, other])
 
 
 def test_nothing_is_shared_when_reuse_is_off() -> None:
@@ -85,8 +86,8 @@ def test_no_sequence_of_operations_leaks_or_wrongly_shares(
                 manager.extend(table, len(tokens))
                 manager.seal(table, tokens, len(tokens))
                 tables[name] = (table, tokens)
-        manager.check(table for table, _ in tables.values())
+        check_blocks(manager, (table for table, _ in tables.values()))
     for table, _ in tables.values():
         manager.release(table)
-    manager.check([])
+    check_blocks(manager, [])
     assert manager.free_blocks == manager.num_blocks

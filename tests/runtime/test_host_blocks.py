@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
+from tests.runtime.block_invariants import check_blocks
 from tests.runtime.checkpoints import Layout, write_checkpoint, write_engine
 from tests.runtime.test_engine import requests_for
 from trtforge.core.errors import ForgeError
@@ -62,7 +63,7 @@ def test_an_evicted_block_goes_to_the_host_and_comes_back() -> None:
     prefix = manager.find_prefix([1, 2, 3, 4, 5])
     assert prefix.blocks == (None, None)
     manager.share(first, prefix)
-    manager.check([first])
+    check_blocks(manager, [first])
     content |= {to: content[source] for source, to in manager.take_copies()}
     assert [content[block] for block in first.blocks] == ["12", "34"]
     assert sorted(content[block] for block in (2, 3)) == ["56", "78"]
@@ -96,7 +97,7 @@ def test_content_that_is_computed_again_is_in_one_memory() -> None:
     manager.seal(first, [1, 2, 3, 4], 4)
     assert (manager.host.used, manager.host.onboarded) == (0, 0)
     assert manager.find_prefix([1, 2, 3, 4, 5]).blocks == tuple(first.blocks)
-    manager.check([first])
+    check_blocks(manager, [first])
 
 
 def test_a_prefix_may_lie_in_both_memories() -> None:
@@ -116,7 +117,7 @@ def test_a_prefix_may_lie_in_both_memories() -> None:
     manager.share(other, prefix)
     assert other.blocks == [*blocks[:2], blocks[3]]
     assert (kept, blocks[3]) in manager.take_copies()
-    manager.check([other, running])
+    check_blocks(manager, [other, running])
 
 
 def test_the_start_of_a_prefix_behind_the_window_is_overwritten_last() -> None:
@@ -185,7 +186,7 @@ def test_a_prefix_that_ends_early_brings_back_what_its_own_window_needs() -> Non
     manager.share(table, prefix, drops=True)  # the fourth block is lost, so that the window begins in the third
     assert (len(table.keys), table.dropped, manager.host.onboarded) == (3, 2, 1)
     assert [target for source, target in manager.take_copies() if source >= 8] == table.blocks[2:]
-    manager.check([table])
+    check_blocks(manager, [table])
 
 
 def test_a_block_is_stored_only_when_its_content_has_come_back() -> None:

@@ -54,6 +54,18 @@ def test_small_tensors_lie_side_by_side_and_large_ones_by_themselves(monkeypatch
     assert next_small.data_ptr() == small[10].data_ptr() + 100_032, "the large one left the region as it was"
 
 
+def test_large_tensors_reach_their_next_large_page_at_different_times() -> None:
+    page, count = 2 << 20, 8
+    tensors = [own_pages((page * 16,), torch.int8) for _ in range(count)]
+    before = sorted(-each.data_ptr() % page for each in tensors)  # bytes up to the first border of large pages
+    gaps = [after - earlier for earlier, after in pairwise([*before, before[0] + page])]
+    assert min(gaps) > page // count // 2
+    assert max(gaps) < page // count * 2
+    assert all(each.data_ptr() % 4096 == 0 for each in tensors)
+    assert not any(each.any() for each in tensors)
+    assert_apart(tensors)
+
+
 def test_memory_is_freed_with_the_last_tensor_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = pages._Shared()
     monkeypatch.setattr(pages, "_SHARED", shared)

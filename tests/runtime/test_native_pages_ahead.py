@@ -126,6 +126,10 @@ def test_a_rank_names_the_blocks_that_its_steps_use(monkeypatch: pytest.MonkeyPa
         Step(np.array([9, 0]), np.array([1, 1]), np.array([1, 1]), np.array([[1, 4], [0, 0]]), np.array([3, 4]))
     )
     assert named == [(5, 1), (0, 0), (5, 2), (0, 0)], "of all layers, then of those with windows"
+    step = Step(np.array([10]), one, one, np.array([[1, 4]]), np.array([5]))
+    content = ranks.models[0].block_content(1)
+    ranks.execute(step, {3: content, 5: content})
+    assert named[4] == (6, 1), "blocks that are restored before a sequence has them"
     ranks.close()
 
 

@@ -33,9 +33,19 @@ def begun(seconds: float, tokens: int) -> Pace:
     pace = Pace()
     for _ in range(5):
         pace.observe(BASE, 0, alone=False)
-    assert pace.most_context is None
+    assert pace.most_context == 12
     pace.observe(seconds, tokens, alone=True)
     return pace
+
+
+def restoring(pace: Pace, steps: int, per_block: Callable[[int], float]) -> list[int]:
+    """The blocks that steps restore as the pace chooses them; in a step, each takes `per_block` seconds."""
+    chosen = []
+    for step in range(steps):
+        restored = pace.most_restored
+        pace.observe(BASE + per_block(step) * restored, 0, alone=False, restored=restored)
+        chosen.append(restored)
+    return chosen
 
 
 @pytest.mark.parametrize(
@@ -196,6 +206,43 @@ def test_short_prompts_between_different_loads_are_learned_from_too() -> None:
             pace.observe(base + 0.0001 * context, context, alone=False)
             sizes.append(context)
     assert min(sizes[100:]) >= 32
+
+
+def test_blocks_are_restored_in_the_time_that_a_step_may_take_longer() -> None:
+    assert restoring(begun(0.01, 100), 24, lambda step: 0.0004) == [4, 8, 16, *([17] * 21)]
+    assert restoring(begun(0.01, 100), 3, lambda step: 9.0) == [4, 1, 1], "one at least"
+    assert restoring(begun(0.01, 100), 5, lambda step: 0.0) == [4, 8, 16, 32, 64]
+
+
+def test_blocks_in_new_pages_take_longer_and_make_the_next_steps_restore_fewer() -> None:
+    chosen = restoring(begun(0.01, 100), 20, lambda step: 0.004 if step == 4 else 0.0004)
+    assert chosen[:5] == [4, 8, 16, 17, 17]
+    assert chosen[5:10] == [5, 5, 4, 4, 3]
+    assert chosen[-5:] == [17] * 5
+
+
+def test_after_some_steps_that_restored_one_that_does_not_is_measured() -> None:
+    pace = begun(0.01, 100)
+    assert restoring(pace, 25, lambda step: 0.0004)[-1] == 0
+    assert restoring(pace, 1, lambda step: 0.0004) == [17]
+
+
+def test_the_end_of_a_prefix_tells_nothing_of_what_a_block_takes() -> None:
+    pace = begun(0.01, 100)
+    assert restoring(pace, 4, lambda step: 0.0004)[-1] == 17
+    for restored, context in ((8, 0), (17, 3), (3, 60)):
+        pace.observe(9.0, context, alone=False, restored=restored)
+    assert pace.most_restored == 17
+
+
+def test_steps_that_restore_tell_nothing_of_others() -> None:
+    pace, other = begun(0.01, 100), begun(0.01, 100)
+    for _ in range(20):
+        pace.observe(9.0, 0, alone=False, restored=4)
+        pace.observe(9.0, 50, alone=False, restored=4)
+        pace.observe(9.0, 50, alone=True, restored=400)
+        pace.observe(BASE, 0, alone=False)
+    assert pace.most_context == other.most_context == 32
 
 
 @pytest.mark.parametrize("streamed", [False, True])

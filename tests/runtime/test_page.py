@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 
 from tests.runtime.test_engine import requests_for
+from trtforge.runtime.scheduling.batch_limits import BatchLimits
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import BatchLimits, Scheduler
+from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Sequence
 from trtforge.runtime.trace import PHASES
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
+from tests.runtime.block_invariants import check_blocks
 from tests.runtime.checkpoints import write_checkpoint, write_engine
 from tests.runtime.test_engine import Tokens, requests_for
 from trtforge.core.errors import RequestError
@@ -63,7 +64,7 @@ def test_prompts_of_low_priority_make_room_first() -> None:
     assert found(manager, HIGH, PLAIN, LOW) == [2, 1, 0]
     running.append(computed(manager, [7, 7, 7, 7]))
     assert found(manager, HIGH, PLAIN, LOW) == [1, 0, 0]
-    manager.check(running)
+    check_blocks(manager, running)
 
 
 def test_each_block_has_the_priority_of_its_range_and_generated_ones_that_of_decoding() -> None:
@@ -74,7 +75,7 @@ def test_each_block_has_the_priority_of_its_range_and_generated_ones_that_of_dec
     kept = [None if (own := order.retention(block)) is None else own.priority for block in table.blocks]
     assert kept == [90, 90, 50, None, None, 10], "block 4 begins in the prompt, of whose end nothing is said"
     manager.release(table)
-    manager.check([])
+    check_blocks(manager, [])
     computed(manager, [50] * 8)
     assert found(manager, list(range(12))) == [4], "blocks 5 and 4, beside two that were empty"
 
@@ -90,7 +91,7 @@ def test_the_last_request_that_says_so_decides_of_a_shared_block() -> None:
     assert [order.retention(block) for block in first.blocks] == [Retention(80, 5.0), Retention(20)]
     default = computed(manager, HIGH, of_all(DEFAULT_RETENTION))
     assert list(order.kept) == []
-    manager.check([first, plain, part, default])
+    check_blocks(manager, [first, plain, part, default])
 
 
 def test_a_block_that_two_requests_computed_has_the_priority_of_the_later_one() -> None:
@@ -104,7 +105,7 @@ def test_a_block_that_two_requests_computed_has_the_priority_of_the_later_one() 
     manager.release(tables[1])
     manager.release(computed(manager, [index for index in range(20, 32)]))
     assert found(manager, HIGH) == [2]
-    manager.check([])
+    check_blocks(manager, [])
 
 
 def test_a_priority_falls_back_after_its_duration() -> None:
@@ -138,7 +139,7 @@ def test_priorities_go_with_contents_to_the_host_and_back() -> None:
     manager.release(computed(manager, OTHER))
     assert found(manager, OTHER, LOW) == [2, 0], "priorities below 30 are not copied to the host"
     assert {kept.priority for block in manager.pool.order.kept if (kept := manager.pool.order.retention(block))} == {95}
-    manager.check([])
+    check_blocks(manager, [])
 
 
 def test_a_request_says_so_of_blocks_that_stay_on_the_host_behind_its_window() -> None:
@@ -155,7 +156,7 @@ def test_a_request_says_so_of_blocks_that_stay_on_the_host_behind_its_window() -
     for number in range(200, 220):
         manager.release(computed(manager, [number] * 16))
     assert found(manager, tokens) == [8]
-    manager.check([])
+    check_blocks(manager, [])
 
 
 def test_window_blocks_have_the_priority_of_their_blocks() -> None:
@@ -169,7 +170,7 @@ def test_window_blocks_have_the_priority_of_their_blocks() -> None:
     manager.release(computed(manager, HIGH, of_all(10)))
     manager.release(computed(manager, PLAIN))
     assert found(manager, HIGH, PLAIN, OTHER) == [0, 2, 2]
-    manager.check([])
+    check_blocks(manager, [])
 
 
 @settings(max_examples=150, deadline=None)
@@ -209,13 +210,13 @@ def test_nothing_is_given_up_while_something_of_lower_priority_is_free(
         elif manager.blocks_for(len(tokens)) - held <= manager.free_blocks:
             setting = None if priority is None else of_all(priority, decode=decode)
             tables[name] = computed(manager, tokens, setting, prompt=max(1, length - 4))
-        manager.check(tables.values())
+        check_blocks(manager, tables.values())
         lost = {key for key in before if manager.pool.find(key) is None}
         stayed = {key for key in before if key in free()}
         assert all(before[key] <= before[other] for key in lost for other in stayed)
     for table in tables.values():
         manager.release(table)
-    manager.check([])
+    check_blocks(manager, [])
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.runtime.block_invariants import check_blocks
 from tests.runtime.simulation import Simulation, simulation
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.retention import KvCacheRetention, TokenRangeRetention
+from trtforge.runtime.scheduling.batch_limits import BatchLimits
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import Batching, BatchLimits, Scheduler
+from trtforge.runtime.scheduling.scheduler import Batching, Scheduler
 from trtforge.runtime.scheduling.sequence import Group, Sequence
 
 RETENTIONS = st.none() | st.builds(
@@ -211,6 +213,7 @@ def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
     )
     draw: Callable[[st.SearchStrategy[Any]], Any] = data.draw
     sim.scheduler.most_context = draw(st.sampled_from([None, 0, 1, 5]))
+    sim.scheduler.most_restored = draw(st.sampled_from([None, 0, 1, 3]))
     sequences: list[Sequence] = []
     cancelled: set[int] = set()
     for _ in range(draw(st.integers(1, 25))):
@@ -230,7 +233,7 @@ def test_under_any_load_every_request_finishes_in_order_of_priority_and_arrival(
     sim.run()
     if policy == "guaranteed_no_evict":
         assert sim.scheduler.pauses == 0
-    sim.scheduler.blocks.check([])
+    check_blocks(sim.scheduler.blocks, [])
     assert sim.scheduler.blocks.free_blocks == blocks
     assert sim.scheduler.blocks.windows is None or sim.scheduler.blocks.windows.used == 0
     for sequence in sequences:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.runtime.block_invariants import check_blocks
 from tests.runtime.simulation import simulation
 from trtforge.formats.attention_windows import window_blocks_for
 from trtforge.runtime.decoder.kv_capacity import KvMemory
@@ -45,7 +46,7 @@ def test_a_sequence_keeps_the_blocks_within_the_window() -> None:
     blocks, windows = manager(8)
     table = computed(blocks, list(range(20)))
     assert (table.unseen, windows.used, len(table.blocks)) == (3, 2, 5)
-    blocks.check([table])
+    check_blocks(blocks, [table])
     assert len(set(windows.numbers[table.blocks[3:]].tolist())) == 2
     blocks.release(table)
     assert (windows.used, blocks.used_blocks) == (0, 0)
@@ -62,7 +63,7 @@ def test_a_prompt_begins_where_all_that_it_attends_to_is_held() -> None:
     assert len(blocks.find_prefix([*range(9), 0])) == 0
     again = computed(blocks, [*range(20), 0])
     assert again.unseen == 4
-    blocks.check([other, again])
+    check_blocks(blocks, [other, again])
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -75,12 +76,12 @@ def test_a_prefix_whose_window_blocks_went_is_kept_again_where_it_is_computed_ag
     blocks.release(computed(blocks, list(range(50, 62))))
     assert len(blocks.find_prefix([*range(8), 0])) == 0, "window blocks of the first blocks hold others"
     again = computed(blocks, [*range(8), 0])
-    blocks.check([again, first] if held else [again])
+    check_blocks(blocks, [again, first] if held else [again])
     blocks.release(again)
     assert len(blocks.find_prefix([*range(8), 0])) == 2
     if held:
         blocks.release(first)
-    blocks.check([])
+    check_blocks(blocks, [])
     assert (blocks.free_blocks, windows.used) == (32, 0)
 
 
@@ -91,7 +92,7 @@ def test_sequences_that_begin_alike_share_window_blocks() -> None:
     assert (windows.used, second.unseen) == (3, 4), "blocks 3 and 4 of the first, 4 and another of the second"
     blocks.release(first)
     assert windows.used == 2
-    blocks.check([second])
+    check_blocks(blocks, [second])
 
 
 def test_the_last_blocks_of_beams_are_copied() -> None:
@@ -101,7 +102,7 @@ def test_the_last_blocks_of_beams_are_copied() -> None:
     source, target = windows.numbers[[table.blocks[2], child.blocks[2]]].tolist()
     assert windows.take_copies() == [(source, target)]
     assert windows.take_copies() == []
-    blocks.check([table, child])
+    check_blocks(blocks, [table, child])
     assert windows.used == 3, "blocks 1 and 2, and the copy"
 
 

@@ -17,7 +17,7 @@ from trtforge.core.serving import SchedulerPolicy
 from trtforge.core.sizes import Bytes
 from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.options import EngineOptions
-from trtforge.runtime.scheduling.scheduler import BatchLimits
+from trtforge.runtime.scheduling.batch_limits import BatchLimits
 
 _LOG = logging.getLogger(__name__)
 

@@ -124,8 +124,7 @@ class Engine:
 
     def figures(self) -> dict[str, float]:
         """`statistics` by name, and the numbers of sequences `running` and `preparing` (waiting for their guides)."""
-        counts = {"running": len(self._scheduler.running), "preparing": self._guides.preparing}
-        return {**vars(self.statistics()), **counts}
+        return vars(self.statistics()) | {"running": len(self._scheduler.running), "preparing": self._guides.preparing}
 
     def statistics(self) -> EngineStatistics:
         """The current gauges and counters."""
@@ -259,6 +258,7 @@ class Engine:
         times = [perf_counter()]
         paced = any(sequence.request.streamed for sequence in self._scheduler.running)
         self._scheduler.most_context = self._pace.most_context if paced else None
+        self._scheduler.most_restored = self._pace.most_restored if paced else None
         if earlier is not None:
             earlier.assume()
         self._drafts.draft(self._scheduler.running)
@@ -309,7 +309,7 @@ class Engine:
     def _observe(self, begun: float, context: int, *, alone: bool) -> None:
         """Record the duration of a step from `begun`, or from the end of the previous step if that was later."""
         now = perf_counter()
-        self._pace.observe(now - max(begun, self._done), context, alone=alone)
+        self._pace.observe(now - max(begun, self._done), context, alone=alone, restored=self._scheduler.restored)
         self._done = now
 
     def _sample(self, rows: list[Row], logits: Tensor, times: list[float]) -> None:

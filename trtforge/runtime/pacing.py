@@ -1,6 +1,7 @@
-"""Limits the prompt tokens of a step that also generates: running sequences wait for the whole step.
+"""Limits the prompt tokens of a step that also generates, and the KV blocks that it restores from host memory or
+files: running sequences wait for the whole step.
 
-The limit takes few values, so that a few steps are enough to measure each.
+The limit of tokens takes few values, so that a few steps are enough to measure each.
 """
 
 import statistics
@@ -13,6 +14,10 @@ lowered. The gap allows for tokens that cost more in larger steps than expected.
 _ALONE = 2.0
 """Approximate cost of a prompt token in a small chunk beside running sequences, relative to its cost in a step without
 running sequences."""
+_UNKNOWN = 12
+"""Prompt tokens of a step before a prompt was computed without running sequences."""
+_FIRST_BLOCKS = 4
+"""Blocks that the first such step restores; the following ones restore at most twice as many as the one before."""
 _SIZES = (4, 8, *(tokens << power for power in range(16) for tokens in (12, 16)))
 _RECENT = 5  # steps
 _ENOUGH = 3  # steps
@@ -41,16 +46,26 @@ class Pace:
         self._grown = False  # whether the size has just been raised and is not measured yet
         self._largest = _SIZES[-1]
         self._since_too_long = 0  # steps with prompts
+        self._restored: deque[tuple[float, int]] = deque(maxlen=_RECENT)  # seconds added to steps, and blocks
+        self._blocks = _FIRST_BLOCKS
 
-    def observe(self, seconds: float, context: int, *, alone: bool) -> None:
-        """Record the duration of a step with `context` prompt tokens. `alone`: without running sequences."""
-        if not context:
+    def observe(self, seconds: float, context: int, *, alone: bool, restored: int = 0) -> None:
+        """Record the duration of a step with `context` prompt tokens and `restored` blocks.
+
+        `alone`: without running sequences.
+        """
+        if restored:
+            self._unconfirmed = None
+            if not alone and self._usual:
+                self._beside += 1
+                self._learn_blocks(seconds, context, restored)
+        elif not context:
             self._learn_usual(seconds)
-            return
-        self._unconfirmed = None
-        if alone:
+        elif alone:
+            self._unconfirmed = None
             self._alone.append((_ALONE * seconds, context))
         elif self._usual:
+            self._unconfirmed = None
             self._beside += 1
             self._since_too_long += 1
             usual = statistics.median(self._usual)
@@ -60,10 +75,26 @@ class Pace:
     @property
     def most_context(self) -> int | None:
         """Limit of prompt tokens beside running sequences; None until something is measured."""
-        if self._beside >= _BETWEEN or self._faster >= 2 or self._unconfirmed is not None:
+        if self._measures_usual:
             return 0
-        if self._size is not None or not self._usual or not self._alone:
+        if self._size is not None or not self._usual:
             return self._size
+        return self._size_alone() or _UNKNOWN
+
+    @property
+    def most_restored(self) -> int:
+        """Limit of restored blocks beside running sequences."""
+        return 0 if self._measures_usual else self._blocks
+
+    @property
+    def _measures_usual(self) -> bool:
+        """Whether the next step should have no prompts."""
+        return self._beside >= _BETWEEN or self._faster >= 2 or self._unconfirmed is not None
+
+    def _size_alone(self) -> int | None:
+        """The size that should fit by what prompts took alone; None before the first one."""
+        if not self._alone:
+            return None
         seconds, tokens = (statistics.median(values) for values in zip(*self._alone, strict=True))
         return self._fitting(seconds / tokens)
 
@@ -94,7 +125,7 @@ class Pace:
     def _learn(self, per_token: float, context: int) -> None:
         """Record the seconds that each of `context` prompt tokens added to a step; choose a size after a few steps."""
         if self._size is None:
-            self._size = self.most_context or self._fitting(per_token)
+            self._size = self._size_alone() or self._fitting(per_token)
         if not self._size < 2 * context <= 2 * self._size:  # the end of a prompt, or a step that is not paced
             return
         self._per_token.append(per_token)
@@ -113,6 +144,15 @@ class Pace:
         if larger > self._size:
             self._take(larger)
             self._grown = True
+
+    def _learn_blocks(self, seconds: float, context: int, restored: int) -> None:
+        """Record the duration of a step beside running sequences that restored blocks; adapt their number."""
+        if context or 2 * restored <= self._blocks:  # the end of a prefix
+            return
+        self._restored.append((max(0.0, seconds - statistics.median(self._usual)), restored))
+        added, blocks = (sum(values) for values in zip(*self._restored, strict=True))  # some are the first in a page
+        most = 2 * self._blocks
+        self._blocks = max(1, min(most, int(self._longer(_TIMES) * blocks / added))) if added else most
 
     def _shrink(self) -> None:
         """Lower the size if only a smaller one fits now."""

@@ -10,7 +10,7 @@ from trtforge.machine.host import Host
 from trtforge.machine.memory import read_memory
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.linears.linear import Placement
-from trtforge.runtime.scheduling.scheduler import BatchLimits
+from trtforge.runtime.scheduling.batch_limits import BatchLimits
 
 
 class KvMemory(Config):

@@ -4,6 +4,7 @@ A processor's TLB caches the addresses of a few thousand pages. Kernels wait for
 With pages of 2 MiB instead of 4 KiB, steps take 10 % less time. A system without large pages uses small ones.
 """
 
+import itertools
 import math
 import mmap
 import threading
@@ -18,11 +19,27 @@ _REGION = 64 << 20
 """Bytes of a region that small tensors share: alone, each would have few whole large pages or waste part of its last.
 """
 _LINE = 64
+_LARGE_PAGE, _SMALL_PAGE = 2 << 20, 4096
+_SPREAD_FROM = 16 * _LARGE_PAGE
+"""Bytes of a tensor from which on its start within a large page varies, at the cost of one more page."""
+_NUMBERS, _GOLDEN_RATIO = itertools.count(), 0.6180339887
+"""Any successive numbers times this ratio have fractions that are evenly spread between 0 and 1."""
 
 
 def own_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A zero tensor in separate memory. No page is written here; the operating system allocates each on first use."""
-    return torch.frombuffer(_mapped(math.prod(shape) * dtype.itemsize), dtype=dtype).view(tuple(shape))
+    """A zero tensor in separate memory. No page is written here; the operating system allocates each on first use.
+
+    Large tensors that are used from their starts on, as KV caches are, reach their next large page at different times:
+    in a virtual machine, to allocate a page may take as long as half a step.
+    """
+    count = math.prod(shape)
+    size = count * dtype.itemsize
+    if size < _SPREAD_FROM:
+        return torch.frombuffer(_mapped(size), dtype=dtype).view(tuple(shape))
+    pages = _mapped(size + _LARGE_PAGE)
+    start = next(_NUMBERS) * _GOLDEN_RATIO % 1 * _LARGE_PAGE // _SMALL_PAGE * _SMALL_PAGE
+    offset = (int(start) - torch.frombuffer(pages, dtype=torch.uint8).data_ptr()) % _LARGE_PAGE
+    return torch.frombuffer(pages, dtype=dtype, count=count, offset=offset).view(tuple(shape))
 
 
 def shared_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

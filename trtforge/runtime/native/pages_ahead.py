@@ -1,8 +1,8 @@
 """Allocates the memory pages of KV blocks in the background, before steps write to them.
 
 The operating system allocates a page when it is first written. In a virtual machine that has not used the memory
-before, a large page takes about 5 ms (72 ms for 32 MiB, measured with Linux 6.18), and all layers reach their next page
-in the same step.
+before, a large page takes about 5 ms (72 ms for 32 MiB, measured with Linux 6.18), and a step may reach the next page
+of several layers.
 """
 
 import ctypes

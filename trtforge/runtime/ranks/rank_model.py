@@ -231,7 +231,7 @@ class RankModel:
         assert self._windowed is (len(step.window_tables) > 0), "window tables come with separate window blocks"
         if self._pages is not None:
             for pages, tables in zip(self._pages, (step.tables, step.window_tables), strict=True):
-                pages.reach(int(tables.max(initial=-1)) + 1, len(tables))
+                pages.reach(int(tables.max(initial=max(fills or [-1]))) + 1, len(tables))
         if len(step.copies):
             self._copies.copy(step.copies)
         if len(step.window_copies):

@@ -17,8 +17,8 @@ from trtforge.formats.rope import scaled_length
 from trtforge.formats.trtllm import CheckpointConfig, is_engine, read_checkpoint_config, read_engine_config
 from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.linears.kernels import Kernels, reference_kernels
+from trtforge.runtime.scheduling.batch_limits import BatchLimits
 from trtforge.runtime.scheduling.draft_trees import TreeShape
-from trtforge.runtime.scheduling.scheduler import BatchLimits
 
 DEFAULT_TOKENS_PER_BLOCK = 32
 

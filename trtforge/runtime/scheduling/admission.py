@@ -19,8 +19,8 @@ from trtforge.engine_process.requests import (
     SamplingParams,
 )
 from trtforge.engine_process.retention import LONGEST_SALT, wrong_retention
+from trtforge.runtime.scheduling.batch_limits import BatchLimits
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import BatchLimits
 
 _LARGEST_FACTOR = MOST_FACTOR * (1 + 2**-23)
 """Includes the rounding error of float32."""

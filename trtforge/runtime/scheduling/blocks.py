@@ -131,6 +131,18 @@ class BlockManager:
             table.unseen = self.windows.behind(len(blocks) * self.tokens_per_block)
             self.windows.share(table.blocks[table.unseen :])
 
+    def preload(self, prefix: Prefix, table: BlockTable) -> bool:
+        """Restore the blocks of `prefix` that are None; they stay cached. Returns False if one cannot be read.
+
+        `table`: of the sequence that will share them. The caller has checked that enough blocks are free.
+        """
+        counts, table = (self.reused_blocks, self.missed_blocks), table.empty_copy()
+        self.share(table, prefix)
+        self.reused_blocks, self.missed_blocks = counts
+        complete = len(table.blocks) == len(prefix)
+        self.release(table)
+        return complete
+
     def most_held(self, tokens: int) -> int:
         """Maximum number of blocks that a table holds while it grows to this many tokens, a block or a token at a time.
 
@@ -229,23 +241,6 @@ class BlockManager:
         table.blocks.clear()
         table.keys.clear()
         table.dropped = table.unseen = 0
-
-    def check(self, tables: Iterable[BlockTable]) -> None:
-        """Assert every invariant; `tables` must be all tables in use."""
-        counts, tables = [0] * self.num_blocks, list(tables)
-        if self.windows is not None:
-            self.windows.check(table.blocks[table.unseen :] for table in tables)
-        for table in tables:
-            held = table.blocks[table.dropped :]
-            assert len(set(held)) == len(held), "a block twice in one table"
-            assert table.dropped <= len(table.keys) <= len(table.blocks), "keys of blocks that are not full"
-            for index, block in enumerate(held, table.dropped):
-                counts[block] += 1
-                if counts[block] > 1:
-                    assert index < len(table.keys), "a partial block is shared"
-                    assert self.pool.key_of(block) in (None, table.keys[index]), "a block has another key"
-        self.pool.check(counts)
-        self.host.check(self.pool)
 
     def _register(self, key: bytes, block: int, kept: Retention | None = None) -> None:
         known = self.pool.find(key)

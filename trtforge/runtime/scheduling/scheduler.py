@@ -8,11 +8,12 @@ requestUtils.cpp), and `max_utilization` pauses the last ones of that order (bat
 
 from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import FinishReason
+from trtforge.runtime.scheduling.batch_limits import BatchLimits
 from trtforge.runtime.scheduling.block_table import Prefix
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.rows import Row, packing_order
@@ -23,17 +24,6 @@ _MOST_SCORED, _MOST_DRAFTED = 512, 1024
 Batching = Literal["inflight", "static_padded", "static_dropped"]
 """The static modes are benchmark baselines: a batch is admitted when the previous one is done. `static_padded` keeps
 computing finished rows until then, `static_dropped` does not."""
-
-
-@dataclass(frozen=True)
-class BatchLimits:
-    """Limits that an engine was built with."""
-
-    max_batch_size: int
-    max_num_tokens: int
-    max_input_len: int
-    max_seq_len: int
-    max_beam_width: int = 1
 
 
 class Scheduler:
@@ -57,7 +47,11 @@ class Scheduler:
         self.running: list[Sequence] = []
         """`waiting` and `running` are sorted by precedence."""
         self.most_context: int | None = None
-        """Maximum context tokens of a step with at least as many generating sequences as prompts to compute."""
+        self.most_restored: int | None = None
+        """Maximum context tokens and restored blocks of a step with at least as many generating sequences as prompts
+        to compute."""
+        self.restored = 0
+        """Number of blocks that the last call of `schedule` restored."""
         self._chunked = chunked_context
         self._static = batching != "inflight"
         self._guaranteed = policy == "guaranteed_no_evict" or self._static
@@ -77,6 +71,7 @@ class Scheduler:
 
     def schedule(self) -> list[Row]:
         """Allocate blocks for the next step and return its rows, sorted by `packing_order`."""
+        self.restored = 0
         return self._scheduled() or self._scheduled()  # the first call may only admit a group's last member
 
     def _scheduled(self) -> list[Row]:
@@ -97,12 +92,13 @@ class Scheduler:
                 rows[sequence] = Row(sequence, sequence.computed - 1, 1, samples=False)
         budget = self.limits.max_num_tokens - len(rows)
         prompts = len(contexts) + min(len(self.waiting), self._max_batch_size - len(self.running))
-        if self._chunked and self.most_context is not None and prompts <= len(rows):
+        is_paced = prompts <= len(rows)
+        if self._chunked and self.most_context is not None and is_paced:
             budget = min(budget, self.most_context)
         for sequence in contexts:
             budget -= self._add_context(sequence, budget, rows)
         if self.pauses == pauses:
-            self._admit(budget, rows)
+            self._admit(budget, rows, self.most_restored if is_paced else None)
         self._add_drafts(rows)
         return sorted(rows.values(), key=packing_order)
 
@@ -179,7 +175,7 @@ class Scheduler:
         """Every sequence that may hold blocks."""
         return [*self.running, *self.waiting, *self._padding]
 
-    def _admit(self, budget: int, rows: dict[Sequence, Row]) -> None:
+    def _admit(self, budget: int, rows: dict[Sequence, Row], most_restored: int | None) -> None:
         if self._static and self.running:
             return
         while self.waiting:
@@ -198,6 +194,14 @@ class Scheduler:
                 if not self._makes_way(sequence, rows):
                     return
                 continue
+            if most_restored is not None and prefix.stored > most_restored - self.restored:
+                prefix = prefix.with_stored(most_restored - self.restored)
+                self.restored += prefix.stored
+                if self.blocks.preload(prefix, sequence.table):
+                    return  # the next steps restore the others
+                most_restored = None  # a block cannot be read
+                continue
+            self.restored += prefix.stored
             self.waiting.remove(sequence)
             self.blocks.share(sequence.table, prefix, drops=sequence.group is None)
             reused = len(sequence.table.blocks)
