@@ -102,10 +102,11 @@ def test_every_benchmark_can_be_recorded_and_shown(monkeypatch: pytest.MonkeyPat
     variants = [inflight.Measured(batching, 10, 4, (rate,)) for batching, rate in rates]
     decoded = [decode.Measured("int8_sq", {1: 50.0, 8: 200.0, 32: 400.0}, 900.0, (0.33, 0.38))]
     slower = decode.Measured("transformers", {1: 25.0, 8: 50.0, 32: 100.0}, 600.0)
+    waited = latency.Measured(0.75, 0.5, 0.025, 0.02, 0.03, 0.05, 0.055, 3.0, 1.5, 0.3, 0.06)
     measured = {
         "decode": (recording.decoded(decoded, Limits(bandwidth=3e10, bfloat16=1e11, int8=2e11), 1),),
         "families": (recording.of_families([families.Compared("Mixed", 350, decoded[0], slower)], 1),),
-        "latency": (recording.waited(latency.Measured(0.75, 0.5, 0.025, 0.02, 0.03, 0.05, 0.055, 3.0, 1.5), 1),),
+        "latency": (recording.waited(waited, 1),),
         "planning": recording.planned([planning.Timed("trtforge plan x", 0.5, 70_000_000)], 1),
         "serving": recording.served({"demo": Measured(runs, alone)}, 1),
         "conversion": (recording.converted(Conversion(4_000_000_000, ways, ways[0]), 1),),
@@ -126,7 +127,9 @@ def test_every_benchmark_can_be_recorded_and_shown(monkeypatch: pytest.MonkeyPat
         "| worst gap without the long prompt | 30 | 1.50 times |",
         "| 99th percentile of gaps while the long prompt is admitted | 50 | 2.50 times |",
         "| worst gap while the long prompt is admitted | 55 | 2.75 times |",
+        "| worst gap while it is restored from files | 60 | 3.00 times |",
         "| first token of the long prompt beside them | 3,000 | 2.00 times |",
+        "| first token of the long prompt from files beside them | 300 | 0.20 times |",
         "| 2.00 |",
         "in-flight 3.00 times",
         "static batches: 3 tokens/s; in flight 3.0 times",

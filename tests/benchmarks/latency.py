@@ -1,7 +1,7 @@
 """Seconds that requests wait for, of the embedded engine on the random Llama of `decode`, its weights in bfloat16.
 
 Until the first token of a loaded engine, of a prompt whose first thousand tokens are known or not, and between the
-tokens of running requests while a long prompt is admitted. Every run is a process of its own:
+tokens of running requests while a long prompt is admitted, or restored from files. Every run is a process of its own:
 `python -m tests.benchmarks.latency ENGINE` prints JSON. Imports are not timed.
 """
 
@@ -10,6 +10,7 @@ import random
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from tests.benchmarks.by_field import by_field
 from tests.benchmarks.decode import SHAPE, run_trtforge
 from tests.benchmarks.synthetic import write_model
 from trtforge.engine_process.requests import GenerationRequest, Output
-from trtforge.runtime.engine import Engine
+from trtforge.runtime.engine import Engine, EngineOptions
+from trtforge.runtime.kv_store import KvStoreOptions
 
 PREFIX, OWN, PREFIXES = 1000, 24, 5
 """Tokens of a shared prefix and of what follows it; prefixes of a run."""
@@ -37,7 +39,8 @@ class Measured:
     """Seconds. `load`: of Engine.load and its first token; `cold`, `warm`: to the first token of a prompt whose prefix
     is new or known; `long`, `long_alone`: to the long prompt's first token. Between tokens of running requests: `gap`
     and `worst_alone`, the median and the worst before and after the long prompt is admitted, because steps take longer
-    as the requests grow; `most_gaps` and `worst_gap`, the 99th percentile and the worst meanwhile."""
+    as the requests grow; `most_gaps` and `worst_gap`, the 99th percentile and the worst meanwhile. `restored` and
+    `worst_restored`: as `long` and `worst_gap`, of a long prompt whose KV blocks are in files."""
 
     load: float
     cold: float
@@ -48,6 +51,8 @@ class Measured:
     worst_gap: float
     long: float
     long_alone: float
+    restored: float
+    worst_restored: float
 
 
 def measure(directory: Path, runs: int) -> Measured:
@@ -104,12 +109,12 @@ class Asker:
         done.wait()
         return times[1] - times[0]
 
-    def beside(self) -> tuple[list[float], list[float], float]:
+    def beside(self, prompt: Sequence[int]) -> tuple[list[float], list[float], float]:
         """Gaps of running requests without a long prompt and while it is admitted, and its first token."""
         running = [self.ask(self.prompt(128), NEW) for _ in range(RUNNING)]
         while min(len(times) for times, _ in running) < 2 + _STEADY:
             time.sleep(0.001)
-        long, done = self.ask(self.prompt(LONG))
+        long, done = self.ask(prompt)
         for ended in (done, *(ended for _, ended in running)):
             ended.wait()
         every = [times[1:] for times, _ in running]
@@ -117,6 +122,22 @@ class Asker:
         usual = gaps(every, max(times[0] for times in every), long[0])
         usual += gaps([[each for each in times if each >= long[1]] for times in every], long[1], max(map(max, every)))
         return usual, gaps(every, *long), long[1] - long[0]
+
+
+def _restored(directory: Path) -> tuple[float, float]:
+    """The worst gap of running requests while a prompt is restored that another engine stored, and its first token."""
+    with tempfile.TemporaryDirectory() as blocks:
+        options = EngineOptions(chunked_context=True, kv_store=KvStoreOptions(Path(blocks)))
+        with Engine.load(directory, options) as engine:
+            asker = Asker(engine)
+            stored = asker.prompt(LONG)
+            asker.first_token(stored)
+        with Engine.load(directory, options) as engine:
+            asker = Asker(engine)
+            asker.prompt(LONG)
+            asker.beside(asker.prompt(LONG))
+            _, beside, first = asker.beside(stored)
+    return max(beside), first
 
 
 def main() -> None:
@@ -131,9 +152,10 @@ def main() -> None:
             prefix = asker.prompt(PREFIX)
             for found in (cold, warm):
                 found.append(asker.first_token((*prefix, *asker.prompt(OWN))))
-        asker.beside()  # compiles kernels for these shapes
+        asker.beside(asker.prompt(LONG))  # compiles kernels for these shapes
         alone = asker.first_token(asker.prompt(LONG))
-        usual, beside, long = asker.beside()
+        usual, beside, long = asker.beside(asker.prompt(LONG))
+    worst_restored, restored = _restored(Path(sys.argv[1]))
     found = Measured(
         load=load,
         cold=statistics.median(cold[1:]),
@@ -144,6 +166,8 @@ def main() -> None:
         worst_gap=max(beside),
         long=long,
         long_alone=alone,
+        restored=restored,
+        worst_restored=worst_restored,
     )
     print(json.dumps(asdict(found)))
 

@@ -101,23 +101,19 @@ def _waited(found: Latency) -> str:
         ("first token, prompt of a new prefix", f"{found.cold:,g}", ""),
         ("first token, prompt of a known prefix", f"{found.warm:,g}", f"{found.cold / found.warm:.1f} times as fast"),
         ("median gap of running requests", f"{found.gap:,g}", ""),
-        *(
-            (what, f"{gap:,g}", _times(gap, found.gap))
-            for what, gap in (
-                ("worst gap without the long prompt", found.worst_alone),
-                ("99th percentile of gaps while the long prompt is admitted", found.most_gaps),
-                ("worst gap while the long prompt is admitted", found.worst_gap),
-            )
-            if gap is not None
-        ),
+        ("worst gap without the long prompt", *_in_times(found.worst_alone, found.gap)),
+        ("99th percentile of gaps while the long prompt is admitted", *_in_times(found.most_gaps, found.gap)),
+        ("worst gap while the long prompt is admitted", *_in_times(found.worst_gap, found.gap)),
+        ("worst gap while it is restored from files", *_in_times(found.worst_restored, found.gap)),
         ("first token of the long prompt alone", f"{found.long_alone:,g}", ""),
-        ("first token of the long prompt beside them", f"{found.long:,g}", _times(found.long, found.long_alone)),
+        ("first token of the long prompt beside them", *_in_times(found.long, found.long_alone)),
+        ("first token of the long prompt from files beside them", *_in_times(found.restored, found.long_alone)),
     ]
-    return where(found) + table(("", "ms", "ratio"), rows)
+    return where(found) + table(("", "ms", "ratio"), [row for row in rows if row[1]])
 
 
-def _times(value: float, of: float) -> str:
-    return f"{value / of:.2f} times"
+def _in_times(value: float | None, of: float) -> tuple[str, str]:
+    return ("", "") if value is None else (f"{value:,g}", f"{value / of:.2f} times")
 
 
 def _share(share: float | None) -> str:

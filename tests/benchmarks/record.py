@@ -124,7 +124,7 @@ class Gpu(Measured):
 class Latency(Measured):
     """The embedded engine on the random Llama of `decode`, in ms: see tests/benchmarks/latency.py.
 
-    `worst_alone` and `most_gaps` are missing from older figures.
+    Figures that may be missing were not measured on that machine.
     """
 
     load: float
@@ -136,6 +136,8 @@ class Latency(Measured):
     most_gaps: float | None = None
     long: float
     long_alone: float
+    restored: float | None = None
+    worst_restored: float | None = None
 
 
 class ServedEngine(Config):
