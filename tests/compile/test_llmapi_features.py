@@ -294,11 +294,13 @@ def test_adapters_answer_without_cuda_graphs_in_releases_whose_graphs_hold_none(
         planned(asked, version)
 
 
-def adapter(directory: Path, rank: int) -> Path:
+def adapter(directory: Path, rank: int, name: str = "self_attn.q_proj", **values: object) -> Path:
     directory.mkdir()
-    config = {"peft_type": "LORA", "r": rank, "target_modules": ["q_proj", "v_proj"]}
+    config = {"peft_type": "LORA", "r": rank, "target_modules": [name.rpartition(".")[2], "v_proj"], **values}
     (directory / "adapter_config.json").write_text(json.dumps(config))
-    save_file({"a": torch.zeros(rank)}, directory / "adapter_model.safetensors")
+    layer = f"base_model.model.model.layers.0.{name}"
+    matrices = {f"{layer}.lora_A.weight": torch.zeros(rank, 192), f"{layer}.lora_B.weight": torch.zeros(192, rank)}
+    save_file(matrices, directory / "adapter_model.safetensors")
     return directory
 
 
@@ -311,7 +313,8 @@ def test_draft_model_and_adapters_become_part_of_engine_and_repository(tmp_path:
     assert (tmp_path / "engine" / "draft" / "model.safetensors").is_file()
     weights = "adapter_model.safetensors"
     assert (tmp_path / "engine" / "adapters" / "2" / weights).read_bytes() == (tmp_path / "a8" / weights).read_bytes()
-    save_file({"other": torch.zeros(1)}, tmp_path / "a8" / weights)
+    adapter(tmp_path / "other", 8, "self_attn.v_proj")
+    (tmp_path / "a8" / weights).write_bytes((tmp_path / "other" / weights).read_bytes())
     again = compile_engine(config, DEMO_MODEL, tmp_path / "again", CompileOptions())
     assert again.manifest.digest != made.manifest.digest
 
@@ -326,6 +329,36 @@ def test_draft_model_and_adapters_become_part_of_engine_and_repository(tmp_path:
     assert not (model / "xgrammar_tokenizer_info.json").exists()
     config_text = (repository / "ensemble" / "config.pbtxt").read_text()
     assert 'key: "lora_task_ids"' in config_text.replace("'", '"')
+
+
+def compiled(tmp_path: Path, directory: Path) -> None:
+    config = engine(backend="llmapi", max_seq_len=64, features={"lora": {"adapters": [str(directory)]}})
+    compile_engine(config, DEMO_MODEL, tmp_path / "engine", CompileOptions())
+
+
+@pytest.mark.parametrize("name", ["self_attn.qkv_proj", "mlp.gate_up_proj"])
+def test_adapters_of_fused_layers_are_refused(tmp_path: Path, name: str) -> None:
+    """`LoraManager.load_from_hf` skips modules that its release does not map, with a warning in its log."""
+    with pytest.raises(
+        ForgeError, match=f"a changes {name.rpartition('.')[2]}, which the LLM API's releases"
+    ) as caught:
+        compiled(tmp_path, adapter(tmp_path / "a", 4, name))
+    assert caught.value.hint == "Merge it into the model (`merge_and_unload` of PEFT) and build that."
+    assert not (tmp_path / "engine").exists()
+
+
+def test_an_adapter_that_contradicts_its_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ForgeError, match="its layers have rank 4, but its tensors have 8"):
+        compiled(tmp_path, adapter(tmp_path / "a", 8, r=4))
+    other = adapter(tmp_path / "b", 4)
+    save_file({"base_model.model.model.embed_tokens.weight": torch.zeros(4, 4)}, other / "adapter_model.safetensors")
+    with pytest.raises(ForgeError, match=r"model\.embed_tokens\.weight is not a LoRA matrix of a decoder layer"):
+        compiled(tmp_path, other)
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    halves = {f"{layer}.lora_A.weight": torch.zeros(4, 192), f"{layer}.lora_B.weight": torch.zeros(192, 5)}
+    save_file(halves, other / "adapter_model.safetensors")
+    with pytest.raises(ForgeError, match=r"attn_q of layer 0 has A \(4, 192\) and B \(192, 5\)"):
+        compiled(tmp_path, other)
 
 
 def test_an_adapter_without_weights_is_named(tmp_path: Path) -> None:

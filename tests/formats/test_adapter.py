@@ -67,7 +67,7 @@ def test_names_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> None
     )
     assert read_adapter(place).modules == ("attn_dense", "mlp_4h_to_h")
     save_file({"other": torch.zeros(2)}, place / "adapter_model.safetensors")
-    with pytest.raises(ForgeError, match="target module w1 has no TensorRT-LLM equivalent"):
+    with pytest.raises(ForgeError, match="it changes w1, which engines do not support"):
         read_adapter(place)
 
 
@@ -110,6 +110,11 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path, given: dict[str
         resolved_lora(LoraFeature(adapters=(adapter(tmp_path / "a"),), **given))
 
 
+def test_null_is_the_default(tmp_path: Path) -> None:
+    unset = dict.fromkeys(("alpha_pattern", "rank_pattern", "use_rslora", "bias", "fan_in_fan_out", "use_dora"))
+    assert read_adapter(Path(adapter(tmp_path / "a", **unset))).rank == 16
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -124,6 +129,7 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path, given: dict[str
         ({"init_lora_weights": "corda"}, "has corda initialization"),
         ({"init_lora_weights": "loftq"}, "has loftq initialization"),
         ({"init_lora_weights": "lora_ga"}, "has lora_ga initialization"),
+        ({"alpha_pattern": {"q_proj": 64}}, "has alpha_pattern, which TensorRT-LLM ignores"),
         ({"layer_replication": [[1, 3], [0, 2]]}, "has layer_replication, which repeats the model's layers"),
         ({"alora_invocation_tokens": [5, 6]}, "has alora_invocation_tokens, from which on alone it is active"),
         ({"target_parameters": ["mlp.experts.down_proj"], "target_modules": None}, "has target_parameters"),
@@ -133,7 +139,7 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path, given: dict[str
         ({"peft_type": "LOHA"}, "peft_type is LOHA, engines apply adapters of type LORA alone"),
         ({"peft_type": "ADALORA", "rank_pattern": None}, "peft_type is ADALORA, engines apply adapters of type LORA"),
         ({"peft_type": "IA3", "r": None}, "peft_type is IA3"),
-        ({"target_modules": ["c_attn"]}, "target module c_attn has no TensorRT-LLM equivalent"),
+        ({"target_modules": ["c_attn"]}, "it changes c_attn, which engines do not support"),
         ({"r": "many"}, "not the configuration of a LoRA adapter: r: "),
         ({"r": 0}, "not the configuration of a LoRA adapter: r: "),
         ({"rank_pattern": {"q_proj": -1}}, "not the configuration of a LoRA adapter: rank_pattern: "),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.plan.models import LLAMA_8B, LLAMA_70B, asked, known
+from tests.plan.models import LLAMA_8B, LLAMA_70B, MIXTRAL, asked, known
 from trtforge.core.errors import ForgeError
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
@@ -63,6 +63,40 @@ def test_the_embedded_engine_has_few_of_them() -> None:
         "engine.features.multiple_profiles: not supported by the torch backend",
     ]
     assert judged(LLAMA_8B, {"kv_reuse": False}, backend="torch").legal
+
+
+def test_the_embedded_engine_has_adapters_of_some_layers() -> None:
+    every = {"lora": {"max_rank": 8, "modules": ["attn_q", "attn_k", "attn_v", "mlp_h_to_4h"]}}
+    assert judged(LLAMA_8B, every, backend="torch").legal
+    (problem,) = judged(MIXTRAL, every, backend="torch").problems
+    assert problem.rule == "lora"
+    assert problem.message == (
+        "engine.features.lora.modules: mlp_h_to_4h is part of the experts, which do not support LoRA"
+    )
+    assert judged(MIXTRAL, {"lora": True}, backend="torch").legal
+    for latent_or_linear in ("deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-Next-80B-A3B-Instruct"):
+        found = judged(latent_or_linear, {"lora": True}, backend="torch").problems
+        assert [problem.message for problem in found if problem.rule == "lora"] == [
+            "engine.features.lora.modules: attn_q: this model's attention does not support LoRA"
+        ]
+
+
+def test_the_embedded_engine_keeps_memory_for_adapters() -> None:
+    plain, adapted = (
+        judged(LLAMA_8B, each, backend="torch").memory for each in ({}, {"lora": {"host_memory": 3 << 30}})
+    )
+    assert plain is not None
+    assert adapted is not None
+    assert adapted.over_all("lora") == 3 << 30
+    assert adapted.over_all("total") == plain.over_all("total") + (3 << 30)
+    found = judged(LLAMA_8B, {"lora": {"max_rank": 64, "host_memory": 1000}}, backend="torch")
+    (problem,) = found.problems
+    assert problem.rule == "lora_cache"
+    least = 64 * 32 * (3 * 4096 + 4096 + 2 * 1024) * 4  # queries, keys and values of each layer in float32
+    assert problem.message == (
+        f"the host's adapter cache of 0 MiB is too small: an adapter of rank 64 takes {least >> 20} MiB"
+    )
+    assert fixes(known(LLAMA_8B), found)[0].text.startswith("Use --set engine.features.lora.host_memory=")
 
 
 def test_a_release_without_a_feature_is_mended_by_another() -> None:

@@ -148,6 +148,8 @@ def test_adapters_come_with_requests(place: Path, served: tuple[Server, str], te
     assert answer("ensemble", 2**63 + 5, **sent[0]) == texts["sql"]
     assert answer("tensorrt_llm_bls", 9, **sent[1]) == texts["chat"]
     assert [answer("tensorrt_llm_bls", 2**63 + 5), answer("ensemble", 9)] == [texts["sql"], texts["chat"]]
+    later = np.pad(sent[1]["lora_config"], ((0, 0), (0, 0), (0, 1)))  # a column for DoRA
+    assert answer("ensemble", 11, **(sent[1] | {"lora_config": later})) == texts["chat"]
     with pytest.raises(Exception, match="lora_weights cannot be sent for lora_task_id 1, an adapter of the engine"):
         answer("ensemble", 1, **sent[0])
     with pytest.raises(Exception, match="lora_config is missing"):

@@ -14,7 +14,8 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.adapter import resolved_lora
+from trtforge.formats.adapter import MERGE_ADAPTER, read_adapter, resolved_lora
+from trtforge.formats.adapter_pairs import require_scaled_pairs
 from trtforge.formats.checkpoint_keys import integer
 from trtforge.formats.hf import HfConfig, read_config
 from trtforge.formats.llmapi import (
@@ -273,8 +274,20 @@ def _plan(
 
 
 def _with_lora(features: FeaturesConfig) -> FeaturesConfig:
-    """The features with LoRA's rank and modules resolved. Raises ForgeError as `resolved_lora` does."""
-    return features if features.lora is None else features.model_copy(update={"lora": resolved_lora(features.lora)})
+    """The features with LoRA's rank and modules resolved. Raises ForgeError as `resolved_lora` does, and for adapters
+    of which the LLM API would skip a part."""
+    if features.lora is None:
+        return features
+    resolved = features.model_copy(update={"lora": resolved_lora(features.lora)})
+    for directory in map(Path, features.lora.adapters):
+        require_scaled_pairs(directory)
+        fused = read_adapter(directory).fused
+        if fused:
+            raise ForgeError(
+                f"{directory} changes {fused[0]}, which the LLM API's releases load differently or not at all",
+                hint=MERGE_ADAPTER,
+            )
+    return resolved
 
 
 def _tokens_per_block(config: EngineConfig, limits: EngineLimits) -> int | None:

@@ -38,8 +38,9 @@ PEFT_MODULES: Mapping[str, LoraModule] = MappingProxyType(
 )
 """`get_default_trtllm_modules_to_hf_modules` in tensorrt_llm/lora_manager.py; the last two: models/phi3/model.py."""
 
+_FUSED = ("qkv_proj", "gate_up_proj")
 _SAVED = "Give the directory that PEFT saved."
-_MERGE = "Merge it into the model (`merge_and_unload` of PEFT) and build that."
+MERGE_ADAPTER = "Merge it into the model (`merge_and_unload` of PEFT) and build that."
 _LORA = "LORA"
 _ALWAYS_ACTIVE = "Train it as plain LoRA, without invocation tokens: a merged adapter is active for all tokens."
 _QKV: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
@@ -87,6 +88,7 @@ class _AdapterFile(BaseModel):
             "DoRA": self.use_dora,
             "biases": self.bias != "none" or self.lora_bias,
             f"{first} initialization, which changes the model's own weights": first.startswith(_CHANGES_THE_MODEL),
+            "alpha_pattern, which TensorRT-LLM ignores": self.alpha_pattern,
             "layer_replication, which repeats the model's layers": self.layer_replication,
             "alora_invocation_tokens, from which on alone it is active": self.alora_invocation_tokens,
             "target_parameters, which are no linear layers": self.target_parameters,
@@ -99,6 +101,8 @@ class _AdapterFile(BaseModel):
         return next((what for what, is_set in known.items() if is_set), None)
 
 
+_NEVER_NULL = ("r", "lora_alpha", "target_modules")
+"""Keys that have a value; null means PEFT's default for the others."""
 _CHANGES_THE_MODEL = ("pissa", "corda", "olora", "loftq", "lora_ga")
 """Values of `init_lora_weights`, or their beginnings: `reset_lora_parameters` of PEFT (src/peft/tuners/lora/layer.py)
 subtracts B A from the layer's weights, both in training and when the adapter is loaded."""
@@ -106,23 +110,26 @@ subtracts B A from the layer's weights, both in training and when the adapter is
 
 @dataclass(frozen=True)
 class Adapter:
-    """The properties for which an engine must be built: the largest rank and the layers, by TensorRT-LLM's names."""
+    """The properties for which an engine must be built: the largest rank and the layers, by TensorRT-LLM's names.
+
+    `fused`: those of its layers that are several of other models, by the names of Hugging Face.
+    """
 
     rank: int
     modules: tuple[LoraModule, ...]
+    fused: tuple[str, ...] = ()
 
 
 def adapter_scale(directory: Path, rank: int) -> float:
     """The factor of the product B A of a layer of this rank: alpha / rank, or rsLoRA's alpha / sqrt(rank).
 
-    Source: `LoraLayer.update_layer` of PEFT (src/peft/tuners/lora/layer.py). Raises ForgeError for layers whose scale
-    differs, for transposed ones, and for a rank that the adapter's configuration does not have.
+    Source: `LoraLayer.update_layer` of PEFT (src/peft/tuners/lora/layer.py). Raises ForgeError for transposed layers,
+    and for a rank that the adapter's configuration does not have.
     """
     path = directory / ADAPTER_CONFIG
     file = _read(path)
-    if file.alpha_pattern or file.fan_in_fan_out:
-        key = "alpha_pattern" if file.alpha_pattern else "fan_in_fan_out"
-        raise ForgeError(f"{path}: {key} is set, which the embedded engine does not support", hint=_MERGE)
+    if file.fan_in_fan_out:
+        raise ForgeError(f"{path}: fan_in_fan_out is set, which engines do not support", hint=MERGE_ADAPTER)
     if rank not in file.ranks:
         known = " or ".join(map(str, sorted(set(file.ranks))))
         raise ForgeError(f"{path}: its layers have rank {known}, but its tensors have {rank}", hint=_SAVED)
@@ -133,7 +140,10 @@ def _read(path: Path) -> _AdapterFile:
     values = read_json(path, hint=_SAVED)
     kind = values.get("peft_type") or _LORA if isinstance(values, dict) else _LORA
     if kind != _LORA:
-        raise ForgeError(f"{path}: peft_type is {kind}, engines apply adapters of type {_LORA} alone", hint=_MERGE)
+        message = f"{path}: peft_type is {kind}, engines apply adapters of type {_LORA} alone"
+        raise ForgeError(message, hint=MERGE_ADAPTER)
+    if isinstance(values, dict):
+        values = {key: value for key, value in values.items() if value is not None or key in _NEVER_NULL}
     try:
         return _AdapterFile.model_validate(values)
     except ValidationError as error:
@@ -150,17 +160,18 @@ def read_adapter(directory: Path) -> Adapter:
     if file.beyond_lora is not None:
         raise ForgeError(
             f"{path}: the adapter has {file.beyond_lora}, which an engine cannot load with a LoRA request",
-            hint=_ALWAYS_ACTIVE if file.alora_invocation_tokens else _MERGE,
+            hint=_ALWAYS_ACTIVE if file.alora_invocation_tokens else MERGE_ADAPTER,
         )
     names = _target_modules(directory, file)
     unknown = [name for name in names if name.rpartition(".")[2] not in PEFT_MODULES]
     if unknown:
         raise ForgeError(
-            f"{path}: target module {unknown[0]} has no TensorRT-LLM equivalent",
-            hint=f"Known: {', '.join(PEFT_MODULES)}. Leave adapters out and give max_rank and modules.",
+            f"{path}: it changes {unknown[0]}, which engines do not support",
+            hint=f"{MERGE_ADAPTER} Engines apply adapters of {', '.join(PEFT_MODULES)}.",
         )
-    found = {PEFT_MODULES[name.rpartition(".")[2]] for name in names}
-    return Adapter(max(file.ranks), _ordered(found))
+    layers = dict.fromkeys(name.rpartition(".")[2] for name in names)
+    fused = tuple(name for name in layers if name in _FUSED)
+    return Adapter(max(file.ranks), _ordered({PEFT_MODULES[name] for name in layers}), fused)
 
 
 def weights_file(directory: Path) -> Path:

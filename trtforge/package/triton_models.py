@@ -178,16 +178,19 @@ def _tensors(
 ) -> tuple[Tensor, ...]:
     """A model's tensors. Adapters have the engine's type, which the executor requires of them.
 
+    For the embedded engine, `lora_config` may have the fourth column that later versions of `hf_lora_convert.py` write
+    (whether the adapter is DoRA); TensorRT-LLM's own templates allow three.
     Text models and the embedded engine take float16 in place of bfloat16, which numpy lacks, and convert it. Sources:
     TensorRT-LLM issue #2434 (`loraValidateRequestTensors` in cpp/tensorrt_llm/runtime/loraUtils.cpp),
     tensorrtllm_backend issue #403.
     """
     if dtypes.prompt_table == _BFLOAT16 and (role in TEXT_ROLES or engine.backend == "torch"):
         dtypes = replace(dtypes, prompt_table="TYPE_FP16")
-    if role in TEXT_ROLES:
-        declared = tensors(role, direction, engine.release, dtypes)
-        return with_text_tensors(declared, direction, chat=tokenizer.chat is not None)
     declared = tensors(role, direction, engine.release, dtypes)
+    if engine.backend == "torch":
+        declared = tuple(replace(each, dims=(-1, -1)) if each.name == "lora_config" else each for each in declared)
+    if role in TEXT_ROLES:
+        return with_text_tensors(declared, direction, chat=tokenizer.chat is not None)
     if engine.backend != "tensorrt_llm":
         return declared
     own = _DTYPES.get(engine.dtype, "TYPE_FP16")

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-from trtforge.core.features import OF_THE_LLM_API, SPECULATION
+from trtforge.core.features import OF_THE_LLM_API, SPECULATION, LoraFeature
 from trtforge.formats.checkpoint_keys import integer
 from trtforge.formats.releases import Release
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.draft_tree_rules import tree_problems
 from trtforge.plan.feature_rules import feature_problems
+from trtforge.plan.kv import is_latent
 from trtforge.plan.legality import Problem
 from trtforge.plan.llm_api_arguments import LlmApiModel, llm_api_problems
 from trtforge.plan.model import Model
@@ -46,6 +47,8 @@ def _of_embedded(model: Model, request: Request, checkpoint: CheckpointConfig) -
         message = f"engine.features.{name}: not supported by the {request.engine.backend} backend"
         having = "llmapi" if name in OF_THE_LLM_API else "tensorrt_llm"
         yield Problem("backend", message, f"Leave it out, or use engine.backend: {having}.")
+    if features.lora is not None:
+        yield from _adapter_problems(features.lora, model, checkpoint)
     yield from tree_problems(features, checkpoint, states=bool(model.facts.sizes.linear_layers))
     if model.facts.sizes.linear_layers and request.engine.max_beam_width > 1:
         yield beams_with_states(request.engine.max_beam_width)
@@ -57,6 +60,18 @@ def _of_embedded(model: Model, request: Request, checkpoint: CheckpointConfig) -
     if features.draft is not None and features.draft.engine is None:
         message = "engine.features.draft: the torch backend needs the draft model's engine"
         yield Problem("draft", message, "Compile it, and set engine.features.draft.engine.")
+
+
+def _adapter_problems(lora: LoraFeature, model: Model, checkpoint: CheckpointConfig) -> Iterator[Problem]:
+    """Layers of the model whose adapters the embedded engine does not have."""
+    of_mlp = [name for name in lora.modules if name.startswith("mlp_")]
+    of_attention = [name for name in lora.modules if name.startswith("attn_")]
+    if checkpoint.experts and of_mlp:
+        message = f"engine.features.lora.modules: {of_mlp[0]} is part of the experts, which do not support LoRA"
+        yield Problem("lora", message, "Use attention modules only.")
+    if of_attention and (model.facts.sizes.linear_layers or is_latent(model.facts.sizes)):
+        message = f"engine.features.lora.modules: {of_attention[0]}: this model's attention does not support LoRA"
+        yield Problem("lora", message, "Leave it out, or merge the adapters into the model.")
 
 
 def _of_tensorrt(model: Model, request: Request, checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:

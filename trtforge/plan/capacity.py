@@ -11,7 +11,12 @@ from trtforge.models.checkpoint_plan import Layout
 from trtforge.plan.embedded import Embedded
 from trtforge.plan.embedded_drafting import draft_warnings
 from trtforge.plan.evaluation import Evaluation
-from trtforge.plan.feature_memory import cache_problems, with_adapter_cache, with_features
+from trtforge.plan.feature_memory import (
+    cache_problems,
+    embedded_cache_problems,
+    with_adapter_cache,
+    with_features,
+)
 from trtforge.plan.formats import CACHES
 from trtforge.plan.host_blocks import host_block_problems
 from trtforge.plan.kv import blocks_of
@@ -48,6 +53,8 @@ def with_memory(
         if memory.windows is not None and memory.windows.pools == "full_batch" and window_tokens == tokens:
             memory = replace(memory, windows=None)
         memory = with_pool(memory, tokens, window_tokens)
+        itemsize = dtype_named(embedded.compute_dtype).size
+        more = tuple(embedded_cache_problems(model.facts, layout.parallel, request.engine.features, itemsize))
     else:
         memory, more = _with_features(model, request, held, limits, planned)
     typical = _typical(request.typical, limits)

@@ -89,6 +89,7 @@ class Embedded:
         scales = cache.per_layer * cached_layers(sizes, parallel)
         per_token, windows = bytes_per_token(sizes, itemsize, parallel), planned.windows
         table = request.engine.features.max_prompt_embedding_table_size * sizes.hidden * target.itemsize
+        lora = request.engine.features.lora
         sliding = [0 if windows is None else windows.own_layers(stage) for stage in range(parallel.pp)]
         stages = tuple(
             replace(
@@ -97,6 +98,7 @@ class Embedded:
                 kv_per_token=per_token + beside.kv_per_token,
                 window_per_token=per_token // cached_layers(sizes, parallel) * sliding[stage],
                 draft=beside.weights,
+                lora=0 if lora is None else lora.host_memory,  # adapters that come with requests, up to this
                 tables=0 if stage else table,  # on the ranks with the embedding
             )
             for stage, rank in enumerate(planned.stages)

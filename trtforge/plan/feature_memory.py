@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from trtforge.core.features import FeaturesConfig
+from trtforge.core.features import FeaturesConfig, LoraFeature
+from trtforge.core.parallel import Parallel
 from trtforge.models.family import Facts
 from trtforge.plan.drafting import Target, drafter
 from trtforge.plan.legality import Problem
@@ -75,14 +76,32 @@ def cache_problems(
     itemsize = held.stored.itemsize
     least = adapter_bytes(facts.sizes, memory.parallel, lora, itemsize)
     smallest = min(rank.lora for rank in memory.stages) - workspace_bytes(lora, limits.max_num_tokens, itemsize)
-    one = f"an adapter of rank {lora.max_rank} takes {_mib(least)}"
     if smallest < least:
-        message = f"the GPU's adapter cache of {_mib(smallest)} is too small: {one}"
+        message = (
+            f"the GPU's adapter cache of {_mib(smallest)} is too small: an adapter of rank {lora.max_rank} takes "
+            f"{_mib(least)}"
+        )
         share = min(0.99, -(-100 * lora.gpu_fraction * least // max(1, smallest)) / 100)
         fix = f"Use engine.features.lora.gpu_fraction {share:g}, or a lower serving.kv_cache_fraction."
         yield Problem("lora_cache", message, fix)
+    yield from _host_problems(lora, least)
+
+
+def embedded_cache_problems(
+    facts: Facts, parallel: Parallel, features: FeaturesConfig, itemsize: int
+) -> Iterator[Problem]:
+    """Problems of the embedded engine's memory for adapters. `itemsize`: bytes of a value as it computes."""
+    if features.lora is not None:
+        yield from _host_problems(features.lora, adapter_bytes(facts.sizes, parallel, features.lora, itemsize))
+
+
+def _host_problems(lora: LoraFeature, least: int) -> Iterator[Problem]:
+    """`least`: bytes of one adapter of the largest rank."""
     if lora.host_memory < least:
-        message = f"the host's adapter cache of {_mib(lora.host_memory)} is too small: {one}"
+        message = (
+            f"the host's adapter cache of {_mib(lora.host_memory)} is too small: an adapter of rank {lora.max_rank} "
+            f"takes {_mib(least)}"
+        )
         yield Problem("lora_cache", message, f"Use engine.features.lora.host_memory {least} or more.")
 
 
