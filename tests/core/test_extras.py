@@ -1,45 +1,23 @@
-"""The command that installs an extra is that of the place that trtforge was installed from."""
+"""The extra of a missing package, and the command that installs it."""
 
-import json
+import shlex
 import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from trtforge.core import extras
 from trtforge.core.extras import install_command, missing_package
 
 
-@pytest.mark.parametrize(
-    ("direct_url", "command"),
-    [
-        (None, "pip install 'trtforge[engine]'"),
-        ({"url": "file:///opt/my%20tools/trtforge", "dir_info": {}}, "pip install '/opt/my tools/trtforge[engine]'"),
-        (
-            {"url": "file:///opt/trtforge", "dir_info": {"editable": True}},
-            "pip install -e '/opt/trtforge[engine]'",
-        ),
-        ({"url": "https://example.org/trtforge.whl", "archive_info": {}}, "pip install 'trtforge[engine]'"),
-        (
-            {"url": "https://example.org/trtforge.git", "vcs_info": {"vcs": "git", "commit_id": "1f"}},
-            "pip install 'trtforge[engine] @ git+https://example.org/trtforge.git'",
-        ),
-    ],
-)
-def test_command(direct_url: dict[str, object] | None, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = None if direct_url is None else json.dumps(direct_url)
-    monkeypatch.setattr(extras, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
-    assert install_command("engine") == command
-
-
-def test_the_directory_of_the_command_is_left_out_inside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = json.dumps({"url": tmp_path.as_uri(), "dir_info": {"editable": True}})
-    monkeypatch.setattr(extras, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
-    monkeypatch.chdir(tmp_path)
-    assert install_command("hub-data") == "pip install -e '.[hub-data]'"
+def test_pip_adds_the_packages_of_an_extra_and_keeps_trtforge() -> None:
+    """Whatever it was installed from, such as a file that is gone or a commit of a repository."""
+    command = install_command("hub-data")
+    assert command == "pip install 'trtforge[hub-data]'"
+    pip = [sys.executable, "-m", *shlex.split(command), "--no-index", "--no-deps", "--dry-run"]
+    done = subprocess.run(pip, capture_output=True, text=True, check=True, timeout=120)
+    assert "Requirement already satisfied: trtforge[hub-data]" in done.stdout
 
 
 @pytest.mark.parametrize(
