@@ -4,6 +4,7 @@ Nothing here uses trtforge: words are built nibble by nibble, scales are chosen 
 """
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +13,17 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers.pytorch_utils import Conv1D
+
+from tests.conftest import DEMO_MODEL
 
 GROUP = 64
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -100,6 +110,15 @@ def write_quantized(
     }
     (directory / "config.json").write_text(json.dumps(config))
     return Quantized(directory, model)
+
+
+def quantized_demo(directory: Path, pack: Pack, values: dict[str, Any]) -> Quantized:
+    """The demo model with its tokenizer, quantised by another tool."""
+    model = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32)
+    found = write_quantized(directory, pack, values, dtype=torch.bfloat16, model=model)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(DEMO_MODEL / name, directory)
+    return found
 
 
 def tiny_moe(**changes: Any) -> Qwen3MoeForCausalLM:

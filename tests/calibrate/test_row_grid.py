@@ -126,5 +126,5 @@ def test_rounding_to_the_nearest_is_not_calibrated(tmp_path: Path) -> None:
 def test_a_recipe_with_calibration_data_compensates(quantization: dict[str, object], *, compensated: bool) -> None:
     values = {"name": "wo", "model": {"source": "m"}, "quantization": {"format": "int4_wo", **quantization}}
     recipe = Recipe.parse(values, "test")
-    assert needs_calibration(recipe) is compensated
+    assert needs_calibration(recipe, quantized=False) is compensated
     assert calibrate_config(recipe).format == ("int4_wo" if compensated else "none")

@@ -85,14 +85,16 @@ def test_a_calibrated_format_is_diagnosed_by_sensitivity_with_its_own_calibratio
         },
         "mine",
     )
-    assert diagnosis_command(recipe, Paths(Path("build/mine"))) == (
+    assert diagnosis_command(recipe, Paths(Path("build/mine")), quantized=False) == (
         f"trtforge calibrate {DEMO_MODEL} build/mine/calibration --sensitivity --quant int4_awq --kv-cache none "
         "--data 'a b.txt' --samples 4 --seq-len 32 --batch-size 8 --seed 0 --device auto --group-size 128 "
         f"--gate top1_agreement=0.99,data={TEXT},samples=2,sequence_length=256"
     )
     scaled = recipe.quantization.model_copy(update={"kv_cache": "int8", "kv_scales": "largest"})
-    command = diagnosis_command(recipe.model_copy(update={"quantization": scaled}), Paths(Path("build/mine")))
+    command = diagnosis_command(
+        recipe.model_copy(update={"quantization": scaled}), Paths(Path("build/mine")), quantized=False
+    )
     assert "--group-size 128 --kv-scales largest --gate " in command
     changes = {"memory": 10**9}
     limited = recipe.model_copy(update={"quantization": recipe.quantization.model_copy(update=changes)})
-    assert "verify build/mine/checkpoint" in diagnosis_command(limited, Paths(Path("build/mine")))
+    assert "verify build/mine/checkpoint" in diagnosis_command(limited, Paths(Path("build/mine")), quantized=False)

@@ -264,6 +264,11 @@ def layout_for(config: ConvertConfig, source: HfConfig) -> Layout:
             f"{source.path.parent} is already quantised ({stored.tool}): exclude_modules cannot undo that",
             hint="Leave it out, or convert the original checkpoint.",
         )
+    if config.budget is not None:
+        raise ForgeError(
+            f"{source.path.parent} is already quantised ({stored.tool}): a budget of bits cannot change its formats",
+            hint="Leave quantization.budget out, or convert the original checkpoint.",
+        )
     kv_cache: KvCacheFormat = "fp8" if stored.fp8_kv_cache else config.kv_cache
     return replace(layout, quant=stored.format, kv_cache=kv_cache, group_size=stored.group_size, source=stored)
 

@@ -47,8 +47,8 @@ from trtforge.pipeline.preflight import Preflight, preflight, require_files, war
 from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_report
 from trtforge.pipeline.report_facts import planned_facts
 from trtforge.pipeline.stage_configs import calibrate_config, convert_config, converted_drafting
-from trtforge.pipeline.stages import STAGES, StageName, needs_calibration, of_published
-from trtforge.pipeline.summary import light_model
+from trtforge.pipeline.stages import STAGES, StageName, needs_calibration, of_published, of_quantized
+from trtforge.pipeline.summary import is_quantized, light_model
 from trtforge.pipeline.verification import known_metrics, verified
 from trtforge.plan.model import Model
 from trtforge.plan.published import served_as_published
@@ -93,10 +93,7 @@ class Build:
         )
         self._require_places(stages)
         with report.collecting_warnings():
-            judged = self._preflight(stages)
-        if self.published:
-            same_weights = judged is not None and judged.model.config.mxfp4_experts
-            stages = of_published(self.recipe, stages, same_weights=same_weights)
+            judged, stages = self._preflight(stages)
         known = None if judged is None else (judged.model, judged.evaluation)
         report.facts = planned_facts(self.recipe, self.out, known)
         with _alone(self.out):
@@ -131,14 +128,17 @@ class Build:
         for stage in stages:
             require_output(*places[stage])
 
-    def _preflight(self, stages: tuple[StageName, ...]) -> Preflight | None:
+    def _preflight(self, stages: tuple[StageName, ...]) -> tuple[Preflight | None, tuple[StageName, ...]]:
         """Check what the stages need before the first one starts, and log the warnings of their plan.
 
-        Returns None if no stage reads the Hugging Face checkpoint. Raises ForgeError as `run` does.
+        Returns the recipe's deployment, None if no stage reads the Hugging Face checkpoint, and the stages that apply
+        to the model. Raises ForgeError as `run` does.
         """
         judged = None
         if not _SOURCE_STAGES.isdisjoint(stages):
             judged = preflight(self.recipe)
+            if judged.model.stored is not None:
+                stages = of_quantized(self.recipe, stages)
             warnings = [*judged.evaluation.warnings, *judged.model.notes]
             if "compile" in stages:
                 plan = planned_engine(self.recipe, judged.model, self.paths, self.options)
@@ -149,7 +149,10 @@ class Build:
             if "verify" in stages:
                 warn_of_verification(judged)
         require_files(self.recipe, stages)
-        return judged
+        if self.published:
+            same_weights = judged is not None and judged.model.config.mxfp4_experts
+            stages = of_published(self.recipe, stages, same_weights=same_weights)
+        return judged, stages
 
     def _stage(self, stage: StageName, report: BuildReport) -> Produced | None:
         recipe, paths = self.recipe, self.paths
@@ -158,7 +161,7 @@ class Build:
                 config = calibrate_config(recipe)
                 return calibrate(config, self.source, paths.calibration, force=self.force, progress=self.progress)
             case "convert":
-                calibration = paths.calibration if needs_calibration(recipe) else None
+                calibration = paths.calibration if self.calibrated else None
                 return convert(
                     self._convert_config(report),
                     self.source,
@@ -211,6 +214,11 @@ class Build:
         return self._source
 
     @property
+    def calibrated(self) -> bool:
+        """Whether conversion needs a calibration."""
+        return needs_calibration(self.recipe, quantized=is_quantized(self.recipe))
+
+    @property
     def published(self) -> bool:
         """Whether the model is served as it was published; False if its config.json is unknown on this machine."""
         model = light_model(self.recipe)
@@ -222,7 +230,7 @@ class Build:
         Writes nothing: the report of the earlier run remains.
         """
         match stages[0]:
-            case "convert":
+            case "convert" if self.calibrated:
                 require_calibration_of(self.recipe, self.paths.calibration)
             case "compile" if self.published:
                 return
@@ -278,11 +286,12 @@ class Build:
         """
         if report.verification is None or report.verification.passed:
             return None
-        report.next_command = diagnosis_command(self.recipe, self.paths)
+        quantized = is_quantized(self.recipe)
+        report.next_command = diagnosis_command(self.recipe, self.paths, quantized=quantized)
         broken = "; ".join(str(failure) for failure in report.verification.failures)
         return GateError(
             f"the quality gate failed: {broken}",
-            hint=f"Use {ways_to_quality(self.recipe)}. Find the cause: `{report.next_command}`. "
+            hint=f"Use {ways_to_quality(self.recipe, quantized=quantized)}. Find the cause: `{report.next_command}`. "
             f"The metrics are in {metrics}.",
             report=report,
         )

@@ -23,10 +23,9 @@ _OF_CHECKPOINT = ("tp", "pp", "ep", "exclude_modules", "budget", "shared_pre_qua
 
 
 def require_calibration_of(recipe: Recipe, directory: Path) -> None:
-    """Raise ForgeError if `recipe` needs a calibration and `directory` does not have it."""
-    if needs_calibration(recipe):
-        found = settings_of(_manifest(directory, "calibrate"))
-        _require_equal(directory, found, _asked(recipe, found, (*_OF_CALIBRATION, *OF_DATA)), "calibrate")
+    """Raise ForgeError if `directory` does not have the calibration of `recipe`, which needs one."""
+    found = settings_of(_manifest(directory, "calibrate"))
+    _require_equal(directory, found, _asked(recipe, found, (*_OF_CALIBRATION, *OF_DATA)), "calibrate")
 
 
 def require_checkpoint_of(recipe: Recipe, directory: Path, calibration: Path) -> None:
@@ -40,13 +39,14 @@ def require_checkpoint_of(recipe: Recipe, directory: Path, calibration: Path) ->
     wanted |= {"medusa": None, "eagle": None} | drafting_settings(converted_drafting(recipe))
     if asked["dtype"] != "auto":
         wanted["dtype"] = asked["dtype"]
-    if not _was_quantized(manifest, directory):  # a quantised source keeps its formats
-        wanted |= {key: asked[key] for key in ("quant", "kv_cache")}
-        if FORMATS[recipe.quantization.format].smoothing == "awq":
-            wanted["group_size"] = asked["group_size"]
+    quantized = _was_quantized(manifest, directory)
+    # a quantised source keeps its formats, whatever is not asked for
+    wanted |= {key: asked[key] for key in ("quant", "kv_cache") if not quantized or asked[key] != "none"}
+    if not quantized and FORMATS[recipe.quantization.format].smoothing == "awq":
+        wanted["group_size"] = asked["group_size"]
     _require_equal(directory, manifest.identity.config, wanted, "convert")
     made_from = manifest.identity.inputs.get("calibration")
-    if needs_calibration(recipe) and made_from is not None:
+    if needs_calibration(recipe, quantized=quantized) and made_from is not None:
         _require_made_from(recipe, directory, manifest, calibration)
 
 

@@ -9,24 +9,26 @@ from trtforge.models.formats import FORMATS
 from trtforge.pipeline.paths import Paths
 
 
-def ways_to_quality(recipe: Recipe) -> str:
-    """Advice on what to change so that the recipe passes its gate."""
+def ways_to_quality(recipe: Recipe, *, quantized: bool) -> str:
+    """Advice on what to change so that the recipe passes its gate. `quantized`: its model is already quantised."""
+    if quantized:
+        return "the original float16 or bfloat16 checkpoint, which trtforge quantises, or wider limits (gate)"
     if not FORMATS[recipe.quantization.format].calibrated:
         return "another format, or exclude layers (quantization.exclude_modules)"
     return "more or better calibration data, another format, or exclude layers (quantization.exclude_modules)"
 
 
-def diagnosis_command(recipe: Recipe, paths: Paths) -> str:
+def diagnosis_command(recipe: Recipe, paths: Paths, *, quantized: bool) -> str:
     """The command that finds the layers responsible for the loss of quality.
 
     For a calibrated format the sensitivity analysis, which reuses the build's calibration and proposes the layers to
-    exclude. Otherwise, or if that analysis cannot run (a memory limit, no limit in the gate), the error after each
-    layer.
+    exclude. Otherwise, or if that analysis cannot run (`quantized`: the model is already quantised; a memory limit, no
+    limit in the gate), the error after each layer.
     """
     quant, gate, model = recipe.quantization, recipe.gate, recipe.model
     source = str(cached_source(model.source, model.revision) or model.source)
     limits = [f"{name}={limit:g}" for name, limit in gate.limits.items()]
-    if not FORMATS[quant.format].calibrated or quant.memory is not None or not limits:
+    if quantized or not FORMATS[quant.format].calibrated or quant.memory is not None or not limits:
         words = ["verify", operand(paths.checkpoint), "--against", source, "--layers", "--data", gate.data]
         words += ["--samples", str(gate.samples), "--seq-len", str(gate.sequence_length)]
         return join(["trtforge", *words, *(["--gate", ",".join(limits)] if limits else [])])

@@ -10,7 +10,7 @@ from trtforge.models.checkpoint_plan import checkpoint_plan
 from trtforge.pipeline.build import is_published, planned_checkpoint, planned_engine
 from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.preflight import preflight
-from trtforge.pipeline.stages import StageName, of_published
+from trtforge.pipeline.stages import StageName, of_published, of_quantized
 
 
 def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options: CompileOptions) -> dict[str, Any]:
@@ -20,6 +20,8 @@ def dry_run(recipe: Recipe, paths: Paths, stages: tuple[StageName, ...], options
     plans: dict[str, Any] = {}
     if is_published(recipe, judged.model):
         stages = of_published(recipe, stages, same_weights=judged.model.config.mxfp4_experts)
+    elif judged.model.stored is not None:
+        stages = of_quantized(recipe, stages)
     checkpoint = planned_checkpoint(recipe, judged.model) if "convert" in stages else None
     for stage in stages:
         match stage:

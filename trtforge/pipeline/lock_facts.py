@@ -22,6 +22,7 @@ from trtforge.formats.releases import containers_of, release
 from trtforge.machine.host import DOCKER_TIMEOUT, Host, RunError
 from trtforge.pipeline.lock import LockedBuild, LockedDataset, LockedEngine, LockedModel, pinned, repository_of
 from trtforge.pipeline.stages import needs_calibration
+from trtforge.pipeline.summary import is_quantized
 from trtforge.serve.host_checks import installed
 
 _PACKAGES = ("trtforge", "torch", "transformers", "tokenizers", "safetensors")
@@ -89,7 +90,7 @@ def _data(recipe: Recipe, locked: LockedBuild | None, *, strict: bool) -> dict[s
         ("calibration", recipe.quantization.calibration.data, at.quantization.calibration.data),
         ("gate", recipe.gate.data, at.gate.data),
     ):
-        if purpose == "calibration" and not needs_calibration(recipe):
+        if purpose == "calibration" and not needs_calibration(recipe, quantized=is_quantized(at)):
             continue
         if name.startswith(PREFIX):
             with nullcontext() if strict else suppress(ForgeError):

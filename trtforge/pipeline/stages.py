@@ -12,11 +12,14 @@ STAGES: tuple[StageName, ...] = get_args(StageName)
 
 
 def selected(recipe: Recipe, first: StageName, last: StageName) -> tuple[StageName, ...]:
-    """The stages from `first` to `last` that this recipe has. Raises ForgeError for an empty selection."""
+    """The stages from `first` to `last` that this recipe has for an unquantised model; see `of_quantized` for others.
+
+    Raises ForgeError for an empty selection.
+    """
     if STAGES.index(first) > STAGES.index(last):
         raise UsageError(f"--from {first} comes after --to {last}", hint=f"The order of stages is {', '.join(STAGES)}.")
     stages = STAGES[STAGES.index(first) : STAGES.index(last) + 1]
-    chosen = tuple(stage for stage in stages if stage != "calibrate" or needs_calibration(recipe))
+    chosen = tuple(stage for stage in stages if stage != "calibrate" or needs_calibration(recipe, quantized=False))
     if not chosen:
         raise ForgeError(f"{recipe.name} needs no calibration", hint="Use --to convert.")
     return chosen
@@ -42,9 +45,24 @@ def of_published(recipe: Recipe, stages: tuple[StageName, ...], *, same_weights:
     return chosen
 
 
-def needs_calibration(recipe: Recipe) -> bool:
-    """Whether the weights or the KV cache need calibration samples."""
+def of_quantized(recipe: Recipe, stages: tuple[StageName, ...]) -> tuple[StageName, ...]:
+    """The `stages` that apply to a model that is already quantised. Raises ForgeError if none does."""
+    chosen = tuple(stage for stage in stages if stage != "calibrate")
+    if not chosen:
+        raise ForgeError(
+            f"{recipe.name} needs no calibration: {recipe.model.source} is already quantised", hint="Use --to convert."
+        )
+    return chosen
+
+
+def needs_calibration(recipe: Recipe, *, quantized: bool) -> bool:
+    """Whether the weights or the KV cache need calibration samples.
+
+    `quantized`: the model is already quantised; its own scales are kept.
+    """
     quant = recipe.quantization
+    if quantized:
+        return False
     return measured(quant.format, rounding_of(recipe)) or CACHES[quant.kv_cache].calibrated
 
 

@@ -33,6 +33,12 @@ def light_model(recipe: Recipe) -> Model | None:
         return None
 
 
+def is_quantized(recipe: Recipe) -> bool:
+    """Whether the recipe's model is already quantised, as far as its config.json is known on this machine."""
+    model = light_model(recipe)
+    return model is not None and model.stored is not None
+
+
 def model_record(model: Model) -> ModelRecord:
     """Name, family, parameters and bytes of a model."""
     count = parameters(model)

@@ -186,13 +186,16 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
             said = f"{stored.tool} made it {stored.described}, not {request.quant}"
             message = f"{model.name} is already quantised: {said}"
             yield Problem("format", message, "Keep its format, or plan the original checkpoint.")
+        if request.budget is not None:
+            message = f"{model.name} is already quantised ({stored.tool}): a budget of bits cannot change its formats"
+            yield Problem("budget", message, "Leave quantization.budget out, or use the original checkpoint.")
         for name in stored.formats[1:]:
             if request.gpu is not None and request.engine.backend != "torch":
                 yield from gpu_problems(request.gpu, WEIGHTS[name], None, request.dtype)
     elif request.quant not in get_args(QuantFormat):
         message = f"trtforge does not convert to {request.quant} yet"
         yield Problem("format", message, f"Formats: {', '.join(get_args(QuantFormat))}.")
-    if request.budget is not None:
+    if request.budget is not None and stored is None:
         yield from _budget_problems(model, request, request.budget)
     limit, measured = request.calibration_memory, (WEIGHTS[request.quant], CACHES[request.kv_cache])
     published = served_as_published(model.config, request.engine.backend, request.quant)
