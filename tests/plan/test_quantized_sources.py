@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.conftest import MakeHf
-from tests.convert.test_quantized_sources import FP8_SOURCES, INT4_SOURCES, STATIC
+from tests.convert.test_quantized_sources import FP8_SOURCES, INT4_SOURCES, KV_SCHEME, STATIC
 from tests.modelopt import FORMATS, export_for_hugging_face, quantized_by_modelopt
 from tests.plan.models import asked
 from tests.quantized import Pack, compressed, fp8_static, int8_static, nvfp4_divided, write_quantized
@@ -57,6 +57,20 @@ def test_every_tool(pack: Pack, values: dict[str, Any], tp: int, pp: int, tmp_pa
 def test_exports_of_modelopt(format_: str, tmp_path: Path) -> None:
     export_for_hugging_face(quantized_by_modelopt(format_), tmp_path / "hf")
     assert weights(planned(tmp_path / "hf", tp=2)) == written(tmp_path / "hf", tmp_path / "out", 2)
+
+
+def with_fp8_cache(directory: Path) -> Path:
+    """A source in static FP8 with scales of an FP8 KV cache."""
+    more = {f"model.layers.{n}.self_attn.{name}_scale": torch.tensor([1.5]) for n in range(2) for name in "kv"}
+    values = STATIC | {"kv_cache_scheme": KV_SCHEME}
+    return write_quantized(directory, fp8_static(), values, dtype=torch.bfloat16, more=more).directory
+
+
+@pytest.mark.parametrize("backend", ["torch", "tensorrt_llm", "llmapi"])
+def test_scales_of_an_fp8_kv_cache(tmp_path: Path, backend: str) -> None:
+    source = with_fp8_cache(tmp_path / "hf")
+    found = planned(source, recipe={"engine": {"backend": backend}})
+    assert (found.request.kv_cache, weights(found)) == ("fp8", written(source, tmp_path / "out", 1))
 
 
 def test_layers_that_the_source_left_unquantised(tmp_path: Path) -> None:

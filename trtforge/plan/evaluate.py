@@ -156,11 +156,11 @@ def _llm_api_problems(checkpoint: CheckpointConfig, request: Request, parallel: 
 def _layout(model: Model, request: Request, parallel: Parallel) -> Layout:
     """The layout for conversion; a format that conversion does not support counts as unquantised."""
     layout = Layout(parallel, request.dtype, group_size=request.group_size, exclude_modules=request.exclude_modules)
-    if model.stored is not None and request.quant == model.stored.format:
-        return replace(layout, quant=model.stored.format, source=model.stored)
     for name in get_args(QuantFormat):
         if request.quant == name:
             layout = replace(layout, quant=name)
+    if model.stored is not None and request.quant == model.stored.format:
+        layout = replace(layout, source=model.stored)
     for name in get_args(KvCacheFormat):
         if request.kv_cache == name:
             layout = replace(layout, kv_cache=name)

@@ -141,6 +141,8 @@ def _with_headers(name: str, directory: Path) -> Model:
     if base.stored is not None:
         stored = base.stored
         layout = replace(layout, quant=stored.format, group_size=stored.group_size, source=stored)
+        if stored.fp8_kv_cache:
+            layout = replace(layout, kv_cache="fp8")
     try:
         check_sources(checkpoint, family, base.facts, checkpoint_plan(family, base.facts, layout))
     except ForgeError as error:
