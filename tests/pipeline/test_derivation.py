@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from tests.conftest import DEMO_MODEL, MakeHf
 from tests.machine.hosts import FakeGpu, FakeNvml
+from tests.quantized import AWQ, Pack, awq, compressed, fp8_rows, nvfp4_divided, write_quantized
 from trtforge.core.errors import ForgeError, UsageError
 from trtforge.pipeline.derivation import Wish, derive, is_unedited, machine_gpus, name_for
 from trtforge.pipeline.preflight import preflight
@@ -40,6 +42,37 @@ def test_without_a_gpu_it_is_for_the_embedded_engine() -> None:
     assert (engine.features.kv_reuse, engine.features.chunked_context) == (True, True)
     assert (recipe.quantization.format, recipe.gate.perplexity_increase) == ("none", 0.01)
     preflight(recipe)
+
+
+KV_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+ROWS = compressed("float-quantized", "channel", "token", kv_cache_scheme=KV_SCHEME)
+NVFP4 = compressed("nvfp4-pack-quantized", "tensor_group", "tensor_group")
+
+
+@pytest.mark.parametrize(
+    ("pack", "values", "expected"),
+    [
+        (nvfp4_divided, NVFP4, {"format": "nvfp4", "kv_cache": "none"}),
+        (awq(), AWQ, {"format": "int4_awq", "kv_cache": "none", "group_size": 64}),
+        (fp8_rows, ROWS, {"format": "fp8_rowwise", "kv_cache": "fp8"}),
+    ],
+    ids=["nvfp4", "awq", "fp8_cache"],
+)
+def test_a_quantised_model_keeps_its_formats(
+    tmp_path: Path, pack: Pack, values: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    more = {f"model.layers.{n}.self_attn.{name}_scale": torch.tensor([1.5]) for n in range(2) for name in "kv"}
+    more = more if values is ROWS else {}
+    source = write_quantized(tmp_path / "hf", pack, values, dtype=torch.bfloat16, more=more).directory
+    found = derive(str(source), Wish(), load=no_driver)
+    preflight(found.recipe())
+    assert found.values["quantization"] == expected
+
+
+def test_groups_that_fit_the_model_are_in_the_recipe(make_hf: MakeHf) -> None:
+    source = make_hf(hidden_size=192, intermediate_size=320, num_attention_heads=4, head_dim=48)
+    found = derive(str(source), Wish({"--quant": "int4_awq"}), load=no_driver).recipe()
+    assert (found.quantization.format, found.quantization.group_size) == ("int4_awq", 64)
 
 
 @pytest.mark.parametrize(("goal", "quant"), [("memory", "int4_awq"), ("latency", "int4_awq"), ("quality", "none")])

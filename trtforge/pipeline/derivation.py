@@ -252,9 +252,10 @@ def _values(
     reasons["engine.max_seq_len"] = f"the model has {positions:,} positions"
     reasons["gate"] = "the build fails if the quality is worse"
     quantization: dict[str, Any] = {"format": request.quant, "kv_cache": request.kv_cache}
-    if WEIGHTS[request.quant].group_size and request.group_size != defaults.GROUP_SIZE:
+    weights = WEIGHTS[request.quant]
+    if weights.grouped and weights.group_size is None and request.group_size != defaults.GROUP_SIZE:
         quantization["group_size"] = request.group_size
-    if positions < defaults.CALIBRATION_TOKENS:
+    if positions < defaults.CALIBRATION_TOKENS and model.stored is None:
         quantization["calibration"] = {"sequence_length": positions}
     if positions < defaults.GATE_TOKENS:
         gate["sequence_length"] = positions
