@@ -246,6 +246,7 @@ GROUP_INPUTS = FP8_INPUTS | {"strategy": "group", "dynamic": True}
         (GPTQ | {"checkpoint_format": "marlin"}, "GPTQ checkpoint_format marlin is not converted"),
         (GPTQ | {"is_marlin_format": True}, "GPTQ checkpoint_format marlin is not converted"),
         (GPTQ | {"lm_head": True}, "lm_head is quantised"),
+        (GPTQ | {"rotation": "hadamard"}, 'rotation is "hadamard": the inputs of down_proj are rotated'),
         (GPTQ | {"dynamic": {"+:.*up_proj": {"bits": 8}}}, "dynamic gives .* a different format"),
         (GPTQ | {"dynamic": {"-:(": {}}}, "is not a regular expression"),
         (GPTQ | {"modules_in_block_to_quantize": [[3]]}, "modules_in_block_to_quantize is .* names are expected"),

@@ -142,6 +142,12 @@ def _gptq(values: Values) -> QuantizedSource:
             f"GPTQ checkpoint_format {form} is not converted, only gptq and gptq_v2 are",
             "Save the model again with checkpoint_format gptq, or convert the original checkpoint.",
         )
+    if values.get("rotation"):  # GPTQModel: models/loader.py, `_setup_rotation_online_had`
+        raise values.refusal(
+            f"rotation is {shown(values.get('rotation'))}: the inputs of down_proj are rotated when the model runs, "
+            "which TensorRT-LLM's layers do not do",
+            "Quantise without rotation, or convert the original checkpoint.",
+        )
     values.require_int4("bits")
     group_size, scale_per_output = values.int4_groups("group_size")
     ordered = scale_per_output or values.get("static_groups")  # groups of consecutive inputs, whatever the order
