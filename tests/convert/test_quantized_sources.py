@@ -361,6 +361,22 @@ def test_another_format_than_the_sources_is_refused(tmp_path: Path) -> None:
     refuse(source.directory, tmp_path, "is already quantised: AutoAWQ made it int4_awq, not fp8", quant="fp8")
 
 
+def test_another_kv_cache_than_the_sources_is_refused(tmp_path: Path) -> None:
+    values = STATIC | {"kv_cache_scheme": KV_SCHEME}
+    source = write_quantized(tmp_path / "hf", fp8_static(), values, dtype=torch.bfloat16).directory
+    refuse(source, tmp_path, "compressed-tensors made its KV cache fp8, not int8", kv_cache="int8")
+    convert(ConvertConfig(kv_cache="fp8"), source, tmp_path / "out")
+    assert quantization(tmp_path / "out")["kv_cache_quant_algo"] == "FP8"
+
+
+def test_an_int8_kv_cache_is_refused(tmp_path: Path) -> None:
+    """Its scales need a calibration, which a quantised source cannot have; those of an FP8 cache may be 1."""
+    source = write_quantized(tmp_path / "hf", awq(), AWQ).directory
+    refuse(source, tmp_path, r"quantised \(AutoAWQ\): an int8 KV cache needs a calibration", kv_cache="int8")
+    (rank,) = converted(source, tmp_path / "out", kv_cache="fp8")
+    assert rank["transformer.layers.1.attention.kv_cache_scaling_factor"].tolist() == [1.0]
+
+
 def test_a_calibration_has_no_use(tmp_path: Path) -> None:
     from trtforge.core.errors import ForgeError
 

@@ -20,6 +20,7 @@ from trtforge.formats.trtllm import rank_file
 from trtforge.models.checkpoint_plan import Layout, checkpoint_plan
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
+from trtforge.plan.fixes import fixes
 from trtforge.plan.model import find_model
 
 OTHER_SOURCES: list[Any] = [
@@ -71,6 +72,30 @@ def test_scales_of_an_fp8_kv_cache(tmp_path: Path, backend: str) -> None:
     source = with_fp8_cache(tmp_path / "hf")
     found = planned(source, recipe={"engine": {"backend": backend}})
     assert (found.request.kv_cache, weights(found)) == ("fp8", written(source, tmp_path / "out", 1))
+
+
+@pytest.mark.parametrize(("kv_cache", "use"), [("int8", "fp8"), ("none", None), ("fp8", None)])
+def test_an_fp8_kv_cache_stays(tmp_path: Path, kv_cache: str, use: str | None) -> None:
+    model = find_model(str(with_fp8_cache(tmp_path / "hf")))
+    found = evaluate(model, asked(model, kv_cache=kv_cache))
+    assert [problem.rule for problem in found.problems] == (["kv_format"] if use else [])
+    if use:
+        (fix,) = fixes(model, found)
+        assert (fix.problem.message, fix.text) == (
+            f"{model.name} is already quantised: compressed-tensors made its KV cache fp8, not int8",
+            "Use --kv-cache fp8.",
+        )
+
+
+def test_an_int8_kv_cache_needs_a_calibration_which_a_quantised_source_cannot_have(tmp_path: Path) -> None:
+    model = find_model(str(write_quantized(tmp_path / "hf", int8_static, OTHER_SOURCES[0].values[1]).directory))
+    found = evaluate(model, asked(model, kv_cache="int8"))
+    (fix,) = fixes(model, found)
+    assert (fix.problem.rule, fix.text) == ("kv_format", "Use --kv-cache none.")
+    assert fix.problem.message.endswith(
+        "is already quantised (compressed-tensors): an int8 KV cache needs a calibration of unquantised weights"
+    )
+    assert evaluate(model, asked(model, kv_cache="fp8")).problems == ()
 
 
 def test_layers_that_the_source_left_unquantised(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from trtforge.formats.hf import (
     tokenizer_name,
 )
 from trtforge.formats.quantization_config import quantization_files, read_quantized_source
+from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.shards import StoredTensor
 from trtforge.formats.special_tokens import GENERATION_CONFIG, generation_config
 from trtforge.formats.tokenizer import require_tokenizer, warn_of_links
@@ -245,7 +246,8 @@ def layout_of(config: ConvertConfig, source_dtype: str) -> Layout:
 def layout_for(config: ConvertConfig, source: HfConfig) -> Layout:
     """The layout by `config`, with the quantisation of an already quantised source.
 
-    Raises ForgeError for an unsupported quantisation of the source, and for a `quant` that differs from it.
+    Raises ForgeError for an unsupported quantisation of the source, and for a `quant` or `kv_cache` that differs from
+    it.
     """
     layout, stored = layout_of(config, source.dtype), read_quantized_source(source)
     if config.exclude_modules and config.quant == "none" and stored is None:
@@ -269,8 +271,17 @@ def layout_for(config: ConvertConfig, source: HfConfig) -> Layout:
             f"{source.path.parent} is already quantised ({stored.tool}): a budget of bits cannot change its formats",
             hint="Leave quantization.budget out, or convert the original checkpoint.",
         )
-    kv_cache: KvCacheFormat = "fp8" if stored.fp8_kv_cache else config.kv_cache
+    kv_cache = _kv_cache_for(config, source, stored)
     return replace(layout, quant=stored.format, kv_cache=kv_cache, group_size=stored.group_size, source=stored)
+
+
+def _kv_cache_for(config: ConvertConfig, source: HfConfig, stored: QuantizedSource) -> KvCacheFormat:
+    """The KV cache of an already quantised source. Raises ForgeError for one that it cannot have."""
+    problem = stored.kv_cache_problem(config.kv_cache)
+    if problem is not None:
+        hint = "Leave --kv-cache out" if stored.fp8_kv_cache else "Give --kv-cache fp8, leave it out"
+        raise ForgeError(f"{source.path.parent} {problem}", hint=f"{hint}, or convert the original checkpoint.")
+    return "fp8" if stored.fp8_kv_cache else config.kv_cache
 
 
 def _calibration(

@@ -100,6 +100,17 @@ class QuantizedSource:
         """Its formats, for messages."""
         return " and ".join(self.formats)
 
+    def kv_cache_problem(self, kv_cache: str) -> str | None:
+        """Why a checkpoint made from this source cannot have a KV cache of this format; None if it can.
+
+        "none" stands for the source's own.
+        """
+        if self.fp8_kv_cache and kv_cache not in ("none", "fp8"):
+            return f"is already quantised: {self.tool} made its KV cache fp8, not {kv_cache}"
+        if kv_cache == "int8":
+            return f"is already quantised ({self.tool}): an int8 KV cache needs a calibration of unquantised weights"
+        return None
+
     def of(self, module: str) -> "QuantizedSource | None":
         """The quantisation of a linear layer, by its full Hugging Face name; None if it is not quantised."""
         names = module_names(module)

@@ -11,7 +11,7 @@ from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.quantized_source import QuantizedSource
 from trtforge.formats.shards import TensorSpec
-from trtforge.models.content import Absorbed, Cast, KvScale, Piece, Target, WeightOnly, pieces_of
+from trtforge.models.content import Absorbed, Cast, Content, KvScale, Piece, Target, WeightOnly, pieces_of
 from trtforge.models.exclusions import excluded_modules
 from trtforge.models.expert_split import expert_cuts
 from trtforge.models.family import (
@@ -137,8 +137,10 @@ class _Planner:
                         yield from self._row(row, prefix, source, stage)
                 if self.layout.kv_cache != "none" and layer not in self.sizes.linear_layers:
                     spec = TensorSpec(prefix + "attention.kv_cache_scaling_factor", FLOAT32, (1,))
-                    stored = self.stored.kv_scale(source + attention_module(self.family)) if self.stored else None
-                    yield Target(spec, stage, stored or KvScale(layer, self.layout.kv_cache))
+                    content: Content = KvScale(layer, self.layout.kv_cache)
+                    if self.stored and self.layout.kv_cache == "fp8":
+                        content = self.stored.kv_scale(source + attention_module(self.family))
+                    yield Target(spec, stage, content)
             if stage == pp - 1:
                 yield from self._model_rows(PipelineStage.LAST, stage)
 

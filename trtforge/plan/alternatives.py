@@ -6,7 +6,7 @@ from itertools import product
 from math import floor, log
 from typing import Literal, get_args
 
-from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.core.recipe import QuantFormat
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.formats import CACHES, WEIGHTS
@@ -144,7 +144,7 @@ def _legal(model: Model, request: Request, goal: Goal, kept: frozenset[Option]) 
     quants = (model.stored.format,) if model.stored else get_args(QuantFormat)
     quants = tuple(name for name in quants if WEIGHTS[name].loss <= _MOST_LOSS)
     quants = (request.quant,) if "--quant" in kept else quants
-    caches = (request.kv_cache,) if "--kv-cache" in kept else get_args(KvCacheFormat)
+    caches = (request.kv_cache,) if "--kv-cache" in kept else model.kv_caches
     experts = bool(model.facts.sparse_layers)
     for quant, cache, (tp, pp) in product(quants, caches, _kept_layouts(request, kept)):
         eps = (1, tp) if experts and tp > 1 else (1,)

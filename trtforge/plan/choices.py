@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from math import log2
 from typing import get_args
 
-from trtforge.core.recipe import KvCacheFormat, QuantFormat
+from trtforge.core.recipe import QuantFormat
 from trtforge.formats.releases import read_release_data
 from trtforge.plan import feature_choices
 from trtforge.plan.evaluate import calibration_needs
@@ -92,7 +92,7 @@ def _quant(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]
 
 def _kv_cache(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
     """Other KV cache formats, the lowest loss of accuracy first."""
-    others = [CACHES[name] for name in get_args(KvCacheFormat) if name != evaluation.request.kv_cache]
+    others = [CACHES[name] for name in model.kv_caches if name != evaluation.request.kv_cache]
     yield from ((Change("--kv-cache", format.name),) for format in sorted(others, key=lambda other: other.loss))
 
 

@@ -186,6 +186,10 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
             said = f"{stored.tool} made it {stored.described}, not {request.quant}"
             message = f"{model.name} is already quantised: {said}"
             yield Problem("format", message, "Keep its format, or plan the original checkpoint.")
+        problem = stored.kv_cache_problem(request.kv_cache)
+        if problem is not None:
+            fix = f"Use --kv-cache {'fp8' if stored.fp8_kv_cache else 'none'}, or the original checkpoint."
+            yield Problem("kv_format", f"{model.name} {problem}", fix)
         if request.budget is not None:
             message = f"{model.name} is already quantised ({stored.tool}): a budget of bits cannot change its formats"
             yield Problem("budget", message, "Leave quantization.budget out, or use the original checkpoint.")

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from trtforge.core.dtypes import ModelDtype, dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.parallel import Parallel
-from trtforge.core.recipe import QuantFormat
+from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.formats.hf import INDEX, SINGLE, HfConfig, open_checkpoint, read_config, resolve_source
 from trtforge.formats.quantization_config import read_quantized_source
 from trtforge.formats.quantized_source import QuantizedSource
@@ -57,6 +58,16 @@ class Model:
         vision = None if weights is None else weights * dtype_named(config.dtype).size
         stored = read_quantized_source(config)
         return cls(name, config, family, family.facts(config), stored=stored, vision_bytes=vision)
+
+    @property
+    def kv_caches(self) -> tuple[KvCacheFormat, ...]:
+        """The formats that the KV cache of a checkpoint can have; a quantised model keeps its own."""
+        stored = self.stored
+        if stored is None:
+            return get_args(KvCacheFormat)
+        if stored.fp8_kv_cache:
+            return ("fp8",)
+        return tuple(name for name in get_args(KvCacheFormat) if stored.kv_cache_problem(name) is None)
 
     def weights(self, layout: Layout) -> RankWeights:
         """The weights of one tensor-parallel rank of a legal layout; its pipeline and number formats are ignored.

@@ -263,7 +263,10 @@ def _as_made(request: Request, model: Model, checkpoint: CheckpointConfig, optio
 def _as_stored(request: Request, model: Model) -> Request:
     """A model that is already quantised keeps its formats, unless others are requested."""
     stored = model.stored
-    if stored is None or request.quant not in ("none", stored.format):
+    if stored is None:
         return request
-    kv_cache = "fp8" if stored.fp8_kv_cache else request.kv_cache
-    return replace(request, quant=stored.format, group_size=stored.group_size, kv_cache=kv_cache)
+    if stored.fp8_kv_cache and request.kv_cache == "none":
+        request = replace(request, kv_cache="fp8")
+    if request.quant not in ("none", stored.format):
+        return request
+    return replace(request, quant=stored.format, group_size=stored.group_size)
