@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
+from tests.conftest import Edit
 from tests.convert.test_errors import refuse
 from tests.modelopt import export_for_hugging_face
 from tests.plan.models import asked
@@ -98,6 +99,23 @@ def test_int4(pack: Pack, values: dict[str, Any], layout: dict[str, int], tmp_pa
     prefix, experts = "transformer.layers.0.mlp.fc", 4 // layout.get("ep", 1)
     assert torch.equal(rank[f"{prefix}.prequant_scaling_factor"], torch.ones(experts, 128).half())
     assert rank[f"{prefix}.weight"].shape[0] == rank[f"{prefix}.weights_scaling_factor"].shape[0] == experts
+
+
+def test_an_expert_that_no_sample_reached_may_have_an_input_scale_of_zero(tmp_path: Path, edit_tensors: Edit) -> None:
+    """All experts of a layer get the largest."""
+    source = moe(tmp_path / "hf", fp8, STATIC).directory
+
+    def without(experts: range) -> None:
+        names = [f"model.layers.0.mlp.experts.{expert}.down_proj.input_scale" for expert in experts]
+        edit_tensors(source, lambda tensors: [tensors[name].zero_() for name in names])
+
+    without(range(3))
+    convert(ConvertConfig(), source, tmp_path / "out")
+    rank = load_file(tmp_path / "out" / "rank0.safetensors")
+    assert rank["transformer.layers.0.mlp.proj.activation_scaling_factor"].tolist() == [INPUT_SCALE]
+    without(range(4))
+    message = r"experts\.0\.down_proj\.input_scale is 0\.0, and 3 others are not larger: .* must be above zero"
+    refuse(source, tmp_path, message)
 
 
 def test_int4_with_a_scale_for_each_output(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from tests.quantized import (
     fp8_rows,
     fp8_static,
     gptq,
+    int8_static,
     nvfp4_divided,
     pack_quantized,
     write_quantized,
@@ -327,6 +328,53 @@ def test_a_divisor_of_zero_is_refused(tmp_path: Path, edit_tensors: Edit) -> Non
     source = write_quantized(tmp_path / "hf", nvfp4_divided, values, dtype=torch.bfloat16)
     edit_tensors(source.directory, lambda tensors: tensors[f"{Q}.input_global_scale"].zero_())
     refuse(source.directory, tmp_path, rf"{Q}\.input_global_scale is 0\.0: a divisor must be finite and above zero")
+
+
+NVFP4 = compressed("nvfp4-pack-quantized", "tensor_group", "tensor_group")
+INT8 = compressed("int-quantized", "channel", "tensor")
+ROWS = compressed("float-quantized", "channel", "token")
+DOWN = "model.layers.0.mlp.down_proj"
+OF_INPUTS, NEGATIVE = "a scaling factor of inputs must be above zero", "a scaling factor must not be negative"
+INVERSE = "a divisor must be finite and above zero, and so must its inverse"
+
+
+@pytest.mark.parametrize(
+    ("pack", "values", "suffix", "value", "message"),
+    [
+        (fp8_static(), STATIC, "input_scale", 0.0, f"is 0\\.0: {OF_INPUTS}"),
+        (fp8_static(), STATIC, "input_scale", 1e-45, f"is 1.4.*e-45: {OF_INPUTS}"),  # its inverse is infinite
+        (fp8_static(), STATIC, "input_scale", -1.0, r"is -1\.0: .* not negative"),
+        (fp8_static(), STATIC, "weight_scale", -1.0, r"is -1\.0: .* not negative"),
+        (int8_static, INT8, "input_scale", 0.0, f"is 0\\.0: {OF_INPUTS}"),
+        (int8_static, INT8, "weight_scale", -1.0, rf"holds -1\.0: {NEGATIVE}"),
+        (fp8_rows, ROWS, "weight_scale", -1.0, rf"holds -1\.0: {NEGATIVE}"),
+        (nvfp4_divided, NVFP4, "weight_scale", -1.0, f"holds a negative number: {NEGATIVE}"),
+        (
+            nvfp4_divided,
+            NVFP4,
+            "weight_global_scale",
+            1e-45,
+            INVERSE,
+        ),
+        (nvfp4_divided, NVFP4, "input_global_scale", 1e-45, INVERSE),
+    ],
+)
+def test_scales_that_nothing_can_be_divided_by_are_refused(
+    tmp_path: Path, edit_tensors: Edit, pack: Pack, values: dict[str, Any], suffix: str, value: float, message: str
+) -> None:
+    source = write_quantized(tmp_path / "hf", pack, values, dtype=torch.bfloat16)
+    edit_tensors(source.directory, lambda tensors: tensors[f"{DOWN}.{suffix}"].view(-1)[-1:].fill_(value))
+    refuse(source.directory, tmp_path, rf"{DOWN}\.{suffix} .*{message}")
+
+
+@pytest.mark.parametrize(("pack", "values"), [(fp8_static(), STATIC), (int8_static, INT8), (nvfp4_divided, NVFP4)])
+def test_weights_of_zero_may_have_a_scale_of_zero(
+    tmp_path: Path, edit_tensors: Edit, pack: Pack, values: dict[str, Any]
+) -> None:
+    source = write_quantized(tmp_path / "hf", pack, values, dtype=torch.bfloat16)
+    edit_tensors(source.directory, lambda tensors: tensors[f"{DOWN}.weight_scale"].zero_())
+    (rank,) = converted(source.directory, tmp_path / "out")
+    assert not rank["transformer.layers.0.mlp.proj.weights_scaling_factor"].float().count_nonzero()
 
 
 def test_half_of_a_joined_matrix_is_refused(tmp_path: Path) -> None:

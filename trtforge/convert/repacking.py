@@ -30,6 +30,8 @@ from trtforge.models.transforms import TORCH
 
 _SLAB_BYTES = 16 << 20
 _SYMMETRIC = 8
+_E4M3_SIGN = 0x80
+_NOT_NEGATIVE = "a scaling factor must not be negative"
 _DAMAGED = "The file is damaged: fetch it again."
 
 
@@ -77,6 +79,8 @@ def check_values(wanted: StoredSources, sources: Mapping[str, StoredTensor]) -> 
             _check(name, expected, sources[name], small)
     for names in wanted.alike:
         _check_alike(names, small)
+    for names in wanted.input_scales:
+        _check_input_scale(names, small, divisors=wanted.tensors[names[0]].holds == "a_divisor")
 
 
 def _check(name: str, expected: Expected, stored: StoredTensor, small: SmallTensors) -> None:
@@ -103,12 +107,31 @@ def _check(name: str, expected: Expected, stored: StoredTensor, small: SmallTens
                 raise ForgeError(
                     f"{name} is {scale.item()}: a scaling factor must be finite and not negative", hint=_DAMAGED
                 )
+        case "scales":
+            smallest = small.take(name).float().amin()
+            if bool(smallest < 0):
+                raise ForgeError(f"{name} holds {smallest.item()}: {_NOT_NEGATIVE}", hint=_DAMAGED)
         case "a_divisor":
             divisor = small.scalar(name)
-            if not bool(torch.isfinite(divisor) & (divisor > 0)):
-                raise ForgeError(f"{name} is {divisor.item()}: a divisor must be finite and above zero", hint=_DAMAGED)
+            if not bool(torch.isfinite(divisor) & (divisor > 0) & torch.isfinite(divisor.reciprocal())):
+                raise ForgeError(
+                    f"{name} is {divisor.item()}: a divisor must be finite and above zero, and so must its inverse",
+                    hint=_DAMAGED,
+                )
         case "anything":
             pass
+
+
+def _check_input_scale(names: tuple[str, ...], small: SmallTensors, *, divisors: bool) -> None:
+    """Raises ForgeError unless inputs can be divided by the largest of the scales."""
+    present = [name for name in names if small.has(name)]
+    largest = small.largest(tuple(present), divisors=divisors)
+    if present and not (bool(largest > 0) and bool(torch.isfinite(largest.reciprocal()))):
+        others = f", and {len(present) - 1} others are not larger" if len(present) > 1 else ""
+        raise ForgeError(
+            f"{present[0]} is {small.scalar(present[0]).item()}{others}: a scaling factor of inputs must be above zero",
+            hint=_DAMAGED,
+        )
 
 
 def _check_zero_points(stored: StoredTensor, code: int) -> None:
@@ -145,6 +168,8 @@ def _check_alike(names: tuple[str, ...], small: SmallTensors) -> None:
 def piece_encoders(content: Repacked | Rescaled, small: SmallTensors) -> tuple[Encode, ...]:
     """The encoder of each piece's slabs."""
     match content:
+        case Repacked(scales=True):
+            return tuple(partial(_not_negative, name=piece.source) for piece in content.pieces)
         case Repacked(words=None):
             return (_unchanged,) * len(content.pieces)
         case Repacked(words=words):
@@ -158,6 +183,13 @@ def piece_encoders(content: Repacked | Rescaled, small: SmallTensors) -> tuple[E
 
 
 def _unchanged(part: Part, dtype: Dtype, cut: Cut) -> Part:
+    return part
+
+
+def _not_negative(part: Part, dtype: Dtype, cut: Cut, *, name: str) -> Part:
+    """The E4M3 scales unchanged. Raises ForgeError for a negative one: GPUs read them as unsigned (UE4M3)."""
+    if bool((part.view(np.uint8) > _E4M3_SIGN).any()):
+        raise ForgeError(f"{name} holds a negative number: {_NOT_NEGATIVE}", hint=_DAMAGED)
     return part
 
 

@@ -130,10 +130,12 @@ class Repacked:
     """The pieces of a quantised source, repacked without changing a value; cuts refer to the packed matrices.
 
     `words`: int32 words of 4-bit codes of eight outputs (`awq`) or eight inputs (`gptq`); None: bytes to copy.
+    `scales`: they are E4M3 scales, which must not be negative.
     """
 
     pieces: tuple[Piece, ...]
     words: Literal["awq", "gptq"] | None = None
+    scales: bool = False
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class QuantizedLayers(QuantizedRows):
         shared = tuple(tuple(f"{module}.{source.weight_scale}" for module in modules) for modules in matrix.shared)
         yield "weight", dtype_named("float8_e4m3fn"), matrix.stacked(*matrix.shape), Rescaled(weights, scales, shared)
         yield "weights_scaling_factor", FLOAT32, matrix.stacked(1), _of_experts(matrix, source.weight_scale, source)
-        yield "activation_scaling_factor", FLOAT32, (1,), self.largest(parts, source.input_scale)
+        yield "activation_scaling_factor", FLOAT32, (1,), self.input_scale(parts)
 
     def _nvfp4_experts(self, matrix: Matrix, parts: tuple[StoredPart, ...]) -> Iterator[NamedContent]:
         out, inputs = matrix.shape
@@ -78,10 +78,9 @@ class QuantizedLayers(QuantizedRows):
         self.alike += [tuple(f"{module}.{source.tensor_scale}" for module in modules) for modules in set(matrix.shared)]
         block_scales = matrix.stacked(out, inputs // NVFP4_BLOCK)
         yield "weight", dtype_named("uint8"), matrix.stacked(out, inputs // 2), Repacked(weights)
-        yield "weights_scaling_factor", dtype_named("float8_e4m3fn"), block_scales, Repacked(blocks)
+        yield "weights_scaling_factor", dtype_named("float8_e4m3fn"), block_scales, Repacked(blocks, scales=True)
         yield "weights_scaling_factor_2", FLOAT32, matrix.stacked(1), _of_experts(matrix, source.tensor_scale, source)
-        activations = self.largest(parts, source.input_scale, divisors=source.divisors)
-        yield "activation_scaling_factor", FLOAT32, (1,), activations
+        yield "activation_scaling_factor", FLOAT32, (1,), self.input_scale(parts)
 
 
 def _of_experts(matrix: Matrix, suffix: str, source: QuantizedSource) -> StoredScalars:

@@ -85,7 +85,7 @@ class QuantizedRows(StoredParts):
         yield "weights_scaling_factor", FLOAT32, (out, inputs // group), scales
         if source.packing == "modelopt_w4a8":
             yield "weights_scaling_factor_2", FLOAT32, (1,), self.largest(parts, "weight_scale_2")
-            yield "activation_scaling_factor", FLOAT32, (1,), self.largest(parts, source.input_scale)
+            yield "activation_scaling_factor", FLOAT32, (1,), self.input_scale(parts)
         yield self._pre_quant(parts)
 
     def _int8(self, parts: tuple[StoredPart, ...]) -> Iterator[NamedContent]:
@@ -95,7 +95,7 @@ class QuantizedRows(StoredParts):
         yield "weight", dtype_named("int8"), (out, inputs), Repacked(weights)
         scales = cast_of(tuple(self.column(part, part.source.weight_scale, FLOATS) for part in parts))
         yield "weights_scaling_factor", FLOAT32, (out,), scales
-        yield "activation_scaling_factor", FLOAT32, (1,), self.largest(parts, parts[0].source.input_scale)
+        yield "activation_scaling_factor", FLOAT32, (1,), self.input_scale(parts)
         yield self._pre_quant(parts)
 
     def _pre_quant(self, parts: tuple[StoredPart, ...]) -> NamedContent:
@@ -118,6 +118,13 @@ class QuantizedRows(StoredParts):
         """The largest of the parts' scalars, or of their inverses, which fits the values of each part."""
         names = tuple(dict.fromkeys(self.scalar(part.module, suffix, divisor=divisors) for part in parts))
         return StoredScalar(names, divisors=divisors)
+
+    def input_scale(self, parts: tuple[StoredPart, ...]) -> StoredScalar:
+        """The largest of the parts' scales of inputs, which must be above zero."""
+        source = parts[0].source
+        found = self.largest(parts, source.input_scale, divisors=source.divisors)
+        self.input_scales.append(found.names)
+        return found
 
     def codes(self, parts: tuple[StoredPart, ...]) -> Repacked:
         """The packed 4-bit codes."""
@@ -169,6 +176,7 @@ class QuantizedRows(StoredParts):
         quantized = [module for module in shared if self.source.quantizes(module)]
         largest = tuple(dict.fromkeys(f"{module}.{source.weight_scale}" for module in quantized))
         inputs = tuple(dict.fromkeys(self.scalar(module, source.input_scale) for module in quantized))
+        self.input_scales.append(inputs)
         rescaled = Rescaled(weights, scales, (largest,) * len(weights))
         yield "weight", dtype_named("float8_e4m3fn"), _shape(parts), rescaled
         yield "weights_scaling_factor", FLOAT32, (1,), StoredScalar(largest)
@@ -193,10 +201,14 @@ class QuantizedRows(StoredParts):
         tensor_scales = self.largest(parts, source.tensor_scale, divisors=source.divisors)
         self.alike.append(tensor_scales.names)
         yield "weight", dtype_named("uint8"), (out, inputs // 2), Repacked(weights)
-        yield "weights_scaling_factor", dtype_named("float8_e4m3fn"), (out, inputs // NVFP4_BLOCK), Repacked(blocks)
+        yield (
+            "weights_scaling_factor",
+            dtype_named("float8_e4m3fn"),
+            (out, inputs // NVFP4_BLOCK),
+            Repacked(blocks, scales=True),
+        )
         yield "weights_scaling_factor_2", FLOAT32, (1,), tensor_scales
-        activations = self.largest(parts, source.input_scale, divisors=source.divisors)
-        yield "activation_scaling_factor", FLOAT32, (1,), activations
+        yield "activation_scaling_factor", FLOAT32, (1,), self.input_scale(parts)
 
     def nvfp4_pieces(self, parts: tuple[StoredPart, ...]) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
         """The codes, two inputs per byte, and the block scales."""

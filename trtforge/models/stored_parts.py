@@ -12,15 +12,15 @@ from trtforge.models.split import Cut
 
 FLOATS = ("float32", "float16", "bfloat16")
 
-Holds = Literal["anything", "a_scale", "zero_points", "groups_in_order", "zeros", "a_divisor"]
+Holds = Literal["anything", "a_scale", "scales", "zero_points", "groups_in_order", "zeros", "a_divisor"]
 
 
 @dataclass(frozen=True)
 class Expected:
     """A tensor of a quantised source: shape (dimensions of 1 are ignored), dtypes and required values.
 
-    `zero_points`: int32 words whose nibbles are all `code`, the symmetric zero point; `groups_in_order`: element i is
-    i // `code`.
+    `a_scale` and `scales` are not negative, `a_divisor` is above zero. `zero_points`: int32 words whose nibbles are all
+    `code`, the symmetric zero point; `groups_in_order`: element i is i // `code`.
     """
 
     shape: tuple[int, ...]
@@ -36,10 +36,15 @@ class Expected:
 
 @dataclass(frozen=True)
 class StoredSources:
-    """The tensors that a plan reads from a quantised source; those of one group in `alike` must have equal values."""
+    """The tensors that a plan reads from a quantised source.
+
+    Those of one group in `alike` must have equal values. `input_scales`: scalars of which each group's largest scales
+    inputs, so it must be above zero; an expert that no calibration sample reached may have a scale of zero.
+    """
 
     tensors: Mapping[str, Expected] = field(default_factory=dict)
     alike: tuple[tuple[str, ...], ...] = ()
+    input_scales: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,12 @@ class StoredParts:
         self._tensors: dict[str, Expected] = {}
         self._found: dict[str, QuantizedSource | None] = {}
         self.alike: list[tuple[str, ...]] = []
+        self.input_scales: list[tuple[str, ...]] = []
 
     @property
     def sources(self) -> StoredSources:
         """The source tensors that all targets so far need."""
-        return StoredSources(self._tensors, tuple(self.alike))
+        return StoredSources(self._tensors, tuple(self.alike), tuple(self.input_scales))
 
     def takes(self, modules: tuple[str, ...]) -> bool:
         """Whether these modules, fused in TensorRT-LLM, are quantised. Raises ForgeError if only some are."""
@@ -143,9 +149,9 @@ class StoredParts:
         return Cut(spans, range(cut.cols.start // columns, cut.cols.stop // columns))
 
     def column(self, part: StoredPart, suffix: str, dtypes: tuple[str, ...]) -> Piece:
-        """A part's vector over its outputs."""
+        """A part's scales of its outputs."""
         name = f"{part.module}.{suffix}"
-        self.expect(name, (part.out,), dtypes)
+        self.expect(name, (part.out,), dtypes, holds="scales")
         cuts = tuple(replace(cut, cols=range(1)) for cut in part.weight.cuts)
         return Piece(name, (part.out,), cuts)
 
