@@ -16,6 +16,15 @@ TEXT: Types = frozenset({"string"})
 _ANY: Types = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 _NO_TEXTS = frozenset[str]()
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
+_PYTHON_TYPES = {
+    "str": "string",
+    "int": "integer",
+    "float": "number",
+    "bool": "boolean",
+    "dict": "object",
+    "list": "array",
+}
+"""Python's names of types, which clients also write in schemas."""
 _DEEPEST = 20
 
 
@@ -107,7 +116,8 @@ def _listed(given: object) -> list[object]:
 
 
 def _named(given: object) -> Types:
-    named = frozenset(each for each in (given if isinstance(given, list) else [given]) if isinstance(each, str))
+    listed = given if isinstance(given, list) else [given]
+    named = frozenset(_PYTHON_TYPES.get(each, each) for each in listed if isinstance(each, str))
     return (named | {"integer"} if "number" in named else named) or _ANY
 
 
