@@ -1,6 +1,8 @@
 """Converts an argument that a model wrote as text to JSON, by the types in its function's schema."""
 
+import ast
 import json
+import warnings
 from collections.abc import Mapping
 from functools import cached_property
 
@@ -26,6 +28,8 @@ _PYTHON_TYPES = {
 }
 """Python's names of types, which clients also write in schemas."""
 _DEEPEST = 20
+_LONGEST_LITERAL = 32_768
+"""Characters. Python's parser takes up to 500 times as much memory."""
 
 
 class ArgumentTypes:
@@ -91,18 +95,38 @@ class ArgumentTypes:
 
 
 def as_json(text: str, types: Types) -> str:
-    """The text as a value of one of the types: parsed as JSON (or Python's True, False, None), else as a string."""
+    """The text as a value of one of the types: parsed as JSON (or Python's True, False, None), else as a string.
+
+    Where no string is expected, booleans are read in any case, and objects and arrays also as Python's literals.
+    """
     bare = text.strip()
     bare = _PYTHON.get(bare, bare)
+    if "boolean" in types and "string" not in types and bare.lower() in ("true", "false"):
+        bare = bare.lower()
     try:
         value = parse_json(bare, "the argument", hint="", unique=False)
         json.dumps(value, allow_nan=False)
     except (ForgeError, ValueError):
-        return json.dumps(text, ensure_ascii=False)
+        literal = None if "string" in types else _literal(bare, types)
+        return json.dumps(text, ensure_ascii=False) if literal is None else literal
     found = _type(value)
     if "string" in types and types != _ANY and (found not in types or found == "string"):
         return json.dumps(text, ensure_ascii=False)
     return bare
+
+
+def _literal(text: str, types: Types) -> str | None:
+    """JSON of an object or array that is written as a Python literal, such as `{'a': True}`; None for anything else."""
+    if types.isdisjoint(("object", "array")) or not text.startswith(("{", "[", "(")) or len(text) > _LONGEST_LITERAL:
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of backslashes in strings
+            value = ast.literal_eval(text)
+        value = parse_json(json.dumps(value, allow_nan=False), "the argument", hint="")
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError, ForgeError):
+        return None
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else None
 
 
 def _property(schema: Mapping[str, object], name: str) -> object:
