@@ -106,6 +106,13 @@ NEMOTRON = (
     '<TOOLCALL>[{"name": "weather", "arguments": {"city": "Rome", "days": 3}}, {"name": "time", "arguments": {}}]'
     "</TOOLCALL>"
 )
+APRIEL = NEMOTRON.replace("TOOLCALL", "tool_calls")
+GRANITE = '<function_call> {"name": "weather", "arguments": {"city": "Rome", "days": 3}}'
+SEED = f"""<seed:tool_call>
+{CODER.removeprefix("<tool_call>").removesuffix("</tool_call>").strip()}
+<function=time>
+</function>
+</seed:tool_call>"""
 LLAMA = '<function=weather>{"city": "Rome", "days": 3}</function>'
 MISTRAL = 'weather{"city": "Rome", "days": 3}'
 ARGS = 'weather[CALL_ID]ABCdef123[ARGS]{"city": "Rome", "days": 3}'
@@ -189,6 +196,18 @@ TIME = ToolCall("time", "{}")
         (NEMOTRON, "", [ROME, TIME]),
         (f"So: {NEMOTRON}", "So:", [ROME, TIME]),
         (NEMOTRON.replace('"time"', '"rain"') + " So.", " So.", [ROME]),
+        (APRIEL, "", [ROME, TIME]),
+        (f"I ask.\n{APRIEL} So.", "I ask.\n So.", [ROME, TIME]),
+        (f"<tool_calls>{ROME_JSON}</tool_calls>", "", [ROME]),
+        (f"<tool_calls>[{REORDERED}]</tool_calls>", "", [TIME]),
+        (GRANITE, "", [ROME]),
+        (f"{GRANITE} {GRANITE.replace(ROME_JSON, TIME_JSON)}", "", [ROME, TIME]),
+        (f"So: {GRANITE}</function_call>", "So:", [ROME]),
+        (f"<function_call> {RAIN_JSON}", f"<function_call> {RAIN_JSON}", []),
+        (SEED, "", [ROME, TIME]),
+        (f"So:\n{SEED}\n", "So:", [ROME, TIME]),
+        (SEED.replace("\n", ""), "", [ROME, TIME]),
+        ("A <seed:tool_call> or <seed:tool_call>\n<b>", "A <seed:tool_call> or <seed:tool_call>\n<b>", []),
         (f"{array(ROME_JSON, REORDERED)} So.", " So.", [ROME, TIME]),
         (f"{array(ROME_JSON, WITH_ID, TIME_JSON)} So.", " So.", [ROME, TIME, TIME]),
         (array(ROME_JSON, RAIN_JSON, TIME_JSON), "", [ROME, TIME]),
@@ -365,7 +384,10 @@ def test_a_mention_of_a_tag_is_held_back_no_longer_than_it_may_be_a_call() -> No
         "<TOOLCALL>",
         "<|tool_call|>",
         "<tool_call>",
+        "<tool_calls>",
+        "<function_call>",
         "<minimax:tool_call>",
+        "<seed:tool_call>",
         "<|tool_call_begin|>",
         "[TOOL_CALLS]",
     ):
@@ -431,6 +453,11 @@ PARTS += [
     MINIMAX,
     PHI,
     NEMOTRON,
+    APRIEL,
+    GRANITE,
+    SEED,
+    "<function_call>",
+    "</seed:tool_call>",
     "<TOOLCALL>",
     "</TOOLCALL>",
     "]",

@@ -83,6 +83,13 @@ WRITTEN = {
 </minimax:tool_call>""",
     "in bars": """<|tool_call|>{{ c | tojson }}<|/tool_call|>""",
     "nemotron": """<TOOLCALL>[{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}{{ '}]</TOOLCALL>' }}""",
+    "apriel": """<tool_calls>[{"name": "{{ c.name }}", \
+"arguments": {{ c.arguments | tojson }}{{ '}]</tool_calls>' }}""",
+    "seed": """<seed:tool_call>
+<function={{ c.name }}>
+{% for key, value in c.arguments.items() %}<parameter={{ key }}>{{ value }}</parameter>
+{% endfor %}</function>
+</seed:tool_call>""",
     "mistral": """[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}""",
     "gpt-oss": """<|channel|>commentary to=functions.{{ c.name }}<|message|>{{ c.arguments | tojson }}<|call|>""",
     "arguments first": """<tool_call>{"arguments": {{ c.arguments | tojson }}, "name": "{{ c.name }}"}</tool_call>""",
@@ -101,6 +108,8 @@ FORMS = (
     "minimax",
     "in bars",
     "nemotron",
+    "apriel",
+    "seed",
 )
 TAGGED = "".join(
     f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
@@ -133,6 +142,8 @@ CALLS = {
     "minimax": f'<minimax:tool_call>\n<invoke name="weather">\n{NAMED}</invoke>\n</minimax:tool_call>',
     "in bars": f'<|tool_call|>{{"name": "weather", "arguments": {ARGUMENTS}}}<|/tool_call|>',
     "nemotron": f'<TOOLCALL>[{{"name": "weather", "arguments": {ARGUMENTS}}}]</TOOLCALL>',
+    "apriel": f'<tool_calls>[{{"name": "weather", "arguments": {ARGUMENTS}}}]</tool_calls>',
+    "seed": f"<seed:tool_call>\n<function=weather>\n{TAGGED}</function>\n</seed:tool_call>",
 }
 NOW = {
     "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
@@ -145,6 +156,8 @@ NOW = {
     "minimax": '<invoke name="now">\n</invoke>',
     "in bars": '<|tool_call|>{"name": "now", "arguments": {}}<|/tool_call|>',
     "nemotron": '<TOOLCALL>[{"name": "now", "arguments": {}}]</TOOLCALL>',
+    "apriel": '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>',
+    "seed": "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
 }
 ENDS = ("</parameter>", "</arg_value>", '"', "<", "}", "]")
 CHARACTERS = ["", *map(chr, range(32, 127)), "\n", "é", "｜", "▁", *ENDS[:2]]
@@ -349,6 +362,7 @@ def test_a_schema_is_not_longer_than_it_has_to_be(name: str) -> None:
         ("minimax", TOOLS, ("</invoke>",)),
         ("in bars", TOOLS, ("<|/tool_call|>",)),
         ("nemotron", TOOLS, ("</TOOLCALL>",)),
+        ("seed", TOOLS, ("</function>",)),
     ],
 )
 def test_without_a_strict_function_or_a_form_that_can_be_guided_there_is_no_guide(

@@ -44,6 +44,7 @@ LONGEST_HEAD = 1000
 _CALLS, _SEPARATOR, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁calls▁end｜>"
 _KIMI_CALLS, _KIMI_CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _MINIMAX_CALLS, _MINIMAX_CALLS_END = "<minimax:tool_call>", "</minimax:tool_call>"
+_SEED_CALLS, _SEED_CALLS_END = "<seed:tool_call>", "</seed:tool_call>"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ _MINIMAX = ParameterTags(
 )
 
 TAGGED = (
-    *(  # Hermes, Qwen 2.5 and 3; Phi-4-mini; Nemotron; Mistral's older models
+    *(  # Hermes, Qwen 2.5 and 3, other JSON tags; Mistral's older models
         CallForm(re.compile(rf"{re.escape(begin)}{_BLANK}{_HEAD}"), (end,) if end else (), in_object=True)
         for begin, end in JSON_TAGS.items()
     ),
@@ -98,9 +99,9 @@ TAGGED = (
         )
         for begin, end in JSON_TAGS.items()
     ),
-    CallForm(  # Qwen3-Coder
-        re.compile(rf"(?:{TOOL_CALL}{_BLANK})?{FUNCTION}{_NAME}>{_BLANK}(?=<)"),
-        (FUNCTION_END, TOOL_CALL_END),
+    CallForm(  # Qwen3-Coder, Seed-OSS
+        re.compile(rf"(?:(?:{TOOL_CALL}|{_SEED_CALLS}){_BLANK})?{FUNCTION}{_NAME}>{_BLANK}(?=<)"),
+        (FUNCTION_END, TOOL_CALL_END, _SEED_CALLS_END),
         _QWEN3_CODER,
     ),
     CallForm(re.compile(rf"{FUNCTION}{_NAME}>{_BLANK}{_OBJECT}"), (FUNCTION_END,)),  # Llama 3.1's own functions
@@ -138,7 +139,18 @@ TAGGED = (
         end=harmony.CALL,
     ),
 )
-MARKS = (*JSON_TAGS, FUNCTION, INVOKE, _CALLS, DEEPSEEK_CALL, _KIMI_CALLS, KIMI_CALL, _MINIMAX_CALLS, harmony.CALL_HEAD)
+MARKS = (
+    *JSON_TAGS,
+    FUNCTION,
+    INVOKE,
+    _CALLS,
+    DEEPSEEK_CALL,
+    _KIMI_CALLS,
+    KIMI_CALL,
+    _MINIMAX_CALLS,
+    _SEED_CALLS,
+    harmony.CALL_HEAD,
+)
 """The beginnings of the formats."""
 MARK = re.compile("|".join(map(re.escape, MARKS)))
 JSON_BEGINS = re.compile(rf"{_BLANK}[{{[]")
@@ -147,7 +159,7 @@ _SOME_NAME = r"(?P<name>[A-Za-z0-9_-]{0,64})"
 _KIMI_SO_FAR = re.compile(
     rf"{_BLANK}(?:{re.escape(KIMI_CALL)}{_BLANK})?[\w.-]{{0,99}}{_BLANK}(?::[\s\d]{{0,99}})?(?s:<.*)?"
 )
-_MINIMAX_SO_FAR = re.compile(rf"{_BLANK}(?s:<.*)?")
+_TAG_SO_FAR = re.compile(rf"{_BLANK}(?s:<.*)?")
 SO_FAR = {
     **dict.fromkeys(JSON_TAGS, re.compile(_BLANK)),
     TOOL_CALL: re.compile(rf"{_BLANK}(?:(?s:[{{<].*)|{_SOME_NAME}(?P<whole>{_BLANK}(?s:<.*)?))"),
@@ -155,6 +167,6 @@ SO_FAR = {
     FUNCTION: re.compile(rf"{_SOME_NAME}(?P<whole>>{_BLANK}(?:\{{{_BLANK})?)?"),
     INVOKE: re.compile(rf'{_SOME_NAME}(?P<whole>"|">{_BLANK})?'),
     **dict.fromkeys((_KIMI_CALLS, KIMI_CALL), _KIMI_SO_FAR),
-    _MINIMAX_CALLS: _MINIMAX_SO_FAR,
+    **dict.fromkeys((_MINIMAX_CALLS, _SEED_CALLS), _TAG_SO_FAR),
 }
 """By mark, the text that may follow before the head of a call is complete; any text for other marks."""
