@@ -31,7 +31,11 @@ CALL = f'{HEAD}{{"city": "Rome"}}'
         (THINKS + CALLS.removesuffix("<|call|>"), "2 and 2.", CALL),
         (CALLS.removeprefix("<|start|>assistant") + CALLS, "", f"{CALL}<|call|>" * 2),
         (' to=functions.weather<|channel|>commentary json<|message|>{"city": "Rome"}', "", CALL),
-        (THINKS + CALLS.replace("weather", "other"), '2 and 2.\n{"city": "Rome"}', ""),
+        (THINKS + CALLS.replace("weather", "other"), "2 and 2.", f"{CALL}<|call|>".replace("weather", "other")),
+        (THINKS + CALLS.replace("functions.", ""), "2 and 2.", f"{CALL}<|call|>"),
+        (' to=weather<|channel|>analysis code<|message|>{"city": "Rome"}', "", CALL),
+        (THINKS + CALLS.replace("functions.weather", "other"), '2 and 2.\n{"city": "Rome"}', ""),
+        (THINKS + CALLS.replace("functions.", "tools."), '2 and 2.\n{"city": "Rome"}', ""),
         (CALLS.removeprefix("<|start|>assistant").replace('{"city": "Rome"}', " "), "", f"{HEAD}{{}}<|call|>"),
         ("<|channel|>analysis to=python code<|message|>2 + 2<|call|>", "2 + 2", ""),
         ("<|channel|>commentary to=browser.search<|message|>{}<|call|>" + ANSWERS, "{}", "Four."),
@@ -74,7 +78,21 @@ def test_a_call_that_is_cut_before_its_arguments_is_none() -> None:
     assert HarmonyText(["weather"]).parts(cut, "stop", "<|call|>") == [("", f"{HEAD}{{}}")]
 
 
-PARTS = [THINKS, ANSWERS, CALLS, *sorted(TOKENS), "assistant", " to=functions.weather", "<", "|>", "final", "a", "\n"]
+PARTS = [
+    THINKS,
+    ANSWERS,
+    CALLS,
+    CALLS.replace("functions.", ""),
+    CALLS.replace("weather", "other"),
+    *sorted(TOKENS),
+    "assistant",
+    " to=functions.weather",
+    "<",
+    "|>",
+    "final",
+    "a",
+    "\n",
+]
 
 
 @given(parts=st.lists(st.sampled_from([*PARTS, "b " * 200]), max_size=8), size=st.integers(1, 9))

@@ -14,6 +14,7 @@ from openai.types.chat import ChatCompletionMessageToolCall
 from tests.gateway.fake import FakeBackend
 from tests.gateway.support import running
 from tests.gateway.test_tools import AUTO, USER, streams_as_a_whole
+from trtforge.core.harmony import CALL_HEAD
 from trtforge.core.json_schema import type_of
 from trtforge.gateway import argument_types
 from trtforge.gateway.call_reader import CallDelta
@@ -565,6 +566,14 @@ def test_items_of_a_response_have_the_order_of_the_channels() -> None:
             events = list(stream)
             streamed = stream.get_final_response()
         unknown = client.responses.create(model="ensemble", input="Rome?")
+        chat: Any = {
+            "model": "ensemble",
+            "messages": [USER],
+            "tools": [{"type": "function", "function": {"name": "time"}}],
+        }
+        other = client.chat.completions.create(**chat).choices[0]
+        with client.chat.completions.stream(**chat) as chunks:
+            parts = chunks.get_final_completion().choices[0]
     kinds = ["reasoning", "function_call", "reasoning", "message", "reasoning", "function_call"]
     assert [item.type for item in whole.output] == [item.type for item in streamed.output] == kinds
     assert [item.content[0].text for item in whole.output if item.type == "reasoning" and item.content] == [
@@ -573,4 +582,22 @@ def test_items_of_a_response_have_the_order_of_the_channels() -> None:
     assert whole.output_text == streamed.output_text == "Again."
     for ended in ("response.output_item.added", "response.output_item.done"):
         assert [(each.output_index, each.item.type) for each in events if each.type == ended] == [*enumerate(kinds)]
-    assert unknown.output_text == "Again."
+    written = f'{OSS}{{"city": "Rome"}}<|call|>'
+    assert unknown.output_text == f"{written}Again.{written}"
+    for choice in (other, parts):
+        assert (choice.message.content, choice.finish_reason) == (f"{written}Again.{written}", "stop")
+        assert choice.message.model_extra == {"reasoning_content": "I must ask.\nI must ask.\nI must ask."}
+
+
+def test_a_call_of_gpt_oss_names_its_function_alone() -> None:
+    words = '<|channel|>commentary to=weather <|constrain|>json<|message|>{"city": "Rome", "days": 3}<|call|>'
+    with asked(words) as (_, choices):
+        for choice in choices:
+            check_call(choice, None)
+
+
+def test_a_call_of_gpt_oss_of_an_unknown_function_is_not_held_back() -> None:
+    streamed = StreamedCalls(USE)
+    pieces = [CALL_HEAD, "we", 'ek<|message|>{"ci', 'ty": 1}']
+    told = ["".join(map(str, streamed.take(Delta(0, piece))[1])) for piece in pieces]
+    assert told == ["", "", f'{CALL_HEAD}week<|message|>{{"ci', 'ty": 1}']

@@ -11,7 +11,8 @@ from trtforge.core.stop_text import overlap
 START, END, MESSAGE, CHANNEL = "<|start|>", "<|end|>", "<|message|>", "<|channel|>"
 CALL, RETURN, CONSTRAIN = "<|call|>", "<|return|>", "<|constrain|>"
 TOKENS = frozenset({START, END, MESSAGE, CHANNEL, CALL, RETURN, CONSTRAIN})
-CALL_HEAD = f"{CHANNEL}commentary to=functions."
+_FUNCTIONS = "functions."
+CALL_HEAD = f"{CHANNEL}commentary to={_FUNCTIONS}"
 """How the call of a function begins, up to its name."""
 _BEGINNINGS = (CHANNEL, " to=")
 _MARKS = (START, END, CHANNEL, CALL, RETURN)
@@ -29,8 +30,9 @@ _LONGEST_HEADER = 300
 class HarmonyText:
     """The text of one answer in, its reasoning and its other text out. An answer in another form is all text.
 
-    Reasoning is what the model writes to the channel `analysis`, and to tools other than `functions`. Calls of these
-    are part of the text: `CALL_HEAD`, the name, `<|message|>`, the arguments, and `<|call|>` unless the answer ends.
+    Reasoning is what the model writes to the channel `analysis`, and to tools of its own such as `python`. Messages to
+    `functions.NAME`, and to one of the `functions` by its name alone, are calls. They are part of the text:
+    `CALL_HEAD`, the name, `<|message|>`, the arguments, and `<|call|>` unless the answer ends.
     """
 
     def __init__(self, functions: Collection[str] = ()) -> None:
@@ -96,8 +98,8 @@ class HarmonyText:
         """A message: whether it is reasoning, text or a call, by its channel and by whom it is written to."""
         self._held = self._held[header.end() :]
         to = header["to"] or header["then"]
-        function = to.removeprefix("functions.") if to and to.startswith("functions.") else None
-        self._calls = function in self._functions
+        function = (to or "").removeprefix(_FUNCTIONS)
+        self._calls = function != (to or "") or function in self._functions
         self._reasons = not self._calls and (to is not None or header["channel"] == "analysis")
         self._call_head = f"{CALL_HEAD}{function}{MESSAGE}" if self._calls else ""
         if self._reasons:

@@ -168,5 +168,6 @@ SO_FAR = {
     INVOKE: re.compile(rf'{_SOME_NAME}(?P<whole>"|">{_BLANK})?'),
     **dict.fromkeys((_KIMI_CALLS, KIMI_CALL), _KIMI_SO_FAR),
     **dict.fromkeys((_MINIMAX_CALLS, _SEED_CALLS), _TAG_SO_FAR),
+    harmony.CALL_HEAD: re.compile(rf"{_SOME_NAME}(?P<whole>(?s:<.*))?"),
 }
 """By mark, the text that may follow before the head of a call is complete; any text for other marks."""
