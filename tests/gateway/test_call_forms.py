@@ -159,7 +159,7 @@ TIME = ToolCall("time", "{}")
         (DEEPSEEK_31, "", [ROME, TIME]),
         (DEEPSEEK_31.replace(">weather", ">rain"), DEEPSEEK_31[:59].replace("weather", "rain"), [TIME]),
         (f"<think>I may {CODER}.</think>\n\n{CODER}", f"<think>I may {CODER}.</think>", [ROME]),
-        (f"\n<think>{GLM}", f"\n<think>{GLM}", []),
+        (f"\n<think>{GLM}", "\n<think>", [ROME]),
         (f"<think></think>{MISTRAL}", "<think></think>", [ROME]),
         ('<think>So:</think>\n{"name": "time", "parameters": {}}', "<think>So:</think>", [TIME]),
         (f"<think {GLM}", "<think", [ROME]),

@@ -315,8 +315,11 @@ def test_thoughts_are_free() -> None:
         guide = guide_of("hermes", prompt=prompt, continues=continues, thinks=True)
         assert allows(guide, f"{begin}{thought}</think>{call}")
         assert not allows(guide, f"{begin}{thought}</think><tool_call>now")
-        assert allows(guide, f"{begin}{thought}")
-        assert allows(guide, f"{begin}{call}")
+        assert allows(guide, f"{begin}I may call. ")
+        assert allows(guide, f"{begin}I call. {call} {NOW['hermes']}")
+        for unfinished in (thought, call.replace("3", "three")):  # the gateway could take it for a call
+            assert not allows(guide, f"{begin}{unfinished}")
+            assert allows(guide, f"{begin}{unfinished}</think>It rains.")
     assert allows(guide_of("hermes", thinks=True), call)
     assert not allows(guide_of("hermes", thinks=True), thought)
     assert not allows(guide_of("hermes", thinks=True, prompt="Explain <think> to me."), thought)

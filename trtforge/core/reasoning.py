@@ -39,6 +39,11 @@ class ReasoningText:
         self._is_first = not self._began
         """Whether the next text is the first of the reasoning or of the other text."""
 
+    @property
+    def reasons(self) -> bool:
+        """Whether the text so far ends within reasoning."""
+        return self._reasons
+
     def push(self, text: str, *, last: bool = False) -> tuple[str, str]:
         """Take a piece; returns new reasoning and new other text. Nothing is held back after the `last` piece."""
         self._held += text

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from trtforge.core.reasoning import begun_thought, may_begin_thought
 from trtforge.core.stop_text import overlap
 from trtforge.gateway.call_forms import (
     BARE,
@@ -51,9 +50,9 @@ class CallDelta:
 
 
 class CallReader:
-    """Splits the text of one answer into text for the user and calls."""
+    """Splits text into text for the user and calls. `begins`: the text begins an answer, all of which may be calls."""
 
-    def __init__(self, use: ToolUse) -> None:
+    def __init__(self, use: ToolUse, *, begins: bool = True) -> None:
         self._use = use
         self._unread = ""
         self._searched = 0  # its characters that were already searched without result
@@ -61,7 +60,9 @@ class CallReader:
         self._awaited = ""  # the pieces need not be read before this character
         self._reason: str | None = None
         self._stop_word = ""
-        self._read: Callable[[], bool] = self._named if use.mode == "named" else self._opening
+        self._read: Callable[[], bool] = self._named if use.mode == "named" else self._beginning
+        if not begins:
+            self._read = self._text
         self._end = JsonEnd()
         self._ended = False  # in mode `named`: the arguments are complete
         self._tagged: TaggedArguments | None = None
@@ -69,7 +70,6 @@ class CallReader:
         self._in_object = True
         self._closing_tags: Sequence[str] = ()
         self._certain_end = ""
-        self._thought_end = ""
         self._element: list[str] = []  # pieces of an object in an array
         self._guesses = 0
         self._said = SaidText()
@@ -96,6 +96,10 @@ class CallReader:
         told, self._told = self._told, []
         return told
 
+    def skip(self, text: str) -> None:
+        """Take text for the user that precedes the text of every `push`, and in which calls do not count."""
+        self._said.add(text)
+
     @property
     def _last(self) -> bool:
         return self._reason is not None
@@ -114,25 +118,6 @@ class CallReader:
             _, self._ended = self._end.of(arguments)
         self._add(arguments, last=self._last and self._end.closed)
         return False
-
-    def _opening(self) -> bool:
-        """State: the answer may begin with reasoning, in which calls do not count."""
-        ahead = self._unread.lstrip()
-        tags = begun_thought(ahead)
-        if tags is None and may_begin_thought(ahead) and not self._last:
-            return False
-        self._thought_end = tags[1] if tags else ""
-        self._read = self._thought if tags else self._beginning
-        return True
-
-    def _thought(self) -> bool:
-        """State: text up to the end of the reasoning."""
-        end = self._unread.find(self._thought_end)
-        held = 0 if self._last else overlap(self._unread, self._thought_end)
-        self._said.add(self._take(len(self._unread) - held if end < 0 else end + len(self._thought_end)))
-        if end >= 0:
-            self._read = self._beginning
-        return end >= 0
 
     def _beginning(self) -> bool:
         """State: the whole answer may be calls."""

@@ -5,10 +5,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from trtforge.core.reasoning import NewReader
 from trtforge.gateway.backend import Backend, BackendError
 from trtforge.gateway.request import Piece, TextRequest, TokenScore
-from trtforge.gateway.sequence import CANCELLED, AnswerSequence, Delta
+from trtforge.gateway.sequence import CANCELLED, AnswerSequence, Delta, NewAnswerReader
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Generation:
     answers."""
 
     def __init__(
-        self, backend: Backend, request: TextRequest, first: int = 0, new_reader: NewReader | None = None
+        self, backend: Backend, request: TextRequest, first: int = 0, new_reader: NewAnswerReader | None = None
     ) -> None:
         self._backend = backend
         self._request = request
@@ -97,7 +96,9 @@ class Generation:
 class Generations:
     """All prompts of one API request. `new_reader`: of all answers."""
 
-    def __init__(self, backend: Backend, requests: Sequence[TextRequest], new_reader: NewReader | None = None) -> None:
+    def __init__(
+        self, backend: Backend, requests: Sequence[TextRequest], new_reader: NewAnswerReader | None = None
+    ) -> None:
         self.parts: list[Generation] = []
         first = 0
         for request in requests:

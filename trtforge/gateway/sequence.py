@@ -1,10 +1,10 @@
 """One returned sequence: converts pieces to deltas for the client. Stop words are cut off, as in OpenAI's API."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from trtforge.core.reasoning import Reader
 from trtforge.core.stop_text import StopText
 from trtforge.gateway.request import Piece, TextRequest, TokenScore
 
@@ -26,10 +26,24 @@ class Delta:
     stop_word: str = ""
 
 
+class AnswerReader(Protocol):
+    """Separates the reasoning in one answer from its text."""
+
+    def parts(self, text: str, reason: str | None, stop_word: str = "") -> list[tuple[str, str]]:
+        """Take a piece; returns pairs of new reasoning and new other text in their order.
+
+        `reason`: the finish reason with the last text, else None; `stop_word`: the one that the answer was cut before.
+        """
+
+
+NewAnswerReader = Callable[[], AnswerReader]
+"""Creates the reader of an answer."""
+
+
 class AnswerSequence:
     """The state of one sequence of a request. `index`: of its choice; `reader`: separates reasoning from text."""
 
-    def __init__(self, request: TextRequest, index: int, reader: Reader | None = None) -> None:
+    def __init__(self, request: TextRequest, index: int, reader: AnswerReader | None = None) -> None:
         self._request = request
         self._index = index
         self._stop = StopText(request.stop) if request.stop else None

@@ -30,6 +30,7 @@ from trtforge.gateway.response_answer import ResponseAnswer
 from trtforge.gateway.response_object import ResponseObject
 from trtforge.gateway.responses import ResponseCall, read_response
 from trtforge.gateway.router import Choice, Router
+from trtforge.gateway.thought_calls import with_calls
 
 _LOG = logging.getLogger(__name__)
 _LARGE = 128 << 10  # bytes of a body, which take some milliseconds to read
@@ -176,7 +177,8 @@ class Service:
         chosen = await self._named(call.name)
         if call.request.guide is not None and not chosen.model.takes_guides:
             raise call.structure.unguided()
-        return chosen, Generations(self.router, (_final(call.request, chosen),), call.new_reader(self._reasoning))
+        new_reader = with_calls(call.new_reader(self._reasoning), call.structure.use)
+        return chosen, Generations(self.router, (_final(call.request, chosen),), new_reader)
 
     async def _completion(self, exchange: Exchange, call: CompletionCall, start: float) -> None:
         chosen = await self._named(call.name)

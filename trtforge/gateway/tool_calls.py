@@ -4,8 +4,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trtforge.gateway.call_reader import CallDelta, CallReader
+from trtforge.gateway.call_reader import CallDelta
 from trtforge.gateway.sequence import Delta
+from trtforge.gateway.thought_calls import AnswerCalls
 from trtforge.gateway.tools import ToolUse
 
 
@@ -32,7 +33,7 @@ def split(use: ToolUse, text: str, reason: str, stop_word: str = "") -> tuple[st
 
     `stop_word`: see Delta.
     """
-    told = CallReader(use).push(text, reason, stop_word)
+    told = AnswerCalls(use).push(text, reason, stop_word)
     calls = [each for each in told if isinstance(each, CallDelta)]
     return said_in(told), [ToolCall(each.name or "", each.arguments, each.last) for each in calls]
 
@@ -57,7 +58,7 @@ class StreamedCalls:
 
     def __init__(self, use: ToolUse) -> None:
         self._use = use
-        self._reader = CallReader(use)
+        self._reader = AnswerCalls(use)
 
     def take(self, delta: Delta) -> tuple[Delta, Sequence[str | CallDelta]]:
         """The delta without calls, and its texts and new data of calls in their order."""
