@@ -37,6 +37,8 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 ARRAY = '[{"name": "weather", "arguments": {"city": "Köln"}}, {"name": "time", "arguments": {}}]'
 TAGGED = 'Let me see.\n<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 LLAMA = '{"name": "weather", "parameters": {"city": "Rome"}}'
+TYPED = LLAMA.replace("{", '{"type": "function", ', 1)
+REORDERED = '{"parameters": {"city": "Rome"}, "name": "weather"}'
 
 
 def guide_of(**given: Any) -> Guide | None:
@@ -184,6 +186,18 @@ def test_calls_are_found_in_the_text(
         (f"{LLAMA}\n\n", "", [ToolCall("weather", '{"city": "Rome"}')]),
         (f"{LLAMA} it is.", " it is.", [ToolCall("weather", '{"city": "Rome"}')]),
         (f'{LLAMA}; {{"name": "rain"}}', '; {"name": "rain"}', [ToolCall("weather", '{"city": "Rome"}')]),
+        (f'{LLAMA}; {{"name": "rain"', '; {"name": "rain"', [ToolCall("weather", '{"city": "Rome"}')]),
+        (f"{TYPED}\n\nThis calls", "\n\nThis calls", [ToolCall("weather", '{"city": "Rome"}')]),
+        (f"{TYPED}; {TYPED}", "", [ToolCall("weather", '{"city": "Rome"}')] * 2),
+        (f"{TYPED}\n{LLAMA};\n{REORDERED} So.", " So.", [ToolCall("weather", '{"city": "Rome"}')] * 3),
+        (f"{REORDERED}; {TYPED}; it is.", "; it is.", [ToolCall("weather", '{"city": "Rome"}')] * 2),
+        (f'{REORDERED}{{"a": 1}} {TYPED}', f'{{"a": 1}} {TYPED}', [ToolCall("weather", '{"city": "Rome"}')]),
+        (f"{REORDERED}, {TYPED}", f", {TYPED}", [ToolCall("weather", '{"city": "Rome"}')]),
+        (f'{{"a": 1}}; {TYPED}', f'{{"a": 1}}; {TYPED}', []),
+        (f"[{TYPED}, {TYPED}]", "", [ToolCall("weather", '{"city": "Rome"}')] * 2),
+        (f"{TYPED.replace('weather', 'rain')} So.", f"{TYPED.replace('weather', 'rain')} So.", []),
+        (f"{{ {TYPED}", f"{{ {TYPED}", []),
+        ('{"parameters": {"a": "<tool_call>"}, "name": "time"}', "", [ToolCall("time", '{"a": "<tool_call>"}')]),
         (f"[{LLAMA}, 5]", "", [ToolCall("weather", '{"city": "Rome"}')]),
         ('{"parameters": {"city": 1}, "name": "weather"}', "", [ToolCall("weather", '{"city": 1}')]),
         ('{"type": "function", "name": "time", "parameters": {}}', "", [ToolCall("time", "{}")]),
@@ -200,6 +214,13 @@ def test_calls_in_unusual_forms(text: str, rest: str, calls: Sequence[ToolCall])
     tagged = f"So.<tool_call>{text}</tool_call>So.<tool_call>{text}</tool_call>"
     if calls and calls[0].complete and not rest:
         assert split(AUTO, tagged, "stop") == ("So.So.", calls * 2)
+
+
+def test_an_answer_that_begins_with_an_object_is_held_back_up_to_its_end() -> None:
+    streamed = StreamedCalls(AUTO)
+    pieces = ['{"a": {"b": ', "1}", "}", " is", " it"]
+    told = ["".join(map(str, streamed.take(Delta(0, piece))[1])) for piece in pieces]
+    assert told == ["", "", '{"a": {"b": 1}}', " is", " it"]
 
 
 def test_json_that_breaks_off_ends_with_its_tag() -> None:
@@ -269,6 +290,10 @@ PARTS += [
     '{"name": "time", ',
     '"arguments": {}}',
     LLAMA[:30],
+    TYPED,
+    TYPED[:30],
+    REORDERED,
+    '{"a": 1}',
     " " * 120,
 ]
 
@@ -280,6 +305,8 @@ PARTS += [
     reason=st.sampled_from(["stop", "length"]),
 )
 @example(use=AUTO, parts=["So:", LLAMA], sizes=[3, 200], reason="stop")
+@example(use=AUTO, parts=[TYPED, REORDERED, ";", TYPED], sizes=[1] * 300, reason="stop")
+@example(use=AUTO, parts=[" " * 120, TYPED, " " * 120, REORDERED], sizes=[1] * 500, reason="stop")
 def test_a_stream_has_the_text_and_the_calls_of_the_whole_answer(
     use: ToolUse, parts: list[str], sizes: list[int], reason: str
 ) -> None:

@@ -83,6 +83,8 @@ WRITTEN = {
 </minimax:tool_call>""",
     "in bars": """<|tool_call|>{{ c | tojson }}<|/tool_call|>""",
     "nemotron": """<TOOLCALL>[{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}{{ '}]</TOOLCALL>' }}""",
+    "typed": """<tool_call>{"type": "function", "name": "{{ c.name }}", \
+"arguments": {{ c.arguments | tojson }}}</tool_call>""",
     "apriel": """<tool_calls>[{"name": "{{ c.name }}", \
 "arguments": {{ c.arguments | tojson }}{{ '}]</tool_calls>' }}""",
     "seed": """<seed:tool_call>
@@ -108,6 +110,7 @@ FORMS = (
     "minimax",
     "in bars",
     "nemotron",
+    "typed",
     "apriel",
     "seed",
 )
@@ -142,6 +145,7 @@ CALLS = {
     "minimax": f'<minimax:tool_call>\n<invoke name="weather">\n{NAMED}</invoke>\n</minimax:tool_call>',
     "in bars": f'<|tool_call|>{{"name": "weather", "arguments": {ARGUMENTS}}}<|/tool_call|>',
     "nemotron": f'<TOOLCALL>[{{"name": "weather", "arguments": {ARGUMENTS}}}]</TOOLCALL>',
+    "typed": f'<tool_call>{{"type": "function", "name": "weather", "arguments": {ARGUMENTS}}}</tool_call>',
     "apriel": f'<tool_calls>[{{"name": "weather", "arguments": {ARGUMENTS}}}]</tool_calls>',
     "seed": f"<seed:tool_call>\n<function=weather>\n{TAGGED}</function>\n</seed:tool_call>",
 }
@@ -156,6 +160,7 @@ NOW = {
     "minimax": '<invoke name="now">\n</invoke>',
     "in bars": '<|tool_call|>{"name": "now", "arguments": {}}<|/tool_call|>',
     "nemotron": '<TOOLCALL>[{"name": "now", "arguments": {}}]</TOOLCALL>',
+    "typed": '<tool_call>{"type": "function", "name": "now", "arguments": {}}</tool_call>',
     "apriel": '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>',
     "seed": "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
 }

@@ -62,7 +62,7 @@ PROBE_PROMPT: Mapping[str, Any] = {**PROBE, "messages": PROBE["messages"][:1], "
 _SHOWN_CODER = re.compile(rf"{FUNCTION}{_NAME}>\s*<parameter={_KEY}>")
 _SHOWN_GLM = re.compile(rf"{TOOL_CALL}{_NAME}\s*<arg_key>{_KEY}</arg_key>")
 _ARGUMENTS = rf'\{{"{_KEY}": ?"{_VALUE}"\}}'
-_OBJECT = rf'\{{"name": ?"{_NAME}", ?"(?:arguments|parameters)": ?'
+_OBJECT = rf'\{{(?:"type": ?"function", ?)?"name": ?"{_NAME}", ?"(?:arguments|parameters)": ?'
 _SHOWN_JSON = {
     tag: re.compile(rf"(?P<begin>{re.escape(tag)}\s{{0,9}}{_OBJECT}){_ARGUMENTS}(?P<end>\}}\s{{0,9}}{re.escape(end)})")
     for tag, end in JSON_TAGS.items()

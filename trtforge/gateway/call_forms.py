@@ -1,6 +1,7 @@
 """The formats in which models write function calls, as taught by their chat templates.
 
-An answer may also be only JSON: an object or an array with `name` and `arguments` or `parameters` (Llama 3.1).
+An answer may also be JSON: an array of objects with `name` and `arguments` or `parameters`, or begin with such objects
+(Llama 3.1).
 """
 
 import re
@@ -28,12 +29,18 @@ JSON_TAGS = {**call_tags.JSON_TAGS, mistral_tokens.CALLS: ""}
 ARGUMENTS = ("arguments", "parameters")
 _BLANK = r"\s{0,99}"
 _NAME = r"(?P<name>[A-Za-z0-9_-]{1,64})"
+_TYPE = rf'(?:"type"{_BLANK}:{_BLANK}"function"{_BLANK},{_BLANK})?'
 _HEAD = (
-    rf'\{{{_BLANK}"name"{_BLANK}:{_BLANK}"{_NAME}"{_BLANK},{_BLANK}"(?:{"|".join(ARGUMENTS)})"{_BLANK}:{_BLANK}(?=\{{)'
+    rf'\{{{_BLANK}{_TYPE}"name"{_BLANK}:{_BLANK}"{_NAME}"{_BLANK},{_BLANK}'
+    rf'"(?:{"|".join(ARGUMENTS)})"{_BLANK}:{_BLANK}(?=\{{)'
 )
 """A call up to its arguments, of bounded length, so that a long text is not searched again for each token."""
 FIRST = re.compile(rf"{_BLANK}(?P<mark>\[?){_BLANK}{_HEAD}")
 NEXT = re.compile(rf"{_BLANK}(?P<mark>[,;]?){_BLANK}{_HEAD}")
+OBJECT = re.compile(r"\s*(?=\{)")
+ANOTHER = re.compile(rf"{_BLANK};?{_BLANK}(?=\{{)")
+"""Text before an object that is not in an array, and before another one after a call."""
+ANOTHER_SO_FAR = re.compile(rf"{_BLANK};?{_BLANK}")
 ELEMENT = re.compile(rf"{_BLANK},?{_BLANK}(?=\{{)")
 """Text before an object in an array that does not begin like a call."""
 _OBJECT = r'(?=\{\s{0,99}["}])'

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 from trtforge.core.stop_text import overlap
 from trtforge.gateway.call_forms import (
+    ANOTHER,
+    ANOTHER_SO_FAR,
     BARE,
     ELEMENT,
     FIRST,
@@ -19,6 +21,7 @@ from trtforge.gateway.call_forms import (
     MARKS,
     NAME_SO_FAR,
     NEXT,
+    OBJECT,
     SO_FAR,
     TAGGED,
     CallForm,
@@ -71,6 +74,7 @@ class CallReader:
         self._closing_tags: Sequence[str] = ()
         self._certain_end = ""
         self._element: list[str] = []  # pieces of an object in an array
+        self._whole = JsonEnd()  # of an object that may be a call with its values in any order
         self._guesses = 0
         self._said = SaidText()
         self._told: list[str | CallDelta] = []
@@ -120,7 +124,7 @@ class CallReader:
         return False
 
     def _beginning(self) -> bool:
-        """State: the whole answer may be calls."""
+        """State: the whole answer may be calls, or its beginning."""
         if head := self._known(FIRST.match(self._unread)):
             self._begin(head)
             self._read_json(self._listed if head["mark"] else self._bare)
@@ -129,7 +133,9 @@ class CallReader:
             self._begin(head)
             self._read_json(self._beginning, in_object=False)
             return True
-        may_be = self._shown_first() in ("", "{", "[") and not (self._use.mode == "auto" and self._has_mark())
+        if before := OBJECT.match(self._unread):
+            return self._first_or_next(before.end())
+        may_be = self._shown_first() in ("", "[") and not (self._use.mode == "auto" and self._has_mark())
         if not self._last and (may_be or self._may_be_named()):
             return self._await_tag()
         if may_be and self._parsed(self._unread):
@@ -271,7 +277,33 @@ class CallReader:
 
     def _bare(self) -> bool:
         """State after a call without a tag: another call (Llama 3.1 writes `;` between them), else text."""
-        return self._follows(self._text, ("", ";"))
+        head = self._known(NEXT.match(self._unread))
+        if head and head["mark"] in ("", ";"):
+            self._begin(head)
+            self._read_json(self._bare)
+            return True
+        if before := ANOTHER.match(self._unread):
+            return self._first_or_next(before.end())
+        if ANOTHER_SO_FAR.fullmatch(self._unread) and not self._last:
+            return False
+        self._read = self._text
+        return True
+
+    def _first_or_next(self, start: int) -> bool:
+        """An object without a tag, from `start` on: a call with its values in any order, else the text begins."""
+        searched = max(self._searched, start)
+        size, ended = self._whole.of(self._unread[searched:])
+        self._searched = searched + size
+        if not ended and not self._last:
+            self._awaited = "}" if len(self._unread) > LONGEST_HEAD else ""
+            return False
+        if self._whole.closed and self._parsed(self._unread[start : self._searched]):
+            self._take(self._searched)
+            self._read = self._bare
+        else:
+            self._searched, self._read = 0, self._text
+        self._whole = JsonEnd()
+        return True
 
     def _listed(self) -> bool:
         """State after a call in an array: the next call, or another object, which may also be a call.
@@ -329,7 +361,7 @@ class CallReader:
     def _begin(self, head: "re.Match[str]") -> None:
         """Begin a call whose arguments follow."""
         self._take(head.end())
-        self._end = JsonEnd()
+        self._end, self._whole = JsonEnd(), JsonEnd()
         self._tell(head["name"])
 
     def _tell(self, name: str) -> None:
