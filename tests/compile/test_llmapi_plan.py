@@ -294,10 +294,12 @@ def test_a_directorys_own_quantisation_is_held_against_the_gpu(tmp_path: Path) -
 def test_a_quantisation_that_only_the_llm_api_reads_is_not_refused(tmp_path: Path) -> None:
     values = json.loads((DEMO_MODEL / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(values | {"quantization_config": {"quant_method": "mxfp8"}}))
-    (warning,) = hugging_face_plan(tmp_path, gpu="h100-80gb")["warnings"]
+    (warning,) = hugging_face_plan(tmp_path, gpu="h100-80gb", tensorrt_llm="1.3.0")["warnings"]
     assert warning.startswith("not checked that h100-80gb supports the checkpoint's quantisation: ")
     assert "mxfp8" in warning
-    assert hugging_face_plan(tmp_path)["warnings"] == []
+    assert hugging_face_plan(tmp_path, tensorrt_llm="1.3.0")["warnings"] == []
+    with pytest.raises(ForgeError, match=r"quantised \(mxfp8\), which TensorRT-LLM 1\.2\.1 is not known to read"):
+        hugging_face_plan(tmp_path)
 
 
 def test_every_format_of_a_directory_is_held_against_the_gpu(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ that trtforge does not convert, and for checkpoints that are already quantised.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Literal
 
 from trtforge.compile.llmapi_windows import Windows
@@ -17,17 +18,21 @@ from trtforge.core.recipe import EngineConfig
 from trtforge.formats.adapter import MERGE_ADAPTER, read_adapter, resolved_lora
 from trtforge.formats.adapter_pairs import require_scaled_pairs
 from trtforge.formats.checkpoint_keys import integer
+from trtforge.formats.compressed_tensors import COMPRESSED_TENSORS
 from trtforge.formats.hf import HfConfig, read_config
 from trtforge.formats.llmapi import (
     MODEL_FILE,
     KvCacheArgs,
     LlmArgs,
     has_argument,
+    reads_quant_method,
     require_llm_api,
     require_mixed_precision,
     require_served,
 )
-from trtforge.formats.quantization_config import quantization_method, read_quantized_source
+from trtforge.formats.quantization_config import MODELOPT_FILE, quantization_method, read_quantized_source
+from trtforge.formats.quantization_values import ORIGINAL
+from trtforge.formats.quantized_source import Packing, QuantizedSource
 from trtforge.formats.trtllm import CheckpointConfig, Quantization
 from trtforge.models.formats import FORMATS
 from trtforge.models.hf_export_plan import require_format
@@ -52,6 +57,8 @@ _SCALES_ARE_ONE = (
 """`forward_impl` in _torch/modules/attention.py passes the scales of an NVFP4 cache only (1.3.0rc3)."""
 
 
+_COMPRESSED_SCHEMES: frozenset[Packing] = frozenset({"fp8_rows", "nvfp4"})
+"""The schemes of compressed-tensors that trtforge reads and TensorRT-LLM does too."""
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 Origin = Literal["checkpoint", "hugging_face"]
@@ -148,7 +155,8 @@ def plan_for_hf_config(
 ) -> LlmapiPlan:
     """Like `plan_for_hugging_face`, from the config.json of a checkpoint that need not be on this machine."""
     _require_split(found, parallel)
-    warnings = _require_stored_formats(found, None if config.target.gpu is None else gpu_named(config.target.gpu))
+    gpu = None if config.target.gpu is None else gpu_named(config.target.gpu)
+    warnings = _require_stored_formats(found, config.target.tensorrt_llm, gpu)
     text = _text_config(found)
     windows, facts = Windows.of_hugging_face(found, text), _facts(found, text, parallel)
     plan = _plan(_HfPositions.of(found), parallel, config, "hugging_face", windows, facts, fp8_cache=fp8_cache)
@@ -203,27 +211,57 @@ def _require_split(config: HfConfig, parallel: Parallel) -> None:
         raise ForgeError(f"{layers} layers are fewer than pp {parallel.pp}", hint=f"Choose a --pp up to {layers}.")
 
 
-def _require_stored_formats(config: HfConfig, gpu: Gpu | None) -> tuple[str, ...]:
-    """Check the checkpoint's quantisation, also against the GPU; a format that trtforge cannot read is a warning.
+def _require_stored_formats(config: HfConfig, target: str, gpu: Gpu | None) -> tuple[str, ...]:
+    """Check the checkpoint's quantisation against the target release and the GPU.
 
-    The LLM API supports more formats than trtforge, so this is not an error.
+    A format that the release reads and trtforge does not is only a warning.
     """
     if config.fp8_blocks is not None or quantization_method(config) == "mxfp4":
         require_published(config, gpu)
         return ()
     try:
-        stored = read_quantized_source(config)
+        stored, unread = read_quantized_source(config), None
     except ForgeError as error:
-        if gpu is None:
-            return ()
-        return (f"not checked that {gpu.name} supports the checkpoint's quantisation: {error.message}",)
+        stored, unread = None, error
+    warnings = _require_read(config, stored, target)
+    if unread is not None and gpu is not None:
+        warnings += (f"not checked that {gpu.name} supports the checkpoint's quantisation: {unread.message}",)
     if stored is not None:
         cache = "FP8" if stored.fp8_kv_cache else None
         for algorithm in (FORMATS[name].algorithm for name in stored.formats):
             require_served(algorithm)
             if gpu is not None:
                 require_formats(gpu, Quantization(quant_algo=algorithm, kv_cache_quant_algo=cache))
+    return warnings
+
+
+def _require_read(config: HfConfig, stored: QuantizedSource | None, target: str) -> tuple[str, ...]:
+    """Check that the target release reads the description of a checkpoint's quantisation; returns warnings.
+
+    `stored`: the quantisation, None for an unquantised checkpoint and for one that trtforge does not read.
+    """
+    directory, method = config.path.parent, quantization_method(config)
+    if method == "none" or (directory / MODELOPT_FILE).is_file():
+        return ()
+    described = f"{directory} is quantised ({method})"
+    read, schemes = reads_quant_method(target, method.partition("_")[0]), {each.packing for each in _parts(stored)}
+    if method == COMPRESSED_TENSORS and not schemes <= _COMPRESSED_SCHEMES:
+        read = False
+        described += f", {stored.described if stored is not None else 'unknown'}"
+    if not read:
+        convert = f"Convert it and compile the checkpoint: `trtforge convert {quote(str(directory))} CHECKPOINT`."
+        raise ForgeError(
+            f"{described}, which TensorRT-LLM {target} is not known to read: its PyTorch backend reads ModelOpt's "
+            f"{MODELOPT_FILE}, FP8 with block scales and MXFP4, and from 1.3 on some schemes of compressed-tensors",
+            hint=convert if stored is not None else ORIGINAL,
+        )
+    if method == COMPRESSED_TENSORS and schemes != {"fp8_rows"}:
+        return (f"{described}: only late release candidates of TensorRT-LLM 1.3 read this scheme",)
     return ()
+
+
+def _parts(stored: QuantizedSource | None) -> tuple[QuantizedSource, ...]:
+    return () if stored is None else (stored, *stored.others)
 
 
 def _plan(

@@ -15,7 +15,7 @@ from trtforge.formats.mixed_source import mixed_source
 from trtforge.formats.quantization_values import Values, static_fp8_kv_cache
 from trtforge.formats.quantized_source import Packing, QuantizedSource
 
-_TOOL = "compressed-tensors"
+COMPRESSED_TENSORS = "compressed-tensors"
 _EVERY_LINEAR = "Linear"
 _EXPRESSION = "re:"
 _NVFP4_NAMES = {
@@ -62,7 +62,7 @@ def compressed_tensors(values: Values) -> QuantizedSource:
         everywhere_else = _EVERY_LINEAR in targets[scheme]
         found.append(
             QuantizedSource(
-                tool=_TOOL,
+                tool=COMPRESSED_TENSORS,
                 packing=scheme.packing,
                 never=(*left, *others) if everywhere_else else left,
                 only=None if everywhere_else else own,

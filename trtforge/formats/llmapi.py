@@ -294,6 +294,12 @@ def require_mixed_precision(version: str, algorithms: Collection[str]) -> None:
             )
 
 
+def reads_quant_method(version: str, method: str) -> bool:
+    """Whether a release's PyTorch backend reads a checkpoint with this `quant_method` in config.json alone."""
+    entries, line = read_release_data("llmapi")["quant_methods"], _line(version)
+    return any(entry["quant_method"] == method and _within(_lines(), line, entry) for entry in entries)
+
+
 def at_least(version: str, line: str) -> bool:
     """Whether a release belongs to this line of releases or a later one; an unknown release counts as later."""
     lines, own = _lines(), ".".join(version.split(".")[:2])

@@ -201,12 +201,8 @@ class QuantizedRows(StoredParts):
         tensor_scales = self.largest(parts, source.tensor_scale, divisors=source.divisors)
         self.alike.append(tensor_scales.names)
         yield "weight", dtype_named("uint8"), (out, inputs // 2), Repacked(weights)
-        yield (
-            "weights_scaling_factor",
-            dtype_named("float8_e4m3fn"),
-            (out, inputs // NVFP4_BLOCK),
-            Repacked(blocks, scales=True),
-        )
+        block_scales = Repacked(blocks, scales=True)
+        yield "weights_scaling_factor", dtype_named("float8_e4m3fn"), (out, inputs // NVFP4_BLOCK), block_scales
         yield "weights_scaling_factor_2", FLOAT32, (1,), tensor_scales
         yield "activation_scaling_factor", FLOAT32, (1,), self.input_scale(parts)
 
