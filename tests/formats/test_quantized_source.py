@@ -79,6 +79,15 @@ def test_gptqmodel_leaves_single_modules(tmp_path: Path) -> None:
     assert not source.quantizes("model.layers.1.self_attn.q_proj")
 
 
+@pytest.mark.parametrize("base", [GPTQ, AWQ], ids=["gptq", "awq"])
+def test_the_first_of_gptqmodels_rules_that_matches_applies(tmp_path: Path, base: dict[str, Any]) -> None:
+    same = {"bits": 4, "group_size": 128, "desc_act": False, "damp_percent": 0.1}
+    rules = {r"+:.*layers\.1\.mlp": same, r"-:.*layers\.1\.": {}, r".*layers\.1\.self_attn": {}, r"-:lm_head": {}}
+    source = found(base | {"dynamic": rules}, tmp_path)
+    names = ("layers.1.mlp.up_proj", "layers.1.self_attn.q_proj", "layers.11.self_attn.q_proj", "layers.0.mlp.up_proj")
+    assert [source.quantizes(f"model.{name}") for name in names] == [True, False, True, True]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "packing"),
     [
@@ -247,7 +256,10 @@ GROUP_INPUTS = FP8_INPUTS | {"strategy": "group", "dynamic": True}
         (GPTQ | {"is_marlin_format": True}, "GPTQ checkpoint_format marlin is not converted"),
         (GPTQ | {"lm_head": True}, "lm_head is quantised"),
         (GPTQ | {"rotation": "hadamard"}, 'rotation is "hadamard": the inputs of down_proj are rotated'),
-        (GPTQ | {"dynamic": {"+:.*up_proj": {"bits": 8}}}, "dynamic gives .* a different format"),
+        (GPTQ | {"dynamic": {"+:.*up_proj": {"bits": 8}}}, r"dynamic gives .* a different format \(bits\)"),
+        (GPTQ | {"dynamic": {".*up_proj": {"bits": 4, "group_size": 64}}}, r"different format \(group_size\)"),
+        (AWQ | {"dynamic": {".*up_proj": {"bits": 8}}}, r"dynamic gives .* a different format \(bits\)"),
+        (GPTQ | {"dynamic": {".*up_proj": 3}}, "an object is expected, not 3"),
         (GPTQ | {"dynamic": {"-:(": {}}}, "is not a regular expression"),
         (GPTQ | {"modules_in_block_to_quantize": [[3]]}, "modules_in_block_to_quantize is .* names are expected"),
         (mixed({}), "no layer is quantised"),

@@ -126,7 +126,7 @@ def _awq(values: Values) -> QuantizedSource:
     return QuantizedSource(
         tool="AutoAWQ",
         packing="awq",
-        never=("^lm_head$", *(re.escape(name) for name in values.names("modules_to_not_convert"))),
+        never=("^lm_head$", *map(re.escape, values.names("modules_to_not_convert")), *_left_by_rule(values)),
         group_size=group_size,
         scale_per_output=scale_per_output,
     )
@@ -169,13 +169,33 @@ def _gptq(values: Values) -> QuantizedSource:
     )
 
 
+_OF_ROUNDING = ("mse", "damp_percent", "damp_auto_increment", "act_group_aware", "fallback", "hessian", "gptaq", "foem")
+"""Settings of GPTQModel's rules that change codes, not how they are stored."""
+
+
 def _left_by_rule(values: Values) -> tuple[str, ...]:
-    """The modules excluded by GPTQModel's rules (`-:`). Raises ForgeError for rules that set a different format."""
-    rules = values.part("dynamic").values if values.get("dynamic") else {}
-    for rule, change in rules.items():
-        if not rule.startswith("-:") and change:
-            raise values.refusal(f"dynamic gives {rule} a different format: a TensorRT-LLM checkpoint has one")
-    return tuple(values.regex(rule[2:]) for rule in rules if rule.startswith("-:"))
+    """The modules excluded by GPTQModel's rules (`-:`): the first rule that matches a module applies.
+
+    Raises ForgeError for rules that set another format (quantization/config.py, `_resolve_dynamic_override`).
+    """
+    rules = values.part("dynamic") if values.get("dynamic") else None
+    earlier, left = "", []
+    for rule in rules.values if rules is not None else ():
+        sign, pattern = (rule[:2], rule[2:]) if rule.startswith(("-:", "+:")) else ("+:", rule)
+        pattern = values.regex(pattern)
+        if sign == "-:":
+            left.append(earlier + pattern)
+        else:
+            _require_same_format(values, rule)
+            earlier += f"(?!{pattern})"
+    return tuple(left)
+
+
+def _require_same_format(values: Values, rule: str) -> None:
+    """Raises ForgeError if a rule sets a key of the format to another value than the whole model has."""
+    for key, value in values.part("dynamic").part(rule).values.items():
+        if key not in _OF_ROUNDING and (value or False) != (values.get(key) or False):
+            raise values.refusal(f"dynamic gives {rule} a different format ({key}): a TensorRT-LLM checkpoint has one")
 
 
 def _blocks(values: Values) -> tuple[str, ...] | None:
