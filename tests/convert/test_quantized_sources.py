@@ -404,6 +404,43 @@ def test_a_quantised_head_is_refused(tmp_path: Path, edit_tensors: Edit) -> None
     refuse(source.directory, tmp_path, r"lm_head is quantised \(lm_head\.qweight\)")
 
 
+def test_a_quantised_embedding_is_refused(tmp_path: Path, edit_tensors: Edit) -> None:
+    source = write_quantized(tmp_path / "hf", fp8_rows, ROWS, dtype=torch.bfloat16).directory
+    table = "model.embed_tokens"
+    edit_tensors(source, lambda tensors: tensors.update({f"{table}.weight_scale": torch.ones(97, 1)}))
+    hint = refuse(source, tmp_path, rf"{table} is quantised \({table}\.weight_scale\), which is not supported").hint
+    assert hint.startswith(f"Quantise with {table} excluded")
+
+
+def test_autoawqs_scaled_activations_are_named(tmp_path: Path, edit_tensors: Edit) -> None:
+    source = write_quantized(tmp_path / "hf", awq(), AWQ).directory
+    edit_tensors(source, lambda tensors: tensors.update({"model.layers.0.mlp.act.scales": torch.rand(256)}))
+    message = r"holds scales of activations \(AutoAWQ's ScaledActivation\), which TensorRT-LLM's checkpoints lack: "
+    hint = refuse(source, tmp_path, message + r"model\.layers\.0\.mlp\.act\.scales").hint
+    assert hint.startswith("Export it again without them")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (STATIC, "describes a checkpoint of ModelOpt, and config.json one of compressed-tensors"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "says NVFP4, and config.json FP8"),
+        ({"quant_method": "modelopt", "quantization": {"quant_algo": "FP8"}}, "says NVFP4, and config.json FP8"),
+    ],
+)
+def test_two_descriptions_of_a_quantisation_that_differ_are_named(
+    tmp_path: Path, values: dict[str, Any], said: str
+) -> None:
+    source = write_quantized(tmp_path / "hf", fp8_static(), values, dtype=torch.bfloat16).directory
+    quantization = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+    (source / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    hint = refuse(source, tmp_path, r"lacks model\.layers\.0\.mlp\.down_proj\.weight_scale_2").hint
+    assert hint == f"hf_quant_config.json, which is read, {said}. Correct the wrong file, or fetch both again."
+    quantization["quant_algo"] = "FP8"  # which may have two descriptions
+    (source / "hf_quant_config.json").write_text(json.dumps({"quantization": quantization}))
+    convert(ConvertConfig(), source, tmp_path / "out")
+
+
 def test_another_format_than_the_sources_is_refused(tmp_path: Path) -> None:
     source = write_quantized(tmp_path / "hf", awq(), AWQ)
     refuse(source.directory, tmp_path, "is already quantised: AutoAWQ made it int4_awq, not fp8", quant="fp8")

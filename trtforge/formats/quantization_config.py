@@ -60,6 +60,22 @@ def quantization_method(config: HfConfig) -> str:
     return "modelopt" if MODELOPT_FILE in files else next((m for n, m in _OLD_FILES.items() if n in files), "none")
 
 
+def contradiction(config: HfConfig) -> str | None:
+    """How hf_quant_config.json, which is read, contradicts config.json; None if it does not."""
+    path, values = config.path.parent / MODELOPT_FILE, quantization_of(config.values)
+    if not path.is_file() or not isinstance(values, dict):
+        return None
+    method = quantization_method(config)
+    if not method.startswith("modelopt"):
+        return f"{MODELOPT_FILE}, which is read, describes a checkpoint of ModelOpt, and config.json one of {method}"
+    inside = values.get("quantization")
+    stated = inside.get("quant_algo") if isinstance(inside, dict) else values.get("quant_algo")
+    own = Values(_read(path).get("quantization"), str(path)).get("quant_algo")
+    if stated is None or stated == own:
+        return None
+    return f"{MODELOPT_FILE}, which is read, says {own}, and config.json {stated}"
+
+
 def require_unquantized(config: HfConfig, why: str) -> None:
     """Raises ForgeError, with the reason, for a quantised checkpoint that is not read as bfloat16."""
     method = quantization_method(config)

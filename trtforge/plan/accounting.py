@@ -3,6 +3,7 @@
 from trtforge.core.errors import ForgeError
 from trtforge.core.figures import listed
 from trtforge.formats.hf import HfCheckpoint
+from trtforge.formats.quantization_config import contradiction
 from trtforge.formats.shards import StoredTensor
 from trtforge.models.checkpoint_plan import CheckpointPlan
 from trtforge.models.family import Embedding, Facts, Family
@@ -11,9 +12,11 @@ from trtforge.models.stored_parts import FLOATS, Expected
 _SHOWN = 5
 _OF_ADAPTERS = "base_model."
 _EXPORT = "Export it again without {}, or convert the original float16 or bfloat16 checkpoint."
+_OF_QUANTISED = ("qweight", "weight_packed", "weight_scale")
 _WITHOUT_COUNTERPART = {
     ("k_proj.k_bias", "v_proj.v_bias"): ("the offsets of an affine KV cache", "them (ModelOpt's FP8_KV_CFG)"),
     ("zero_point", "qzeros"): ("zero points", "them (symmetric quantisation)"),
+    ("act.scales",): ("scales of activations (AutoAWQ's ScaledActivation)", "them"),
     ("g_idx",): ("an order of the inputs (act-order)", "it"),
     ("pre_quant_scale",): ("a pre-quantisation scale of a layer that has none in this format", "it"),
     ("svdquant_lora_a", "svdquant_lora_b"): ("the low-rank part of SVDQuant", "it"),
@@ -25,14 +28,20 @@ option to export without."""
 
 def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: CheckpointPlan) -> None:
     """Raises ForgeError naming the tensors that are missing, unexpected, or of the wrong shape or dtype."""
+    try:
+        _check_sources(checkpoint, family, facts, plan)
+    except ForgeError as error:
+        said = contradiction(checkpoint.config) if plan.stored.tensors else None
+        if said is None:
+            raise
+        raise ForgeError(error.message, hint=f"{said}. Correct the wrong file, or fetch both again.") from None
+
+
+def _check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: CheckpointPlan) -> None:
     stored = plan.stored.tensors
     required = set(plan.sources) | {name for name, expected in stored.items() if not expected.optional}
-    head = [name for name in ("lm_head.qweight", "lm_head.weight_scale") if name in checkpoint.tensors]
-    if stored and head:
-        raise ForgeError(
-            f"{checkpoint.directory}: lm_head is quantised ({listed(head, _SHOWN)}), which is not supported",
-            hint="Quantise with lm_head excluded, or convert the original float16 or bfloat16 checkpoint.",
-        )
+    if stored:
+        _require_plain_tables(checkpoint, family)
     missing = sorted(required - set(checkpoint.tensors))
     if missing:
         raise ForgeError(
@@ -55,6 +64,19 @@ def check_sources(checkpoint: HfCheckpoint, family: Family, facts: Facts, plan: 
     for name, expected in sorted(wanted.items()):
         if name in checkpoint.tensors:
             _check(checkpoint.tensors[name], expected, exactly=name not in stored)
+
+
+def _require_plain_tables(checkpoint: HfCheckpoint, family: Family) -> None:
+    """Raises ForgeError for a quantised embedding or head."""
+    for row in family.model:
+        if isinstance(row, Embedding):
+            module = row.source.removesuffix(".weight")
+            found = [name for suffix in _OF_QUANTISED if (name := f"{module}.{suffix}") in checkpoint.tensors]
+            if found:
+                raise ForgeError(
+                    f"{checkpoint.directory}: {module} is quantised ({listed(found, _SHOWN)}), which is not supported",
+                    hint=f"Quantise with {module} excluded, or convert the original float16 or bfloat16 checkpoint.",
+                )
 
 
 def _require_counterparts(checkpoint: HfCheckpoint, unexpected: list[str]) -> None:
