@@ -1,4 +1,5 @@
-"""What a client is told of an answer besides its text: why it ended, token counts, log probabilities."""
+"""What a client is told of an answer besides its text: why it ended, token counts, log probabilities, reasoning that
+the prompt began."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,12 +24,14 @@ class _Sequence:
     begins: bool = True
     cached: int | None = None
     cached_told: bool = False
+    thought_told: bool = False
 
 
 class AnswerReport:
     """The report of one request. `prompt`: its token ids; `most_tokens`: how many its output may have.
 
-    `after_prompt`: the text of the output follows that of the prompt.
+    `after_prompt`: the text of the output follows that of the prompt. `prompt_thought`: the opening tag of reasoning
+    with which the prompt of messages ends, "" if it ends with none; None: the prompt is not of messages.
     """
 
     def __init__(
@@ -39,12 +42,14 @@ class AnswerReport:
         texts: ScoredTexts,
         *,
         after_prompt: bool = False,
+        prompt_thought: str | None = None,
     ) -> None:
         self._options = options
         self._prompt = prompt
         self._most_tokens = most_tokens
         self._texts = texts
         self._after_prompt = after_prompt
+        self._prompt_thought = prompt_thought
         self._sequences: dict[int, _Sequence] = {}
 
     def take(self, piece: Piece, *, stopped: bool) -> None:
@@ -94,6 +99,9 @@ class AnswerReport:
         if self._has_cached(state):
             tensors["num_cached_tokens"] = np.array([[state.cached]], dtype=np.int32)
             state.cached_told = True
+        if options.prompt_thought and self._prompt_thought is not None and not state.thought_told:
+            tensors["prompt_thought"] = _text(self._prompt_thought.encode())
+            state.thought_told = True
         if options.logprobs:
             tensors["logprobs"] = _text(as_json(state.pending))
             state.pending = []

@@ -18,9 +18,13 @@ from tokenizer_file import load_tokenizer
 from tokenizers import Tokenizer
 from word_lists import LONGEST_WORDS, MOST_WORDS, embedding_bias, encode_words, word_list
 
+from trtforge.core.reasoning import prompted_thought
+
 if TYPE_CHECKING:
     from strict_guides import StrictGuides
 
+PROMPT_THOUGHT = "prompt_thought"
+"""The opening tag of reasoning with which the prompt of messages ends; empty if it ends with none."""
 _UNKNOWN_LENGTH = 1 << 20
 _LONGEST_WORD = 1024  # bytes
 _MESSAGE_FIELDS = 1 << 16  # characters that roles and other fields may take beside the text
@@ -103,7 +107,7 @@ class Preprocessor:
         return self._encode(values, "QUERY", "INPUT_ID", "REQUEST_INPUT_LEN")
 
     def _encode_messages(self, values: InputValues) -> dict[str, NDArray[Any]]:
-        """A template writes the special tokens itself."""
+        """With `PROMPT_THOUGHT`, and the guide that the answer needs. A template writes the special tokens itself."""
         if self._chat_template is None:
             raise RequestFailed("messages: the tokenizer has no chat template; send text_input")
         (text,) = values.texts("messages", 1)
@@ -114,7 +118,9 @@ class Preprocessor:
         prompt = self._encode_text(
             values, "messages", chat.prompt, "INPUT_ID", "REQUEST_INPUT_LEN", special_tokens=False
         )
-        return prompt if self._strict_guides is None else prompt | self._strict_guides.inputs(chat, values)
+        thought = np.array([[prompted_thought(chat.prompt).encode()]], dtype=np.object_)
+        guide = {} if self._strict_guides is None else self._strict_guides.inputs(chat, values)
+        return prompt | {PROMPT_THOUGHT: thought} | guide
 
     def _encode(self, values: InputValues, name: str, ids_name: str, length_name: str) -> dict[str, NDArray[Any]]:
         values.array(name)

@@ -18,7 +18,7 @@ from input_names import GUIDE, GUIDE_TYPE, PHASE, InputNames
 from input_values import InputValues, most_sequences
 from model_config import ModelConfig
 from numpy.typing import NDArray
-from preprocessor import Preprocessor
+from preprocessor import PROMPT_THOUGHT, Preprocessor
 from responder import UNAVAILABLE, RequestFailed, Responder
 from sequence_texts import SequenceTexts
 from text_answer import TextAnswer
@@ -142,6 +142,7 @@ class TextModel(ABC):
                 int(prepared["REQUEST_OUTPUT_LEN"][0, 0]),
                 self._token_texts,
                 after_prompt=continues,
+                prompt_thought=prepared[PROMPT_THOUGHT].flat[0].decode() if is_chat else None,
             ),
             streaming=streaming,
             prompt=self._prompt_text(inputs, prompt) if with_input else "",

@@ -1,7 +1,7 @@
 """What text models take in addition to TensorRT-LLM's tensors, and what they return for it.
 
 `return_finish_reason`, `return_num_input_tokens` and `return_num_output_tokens` are named as in Triton's vLLM backend,
-`return_num_cached_tokens` like them.
+`return_num_cached_tokens` and `return_prompt_thought` like them.
 """
 
 from collections.abc import Mapping
@@ -24,6 +24,7 @@ OPTIONS = (
     "return_num_input_tokens",
     "return_num_output_tokens",
     "return_num_cached_tokens",
+    "return_prompt_thought",
     "return_logprobs",
     "top_logprobs",
     "return_prompt_logprobs",
@@ -48,6 +49,7 @@ class TextOptions:
     num_input_tokens: bool
     num_output_tokens: bool
     num_cached_tokens: bool
+    prompt_thought: bool
     logprobs: bool
     prompt_logprobs: bool
     top_logprobs: int
@@ -67,6 +69,7 @@ class TextOptions:
             num_input_tokens=values.flag("return_num_input_tokens", False),
             num_output_tokens=values.flag("return_num_output_tokens", False),
             num_cached_tokens=values.flag("return_num_cached_tokens", False),
+            prompt_thought=values.flag("return_prompt_thought", False),
             logprobs=values.flag("return_logprobs", False),
             prompt_logprobs=values.flag("return_prompt_logprobs", False),
             top_logprobs=values.integer("top_logprobs", 0, 0, 0, MOST_TOP_LOGPROBS),

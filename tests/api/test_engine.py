@@ -46,6 +46,7 @@ from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.recipe import EngineConfig
 from trtforge.engine_process.requests import GenerationRequest, Guide, OnOutput, Output
 from trtforge.engine_process.requests import SamplingParams as EngineSampling
+from trtforge.formats.chat_template import ChatTemplate
 from trtforge.package.config import PackageConfig
 from trtforge.package.stage import package
 from trtforge.runtime.guidance.grammars import Grammars
@@ -388,15 +389,18 @@ def _forced(tokens: list[int]) -> Callable[..., None]:
 
 
 @pytest.mark.parametrize(
-    ("parser", "text", "reasoning", "rest"),
+    ("parser", "end", "text", "reasoning", "rest"),
     [
-        ("qwen3", "<think>\nI count.\n</think>\n\nThree.", "I count.", "Three."),
-        ("deepseek-r1", "I count.</think>Three.", "I count.", "Three."),
-        ("qwen3", "Three.", "", "Three."),
-        ("deepseek-r1", "I count", "I count", ""),
-        (None, "<think>I count.</think>Three.", None, "<think>I count.</think>Three."),
+        ("qwen3", "", "<think>\nI count.\n</think>\n\nThree.", "I count.", "Three."),
+        ("qwen3", "<think>\n", "I count.</think>Three.", "I count.", "Three."),
+        ("deepseek-r1", "<think>\n", "I count.</think>Three.", "I count.", "Three."),
+        ("qwen3", "", "Three.", "", "Three."),
+        ("deepseek-r1", "</think>", "Three.", "", "Three."),
+        ("deepseek-r1", "<think>", "I count", "I count", ""),
+        (None, "", "<think>I count.</think>Three.", None, "<think>I count.</think>Three."),
         (
             None,
+            "",
             "<|channel|>analysis<|message|>I count.<|channel|>final<|message|>Three.",
             "I count.",
             "Three.",
@@ -404,8 +408,18 @@ def _forced(tokens: list[int]) -> Callable[..., None]:
     ],
 )
 def test_reasoning_is_apart_from_the_text(
-    engine: Engine, tokenizer: Tokenizer, parser: Any, text: str, reasoning: str | None, rest: str
+    engine: Engine,
+    tokenizer: Tokenizer,
+    parser: Any,
+    end: str,
+    text: str,
+    reasoning: str | None,
+    rest: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """`end`: of the prompt, which tells whether the answer begins with reasoning."""
+    template = ChatTemplate(f"{{{{ messages[0].content }}}}\nassistant\n{{{{ {end!r} }}}}")
+    monkeypatch.setitem(vars(engine._prompts), "_template", template)
     tokens = tokenizer.encode(text, add_special_tokens=False).ids
     params = SamplingParams(len(tokens), reasoning_parser=parser, logits_processor=_forced(tokens), n=2, top_k=1)
     answer = engine.generate(Chat(MESSAGES), params)

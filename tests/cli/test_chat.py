@@ -24,7 +24,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.reasoning import ReasoningParser
 from trtforge.engine_process.requests import Guide
 from trtforge.serve.conversation import Conversation
-from trtforge.serve.request import Generated, Sampling
+from trtforge.serve.request import Generated, Piece, Sampling
 
 __all__ = ["fake_repository", "server", "shared", "slow", "start"]  # fixtures
 
@@ -231,11 +231,15 @@ def test_a_chat_ends_with_its_own_server(monkeypatch: pytest.MonkeyPatch, termin
 
 
 @pytest.mark.parametrize(
-    ("parser", "pieces"),
+    ("parser", "thought", "pieces"),
     [
-        ("qwen3", ["<th", "ink>\nI add", ".</thi", "nk>\n\nFo", "ur."]),
+        ("qwen3", None, ["<th", "ink>\nI add", ".</thi", "nk>\n\nFo", "ur."]),
+        ("deepseek-r1", "", ["<think>I add.</think>", "Four."]),
+        ("deepseek-r1", None, ["I add.</think>", "Four."]),
+        ("qwen3", "<think>", ["I add", ".</thi", "nk>\n\nFour."]),
         (
             None,
+            "<think>",
             [
                 "<|channel|>analysis<|mess",
                 "age|>I add.<|end",
@@ -246,12 +250,20 @@ def test_a_chat_ends_with_its_own_server(monkeypatch: pytest.MonkeyPatch, termin
     ],
 )
 def test_reasoning_is_told_from_the_answer_and_kept_for_the_template(
-    parser: ReasoningParser | None, pieces: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    parser: ReasoningParser | None,
+    thought: str | None,
+    pieces: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     prompts: list[Any] = []
 
-    def generate(url: str, model: str, prompt: Any, sampling: Sampling, *, stream: bool, on_text: Any) -> Generated:
+    def generate(
+        url: str, model: str, prompt: Any, sampling: Sampling, *, stream: bool, on_text: Any, on_first: Any
+    ) -> Generated:
         prompts.append(prompt.messages)
+        assert sampling.prompt_thought == (parser is not None and sampling.guide is None)
+        on_first(Piece("", 3, 0, prompt_thought=thought if sampling.prompt_thought else None))
         for piece in pieces:
             on_text(piece)
         return Generated("".join(pieces), 3, 5, 0.5, 0.1, "stop")
@@ -302,13 +314,27 @@ def test_drawn_answers_to_equal_messages_have_seeds_of_their_own(
     assert len(set(own)) > 6 if drawn else own == [None] * 8
 
 
-def test_an_answer_that_is_cut_while_it_reasons(server: Running) -> None:
-    """The fake engine repeats the prompt, which `deepseek-r1` takes for reasoning until `</think>` comes."""
+def test_an_answer_that_is_cut_while_it_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    def generate(url: str, model: str, prompt: Any, sampling: Sampling, **given: Any) -> Generated:
+        given["on_first"](Piece("I add", 3, 2, prompt_thought="<think>"))
+        given["on_text"]("I add")
+        return Generated("I add", 3, 2, 0.5, 0.1, "length")
+
+    monkeypatch.setattr("trtforge.serve.conversation.generate", generate)
+    thoughts, texts = list[str](), list[str]()
+    talk = Conversation("127.0.0.1:9", "ensemble", Sampling(), parser="qwen3")
+    assert talk.answer("2 + 2?", texts.append, thoughts.append).text == ""
+    assert (texts, thoughts) == ([], ["I add"])
+    assert talk.messages[1] == {"role": "assistant", "content": "", "reasoning_content": "I add"}
+
+
+def test_a_served_model_tells_how_its_prompt_ends(server: Running) -> None:
+    """The demo model's prompts end without `<think>`, so answers are no reasoning, with `deepseek-r1` either."""
     thoughts, texts = list[str](), list[str]()
     talk = conversation(server, parser="deepseek-r1")
-    assert talk.answer("one two", texts.append, thoughts.append).text == ""
-    assert (texts, talk.messages[1]["content"]) == ([], "")
-    assert talk.messages[1]["reasoning_content"] == "".join(thoughts) != ""
+    answer = talk.answer("one two", texts.append, thoughts.append).text
+    assert answer == "".join(texts) == talk.messages[1]["content"] != ""
+    assert thoughts == []
 
 
 def test_a_parser_that_does_not_exist_is_refused_before_the_server_is_asked(run: Any) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trtforge.core.reasoning import REASONING_PARSERS, ReasoningParser, ReasoningText
+from trtforge.core.reasoning import REASONING_PARSERS, ReasoningParser, ReasoningText, prompted_thought
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,38 @@ from trtforge.core.reasoning import REASONING_PARSERS, ReasoningParser, Reasonin
 )
 def test_reasoning_and_answer_are_told_apart(parser: ReasoningParser, text: str, reasoning: str, content: str) -> None:
     assert ReasoningText(parser).push(text, last=True) == (reasoning, content)
+
+
+@pytest.mark.parametrize("parser", REASONING_PARSERS)
+@pytest.mark.parametrize(
+    ("before", "text", "reasoning", "content"),
+    [
+        ("<think>", "I add.</think>Four.", "I add.", "Four."),
+        ("<think>", "\n<think>I add.</think>Four.", "I add.", "Four."),
+        ("[THINK]", "I </think> add.[/THINK]Four.", "I </think> add.", "Four."),
+        ("", "Four.</think>", "", "Four.</think>"),
+        ("", "<think>I add.</think>Four.", "I add.", "Four."),
+    ],
+)
+def test_what_is_before_an_answer_tells_whether_it_begins_with_reasoning(
+    parser: ReasoningParser, before: str, text: str, reasoning: str, content: str
+) -> None:
+    assert ReasoningText(parser, before).push(text, last=True) == (reasoning, content)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tag"),
+    [
+        ("<|im_start|>assistant\n<think>\n", "<think>"),
+        ("[/INST][THINK]", "[THINK]"),
+        ("<｜Assistant｜></think>", ""),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ""),
+        ("<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", ""),
+        ("", ""),
+    ],
+)
+def test_the_tag_with_which_a_prompt_ends(prompt: str, tag: str) -> None:
+    assert prompted_thought(prompt) == tag
 
 
 PARTS = ("<think>", "</think>", "[THINK]", "[/THINK]", "[", "<", "</", "think>", "\n", " ", "é", "a")

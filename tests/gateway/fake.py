@@ -31,6 +31,7 @@ INPUTS = {
     "return_num_input_tokens": "BOOL",
     "return_num_output_tokens": "BOOL",
     "return_num_cached_tokens": "BOOL",
+    "return_prompt_thought": "BOOL",
     "return_logprobs": "BOOL",
     "top_logprobs": "INT32",
     "return_prompt_logprobs": "BOOL",
@@ -48,6 +49,7 @@ OUTPUTS = (
     "num_input_tokens",
     "num_output_tokens",
     "num_cached_tokens",
+    "prompt_thought",
     "logprobs",
     "prompt_logprobs",
     "context_phase_params",
@@ -62,7 +64,8 @@ class FakeBackend:
 
     `error`: raised instead of the piece of this number. `old`: reports nothing but text. `held`: no piece comes while
     it is true. `cached`: tokens of each prompt in the KV cache, for the second sequence one more, and so on. `phase`:
-    what a context_only request returns; `reason`: why answers end, if not as they would.
+    what a context_only request returns; `reason`: why answers end, if not as they would. `thought`: the tag of
+    reasoning with which prompts end, None: not reported.
     """
 
     words: tuple[str, ...] | None = None
@@ -75,6 +78,7 @@ class FakeBackend:
     cached: int | None = None
     phase: bytes = b""
     reason: str = ""
+    thought: str | None = None
     requests: list[TextRequest] = field(default_factory=list)
     running: int = 0
     cancelled: int = 0
@@ -139,6 +143,7 @@ class FakeBackend:
             logprobs=[score(token, request.top_logprobs) for token in tokens] if request.logprobs else (),
             prompt_logprobs=prompt_scores(request) if request.prompt_logprobs and so_far == len(tokens) else (),
             context_phase=self.phase if request.request_type == "context_only" else b"",
+            prompt_thought=self.thought if so_far == len(tokens) else None,
         )
 
     def _answer(self, request: TextRequest) -> tuple[list[str], str]:

@@ -135,6 +135,8 @@ def response_of(piece: Piece) -> Any:
     texts = {"text_output": piece.text, "finish_reason": piece.finish_reason}
     if piece.logprobs:
         texts["logprobs"] = json.dumps(piece.logprobs)
+    if piece.prompt_thought is not None:
+        texts["prompt_thought"] = piece.prompt_thought
     if piece.prompt_logprobs:
         texts["prompt_logprobs"] = json.dumps(piece.prompt_logprobs)
     for name, text in texts.items():

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -166,7 +167,8 @@ def test_a_complete_call_has_the_arguments_that_the_model_wrote(form: str, place
     """Wherever a stop string is, and whatever the pieces."""
     at = place % len(form)
     stop = form[at : at + length]
-    sequence, streamed = AnswerSequence(request(stop), 0, reader_of(None, USE.names)), StreamedCalls(USE)
+    new_reader = partial(reader_of, None, USE.names)
+    sequence, streamed = AnswerSequence(request(stop), 0, new_reader), StreamedCalls(USE)
     deltas = [
         delta for start in range(0, len(form), size) for delta in sequence.take(Piece(text=form[start : start + size]))
     ]

@@ -79,6 +79,7 @@ def test_every_field_arrives_with_the_declared_type() -> None:
                 "return_num_input_tokens": True,
                 "return_num_output_tokens": True,
                 "return_num_cached_tokens": True,
+                "return_prompt_thought": True,
                 "return_finish_reason": True,
                 "return_logprobs": True,
                 "return_prompt_logprobs": True,
@@ -88,9 +89,11 @@ def test_every_field_arrives_with_the_declared_type() -> None:
     ]
 
 
-@pytest.mark.parametrize(("stream", "cached"), [(True, None), (False, 1)])
-def test_pieces_are_read(stream: bool, cached: int | None) -> None:
-    fake = FakeBackend(cached=cached)
+@pytest.mark.parametrize(
+    ("stream", "cached", "thought"), [(True, None, "<think>"), (False, 1, None), (False, None, "")]
+)
+def test_pieces_are_read(stream: bool, cached: int | None, thought: str | None) -> None:
+    fake = FakeBackend(cached=cached, thought=thought)
     request = TextRequest("ensemble", 3, prompt="Naïve café", stream=stream, logprobs=True)
     with serving(Servicer(fake)) as address:
         found = run(address, lambda backend: pieces(backend, request))

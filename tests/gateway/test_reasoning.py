@@ -21,9 +21,11 @@ TIME = {"type": "function", "name": "time", "parameters": {"type": "object", "pr
 
 
 @contextmanager
-def thinking(text: str, parser: ReasoningParser | None = "qwen3") -> Iterator[tuple[Gateway, FakeBackend]]:
-    """A gateway over a model that answers with a text, two characters at a time."""
-    model = FakeBackend(words=tuple(text[start : start + 2] for start in range(0, len(text), 2)))
+def thinking(
+    text: str, parser: ReasoningParser | None = "qwen3", thought: str | None = None
+) -> Iterator[tuple[Gateway, FakeBackend]]:
+    """A gateway over a model that answers with a text, two characters at a time. `thought`: see FakeBackend."""
+    model = FakeBackend(tuple(text[start : start + 2] for start in range(0, len(text), 2)), thought=thought)
     with running([model], served_name="demo", reasoning=parser) as found:
         yield found, model
 
@@ -87,6 +89,40 @@ def test_a_guided_answer_has_no_reasoning() -> None:
         message = gateway.post("chat/completions", **asked).json()["choices"][0]["message"]
         assert message["content"] == answer
         assert "reasoning_content" not in message
+
+
+@pytest.mark.parametrize("variables", [{}, {"thinking": True}, {"enable_thinking": False, "thinking": False}])
+@pytest.mark.parametrize("parser", ["qwen3", "deepseek-r1"])
+@pytest.mark.parametrize(
+    ("thought", "answer", "reasoning", "text"),
+    [
+        ("<think>", "I add.\n</think>\n\nFour.", "I add.", "Four."),
+        ("<think>", "<think>I add.\n</think>\n\nFour.", "I add.", "Four."),
+        ("[THINK]", "I </think> add.[/THINK]Four.", "I </think> add.", "Four."),
+        ("", "Four.", "", "Four."),
+        ("", "<think>I add.</think>Four.", "I add.", "Four."),
+    ],
+)
+def test_the_end_of_the_prompt_tells_whether_an_answer_begins_with_reasoning(
+    parser: ReasoningParser, thought: str, answer: str, reasoning: str, text: str, variables: dict[str, bool]
+) -> None:
+    """A template may ignore what turns thinking on or off, or end the prompt with `</think>` without being asked."""
+    with thinking(answer, parser, thought) as (gateway, _):
+        asked = chat(answer, chat_template_kwargs=variables)
+        message = gateway.post("chat/completions", **asked).json()["choices"][0]["message"]
+        assert (message.get("reasoning_content", ""), message["content"]) == (reasoning, text)
+        assert streamed(gateway, asked) == (reasoning, text)
+        response = response_of(gateway.post("responses", model="demo", input="2 + 2?", chat_template_kwargs=variables))
+    assert response.output_text == text
+    thoughts = [part.text for item in response.output if item.type == "reasoning" for part in item.content or []]
+    assert "".join(thoughts) == reasoning
+
+
+def test_a_message_that_is_continued_tells_more_than_the_end_of_the_prompt() -> None:
+    messages = [QUESTION, {"role": "assistant", "content": "<think>I add"}]
+    with thinking(" two.</think>Four.", "qwen3", "") as (gateway, _):
+        asked = chat(" two.</think>Four.", messages=messages, continue_final_message=True)
+        assert streamed(gateway, asked) == (" two.", "Four.")
 
 
 @pytest.mark.parametrize("name", ["enable_thinking", "thinking"])

@@ -1,9 +1,11 @@
 """Prompts of chat messages: the same as those of transformers, and clear errors."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from tests.chat_templates import FAMILIES, QUESTION, SYSTEM, TALK, Family, refusal, served, write_tokenizer
+from tests.conftest import DEMO_MODEL
 from trtforge.core.errors import ForgeError
 from trtforge.formats.chat_template import ChatTemplate, read_chat_template
 from trtforge.package import template_check
@@ -270,3 +273,25 @@ def test_a_template_that_cannot_be_tried_is_packaged_with_a_warning(
 def test_problems_are_told_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
     assert template_problem(ChatTemplate("{% \u00e9 %}")) == "line 1: Encountered unknown tag '\u00e9'."
+
+
+@pytest.mark.parametrize(("end", "told"), [("<think>\n", b"<think>"), ("[THINK]", b"[THINK]"), ("</think>", b"")])
+def test_the_tag_with_which_a_prompt_of_messages_ends(end: str, told: bytes, tmp_path: Path) -> None:
+    from model_config import ModelConfig  # type: ignore[import-not-found]
+    from preprocessor import PROMPT_THOUGHT, Preprocessor  # type: ignore[import-not-found]
+
+    shutil.copy(DEMO_MODEL / "tokenizer.json", tmp_path)
+    chat = ChatTemplate(f"{{{{ messages[0].content }}}}{{{{ {end!r} if add_generation_prompt }}}}")
+    (tmp_path / "chat.json").write_text(json.dumps(chat.as_json()))
+    values = {"tokenizer_dir": str(tmp_path), "chat_template": "true", "vocab_size": "2048"}
+    parameters = {name: {"string_value": value} for name, value in values.items()}
+    repository = {"model_repository": "", "model_version": "1", "model_name": "ensemble"}
+    preprocessor = Preprocessor(ModelConfig({"model_config": json.dumps({"parameters": parameters}), **repository}))
+
+    def prepared(name: str, text: str) -> dict[str, Any]:
+        text_ = np.array([[text.encode()]], dtype=object)
+        outputs: dict[str, Any] = preprocessor.prepare({name: text_, "REQUEST_OUTPUT_LEN": np.array([[4]])})
+        return outputs
+
+    assert prepared("messages", json.dumps(QUESTION))[PROMPT_THOUGHT].tolist() == [[told]]
+    assert PROMPT_THOUGHT not in prepared("QUERY", "<think>")

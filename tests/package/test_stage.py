@@ -63,7 +63,7 @@ def test_text_models_have_the_tensors_of_tensorrt_llm(repository: Path) -> None:
     outputs = [tensor.name for tensor in ensemble.output]
     assert outputs[:3] == ["text_output", "cum_log_probs", "output_log_probs"]
     assert len(set(outputs)) == len(outputs)
-    counts = {"num_input_tokens", "num_output_tokens", "num_cached_tokens"}
+    counts = {"num_input_tokens", "num_output_tokens", "num_cached_tokens", "prompt_thought"}
     assert counts | {"finish_reason", "logprobs", "prompt_logprobs"} < set(outputs)
     assert len(inputs) == len(ensemble.input)
     assert set(inputs) < {tensor.name for tensor in bls.input}

@@ -59,6 +59,27 @@ def test_a_failure_ends_a_request_of_which_a_sequence_has_ended(tokenizer: Token
     assert (call.error, call.done, stopped) == (failed.failure, True, [True])
 
 
+@pytest.mark.parametrize(
+    ("thought", "wanted", "told"), [("<think>", True, True), ("", True, True), (None, True, False), ("", False, False)]
+)
+def test_reasoning_that_the_prompt_began_is_told_once_for_each_sequence(
+    tokenizer: Tokenizer, thought: str | None, wanted: bool, told: bool
+) -> None:
+    from answer_report import AnswerReport  # type: ignore[import-not-found]
+    from text_engine import Piece  # type: ignore[import-not-found]
+    from text_options import TextOptions  # type: ignore[import-not-found]
+
+    options = TextOptions.of({"return_prompt_thought": np.array([[wanted]])})
+    report = AnswerReport(options, [], 9, None, prompt_thought=thought)
+    for sequence in range(2):
+        found = []
+        for finished in (False, True):
+            report.take(Piece(sequence, [tokenizer.encode("a").ids], finished), stopped=False)
+            found.append(report.tensors(sequence))
+        assert [list(each) for each in found] == [["prompt_thought"] if told else [], []]
+        assert not told or found[0]["prompt_thought"].tolist() == [[(thought or "").encode()]]
+
+
 def test_tokens_after_a_stop_word_do_not_count_however_they_come(tokenizer: Tokenizer) -> None:
     """The engine goes on until it learns of a stop word in the text, and may send several tokens together."""
     from answer_report import AnswerReport

@@ -146,6 +146,16 @@ def test_tokens_of_the_prompt_in_the_kv_cache_are_told_once(server: Running, mod
 
 
 @MODELS
+def test_whether_the_prompt_began_reasoning_is_told_once_for_messages(server: Running, model: str) -> None:
+    """The template of the demo model begins none."""
+    asked = {"max_tokens": 4, "end_id": -1, "return_prompt_thought": True}
+    assert post(server, model, **asked, messages=json.dumps(MESSAGES)).json()["prompt_thought"] == ""
+    pieces = streamed(server, model, **asked, messages=json.dumps(MESSAGES))
+    assert [piece.get("prompt_thought") for piece in pieces] == [b"", *[None] * (len(pieces) - 1)]
+    assert "prompt_thought" not in post(server, model, **asked, text_input="one two").json()
+
+
+@MODELS
 def test_log_probabilities_name_their_tokens(server: Running, tokenizer: Any, model: str) -> None:
     text = "one 🙂 two"
     ids = tokenizer(text)["input_ids"]

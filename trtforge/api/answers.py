@@ -218,7 +218,10 @@ class SequenceText:
 
 
 class Assembly:
-    """Converts outputs of one prompt's `requests` to pieces. A request is a sequence, or a search of several beams."""
+    """Converts outputs of one prompt's `requests` to pieces. A request is a sequence, or a search of several beams.
+
+    `prompt_thought`: for `new_reader`.
+    """
 
     def __init__(
         self,
@@ -228,6 +231,7 @@ class Assembly:
         *,
         continues: bool,
         new_reader: NewReader | None = None,
+        prompt_thought: str | None = None,
         reasons: bool = False,
     ) -> None:
         self.requests = tuple(requests)
@@ -235,11 +239,11 @@ class Assembly:
         self._reused = 0
         beams = requests[0].beams
         count = len(requests) if beams is None else beams.returned
+        prompt = requests[0].prompt
+        readers = [None if new_reader is None else new_reader(prompt_thought) for _ in range(count)]
         self._sequences = [
-            SequenceText(
-                requests[0].prompt, stop, texts, index, continues=continues, reader=new_reader and new_reader()
-            )
-            for index in range(count)
+            SequenceText(prompt, stop, texts, index, continues=continues, reader=reader)
+            for index, reader in enumerate(readers)
         ]
         self._index_of = {request.request_id: index for index, request in enumerate(requests)}
 

@@ -236,8 +236,15 @@ class Engine:
         requests, guide = sequences(request, params.n, next(self._numbers)), request.guide
         continues = not isinstance(asked, Chat) or shows_first_space("" if guide is None else guide.kind)
         new_reader = params.new_reader(asked.functions if isinstance(asked, Chat) else None)
-        reasons = new_reader is not None and params.reasoning_parser is not None
-        return Assembly(requests, params.stop, self._texts, continues=continues, new_reader=new_reader, reasons=reasons)
+        return Assembly(
+            requests,
+            params.stop,
+            self._texts,
+            continues=continues,
+            new_reader=new_reader,
+            prompt_thought=self._prompts.thought(request.prompt) if isinstance(asked, Chat) else None,
+            reasons=new_reader is not None and params.reasoning_parser is not None,
+        )
 
     def _pieces(self, assemblies: Sequence[Assembly]) -> Iterator[tuple[Assembly, Piece]]:
         """Each piece with its assembly, in order of arrival."""

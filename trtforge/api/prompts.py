@@ -14,6 +14,7 @@ from trtforge.api.prompt_tables import prompt_table
 from trtforge.api.sampling_params import MOST_ID, SamplingParams
 from trtforge.core.errors import ForgeError, RequestError, first_line
 from trtforge.core.prompt_template import PromptTemplate
+from trtforge.core.reasoning import prompted_thought
 from trtforge.core.strict_calls import PROBE, StrictCalls, functions_of
 from trtforge.engine_process.requests import GenerationRequest, Guide, LookaheadSizes, PromptTable, with_seed
 from trtforge.formats.chat_template import ChatTemplate, read_chat_template
@@ -65,6 +66,8 @@ class Tuned:
 Prompt = str | Chat | Tokens | Tuned
 
 
+_END = 16
+"""Tokens with which a prompt ends that may write the opening tag of reasoning and the white space after it."""
 _BEFORE = ("\n", "a")
 """Beginnings of texts; a tokenizer may join one of them with a word to one token."""
 
@@ -120,6 +123,10 @@ class Prompts:
             context_only=params.context_only,
             context_phase=params.phase(),
         )
+
+    def thought(self, prompt: Sequence[int]) -> str:
+        """The opening tag of reasoning with which a chat's prompt ends; "" if it ends otherwise."""
+        return prompted_thought(self.tokenizer.decode(list(prompt[-_END:]), skip_special_tokens=False))
 
     def _strict_guide(self, chat: Chat, text: str, params: SamplingParams) -> Guide | None:
         """The guide for an answer that may call a strict function; None without one. `text`: of the chat."""

@@ -66,8 +66,9 @@ class SamplingParams:
     passed, with its tokens so far.
 
     `reasoning_parser`: `deepseek-r1` or `qwen3`, for models that think first: text before `</think>` is the `reasoning`
-    of an answer and not part of its text, as with `trtforge serve`. Guided answers have no reasoning; chats with
-    gpt-oss need no parser.
+    of an answer and not part of its text, as with `trtforge serve`. They differ for prompts other than Chat, whose end
+    does not tell whether the answer begins with reasoning: with `deepseek-r1` it does. Guided answers have no
+    reasoning; chats with gpt-oss need no parser.
 
     `context_only`: compute the prompt and the first token for another engine. That engine continues with the answer's
     `context_phase` as option `context_phase`, the same prompt and options, and the same `kv_cache_dir`.

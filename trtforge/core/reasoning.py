@@ -21,17 +21,17 @@ THOUGHTS = (("<think>", "</think>"), (mistral_tokens.THINK, mistral_tokens.THINK
 class ReasoningText:
     """Splits the text of one answer into reasoning and other text.
 
-    With `deepseek-r1` an answer begins with reasoning; its `<think>` is the end of the prompt and may be repeated. With
-    `qwen3` it does only if it begins with `<think>`. White space around the reasoning and line feeds before the other
-    text are removed. An answer that ends before `</think>` is all reasoning.
-
-    `continued`: the text of the message that the answer continues. With either parser such an answer begins with
-    reasoning if that text ends within reasoning, or if the answer begins with `<think>`.
+    `before`: what the answer continues: the text of the final message if the request says so, otherwise the
+    `prompted_thought` of the prompt. The answer begins with reasoning if that text ends within reasoning, or if the
+    answer begins with `<think>`. If `before` is None, the prompt is not known: then each answer begins with reasoning
+    with `deepseek-r1`, and with `qwen3` only one that begins with `<think>`. A `<think>` with which the prompt ends may
+    be repeated. White space around the reasoning and line feeds before the other text are removed. An answer that ends
+    before `</think>` is all reasoning.
     """
 
-    def __init__(self, parser: ReasoningParser, continued: str | None = None) -> None:
-        begun = None if continued is None else unclosed_thought(continued)
-        self._reasons = parser == "deepseek-r1" if continued is None else begun is not None
+    def __init__(self, parser: ReasoningParser, before: str | None = None) -> None:
+        begun = None if before is None else unclosed_thought(before)
+        self._reasons = parser == "deepseek-r1" if before is None else begun is not None
         self._end = (THOUGHTS[0] if begun is None else begun[1])[1]
         self._began = begun is not None and bool(begun[0].strip())
         """Whether it is known how the answer begins."""
@@ -105,6 +105,12 @@ def unclosed_thought(text: str) -> tuple[str, tuple[str, str]] | None:
     return None
 
 
+def prompted_thought(prompt: str) -> str:
+    """The opening tag of reasoning with which a prompt ends, apart from white space; "" if it ends otherwise."""
+    end = prompt.rstrip()
+    return next((begin for begin, _ in THOUGHTS if end.endswith(begin)), "")
+
+
 def may_begin_thought(text: str) -> bool:
     """Whether a text may become an opening tag of reasoning."""
     return any(begin.startswith(text) for begin, _ in THOUGHTS)
@@ -112,13 +118,13 @@ def may_begin_thought(text: str) -> bool:
 
 Reader = ReasoningText | HarmonyText
 """Separates the reasoning in one answer from its text."""
-NewReader = Callable[[], Reader]
-"""Creates the reader of an answer."""
+NewReader = Callable[[str | None], Reader]
+"""Creates the reader of an answer. The argument: the `prompted_thought` of its prompt, None if it is not known."""
 
 
-def reader_of(parser: ReasoningParser | None, functions: Collection[str] = (), continued: str | None = None) -> Reader:
-    """The reader of the answer to a chat. `continued`: see ReasoningText.
+def reader_of(parser: ReasoningParser | None, functions: Collection[str] = (), before: str | None = None) -> Reader:
+    """The reader of the answer to a chat. `before`: see ReasoningText.
 
     Without a parser, answers in the Harmony format are recognised; `functions`: those whose calls are part of the text.
     """
-    return HarmonyText(functions) if parser is None else ReasoningText(parser, continued)
+    return HarmonyText(functions) if parser is None else ReasoningText(parser, before)

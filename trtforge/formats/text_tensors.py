@@ -1,8 +1,8 @@
 """The tensors of the text models in addition to those of TensorRT-LLM's ensemble.
 
 `return_finish_reason`, `return_num_input_tokens` and `return_num_output_tokens` and their outputs are named as in
-Triton's vLLM backend, `return_num_cached_tokens` like them, `include_stop_str_in_output` as in TensorRT-LLM's
-SamplingParams.
+Triton's vLLM backend, `return_num_cached_tokens` and `return_prompt_thought` like them, `include_stop_str_in_output` as
+in TensorRT-LLM's SamplingParams.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ _INPUTS = (
     _tensor("return_num_input_tokens", "TYPE_BOOL"),
     _tensor("return_num_output_tokens", "TYPE_BOOL"),
     _tensor("return_num_cached_tokens", "TYPE_BOOL"),
+    _tensor("return_prompt_thought", "TYPE_BOOL"),
     _tensor("return_logprobs", "TYPE_BOOL"),
     _tensor("top_logprobs", "TYPE_INT32"),
     _tensor("return_prompt_logprobs", "TYPE_BOOL"),
@@ -43,6 +44,7 @@ _OUTPUTS = (
     _tensor("num_input_tokens", "TYPE_INT32"),
     _tensor("num_output_tokens", "TYPE_INT32"),
     _tensor("num_cached_tokens", "TYPE_INT32"),
+    _tensor("prompt_thought", "TYPE_STRING"),
     _tensor("logprobs", "TYPE_STRING"),
     _tensor("prompt_logprobs", "TYPE_STRING"),
     _PHASE,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trtforge.core.reasoning import NewReader, ReasoningParser, reader_of
+from trtforge.core.reasoning import NewReader, Reader, ReasoningParser, reader_of
 from trtforge.gateway.errors import bad_request
 from trtforge.gateway.fields import Fields, wrong
 from trtforge.gateway.limits import GatewayLimits
@@ -62,13 +62,17 @@ class ChatCall:
     def new_reader(self, model: ReasoningParser | None) -> NewReader | None:
         """Creates readers that find the reasoning in answers; `model`: the model's parser.
 
-        None for guided answers, which have no reasoning. If thinking is off, only answers that begin with `<think>`
-        have some. An answer that continues a message also has some if that message ends within it.
+        None for guided answers, which have no reasoning. The final message, if the answer continues it, or else the
+        prompt's end tells whether an answer begins with reasoning. Models of older packages do not report the prompt's
+        end: then the parser tells, unless the request turns thinking off.
         """
-        if self.request.guide is not None:
-            return None
+        return None if self.request.guide is not None else partial(self._reader, model)
+
+    def _reader(self, model: ReasoningParser | None, prompted: str | None) -> Reader:
         functions = () if self.structure.use is None else self.structure.use.names
-        return partial(reader_of, model if self.thinks or model is None else "qwen3", functions, self.continued)
+        if self.continued is not None:
+            return reader_of(model, functions, self.continued)
+        return reader_of(model, functions, "" if prompted is None and not self.thinks else prompted)
 
 
 def read_chat(values: Mapping[str, Any], limits: GatewayLimits) -> ChatCall:

@@ -48,9 +48,7 @@ class Generation:
     ) -> None:
         self._backend = backend
         self._request = request
-        self._sequences = [
-            AnswerSequence(request, first + number, new_reader and new_reader()) for number in range(request.sequences)
-        ]
+        self._sequences = [AnswerSequence(request, first + number, new_reader) for number in range(request.sequences)]
         self._input_tokens: int | None = None
         self._cached_tokens: int | None = None
         self._overrun = False

@@ -22,6 +22,7 @@ _ASKED = (
     "return_num_output_tokens",
     "return_num_cached_tokens",
     "return_finish_reason",
+    "return_prompt_thought",
 )
 """Outputs that every request asks for, if the model has them."""
 
@@ -148,6 +149,10 @@ def _set_reason(piece: Piece, raw: bytes) -> None:
     piece.finish_reason = _text(raw)
 
 
+def _set_prompt_thought(piece: Piece, raw: bytes) -> None:
+    piece.prompt_thought = _text(raw)
+
+
 def _set_inputs(piece: Piece, raw: bytes) -> None:
     piece.input_tokens = _int32(raw)
 
@@ -179,6 +184,7 @@ def _set_prompt_logprobs(piece: Piece, raw: bytes) -> None:
 _READERS: Mapping[str, Callable[[Piece, bytes], None]] = {
     "text_output": _set_text,
     "finish_reason": _set_reason,
+    "prompt_thought": _set_prompt_thought,
     "num_input_tokens": _set_inputs,
     "num_output_tokens": _set_outputs,
     "num_cached_tokens": _set_cached,

@@ -89,6 +89,8 @@ class Piece:
 
     `input_tokens` of the prompt, `output_tokens` of the sequence so far, `cached_tokens` of the prompt that were in the
     KV cache; None: not reported. `context_phase`: the result of a server that computed only the context.
+    `prompt_thought`: in the first piece of a sequence, the opening tag of reasoning with which the prompt of a chat
+    ends, "" if it ends with none; None: not reported.
     """
 
     sequence: int = 0
@@ -100,3 +102,4 @@ class Piece:
     logprobs: Sequence[TokenScore] = field(default=())
     prompt_logprobs: Sequence[TokenScore] = field(default=())
     context_phase: bytes = b""
+    prompt_thought: str | None = None

@@ -36,18 +36,22 @@ class AnswerReader(Protocol):
         """
 
 
-NewAnswerReader = Callable[[], AnswerReader]
-"""Creates the reader of an answer."""
+NewAnswerReader = Callable[[str | None], AnswerReader]
+"""Creates the reader of an answer; takes `Piece.prompt_thought` of its first piece."""
 
 
 class AnswerSequence:
-    """The state of one sequence of a request. `index`: of its choice; `reader`: separates reasoning from text."""
+    """The state of one sequence of a request. `index`: of its choice.
 
-    def __init__(self, request: TextRequest, index: int, reader: AnswerReader | None = None) -> None:
+    `new_reader`: creates what separates reasoning from text, once the first piece has come.
+    """
+
+    def __init__(self, request: TextRequest, index: int, new_reader: NewAnswerReader | None = None) -> None:
         self._request = request
         self._index = index
         self._stop = StopText(request.stop) if request.stop else None
-        self._reader = reader
+        self._new_reader = new_reader
+        self._reader: AnswerReader | None = None
         self._scores: deque[tuple[int, TokenScore]] = deque()
         self._received = 0
         self._released = 0
@@ -60,6 +64,8 @@ class AnswerSequence:
             self.output_tokens = piece.output_tokens
         if self.finished:
             return []
+        if self._reader is None and self._new_reader is not None:
+            self._reader = self._new_reader(piece.prompt_thought)
         text, scores = piece.text, piece.logprobs
         reason: str | None = piece.finish_reason or None
         stop_word = ""

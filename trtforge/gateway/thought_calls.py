@@ -85,8 +85,8 @@ def with_calls(new_reader: NewReader | None, use: ToolUse | None) -> NewAnswerRe
     if new_reader is None or use is None:
         return new_reader
 
-    def new() -> ThoughtReader | HarmonyText:
-        reader = new_reader()
+    def new(prompt_thought: str | None) -> ThoughtReader | HarmonyText:
+        reader = new_reader(prompt_thought)
         return ThoughtReader(reader, use) if isinstance(reader, ReasoningText) else reader
 
     return new

@@ -74,6 +74,7 @@ _TEXT_MODULES = (
     "core/harmony",
     "core/mistral_tokens",
     "core/prompt_template",
+    "core/reasoning",
     "core/stop_text",
     "core/template_messages",
     "core/token_texts",

@@ -38,10 +38,13 @@ def generate(
     protocol: Protocol = "grpc",
     stream: bool = False,
     on_text: Callable[[str], None] | None = None,
+    on_first: Callable[[Piece], None] | None = None,
     timeout: float | None = None,
     needs_stream: bool = False,
 ) -> Generated:
     """Run one request to completion; `on_text` receives each piece of text. `timeout`: seconds without any data.
+
+    `on_first` receives the first response, before its text.
 
     If the repository does not stream, the whole answer is one piece. Raises ForgeError if the server cannot be reached
     or refuses the request, and with `needs_stream` if it does not stream.
@@ -49,11 +52,11 @@ def generate(
     client = _client(url, protocol, timeout)
     sampling = _supported(client, model, prompt, sampling)
     try:
-        return _answered(client, url, model, prompt, sampling, stream=stream, on_text=on_text)
+        return _answered(client, url, model, prompt, sampling, stream=stream, on_text=on_text, on_first=on_first)
     except Refused as error:
         if not stream or needs_stream or STREAMING_OFF not in error.message:
             raise
-        return _answered(client, url, model, prompt, sampling, stream=False, on_text=on_text)
+        return _answered(client, url, model, prompt, sampling, stream=False, on_text=on_text, on_first=on_first)
 
 
 def _answered(
@@ -65,6 +68,7 @@ def _answered(
     *,
     stream: bool,
     on_text: Callable[[str], None] | None,
+    on_first: Callable[[Piece], None] | None,
 ) -> Generated:
     start = time.perf_counter()
     first = 0.0
@@ -72,6 +76,8 @@ def _answered(
     input_tokens = output_tokens = reason = None
     with closing(_pieces(client, model, prompt, sampling, stream=stream)) as pieces:
         for piece in pieces:
+            if on_first is not None and not texts:
+                on_first(piece)
             first = first or time.perf_counter() - start
             texts.append(piece.text)
             input_tokens = piece.input_tokens if piece.input_tokens is not None else input_tokens

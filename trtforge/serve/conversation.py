@@ -3,14 +3,15 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import read_json_object
 from trtforge.core.new_file import write_new
-from trtforge.core.reasoning import Reader, ReasoningParser, reader_of
+from trtforge.core.reasoning import NewReader, Reader, ReasoningParser, reader_of
 from trtforge.serve.client import Generated, Sampling, generate
-from trtforge.serve.request import Chat, Message
+from trtforge.serve.request import Chat, Message, Piece
 
 _ROLES = ("system", "user", "assistant")
 
@@ -46,9 +47,11 @@ class Conversation:
         if self.complete:
             return generate(self.url, self.model, text, sampling, stream=True, on_text=on_text)
         asked: list[Message] = [*self.messages, {"role": "user", "content": text}]
-        apart = _Apart(reader_of(self.parser) if sampling.guide is None else None, on_text, on_reasoning)
+        reads = sampling.guide is None
+        apart = _Apart(partial(reader_of, self.parser, ()) if reads else None, on_text, on_reasoning)
         chat = Chat(self._opening(asked))
-        answer = generate(self.url, self.model, chat, sampling, stream=True, on_text=apart.push)
+        sampling = replace(sampling, prompt_thought=reads and self.parser is not None)
+        answer = generate(self.url, self.model, chat, sampling, stream=True, on_text=apart.push, on_first=apart.begin)
         apart.push("", last=True)
         self.messages = [*asked, {"role": "assistant", "content": apart.text, **apart.reasoning_content}]
         return replace(answer, text=apart.text)
@@ -76,17 +79,22 @@ class Conversation:
 
 
 class _Apart:
-    """Separates an answer's text from its reasoning. `reader` None: no reasoning."""
+    """Separates an answer's text from its reasoning. `new_reader` None: no reasoning."""
 
     def __init__(
         self,
-        reader: Reader | None,
+        new_reader: NewReader | None,
         on_text: Callable[[str], None],
         on_reasoning: Callable[[str], None] | None,
     ) -> None:
-        self._reader = reader
+        self._new_reader = new_reader
+        self._reader: Reader | None = None
         self._on_text, self._on_reasoning = on_text, on_reasoning
         self.text, self._reasoning = "", ""
+
+    def begin(self, first: Piece) -> None:
+        """Take the first response before its text."""
+        self._reader = None if self._new_reader is None else self._new_reader(first.prompt_thought)
 
     def push(self, text: str, *, last: bool = False) -> None:
         """Take the next piece of the answer."""

@@ -89,9 +89,13 @@ class GrpcClient:
 
 def _piece(result: Any) -> Piece:
     text = result.as_numpy("text_output").flat[0].decode(errors="replace")
-    reason = result.as_numpy("finish_reason")
-    ended = None if reason is None else reason.flat[0].decode()
-    return Piece(text, _count(result, "num_input_tokens"), _count(result, "num_output_tokens"), ended or None)
+    ended, thought = _told(result, "finish_reason"), _told(result, "prompt_thought")
+    return Piece(text, _count(result, "num_input_tokens"), _count(result, "num_output_tokens"), ended or None, thought)
+
+
+def _told(result: Any, name: str) -> str | None:
+    value = result.as_numpy(name)
+    return None if value is None else str(value.flat[0].decode())
 
 
 def _count(result: Any, name: str) -> int | None:

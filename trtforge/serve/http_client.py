@@ -108,6 +108,7 @@ def _piece(values: Mapping[str, Any]) -> Piece:
         _count(values, "num_input_tokens"),
         _count(values, "num_output_tokens"),
         str(values.get("finish_reason") or "") or None,
+        None if values.get("prompt_thought") is None else str(values["prompt_thought"]),
     )
 
 

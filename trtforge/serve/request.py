@@ -28,6 +28,7 @@ Value = str | int | float | bool | tuple[str, ...]
 FINISH_REASON_INPUT = "return_finish_reason"
 """The input that asks for the finish reason; older repositories do not have it."""
 _INCLUDE_STOP = "include_stop_str_in_output"
+_THOUGHT_INPUT = "return_prompt_thought"
 _COUNT_INPUTS = frozenset({"return_num_input_tokens", "return_num_output_tokens"})
 
 
@@ -35,7 +36,8 @@ _COUNT_INPUTS = frozenset({"return_num_input_tokens", "return_num_output_tokens"
 class Sampling:
     """Options of one request; None: the server's default (greedy).
 
-    `finish_reason`, `counts`: request the finish reason and the token counts, which other repositories may lack.
+    `finish_reason`, `counts`, `prompt_thought`: request the finish reason, the token counts and `Piece.prompt_thought`,
+    which other repositories may lack.
     `cuts_stop`: the text ends before the first text of `stop`, however the tokenizer splits it. Without it, or if the
     repository lacks this, the text ends with the tokens of the stop word.
     """
@@ -55,6 +57,7 @@ class Sampling:
     finish_reason: bool = False
     counts: bool = True
     cuts_stop: bool = False
+    prompt_thought: bool = False
 
     def seeded(self) -> "Sampling":
         """These options with a random seed if tokens are sampled and no seed is given."""
@@ -67,6 +70,7 @@ class Sampling:
             finish_reason=self.finish_reason and FINISH_REASON_INPUT in inputs,
             counts=self.counts and (not inputs or _COUNT_INPUTS.issubset(inputs)),
             cuts_stop=self.cuts_stop and _INCLUDE_STOP in inputs,
+            prompt_thought=self.prompt_thought and _THOUGHT_INPUT in inputs,
         )
 
     def inputs(self, prompt: Prompt, *, stream: bool) -> Mapping[str, Value]:
@@ -90,6 +94,7 @@ class Sampling:
             "guided_decoding_guide": (self.guide.text or None) if self.guide else None,
             "stream": stream,
             FINISH_REASON_INPUT: self.finish_reason or None,
+            _THOUGHT_INPUT: self.prompt_thought or None,
             **dict.fromkeys(_COUNT_INPUTS, self.counts or None),
         }
         return {name: value for name, value in values.items() if value is not None}
@@ -97,12 +102,17 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Piece:
-    """One response: new text (the whole text without streaming) and the token counts so far."""
+    """One response: new text (the whole text without streaming) and the token counts so far.
+
+    `prompt_thought`: in the first response, the opening tag of reasoning with which the prompt of a chat ends, "" if it
+    ends with none; None: not reported.
+    """
 
     text: str
     input_tokens: int | None
     output_tokens: int | None
     finish_reason: str | None = None
+    prompt_thought: str | None = None
 
 
 @dataclass(frozen=True)
