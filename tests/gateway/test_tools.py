@@ -135,8 +135,19 @@ def test_references_of_each_function_stay_its_own() -> None:
     assert checked.is_valid([{"name": "weather", "arguments": {"city": "Rome"}}])
 
 
-def test_earlier_calls_and_their_results_are_part_of_the_chat() -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"city": "Rome"}', {"city": "Rome"}),
+        ("", {}),
+        (" \n", {}),
+        ("[]", []),
+        ("null", None),
+        ('{"city": "Ro', '{"city": "Ro'),
+    ],
+)
+def test_earlier_calls_and_their_results_are_part_of_the_chat(arguments: str, shown: object) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": arguments}}
     turns = [
         USER,
         {"role": "assistant", "content": None, "tool_calls": [call]},
@@ -146,7 +157,7 @@ def test_earlier_calls_and_their_results_are_part_of_the_chat() -> None:
     assert request.messages is not None
     _, assistant, tool = json.loads(request.messages)
     assert assistant["content"] == ""
-    assert assistant["tool_calls"][0]["function"] == {"name": "weather", "arguments": {"city": "Rome"}}
+    assert assistant["tool_calls"][0]["function"] == {"name": "weather", "arguments": shown}
     assert tool == {"role": "tool", "content": "sunny", "tool_call_id": "c1"}
 
 

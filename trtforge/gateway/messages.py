@@ -71,9 +71,12 @@ def text_of(given: object, where: str, kinds: Mapping[str, str], limits: Gateway
 
 
 def earlier_call(identity: str, name: str, arguments: str, limits: GatewayLimits) -> Mapping[str, object]:
-    """An earlier call, with its arguments as an object, which chat templates expect (as of `transformers`)."""
+    """An earlier call, with its arguments as an object, which chat templates expect (as of `transformers`).
+
+    Blank `arguments` are an empty object: clients send them back for a call without arguments.
+    """
     try:
-        parsed = parse_json(arguments, "", hint="", values=limits.json_values)
+        parsed = parse_json(arguments if arguments.strip() else "{}", "", hint="", values=limits.json_values)
     except ForgeError:
         parsed = arguments
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": parsed}}
