@@ -244,6 +244,60 @@ def test_earlier_calls_are_shown_to_other_templates_as_they_are(tmp_path: Path) 
     assert refusal(broken, talk).startswith("messages: the chat template cannot render them: TypeError: ")
 
 
+BLOCKS = (
+    "{%- for m in messages %}{%- if m['role'] == 'assistant' and (m['content'] is none or m['content'] == '') "
+    "and not m['tool_calls'] %}{{ raise_exception('empty') }}{%- endif %}"
+    "{%- if m['content'] is string and m['content'] != '' %}{{ m['content'] }}"
+    "{%- elif m['content'] | length > 0 %}{%- for block in m['content'] %}{%- if block['type'] == 'text' %}"
+    "{{ block['text'] }}{%- elif block['type'] == 'thinking' %}{{ '[THINK]' + block['thinking'] + '[/THINK]' }}"
+    "{%- endif %}{%- endfor %}{%- endif %}"
+    "{%- for c in m['tool_calls'] or [] %}{{ '[TOOL_CALLS]' + c['function']['name'] }}{%- endfor %};{%- endfor %}"
+)
+"""As the template of mistralai/Ministral-3-14B-Reasoning-2512 shows the content of an answer."""
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ({"content": "Four.", "reasoning_content": "I add."}, "[THINK]I add.[/THINK]Four.;"),
+        ({"content": "Four.", "reasoning": "I add."}, "[THINK]I add.[/THINK]Four.;"),
+        ({"content": "", "reasoning_content": "I add."}, "[THINK]I add.[/THINK];"),
+        (
+            {"content": "", "reasoning_content": "I ask.", "tool_calls": [CALL]},
+            "[THINK]I ask.[/THINK][TOOL_CALLS]look;",
+        ),
+        (
+            {"content": None, "reasoning_content": "I ask.", "tool_calls": [CALL]},
+            "[THINK]I ask.[/THINK][TOOL_CALLS]look;",
+        ),
+        (
+            {"content": [{"type": "text", "text": "Four."}], "reasoning_content": "I add."},
+            "[THINK]I add.[/THINK]Four.;",
+        ),
+        ({"content": "Four.", "reasoning_content": ""}, "Four.;"),
+        ({"content": "Four."}, "Four.;"),
+        ({"role": "user", "content": "Four.", "reasoning_content": "I add."}, "Four.;"),
+    ],
+)
+def test_reasoning_is_shown_to_templates_that_read_it_as_a_block(
+    message: dict[str, Any], shown: str, tmp_path: Path
+) -> None:
+    message = {"role": "assistant", **message}
+    assert served(ChatTemplate(BLOCKS), tmp_path).chat(json.dumps([message])).prompt == shown
+
+
+def test_an_answer_in_blocks_is_continued(tmp_path: Path) -> None:
+    message = {"role": "assistant", "content": "Fo", "reasoning_content": "I add."}
+    asked = {"messages": [message], "continue_final_message": True}
+    assert served(ChatTemplate(BLOCKS), tmp_path).chat(json.dumps(asked)).prompt == "[THINK]I add.[/THINK]Fo"
+
+
+def test_templates_that_name_the_reasoning_get_no_blocks(tmp_path: Path) -> None:
+    source = "{{ messages[0].reasoning_content }}{% if messages[0].content[0].type == 'thinking' %}block{% endif %}"
+    message = {"role": "assistant", "content": "Four.", "reasoning_content": "I add."}
+    assert served(ChatTemplate(source), tmp_path).chat(json.dumps([message])).prompt == "I add."
+
+
 NINE = (
     "{% for m in messages %}{% for c in m.tool_calls or [] %}"
     "{%- if c.id is not defined or c.id|length != 9 %}{{ raise_exception('nine letters') }}{% endif %}[{{ c.id }}]"

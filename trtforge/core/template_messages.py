@@ -26,6 +26,7 @@ _NUMBER_OF_CALLS = r"\btool_calls['\"]?\]?\s*\|\s*(?:length|count)\b"
 _REFUSES_SEVERAL = re.compile(
     rf"{_NUMBER_OF_CALLS}\s*\)?\s*(?:!=|==|>)\s*1\s*\)?\s*[-+]?%\}}\s*\{{\{{[-+]?\s*raise_exception\b"
 )
+_READS_THOUGHT_BLOCKS = re.compile(r"\btype['\"]?\]?\s*==\s*['\"]thinking['\"]")
 _COMPARED_WITH_NONE = re.compile(r"\bcontent['\"]?\]?\s*(?:is\s|==|!=)\s*(?:not\s+)?none", re.IGNORECASE)
 
 
@@ -41,6 +42,8 @@ class TemplateMessages:
       meta-llama/Llama-3.2-1B-Instruct).
     - Kimi K2's shows the names of functions as part of the calls' ids alone (docs/tool_call_guidance.md of
       moonshotai/Kimi-K2-Instruct).
+    - Those of Mistral's reasoning models show reasoning only as a block of the content (chat template of
+      mistralai/Ministral-3-14B-Reasoning-2512).
     - Those of Mistral's models of 2024 refuse ids that do not have nine characters (chat template of
       mistralai/Mistral-Nemo-Instruct-2407).
     """
@@ -50,6 +53,7 @@ class TemplateMessages:
         self._refuses_several = _REFUSES_SEVERAL.search(source) is not None
         self._id_of = _id_with_name if KIMI_CALL in source else _short_id if _OF_NINE.search(source) else None
         self._knows_none = _COMPARED_WITH_NONE.search(source) is not None
+        self._thinks_in_content = _READS_THOUGHT_BLOCKS.search(source) is not None and _REASONING[0] not in source
         self._tests_content = DEEPSEEK_CALL in source and self._knows_none
 
     def prompt(self, render: Render, messages: Sequence[Message], tools: Tools | None) -> str:
@@ -73,6 +77,8 @@ class TemplateMessages:
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
         kept = ("content",) if self._knows_none else ()
         shown = [_with_reasoning(_without_nulls(message, kept)) for message in messages]
+        if self._thinks_in_content:
+            shown = [_with_thought_block(message) for message in shown]
         if self._tests_content:
             return [_without_empty_content(message) for message in shown]
         if self._is_harmony:
@@ -94,6 +100,15 @@ def _with_reasoning(message: Message) -> Message:
     """A message with its reasoning under all the names that templates read."""
     found = next((message[name] for name in _REASONING if name in message), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
+
+
+def _with_thought_block(message: Message) -> Message:
+    """An assistant's message with its reasoning as the first block of its content."""
+    reasoning, content = message.get(_REASONING[0]), message.get("content")
+    if message.get("role") != "assistant" or not isinstance(reasoning, str) or not reasoning:
+        return message
+    blocks = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *blocks]}
 
 
 def _without_empty_content(message: Message) -> Message:
