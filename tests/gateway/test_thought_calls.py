@@ -41,7 +41,7 @@ def read(
     """How the gateway reads an answer in these pieces; what it reads of the whole answer is the same."""
     new_reader = with_calls(partial(reader_of, parser, use.names), use)
     assert new_reader is not None
-    sequence, streamed = AnswerSequence(TextRequest("m", 10, stop=stop), 0, new_reader()), StreamedCalls(use)
+    sequence, streamed = AnswerSequence(TextRequest("m", 10, stop=stop), 0, new_reader), StreamedCalls(use)
     reasons = [""] * (len(pieces) - 1) + [reason]
     deltas = [
         delta
@@ -134,7 +134,7 @@ def test_only_one_call_of_unclosed_reasoning_if_several_are_not_allowed() -> Non
 def test_reasoning_is_held_back_from_the_beginning_of_a_call_on() -> None:
     new_reader = with_calls(partial(reader_of, "qwen3", USE.names), USE)
     assert new_reader is not None
-    reader = new_reader()
+    reader = new_reader(None)
     pieces = [
         "<think>I ",
         "ask <tool",
@@ -148,7 +148,7 @@ def test_reasoning_is_held_back_from_the_beginning_of_a_call_on() -> None:
     told = [reader.parts(piece, None) for piece in pieces]
     draft = ' <tool_call> {"name": "time", "arguments": {}}</tool_call> a b'
     assert told == [[("I", "")], [(" ask", "")], *[[("", "")]] * 5, [(draft, "")]]
-    reader = new_reader()
+    reader = new_reader(None)
     told = [reader.parts(piece, None) for piece in ("<think>", "<function=ra", "in>", " it <tool_call> or", " not")]
     assert told == [[("", "")], [("<function=ra", "")], [("in>", "")], [(" it <tool_call> or", "")], [(" not", "")]]
 

@@ -244,6 +244,40 @@ def test_earlier_calls_are_shown_to_other_templates_as_they_are(tmp_path: Path) 
     assert refusal(broken, talk).startswith("messages: the chat template cannot render them: TypeError: ")
 
 
+PHI = (
+    "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and message['tools'] is"
+    " not none %}{{ '<|system|>' + message['content'] + '<|tool|>' + message['tools'] + '<|/tool|><|end|>' }}"
+    "{% else %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+)
+"""As the template of microsoft/Phi-4-mini-instruct."""
+
+
+@pytest.mark.parametrize(
+    ("system", "shown"),
+    [
+        ([], '<|system|><|tool|>[{"name": "ä", "parameters": {}}, {"name": "b"}]<|/tool|><|end|>'),
+        (
+            [{"role": "system", "content": "Be brief."}],
+            '<|system|>Be brief.<|tool|>[{"name": "ä", "parameters": {}}, {"name": "b"}]<|/tool|><|end|>',
+        ),
+        (
+            [{"role": "system", "content": "Be brief.", "tools": "[]"}],
+            "<|system|>Be brief.<|tool|>[]<|/tool|><|end|>",
+        ),
+    ],
+)
+def test_phi_is_shown_functions_in_the_system_message(system: list[Any], shown: str, tmp_path: Path) -> None:
+    template = served(ChatTemplate(PHI), tmp_path)
+    tools = [{"type": "function", "function": {"name": "ä", "parameters": {}}}, {"name": "b"}]
+    messages = [*system, {"role": "user", "content": "Hi"}]
+    asked = template.chat(json.dumps({"messages": messages, "tools": tools})).prompt
+    assert asked == f"{shown}<|user|>Hi<|end|>"
+    assert template.chat(json.dumps(messages[-1:])).prompt == "<|user|>Hi<|end|>"
+    both = "{% if tools %}{{ tools[0].name }}{% endif %}{% for message in messages %}{{ message.tools }}{% endfor %}"
+    kimi = served(ChatTemplate(both), tmp_path).chat(json.dumps({"messages": messages[-1:], "tools": tools[1:]}))
+    assert kimi.prompt == "b"
+
+
 BLOCKS = (
     "{%- for m in messages %}{%- if m['role'] == 'assistant' and (m['content'] is none or m['content'] == '') "
     "and not m['tool_calls'] %}{{ raise_exception('empty') }}{%- endif %}"

@@ -27,6 +27,8 @@ _REFUSES_SEVERAL = re.compile(
     rf"{_NUMBER_OF_CALLS}\s*\)?\s*(?:!=|==|>)\s*1\s*\)?\s*[-+]?%\}}\s*\{{\{{[-+]?\s*raise_exception\b"
 )
 _READS_THOUGHT_BLOCKS = re.compile(r"\btype['\"]?\]?\s*==\s*['\"]thinking['\"]")
+_READS_TOOLS = re.compile(r"(?<![\w.'\"])tools(?![\w'\"])")
+_READS_TOOLS_OF_MESSAGES = re.compile(r"\bmessage(?:\[['\"]tools['\"]\]|\.tools\b)|['\"]tools['\"]\s+in\s+message\b")
 _COMPARED_WITH_NONE = re.compile(r"\bcontent['\"]?\]?\s*(?:is\s|==|!=)\s*(?:not\s+)?none", re.IGNORECASE)
 
 
@@ -42,6 +44,8 @@ class TemplateMessages:
       meta-llama/Llama-3.2-1B-Instruct).
     - Kimi K2's shows the names of functions as part of the calls' ids alone (docs/tool_call_guidance.md of
       moonshotai/Kimi-K2-Instruct).
+    - Phi-4-mini's shows no tools but those that the system message has, as a text: the JSON of their functions (chat
+      template and model card of microsoft/Phi-4-mini-instruct).
     - Those of Mistral's reasoning models show reasoning only as a block of the content (chat template of
       mistralai/Ministral-3-14B-Reasoning-2512).
     - Those of Mistral's models of 2024 refuse ids that do not have nine characters (chat template of
@@ -53,11 +57,16 @@ class TemplateMessages:
         self._refuses_several = _REFUSES_SEVERAL.search(source) is not None
         self._id_of = _id_with_name if KIMI_CALL in source else _short_id if _OF_NINE.search(source) else None
         self._knows_none = _COMPARED_WITH_NONE.search(source) is not None
+        self._reads_tools_of_messages = (
+            _READS_TOOLS_OF_MESSAGES.search(source) is not None and _READS_TOOLS.search(source) is None
+        )
         self._thinks_in_content = _READS_THOUGHT_BLOCKS.search(source) is not None and _REASONING[0] not in source
         self._tests_content = DEEPSEEK_CALL in source and self._knows_none
 
     def prompt(self, render: Render, messages: Sequence[Message], tools: Tools | None) -> str:
         """What `render` makes of the messages and tools. Raises what it raises."""
+        if tools and self._reads_tools_of_messages:
+            messages = _with_tools_in_system(messages, tools)
         described = [_with_description(tool) for tool in tools] if tools and self._is_harmony else tools
         return self.rendered(lambda shown: render(shown, described), messages)
 
@@ -281,6 +290,14 @@ def _with_written(call: Any) -> Any:
 def _calls(message: Message) -> Sequence[Any]:
     calls = message.get("tool_calls")
     return calls if isinstance(calls, list | tuple) else ()
+
+
+def _with_tools_in_system(messages: Sequence[Message], tools: Tools) -> Sequence[Message]:
+    """Messages of which the first is a system message with the JSON of the tools' functions, unless it has tools."""
+    functions = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools]
+    has_system = bool(messages) and messages[0].get("role") == "system"
+    system, others = (messages[0], messages[1:]) if has_system else ({"role": "system", "content": ""}, messages)
+    return [{"tools": json.dumps(functions, ensure_ascii=False), **system}, *others]
 
 
 def _with_description(tool: Any) -> Any:
