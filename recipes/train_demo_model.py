@@ -31,6 +31,7 @@ SPECIAL_TOKENS = (BEGIN_OF_TEXT, END_OF_TEXT, START, END, PAD)
 DOCUMENT_SEPARATOR = "\n\f\n"
 CHAT_TEMPLATE = (
     "{{ bos_token }}"
+    "{% if tools %}<|start|>tools\n{{ tools | tojson }}<|end|>\n{% endif %}"
     "{% for message in messages %}"
     "<|start|>{{ message['role'] }}\n{{ message['content'] | trim }}<|end|>\n"
     "{% endfor %}"

@@ -18,7 +18,8 @@ from tests.conftest import DEMO_MODEL
 from trtforge.core.errors import ForgeError
 from trtforge.formats.chat_template import ChatTemplate, read_chat_template
 from trtforge.package import template_check
-from trtforge.package.template_check import template_problem
+from trtforge.package.template_check import Tried, try_template
+from trtforge.package.tokenizer import read_tokenizer
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -29,7 +30,7 @@ def test_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     tokenizer = write_tokenizer(family, tmp_path)
     chat = read_chat_template(tmp_path)
     assert chat is not None
-    assert template_problem(chat) is None
+    assert try_template(chat).problem is None
     template = served(chat, tmp_path)
     for messages in (QUESTION, TALK, *([*SYSTEM, *talk] for talk in (QUESTION, TALK) if family.system)):
         expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
@@ -240,8 +241,64 @@ def test_no_template_is_none_and_a_damaged_one_an_error(tmp_path: Path) -> None:
 )
 def test_a_template_that_cannot_be_used_is_told_with_the_reason(source: str, problem: str | None) -> None:
     for chat in (ChatTemplate(source), ChatTemplate("a", source)):
-        found = template_problem(chat)
+        found = try_template(chat).problem
         assert found == problem or (found or "").startswith(f"{problem}"), found
+
+
+SHOWN = "{{ tools | tojson if tools }}"
+CALLED = "{% for m in messages %}{% for c in m.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
+NO_TOOLS, UNKNOWN_CALLS = "shows the model no tools: ", "shows tools, but calls in a format that is not known: "
+
+
+def calling(call: str) -> str:
+    """A template that shows tools, and calls in this form."""
+    return SHOWN + CALLED.replace("CALL", call)
+
+
+@pytest.mark.parametrize(
+    ("source", "lack"),
+    [
+        ("{{ messages[0].content }}", NO_TOOLS),
+        ("{% for tool in xml_tools or [] %}{{ tool }}{% endfor %}", NO_TOOLS),
+        (CALLED.replace("CALL", "<tool_call>{{ c.function | tojson }}</tool_call>"), NO_TOOLS),
+        ("{% for message in messages %}{{ message['tools'] }}{% endfor %}", None),
+        (SHOWN, None),  # whose calls are not known, because it shows none
+        ("{{ tools[0].function.name }}", None),  # refuses conversations without tools
+        ("{{ raise_exception('no') if tools }}", None),
+        (calling("<tool_call>{{ c.function | tojson }}</tool_call>"), None),
+        (calling('{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'), None),
+        (calling("[TOOL_CALLS]{{ c.function.name }}[ARGS]{{ c.function.arguments | tojson }}"), None),
+        (
+            calling("<|channel|>commentary to=functions.{{ c.function.name }}<|message|>{{ c.function.arguments }}"),
+            None,
+        ),
+        (calling("[{{ c.function.name }}({{ c.function.arguments | xmlattr }})]"), UNKNOWN_CALLS),
+        (calling(">>>{{ c.function.name }}\n{{ c.function.arguments | tojson }}"), UNKNOWN_CALLS),
+        (
+            calling('Action: [{"tool_name": "{{ c.function.name }}", "parameters": {{ c.function.arguments }}}]'),
+            UNKNOWN_CALLS,
+        ),
+    ],
+    ids=range(14),
+)
+def test_what_a_template_does_not_show_is_told(source: str, lack: str | None) -> None:
+    for chat in (ChatTemplate(source), ChatTemplate("a", source)):
+        tried = try_template(chat)
+        assert tried.problem is None
+        assert tried.lacks is None if lack is None else (tried.lacks or "").startswith(lack), tried
+
+
+def test_a_repository_whose_template_shows_no_tools_is_packaged_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copy(DEMO_MODEL / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    assert read_tokenizer(tmp_path, 2048).chat == ChatTemplate("{{ messages[0].content }}")
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path}: the chat template {NO_TOOLS}")
+    caplog.clear()
+    assert read_tokenizer(DEMO_MODEL, 2048).chat is not None
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("source", ["{{ cycler() }}", "{{ 'a' * 10 ** 15 }}", "{{ '{3}'.format(1) }}", "{{ 1 // 0 }}"])
@@ -264,7 +321,7 @@ def test_a_template_that_cannot_be_tried_is_packaged_with_a_warning(
 ) -> None:
     for name, value in change.items():
         monkeypatch.setattr(template_check, name, value)
-    assert template_problem(ChatTemplate("a")) is None
+    assert try_template(ChatTemplate("a")) == Tried()
     (message,) = caplog.messages
     assert message.startswith("the chat template is packaged untried: ")
     assert reason in message
@@ -272,7 +329,7 @@ def test_a_template_that_cannot_be_tried_is_packaged_with_a_warning(
 
 def test_problems_are_told_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
-    assert template_problem(ChatTemplate("{% \u00e9 %}")) == "line 1: Encountered unknown tag '\u00e9'."
+    assert try_template(ChatTemplate("{% \u00e9 %}")).problem == "line 1: Encountered unknown tag '\u00e9'."
 
 
 @pytest.mark.parametrize(("end", "told"), [("<think>\n", b"<think>"), ("[THINK]", b"[THINK]"), ("</think>", b"")])

@@ -50,7 +50,11 @@ PROBE: Mapping[str, Any] = {
             "function": {
                 "name": _NAME,
                 "description": "Hi",
-                "parameters": {"type": "object", "properties": {_KEY: {"type": "string"}}, "required": [_KEY]},
+                "parameters": {
+                    "type": "object",
+                    "properties": {_KEY: {"type": "string", "description": "Hi"}},
+                    "required": [_KEY],
+                },
             },
         }
     ],

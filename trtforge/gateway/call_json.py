@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from trtforge.core.call_forms import ARGUMENTS
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
-from trtforge.gateway.call_forms import ARGUMENTS
 from trtforge.gateway.tools import ToolUse
 
 

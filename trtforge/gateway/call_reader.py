@@ -1,14 +1,13 @@
 """Reads function calls in the streamed text of an answer: each name once it is known, then its arguments.
 
-The formats of calls are in `call_forms.py`. A whole answer is read as a stream of one piece.
+The formats of calls are in `core/call_forms.py`. A whole answer is read as a stream of one piece.
 """
 
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from trtforge.core.stop_text import overlap
-from trtforge.gateway.call_forms import (
+from trtforge.core.call_forms import (
     ANOTHER,
     ANOTHER_SO_FAR,
     BARE,
@@ -26,6 +25,7 @@ from trtforge.gateway.call_forms import (
     TAGGED,
     CallForm,
 )
+from trtforge.core.stop_text import overlap
 from trtforge.gateway.call_json import calls_in
 from trtforge.gateway.json_end import JsonEnd
 from trtforge.gateway.said_text import SaidText

@@ -1,28 +1,12 @@
 """Converts a call's arguments in tags to JSON; each gets the type in its function's schema."""
 
 import json
-import re
-from dataclasses import dataclass
 
+from trtforge.core.call_forms import ParameterTags
 from trtforge.core.stop_text import overlap
 from trtforge.gateway.argument_types import TEXT, ArgumentTypes, Types, as_json
 
 _LONGEST_HEAD, _LONGEST_END = 400, 40
-
-
-@dataclass(frozen=True)
-class ParameterTags:
-    """The notation of one argument: `head`: everything up to its value; `end`: the text after it.
-
-    `begins_with`: the beginning of every head; `ends`: the texts that `end` matches, the first of which ends a value;
-    `lines`: the value is on separate lines, so the line feed before its end does not belong to it.
-    """
-
-    head: re.Pattern[str]
-    begins_with: str
-    end: re.Pattern[str]
-    ends: tuple[str, ...]
-    lines: bool = False
 
 
 class TaggedArguments:

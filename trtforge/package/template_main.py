@@ -1,30 +1,30 @@
 """Process that tries a chat template: `python -m trtforge.package.template_main`.
 
 It reads the content of chat.json from standard input, compiles the templates and renders short conversations with
-them. It writes why a template cannot be compiled, or nothing; a template may refuse the conversations. A checkpoint may
-come from anybody: a template that takes longer than `MOST_SECONDS` of CPU time ends this process with SIGXCPU, one that
+them. It writes a JSON object: `problem`, why a template cannot be compiled, or null, and for requests with tools
+`shows_tools` and `shows_unknown_calls`. A template may refuse the conversations. A checkpoint may come from anybody: a
+template that takes longer than `MOST_SECONDS` of CPU time ends this process with SIGXCPU, one that
 takes more than `MOST_MEMORY` with status NO_MEMORY.
 """
 
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
+from trtforge.core.call_forms import is_known_call
 from trtforge.core.errors import first_line
 from trtforge.core.prompt_template import PromptTemplate
-from trtforge.core.strict_calls import PROBE
+from trtforge.core.strict_calls import PROBE, PROBE_PROMPT
 from trtforge.machine.own_limits import NO_MEMORY, limit_memory, limit_processor_time, write_no_core_dump
 
 MOST_SECONDS = 10
 MOST_MEMORY = 1 << 30
-_CONVERSATIONS: tuple[Mapping[str, Any], ...] = (
-    {"messages": [{"role": "user", "content": "Hi"}], "tools": None, "add_generation_prompt": True},
-    PROBE,
-)
+_WITHOUT_TOOLS: Mapping[str, Any] = {**PROBE_PROMPT, "tools": None}
+_FUNCTION = PROBE["tools"][0]["function"]["name"]
+_ARGUMENTS = PROBE["messages"][1]["tool_calls"][0]["function"]["arguments"].values()
 
 
 def main() -> int:
@@ -33,21 +33,24 @@ def main() -> int:
     limit_processor_time(MOST_SECONDS)
     limit_memory(MOST_MEMORY)
     values = json.load(sys.stdin)
+    found: dict[str, Any] = {"problem": None}
     try:
-        for source in (values["template"], values["tool_template"]):
-            problem = _problem(source, values["special_tokens"]) if source else None
-            if problem is not None:
-                sys.stdout.buffer.write(problem.encode("utf-8", "backslashreplace"))
+        for source in filter(None, (values["template"], values["tool_template"])):
+            template = _compiled(source)
+            if isinstance(template, str):
+                found = {"problem": template}
                 break
+            found |= _shown(template, {**values["special_tokens"], "documents": None})
     except MemoryError:
         return NO_MEMORY
+    sys.stdout.write(json.dumps(found))
     return 0
 
 
-def _problem(source: str, special_tokens: Mapping[str, Any]) -> str | None:
-    """Why a template cannot be compiled; None if it can. Raises MemoryError."""
+def _compiled(source: str) -> PromptTemplate | str:
+    """The template, or why it cannot be compiled. Raises MemoryError."""
     try:
-        template = PromptTemplate(source)
+        return PromptTemplate(source)
     except MemoryError:
         raise
     except TemplateSyntaxError as error:
@@ -58,18 +61,29 @@ def _problem(source: str, special_tokens: Mapping[str, Any]) -> str | None:
         return "it is nested too deeply"
     except Exception as error:
         return f"{type(error).__name__}: {first_line(error)}"
-    for conversation in _CONVERSATIONS:
-        with suppress(Exception):
-            _render(template, {**special_tokens, "documents": None, **conversation})
-    return None
 
 
-def _render(template: PromptTemplate, values: dict[str, Any]) -> None:
+def _shown(template: PromptTemplate, values: Mapping[str, Any]) -> dict[str, bool]:
+    """What a template shows of tools, and of a call if it shows one; what it refuses counts as well shown."""
+    _rendered(template, {**values, **_WITHOUT_TOOLS})
+    prompt = _rendered(template, {**values, **PROBE_PROMPT})
+    called = _rendered(template, {**values, **PROBE})
+    shows_call = called is not None and all(value in called for value in _ARGUMENTS)
+    return {
+        "shows_tools": prompt is None or _FUNCTION in prompt,
+        "shows_unknown_calls": shows_call and not is_known_call(called or "", _FUNCTION),
+    }
+
+
+def _rendered(template: PromptTemplate, values: dict[str, Any]) -> str | None:
+    """The prompt; None if the template refuses the messages."""
     messages = values.pop("messages")
     try:
-        template.render(messages, values)
+        return template.render(messages, values)
     except MemoryError:
         sys.exit(NO_MEMORY)
+    except Exception:  # the template's expressions raise any
+        return None
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from trtforge.formats.tokenizer import (
     require_convertible,
     require_tokenizer,
 )
-from trtforge.package.template_check import template_problem
+from trtforge.package.template_check import try_template
 
 CHAT_FILE = "chat.json"
 _LOG = logging.getLogger(__name__)
@@ -139,11 +139,14 @@ def _usable_template(directory: Path) -> ChatTemplate | None:
     chat = read_chat_template(directory)
     if chat is None:
         return None
-    problem = template_problem(chat)
-    if problem is not None:
-        said = f"{directory}: the chat template cannot be used, {problem}"
+    tried = try_template(chat)
+    if tried.problem is not None:
+        said = f"{directory}: the chat template cannot be used, {tried.problem}"
         _LOG.warning(f"{said}: the repository is packaged without chat")
-    return chat if problem is None else None
+        return None
+    if tried.lacks is not None:
+        _LOG.warning(f"{directory}: the chat template {tried.lacks}")
+    return chat
 
 
 def _convert(directory: Path, target: Path) -> None:

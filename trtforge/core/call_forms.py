@@ -22,7 +22,6 @@ from trtforge.core.call_tags import (
     TOOL_CALL,
     TOOL_CALL_END,
 )
-from trtforge.gateway.tagged_arguments import ParameterTags
 
 JSON_TAGS = {**call_tags.JSON_TAGS, mistral_tokens.CALLS: ""}
 """Opening to closing tag around the JSON of a call or of an array of calls; "": the end of the answer."""
@@ -52,6 +51,21 @@ _CALLS, _SEPARATOR, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁sep
 _KIMI_CALLS, _KIMI_CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _MINIMAX_CALLS, _MINIMAX_CALLS_END = "<minimax:tool_call>", "</minimax:tool_call>"
 _SEED_CALLS, _SEED_CALLS_END = "<seed:tool_call>", "</seed:tool_call>"
+
+
+@dataclass(frozen=True)
+class ParameterTags:
+    """The notation of one argument: `head`: everything up to its value; `end`: the text after it.
+
+    `begins_with`: the beginning of every head; `ends`: the texts that `end` matches, the first of which ends a value;
+    `lines`: the value is on separate lines, so the line feed before its end does not belong to it.
+    """
+
+    head: re.Pattern[str]
+    begins_with: str
+    end: re.Pattern[str]
+    ends: tuple[str, ...]
+    lines: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,3 +192,11 @@ SO_FAR = {
     harmony.CALL_HEAD: re.compile(rf"{_SOME_NAME}(?P<whole>(?s:<.*))?"),
 }
 """By mark, the text that may follow before the head of a call is complete; any text for other marks."""
+
+
+def is_known_call(text: str, name: str) -> bool:
+    """Whether a text has a call of this function in a format that is known."""
+    if harmony.CHANNEL in text:
+        return True
+    heads = (FIRST, *(form.head for form in TAGGED))
+    return any(found["name"] == name for head in heads for found in head.finditer(text))
