@@ -51,3 +51,34 @@ def test_a_build_that_cannot_go_on_leaves_no_directory(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="out/checkpoint"):
         build_in(tmp_path / "out").run(("compile",), started=lambda stage: pytest.fail(stage))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_failed_build_says_so_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier summary would say that the build passed."""
+    out = tmp_path / "out"
+    build_in(out).run(("convert",), lambda stage: None)
+    earlier = {name: (out / name).read_text() for name in ("report.json", "report.html")}
+    assert not (out / "report.md").read_text().startswith("## mine: failed")
+    with pytest.raises(ForgeError) as caught:
+        build_in(out).run(("package",), started=lambda stage: pytest.fail(stage))
+    assert (out / "report.md").read_text() == (
+        f"## mine: failed\n\n```text\nerror: {caught.value.message}\nhint: {caught.value.hint}\n```\n\n"
+        "report.json and report.html are of an earlier build, if they exist.\n"
+    )
+    assert {name: (out / name).read_text() for name in earlier} == earlier
+    build_in(out).run(("convert",), lambda stage: None)
+    assert (out / "report.md").read_text().startswith("## mine: no")
+
+    def interrupted(stage: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build_in(out).run(("convert",), interrupted)
+    assert "it was interrupted" in (out / "report.md").read_text()
+
+
+def test_a_build_that_fails_leaves_reports_of_others_alone(tmp_path: Path) -> None:
+    (tmp_path / "report.md").write_text("mine")
+    with pytest.raises(ForgeError):
+        build_in(tmp_path).run(("compile",), started=lambda stage: pytest.fail(stage))
+    assert (tmp_path / "report.md").read_text() == "mine"

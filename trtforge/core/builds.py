@@ -26,10 +26,10 @@ def builds_in(place: Path) -> tuple[Path, ...]:
     """The builds in a directory, by name; none if it is itself an artifact, a model or a build."""
     from trtforge.core.manifest import FILE_NAME  # commands import this module, and their --help no YAML
 
-    if (place / FILE_NAME).is_file() or (place / "config.json").is_file() or _is_build(place):
+    if (place / FILE_NAME).is_file() or (place / "config.json").is_file() or is_build(place):
         return ()
     try:
-        return tuple(path for path in sorted(place.iterdir()) if _is_build(path))
+        return tuple(path for path in sorted(place.iterdir()) if is_build(path))
     except OSError:
         return ()
 
@@ -59,7 +59,7 @@ def require_build_directory(out: Path) -> None:
 
     require_writable(out)
     others = [name for name in _REPORTS if (out / name).exists()]
-    if others and not _is_build(out):
+    if others and not is_build(out):
         raise ForgeError(
             f"{out} is not a build, but has files named like a build's report: {listed(others)}",
             hint="Choose another directory with --out, or move them away.",
@@ -73,7 +73,8 @@ def holds_builds(place: Path, builds: tuple[Path, ...], hint: str) -> ForgeError
     return ForgeError(f"{place} is not a build: it holds the {what} {names}", hint=hint)
 
 
-def _is_build(place: Path) -> bool:
+def is_build(place: Path) -> bool:
+    """Whether a directory has artifacts or the report of a build."""
     from trtforge.core.manifest import FILE_NAME, Stage
 
     known = (RECIPE_FILE, *(f"{stage}/{FILE_NAME}" for stage in get_args(Stage)))

@@ -44,7 +44,7 @@ from trtforge.pipeline.metrics import METRICS_FILE, CheckpointMetrics
 from trtforge.pipeline.mixed import choose_formats, recorded_choice
 from trtforge.pipeline.paths import Paths
 from trtforge.pipeline.preflight import Preflight, preflight, require_files, warn_of_verification
-from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_report
+from trtforge.pipeline.report import BuildReport, StageReport, weight_compression, write_failure, write_report
 from trtforge.pipeline.report_facts import planned_facts
 from trtforge.pipeline.stage_configs import calibrate_config, convert_config, converted_drafting
 from trtforge.pipeline.stages import STAGES, StageName, needs_calibration, of_published, of_quantized
@@ -84,20 +84,27 @@ class Build:
         """Run the stages in order. Raises ForgeError at the first that fails; earlier artifacts are kept.
 
         A recipe that cannot be deployed, whose data cannot be read, or whose results cannot be written is refused
-        before the first stage. `report.json` is written even if the gate fails, as it has the metrics. Of several
-        processes that build in the same directory, one runs its stages while the others wait.
+        before the first stage. `report.json` is written even if the gate fails, as it has the metrics; after any other
+        error, `report.md` says that the build failed. Of several processes that build in the same directory, one runs
+        its stages while the others wait.
         """
         report = BuildReport(
             recipe=self.recipe.name,
             next_command=next_command(self.named or quote(self.recipe.name), self.paths, stages),
         )
-        self._require_places(stages)
-        with report.collecting_warnings():
-            judged, stages = self._preflight(stages)
-        known = None if judged is None else (judged.model, judged.evaluation)
-        report.facts = planned_facts(self.recipe, self.out, known)
-        with _alone(self.out):
-            self._run(stages, report, started, finished)
+        try:
+            self._require_places(stages)
+            with report.collecting_warnings():
+                judged, stages = self._preflight(stages)
+            known = None if judged is None else (judged.model, judged.evaluation)
+            report.facts = planned_facts(self.recipe, self.out, known)
+            with _alone(self.out):
+                self._run(stages, report, started, finished)
+        except GateError:
+            raise
+        except BaseException as error:
+            write_failure(self.paths.report, self.recipe.name, error)
+            raise
         return report
 
     def _run(self, stages: tuple[StageName, ...], report: BuildReport, started: Started, finished: Finished) -> None:

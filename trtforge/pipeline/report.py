@@ -3,13 +3,14 @@
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from trtforge.core.artifact import Origin, Produced
+from trtforge.core.builds import is_build
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.errors import ForgeError
 from trtforge.core.replace import replace_text
@@ -120,6 +121,18 @@ def write_report(path: Path, report: BuildReport) -> None:
     _replace(path, json.dumps(report.as_json(), indent=2) + "\n")
     _replace(path.with_suffix(".html"), build_page(record))
     _replace(path.with_suffix(".md"), build_markdown(record))
+
+
+def write_failure(path: Path, name: str, error: BaseException) -> None:
+    """Replace report.md beside `path` by the error that ended a build, in a directory that has a build's files.
+
+    report.json, which later builds read, and report.html stay those of the last build that finished.
+    """
+    said = f"error: {error.message}\nhint: {error.hint}" if isinstance(error, ForgeError) else "it was interrupted"
+    older = f"{path.name} and {path.with_suffix('.html').name} are of an earlier build, if they exist."
+    if is_build(path.parent):
+        with suppress(OSError):
+            replace_text(path.with_suffix(".md"), f"## {name}: failed\n\n```text\n{said}\n```\n\n{older}\n")
 
 
 def _replace(path: Path, text: str) -> None:
