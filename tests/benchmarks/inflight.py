@@ -18,7 +18,7 @@ from typing import Any
 from trtforge.engine_process.requests import GenerationRequest
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
-from trtforge.runtime.scheduling.scheduler import Batching
+from trtforge.runtime.scheduling.batch_limits import Batching
 
 REQUESTS, BATCH_SIZE, PROMPT_TOKENS, MEAN_OUTPUT, MOST_OUTPUT = 128, 32, 32, 64, 256
 VARIANTS: tuple[Batching, ...] = ("inflight", "static_padded", "static_dropped")

@@ -7,11 +7,12 @@ from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import GenerationRequest
 from trtforge.engine_process.retention import KvCacheRetention
 from trtforge.formats.attention_windows import window_blocks_for
-from trtforge.runtime.scheduling.batch_limits import BatchLimits
+from trtforge.runtime.scheduling.batch_limits import Batching, BatchLimits
+from trtforge.runtime.scheduling.block_table import blocks_behind
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.event_recorder import BlockObserver
 from trtforge.runtime.scheduling.rows import Row
-from trtforge.runtime.scheduling.scheduler import Batching, Scheduler
+from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Draft, Sequence
 from trtforge.runtime.scheduling.window_blocks import WindowBlocks
 
@@ -102,10 +103,10 @@ class Simulation:
         blocks = self.scheduler.blocks
         size, copies = blocks.tokens_per_block, blocks.take_copies()
         self.contents |= {target: self.contents[source] for source, target in copies}
-        if not paused and self.scheduler.most_restored is None:
+        if not paused:
             held = {block for each in self.scheduler.holders() for block in each.table.blocks[each.table.dropped :]}
             back = {target for source, target in copies if source >= blocks.num_blocks > target}
-            assert back <= held, "a block came back that nothing attends to"
+            assert back <= held | self.wanted(), "a block came back that nothing attends to"
         windows = blocks.windows
         if windows is not None:
             self.window_contents |= {target: self.window_contents[source] for source, target in windows.take_copies()}
@@ -118,6 +119,18 @@ class Simulation:
                 padding = row.sequence.finish_reason is not None
                 first = table.unseen if padding else max(0, row.start - self.partial + 1) // size
                 self.read_and_write(row, self.window_contents, numbers, first)
+
+    def wanted(self) -> set[int]:
+        """The blocks that were restored for the first waiting sequence, whose others follow."""
+        scheduler, blocks = self.scheduler, self.scheduler.blocks
+        if scheduler.most_restored is None or not scheduler.waiting:
+            return set()
+        first = scheduler.waiting[0]
+        prefix = blocks.find_prefix(first.tokens, first.table.salt)
+        behind = 0
+        if blocks.window is not None and first.group is None:
+            behind = blocks_behind(blocks.window, len(prefix) * blocks.tokens_per_block, blocks.tokens_per_block)
+        return {block for block in prefix.blocks[behind:] if block is not None}
 
     def read_and_write(
         self, row: Row, contents: dict[int, tuple[bytes, list[int]]], blocks: list[int], first: int

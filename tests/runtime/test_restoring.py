@@ -12,7 +12,7 @@ from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.pacing import Pace
-from trtforge.runtime.scheduling.block_table import Prefix, chained_key
+from trtforge.runtime.scheduling.block_table import chained_key
 from trtforge.runtime.scheduling.event_recorder import EventRecorder
 from trtforge.runtime.scheduling.scheduler import Scheduler
 
@@ -122,17 +122,37 @@ def test_blocks_of_host_memory_come_back_in_parts_and_their_events_too() -> None
     assert len(moved) == len(set(moved)) >= 5, "each came back once"
 
 
-def test_the_start_of_a_prefix_ends_before_the_first_block_that_is_too_many() -> None:
-    keys = tuple(bytes([index]) for index in range(5))
-    prefix = Prefix((1, None, 2, None, 3), keys)
-    assert prefix.stored == 2
-    assert [prefix.with_stored(most).blocks for most in range(4)] == [
-        (1,),
-        (1, None, 2),
-        (1, None, 2, None, 3),
-        (1, None, 2, None, 3),
-    ]
-    assert prefix.with_stored(1).keys == keys[:3]
+@pytest.mark.parametrize(("most", "steps"), [(None, 1), (1, 2), (2, 1)])
+def test_blocks_behind_the_window_stay_in_host_memory(most: int | None, steps: int) -> None:
+    sim = simulation(blocks=12, num_tokens=40, chunked=True, host_blocks=60, window=8)
+    sim.arrive(LONG, 1)
+    sim.run()
+    for number in (3, 4):
+        sim.arrive([number] * 30, 18)
+        sim.run()
+    assert sim.scheduler.blocks.host.used > BLOCKS
+    sim.arrive([1, 2, 3], 20)
+    sim.step()
+    before = sim.scheduler.blocks.host.onboarded
+    sim.scheduler.most_restored = most
+    late, taken = sim.arrive(LONG, 2), 0
+    while not late.begun:
+        sim.step()
+        taken += 1
+    assert (late.cached_tokens, sim.scheduler.blocks.host.onboarded - before, taken) == (20, 2, steps)
+
+
+def test_a_prefix_whose_blocks_are_overwritten_meanwhile_is_restored_at_once() -> None:
+    """Running sequences take a block in each step, and the restored ones have the lowest priority."""
+    sim = busy(files := Files(), blocks=30)
+    sim.scheduler.most_restored = 1
+    late = sim.arrive(LONG, 4)
+    assert schedule(sim) == (1, [1, 1])
+    block = sim.scheduler.blocks.pool.find(files.keys[0])
+    assert block is not None
+    sim.scheduler.blocks.pool.unregister(block)  # as if it were overwritten
+    assert schedule(sim) == (5, [1, 1, 2])
+    assert (late.cached_tokens, late.to_restore) == (20, None)
 
 
 def test_an_engine_restores_in_parts_and_gives_the_same_tokens(

@@ -12,9 +12,9 @@ from tests.runtime.block_invariants import check_blocks
 from tests.runtime.simulation import Simulation, simulation
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.retention import KvCacheRetention, TokenRangeRetention
-from trtforge.runtime.scheduling.batch_limits import BatchLimits
+from trtforge.runtime.scheduling.batch_limits import Batching, BatchLimits
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import Batching, Scheduler
+from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Group, Sequence
 
 RETENTIONS = st.none() | st.builds(

@@ -7,8 +7,9 @@ from trtforge.core.recipe import SchedulerPolicy
 from trtforge.runtime.decoder.kv_capacity import KvMemory
 from trtforge.runtime.drafting import Speculation
 from trtforge.runtime.kv_store import KvStoreOptions
+from trtforge.runtime.scheduling.batch_limits import Batching
 from trtforge.runtime.scheduling.blocks import BlockManager
-from trtforge.runtime.scheduling.scheduler import Batching, Scheduler
+from trtforge.runtime.scheduling.scheduler import Scheduler
 
 
 @dataclass(frozen=True)

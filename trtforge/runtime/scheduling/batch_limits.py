@@ -1,6 +1,11 @@
-"""How many requests and tokens an engine takes at once."""
+"""How an engine batches, and how many requests and tokens it takes at once."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+Batching = Literal["inflight", "static_padded", "static_dropped"]
+"""The static modes are benchmark baselines: a batch is admitted when the previous one is done. `static_padded` keeps
+computing finished rows until then, `static_dropped` does not."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from trtforge.runtime.scheduling.retention import SequenceRetention
@@ -48,17 +48,6 @@ class Prefix:
 
     def __len__(self) -> int:
         return len(self.blocks)
-
-    @property
-    def stored(self) -> int:
-        """Number of these blocks that are in host memory or in the store."""
-        return self.blocks.count(None)
-
-    def with_stored(self, most: int) -> "Prefix":
-        """The start with at most `most` blocks from host memory or the store; `idle` stays that of all blocks."""
-        stored = [index for index, block in enumerate(self.blocks) if block is None]
-        end = stored[most] if most < len(stored) else len(self)
-        return replace(self, blocks=self.blocks[:end], keys=self.keys[:end])
 
     @property
     def held(self) -> int:

@@ -131,17 +131,24 @@ class BlockManager:
             table.unseen = self.windows.behind(len(blocks) * self.tokens_per_block)
             self.windows.share(table.blocks[table.unseen :])
 
-    def preload(self, prefix: Prefix, table: BlockTable) -> bool:
-        """Restore the blocks of `prefix` that are None; they stay cached. Returns False if one cannot be read.
+    def restored_by(self, prefix: Prefix, *, drops: bool) -> list[int]:
+        """Indices of the blocks that `share` restores from host memory or the store. `drops`: see `share`."""
+        behind = self._behind(len(prefix) * self.tokens_per_block) if drops else 0
+        lacking = [index for index, block in enumerate(prefix.blocks) if block is None]
+        return [index for index in lacking if index >= behind or not self.host.holds(prefix.keys[index])]
 
-        `table`: of the sequence that will share them. The caller has checked that enough blocks are free.
+    def preload(self, prefix: Prefix, indices: Sequence[int]) -> bool:
+        """Restore the blocks of `prefix` at these indices, which stay cached. Returns False if one cannot be read.
+
+        The caller has checked that enough blocks are free for all blocks of the prefix.
         """
-        counts, table = (self.reused_blocks, self.missed_blocks), table.empty_copy()
-        self.share(table, prefix)
-        self.reused_blocks, self.missed_blocks = counts
-        complete = len(table.blocks) == len(prefix)
-        self.release(table)
-        return complete
+        held = [block for block in prefix.blocks if block is not None]
+        for block in held:
+            self.pool.hold(block)
+        restored = [self._restore(prefix.keys[index]) for index in indices]
+        for block in reversed([*held, *(each for each in restored if each is not None)]):
+            self._give_back(block)
+        return None not in restored
 
     def most_held(self, tokens: int) -> int:
         """Maximum number of blocks that a table holds while it grows to this many tokens, a block or a token at a time.

@@ -6,24 +6,19 @@ a waiting one. TensorRT-LLM orders its queue the same way (`insertRequestInOrder
 requestUtils.cpp), and `max_utilization` pauses the last ones of that order (batch_manager/capacityScheduler.cpp).
 """
 
-from bisect import insort
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
 
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import FinishReason
-from trtforge.runtime.scheduling.batch_limits import BatchLimits
+from trtforge.runtime.scheduling.batch_limits import Batching, BatchLimits
 from trtforge.runtime.scheduling.block_table import Prefix
 from trtforge.runtime.scheduling.blocks import BlockManager
 from trtforge.runtime.scheduling.rows import Row, packing_order
-from trtforge.runtime.scheduling.sequence import Draft, Group, Sequence
+from trtforge.runtime.scheduling.sequence import Draft, Group, Sequence, insert
 
 _MOST_SCORED, _MOST_DRAFTED = 512, 1024
 """Maximum prompt tokens, and draft tokens, whose logits a step keeps: 512 rows of 128,000 logits take 262 MB."""
-Batching = Literal["inflight", "static_padded", "static_dropped"]
-"""The static modes are benchmark baselines: a batch is admitted when the previous one is done. `static_padded` keeps
-computing finished rows until then, `static_dropped` does not."""
 
 
 class Scheduler:
@@ -47,9 +42,9 @@ class Scheduler:
         self.running: list[Sequence] = []
         """`waiting` and `running` are sorted by precedence."""
         self.most_context: int | None = None
+        """Maximum context tokens of a step with at least as many generating sequences as prompts to compute."""
         self.most_restored: int | None = None
-        """Maximum context tokens and restored blocks of a step with at least as many generating sequences as prompts
-        to compute."""
+        """Maximum blocks that such a step restores from host memory or the store."""
         self.restored = 0
         """Number of blocks that the last call of `schedule` restored."""
         self._chunked = chunked_context
@@ -67,7 +62,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, sorted by its priority and arrival."""
-        _insert(self.waiting, sequence)
+        insert(self.waiting, sequence)
 
     def schedule(self) -> list[Row]:
         """Allocate blocks for the next step and return its rows, sorted by `packing_order`."""
@@ -145,7 +140,7 @@ class Scheduler:
         self.blocks.fork([table, *(other.table for other in others)], [0] * (1 + len(others)))
         for other in others:
             other.computed = sequence.computed
-            _insert(self.running, other)
+            insert(self.running, other)
 
     def join(self, sequence: Sequence, copies: list[Sequence]) -> list[Sequence]:
         """Let `copies` share the blocks of `sequence`, whose prompt was just computed; copies without room wait.
@@ -194,23 +189,23 @@ class Scheduler:
                 if not self._makes_way(sequence, rows):
                     return
                 continue
-            if most_restored is not None and prefix.stored > most_restored - self.restored:
-                prefix = prefix.with_stored(most_restored - self.restored)
-                self.restored += prefix.stored
-                if self.blocks.preload(prefix, sequence.table):
+            restored = self.blocks.restored_by(prefix, drops=sequence.group is None)
+            left = len(restored) if most_restored is None else max(0, most_restored - self.restored)
+            if sequence.restores_in_parts(len(restored), left):
+                self.restored += left
+                if self.blocks.preload(prefix, restored[:left]):
                     return  # the next steps restore the others
                 most_restored = None  # a block cannot be read
                 continue
-            self.restored += prefix.stored
+            self.restored += len(restored)
             self.waiting.remove(sequence)
             self.blocks.share(sequence.table, prefix, drops=sequence.group is None)
             reused = len(sequence.table.blocks)
             sequence.computed = reused * self.blocks.tokens_per_block
             if not sequence.begun:  # a paused sequence finds its own blocks again
-                sequence.reused_blocks = reused
-                sequence.allocated_blocks = reused
+                sequence.reused_blocks = sequence.allocated_blocks = reused
                 sequence.cached_tokens = sequence.computed
-            _insert(self.running, sequence)
+            insert(self.running, sequence)
             sequence.begin()
             budget -= self._add_context(sequence, budget, rows)
 
@@ -349,8 +344,3 @@ class Scheduler:
             return sum(min(self.blocks.missing(s.table, count), self._may_take(s, count)) for s, count in tokens)
         missing = sum(self._may_take(s, s.most_cached) for s in self.running)
         return missing + sum(s.members_to_come * self.blocks.blocks_for(s.most_cached) for s in self.running)
-
-
-def _insert(sequences: list[Sequence], sequence: Sequence) -> None:
-    """Insert a sequence by precedence, after the members of its group."""
-    insort(sequences, sequence, key=lambda each: each.precedence)

@@ -1,6 +1,7 @@
 """A request while the engine works on it: its tokens, how many of them are computed, and its KV blocks."""
 
 import time
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -72,7 +73,8 @@ class Sequence:
     `time.monotonic_ns`, 0 before; `scored`: number of prompt tokens whose logits were used;
     `context_logits`, `generation_logits`: not handed out yet; `virtual`: rows of a prompt table;
     `cached_tokens`: number of prompt tokens that were in the cache when the request first ran;
-    `failure`: why no token can be chosen, such as a failed logits processor.
+    `failure`: why no token can be chosen, such as a failed logits processor; `to_restore`: number of blocks that its
+    prefix lacked when some were last restored; None if none was since it last ran.
 
     The keys and values of the first `computed` tokens are in the cache; those of the other tokens, the last generated
     one included, are still to be computed.
@@ -105,6 +107,7 @@ class Sequence:
     generation_logits: bytearray = field(default_factory=bytearray)
     virtual: VirtualTokens | None = None
     failure: RequestError | None = None
+    to_restore: int | None = None
 
     @classmethod
     def of(
@@ -137,6 +140,17 @@ class Sequence:
     def begin(self) -> None:
         """Record the time of its first run."""
         self.scheduled_ns = self.scheduled_ns or time.monotonic_ns()
+        self.to_restore = None
+
+    def restores_in_parts(self, blocks: int, most: int) -> bool:
+        """Whether the first `most` of the `blocks` that its prefix lacks are restored now, and the others later.
+
+        Not if it lacks as many as before: then others overwrite blocks as fast as they are restored.
+        """
+        if most >= blocks or (self.to_restore is not None and blocks >= self.to_restore):
+            return False
+        self.to_restore = blocks if most else self.to_restore
+        return True
 
     @property
     def precedence(self) -> tuple[float, int]:
@@ -294,3 +308,8 @@ def candidates_of(request: GenerationRequest) -> int:
     whole = request.guide is not None or request.bad_words or request.context_logits or request.generation_logits
     searches = request.beams is not None and request.beams.width > 1
     return 0 if whole or searches or request.logits_processors else request.sampling.candidates
+
+
+def insert(sequences: list[Sequence], sequence: Sequence) -> None:
+    """Insert a sequence by precedence, after the members of its group."""
+    insort(sequences, sequence, key=lambda each: each.precedence)
