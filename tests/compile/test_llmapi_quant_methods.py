@@ -15,6 +15,23 @@ from trtforge.formats.quantization_values import ORIGINAL
 CONVERT = "Convert it and compile the checkpoint: `trtforge convert "
 ROWS = compressed("float-quantized", "channel", "token")
 STATIC = compressed("float-quantized", "tensor", "tensor")
+W8A8: dict[str, Any] = {  # activations by token, which trtforge does not read
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
+            "input_activations": {
+                "num_bits": 8,
+                "type": "int",
+                "symmetric": True,
+                "strategy": "token",
+                "dynamic": True,
+            },
+        }
+    },
+}
 NVFP4 = compressed("nvfp4-pack-quantized", "tensor_group", "tensor_group")
 
 
@@ -31,6 +48,7 @@ NVFP4 = compressed("nvfp4-pack-quantized", "tensor_group", "tensor_group")
         (ROWS, "1.2.1", CONVERT),
         (STATIC, "1.3.0", CONVERT),
         (compressed("pack-quantized", "group", None), "1.3.0", CONVERT),
+        (W8A8, "1.3.0", ORIGINAL),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "1.2.1", CONVERT),
     ],
     ids=lambda value: value.get("format", value["quant_method"]) if isinstance(value, dict) else None,

@@ -54,11 +54,14 @@ def test_a_build_up_to_calibration_has_nothing_to_do(source: Path, tmp_path: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_checkpoint_of_the_source_is_continued_in_its_formats_alone(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", [{"backend": "torch", "device": "cpu"}, {"backend": "llmapi"}], ids=str)
+def test_a_checkpoint_of_the_source_is_continued_in_its_formats_alone(
+    source: Path, tmp_path: Path, backend: dict[str, str]
+) -> None:
     out = tmp_path / "out"
-    built(recipe_for(source, "int4_awq"), out)
+    built(recipe_for(source, "none", engine=backend), out)
     for quant in ("none", "int4_awq"):
-        assert built(recipe_for(source, quant), out, "compile", "compile") == ["compile"]
+        assert built(recipe_for(source, quant, engine=backend), out, "compile", "compile") == ["compile"]
     for changes, there, asked in (
         ({"format": "fp8"}, "quant int4_awq", "quant fp8"),
         ({"format": "int4_awq", "kv_cache": "fp8"}, "kv_cache none", "kv_cache fp8"),

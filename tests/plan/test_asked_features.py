@@ -7,6 +7,8 @@ import pytest
 
 from tests.plan.models import LLAMA_8B, LLAMA_70B, MIXTRAL, asked, known
 from trtforge.core.errors import ForgeError
+from trtforge.machine.memory import Memory as MachineMemory
+from trtforge.plan import feature_memory
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.fixes import fixes
@@ -93,10 +95,24 @@ def test_the_embedded_engine_keeps_memory_for_adapters() -> None:
     (problem,) = found.problems
     assert problem.rule == "lora_cache"
     least = 64 * 32 * (3 * 4096 + 4096 + 2 * 1024) * 4  # queries, keys and values of each layer in float32
-    assert problem.message == (
-        f"the host's adapter cache of 0 MiB is too small: an adapter of rank 64 takes {least >> 20} MiB"
-    )
+    assert least == 150_994_944
+    assert problem.message == ("the host's adapter cache of 1 kB is too small: an adapter of rank 64 takes 151 MB")
+    assert judged(LLAMA_8B, {"lora": {"max_rank": 64, "host_memory": least}}, backend="torch").legal
+    assert not judged(LLAMA_8B, {"lora": {"max_rank": 64, "host_memory": least - 1}}, backend="torch").legal
     assert fixes(known(LLAMA_8B), found)[0].text.startswith("Use --set engine.features.lora.host_memory=")
+
+
+def test_adapters_that_this_machine_cannot_keep_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_memory, "read_memory", lambda host: MachineMemory(1 << 40, 1 << 40, None))
+    found = judged(LLAMA_8B, {"lora": {"host_memory": 1 << 40}}, backend="torch")
+    assert found.legal
+    assert found.memory is not None
+    needed = found.memory.over_all("total")
+    assert (
+        f"engine.features.lora.host_memory: with all its adapters the engine needs {needed:,} bytes of memory, this "
+        "machine has 1,099,511,627,776. Lower it, or serve on a machine with more."
+    ) in found.warnings
+    assert not any("lora" in text for text in judged(LLAMA_8B, {"lora": True}, backend="torch").warnings)
 
 
 def test_a_release_without_a_feature_is_mended_by_another() -> None:

@@ -107,14 +107,14 @@ def test_a_cache_that_holds_no_adapter_is_refused_with_one_that_does() -> None:
     found = planned(features={"lora": lora}, gpu="h100-80gb", serving={"kv_cache_fraction": 0.95})
     (problem,) = found.problems
     assert problem.rule == "lora_cache"
-    assert "is too small: an adapter of rank 64 takes 320 MiB" in problem.message
+    assert "is too small: an adapter of rank 64 takes 336 MB" in problem.message
     share = re.search(r"gpu_fraction ([0-9.]+),", problem.fix)
     assert share is not None
     mended = {"lora": lora | {"gpu_fraction": float(share[1])}}
     assert planned(features=mended, gpu="h100-80gb", serving={"kv_cache_fraction": 0.95}).legal
     small = planned(features={"lora": lora | {"host_memory": 100 * MIB, "gpu_fraction": 0.5}}, gpu="h100-80gb")
     (problem,) = small.problems
-    assert problem.message.startswith("the host's adapter cache of 100 MiB is too small")
+    assert problem.message.startswith("the host's adapter cache of 105 MB is too small")
 
 
 def test_medusa_heads() -> None:

@@ -245,14 +245,15 @@ def _require_read(config: HfConfig, stored: QuantizedSource | None, target: str)
         return ()
     described = f"{directory} is quantised ({method})"
     read, schemes = reads_quant_method(target, method.partition("_")[0]), {each.packing for each in _parts(stored)}
-    if method == COMPRESSED_TENSORS and not schemes <= _COMPRESSED_SCHEMES:
+    if method == COMPRESSED_TENSORS and (stored is None or not schemes <= _COMPRESSED_SCHEMES):
         read = False
-        described += f", {stored.described if stored is not None else 'unknown'}"
+        described += f", {'in another scheme' if stored is None else stored.described}"
     if not read:
         convert = f"Convert it and compile the checkpoint: `trtforge convert {quote(str(directory))} CHECKPOINT`."
         raise ForgeError(
             f"{described}, which TensorRT-LLM {target} is not known to read: its PyTorch backend reads ModelOpt's "
-            f"{MODELOPT_FILE}, FP8 with block scales and MXFP4, and from 1.3 on some schemes of compressed-tensors",
+            f"{MODELOPT_FILE}, FP8 with block scales and MXFP4, and from 1.3 on FP8, NVFP4 and two schemes of "
+            "compressed-tensors",
             hint=convert if stored is not None else ORIGINAL,
         )
     if method == COMPRESSED_TENSORS and schemes != {"fp8_rows"}:

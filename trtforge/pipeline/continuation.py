@@ -42,7 +42,9 @@ def require_checkpoint_of(recipe: Recipe, directory: Path, calibration: Path) ->
     quantized = _was_quantized(manifest, directory)
     # a quantised source keeps its formats, whatever is not asked for
     wanted |= {key: asked[key] for key in ("quant", "kv_cache") if not quantized or asked[key] != "none"}
-    if not quantized and FORMATS[recipe.quantization.format].smoothing == "awq":
+    if quantized:
+        del wanted["shared_pre_quant_scale"]
+    elif FORMATS[recipe.quantization.format].smoothing == "awq":
         wanted["group_size"] = asked["group_size"]
     _require_equal(directory, manifest.identity.config, wanted, "convert")
     made_from = manifest.identity.inputs.get("calibration")

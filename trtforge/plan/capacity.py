@@ -53,8 +53,7 @@ def with_memory(
         if memory.windows is not None and memory.windows.pools == "full_batch" and window_tokens == tokens:
             memory = replace(memory, windows=None)
         memory = with_pool(memory, tokens, window_tokens)
-        itemsize = dtype_named(embedded.compute_dtype).size
-        more = tuple(embedded_cache_problems(model.facts, layout.parallel, request.engine.features, itemsize))
+        more = tuple(embedded_cache_problems(memory, model.facts, embedded, request.engine.features))
     else:
         memory, more = _with_features(model, request, held, limits, planned)
     typical = _typical(request.typical, limits)
@@ -64,7 +63,8 @@ def with_memory(
         warnings += draft_warnings(request.engine.features, request.draft, request.serving)
     sort_problems(host_block_problems(result, model.facts.sizes), found, warnings)
     if memory.kv_tokens > 0:
-        found += [*_pool_problems(result, limits, typical, warnings), *more]
+        found += _pool_problems(result, limits, typical, warnings)
+        sort_problems(more, found, warnings)
     elif request.gpu is not None:
         message = (
             f"weights, activations and buffers take {_gb(memory.fullest.fixed)} per GPU and leave no KV cache in the "

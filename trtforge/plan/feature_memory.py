@@ -3,13 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
+from trtforge.core.dtypes import dtype_named
 from trtforge.core.features import FeaturesConfig, LoraFeature
-from trtforge.core.parallel import Parallel
+from trtforge.core.figures import size
+from trtforge.machine.host import Host
+from trtforge.machine.memory import read_memory
 from trtforge.models.family import Facts
 from trtforge.plan.drafting import Target, drafter
+from trtforge.plan.embedded import Embedded
 from trtforge.plan.legality import Problem
 from trtforge.plan.limits import EngineLimits
-from trtforge.plan.lora import adapter_bytes, cache_bytes, workspace_bytes
+from trtforge.plan.lora import adapter_bytes, cache_bytes, matrices_bytes, workspace_bytes
 from trtforge.plan.memory import Held, Memory, RankMemory, logits_bytes
 from trtforge.plan.model import Model
 
@@ -78,8 +82,8 @@ def cache_problems(
     smallest = min(rank.lora for rank in memory.stages) - workspace_bytes(lora, limits.max_num_tokens, itemsize)
     if smallest < least:
         message = (
-            f"the GPU's adapter cache of {_mib(smallest)} is too small: an adapter of rank {lora.max_rank} takes "
-            f"{_mib(least)}"
+            f"the GPU's adapter cache of {size(smallest)} is too small: an adapter of rank {lora.max_rank} takes "
+            f"{size(least)}"
         )
         share = min(0.99, -(-100 * lora.gpu_fraction * least // max(1, smallest)) / 100)
         fix = f"Use engine.features.lora.gpu_fraction {share:g}, or a lower serving.kv_cache_fraction."
@@ -88,22 +92,33 @@ def cache_problems(
 
 
 def embedded_cache_problems(
-    facts: Facts, parallel: Parallel, features: FeaturesConfig, itemsize: int
+    memory: Memory, facts: Facts, embedded: Embedded, features: FeaturesConfig, host: Host | None = None
 ) -> Iterator[Problem]:
-    """Problems of the embedded engine's memory for adapters. `itemsize`: bytes of a value as it computes."""
-    if features.lora is not None:
-        yield from _host_problems(features.lora, adapter_bytes(facts.sizes, parallel, features.lora, itemsize))
+    """Problems of the embedded engine's memory for adapters.
+
+    More than `host` (None: this machine) has is only a warning, as another machine may serve.
+    """
+    lora = features.lora
+    if lora is None:
+        return
+    yield from _host_problems(
+        lora, matrices_bytes(facts.sizes, memory.parallel, lora, dtype_named(embedded.compute_dtype).size)
+    )
+    there = read_memory(host or Host()) if embedded.device == "cpu" else None
+    needed = memory.over_all("total")
+    if there is not None and needed > there.most >= needed - memory.over_all("lora"):
+        message = (
+            f"engine.features.lora.host_memory: with all its adapters the engine needs {needed:,} bytes of memory, "
+            f"this machine has {there.most:,}"
+        )
+        yield Problem("lora_cache", message, "Lower it, or serve on a machine with more.", refuses=False)
 
 
 def _host_problems(lora: LoraFeature, least: int) -> Iterator[Problem]:
     """`least`: bytes of one adapter of the largest rank."""
     if lora.host_memory < least:
         message = (
-            f"the host's adapter cache of {_mib(lora.host_memory)} is too small: an adapter of rank {lora.max_rank} "
-            f"takes {_mib(least)}"
+            f"the host's adapter cache of {size(lora.host_memory)} is too small: an adapter of rank {lora.max_rank} "
+            f"takes {size(least)}"
         )
         yield Problem("lora_cache", message, f"Use engine.features.lora.host_memory {least} or more.")
-
-
-def _mib(count: int) -> str:
-    return f"{count / (1 << 20):.0f} MiB"

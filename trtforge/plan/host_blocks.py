@@ -58,7 +58,7 @@ def host_block_problems(evaluation: Evaluation, sizes: Sizes, host: Host | None 
     there = read_memory(host or Host()) if embedded is not None else None
     if embedded is None or there is None:
         return
-    beside = memory.over_all("weights") + memory.over_all("kv_pool") if embedded.device == "cpu" else 0
+    beside = sum(map(memory.over_all, ("weights", "kv_pool", "lora"))) if embedded.device == "cpu" else 0
     needed = given * memory.parallel.world_size + beside
     if needed > there.most:
         message = (

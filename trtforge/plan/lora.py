@@ -33,19 +33,23 @@ def module_values(sizes: Sizes, parallel: Parallel, module: LoraModule) -> int:
             return hidden + sizes.intermediate // tp
 
 
-def adapter_bytes(sizes: Sizes, parallel: Parallel, lora: LoraFeature, itemsize: int) -> int:
-    """Bytes of an adapter of the largest rank for one GPU, which the GPU's and the host's cache must each hold.
+def matrices_bytes(sizes: Sizes, parallel: Parallel, lora: LoraFeature, itemsize: int) -> int:
+    """Bytes of the matrices of an adapter of the largest rank on one GPU: rank x sum(inputs + outputs) x layers.
 
-    rank x sum(inputs + outputs) x layers of the stage, rounded up to cache rows, which are as wide as the smallest
-    module. `lora` is resolved.
+    `lora` is resolved.
     """
     assert lora.max_rank is not None
-    assert lora.modules
-    values = [module_values(sizes, parallel, module) for module in lora.modules]
-    layers = sizes.num_layers // parallel.pp
-    width = min(values)
-    rows = -(-lora.max_rank * sum(values) * layers // width)
-    return rows * width * itemsize
+    values = sum(module_values(sizes, parallel, module) for module in lora.modules)
+    return lora.max_rank * values * (sizes.num_layers // parallel.pp) * itemsize
+
+
+def adapter_bytes(sizes: Sizes, parallel: Parallel, lora: LoraFeature, itemsize: int) -> int:
+    """Bytes that TensorRT-LLM's caches of the GPU and the host must each hold for one adapter of the largest rank.
+
+    `matrices_bytes`, rounded up to cache rows, which are as wide as the smallest module.
+    """
+    width = min(module_values(sizes, parallel, module) for module in lora.modules) * itemsize
+    return -(-matrices_bytes(sizes, parallel, lora, itemsize) // width) * width
 
 
 def workspace_bytes(lora: LoraFeature, tokens: int, itemsize: int) -> int:

@@ -79,7 +79,8 @@ def block_count(
         beside = f" beside {reserved:,} bytes for adapters, draft models, prompt tables and states" if reserved else ""
         raise ForgeError(
             f"the KV cache has no room for one block of {tokens_per_block} tokens{beside}",
-            hint="Free some memory, or raise kv_cache_fraction or kv_cache_tokens, or lower lora.host_memory.",
+            hint="Free some memory, or raise kv_cache_fraction or kv_cache_tokens. For adapters, an engine keeps "
+            "engine.features.lora.host_memory.",
         )
     return min(fitting, wanted)
 
