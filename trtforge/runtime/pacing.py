@@ -54,23 +54,22 @@ class Pace:
 
         `alone`: without running sequences.
         """
-        if restored:
-            self._unconfirmed = None
-            if not alone and self._usual:
-                self._beside += 1
-                self._learn_blocks(seconds, context, restored)
-        elif not context:
+        if not context and not restored:
             self._learn_usual(seconds)
-        elif alone:
-            self._unconfirmed = None
+            return
+        self._unconfirmed = None
+        if alone and not restored:
             self._alone.append((_ALONE * seconds, context))
-        elif self._usual:
-            self._unconfirmed = None
-            self._beside += 1
-            self._since_too_long += 1
-            usual = statistics.median(self._usual)
-            self._faster = self._faster + 1 if seconds < _FASTER * usual else 0
-            self._learn(max(0.0, seconds - usual) / context, context)
+        if alone or not self._usual:
+            return
+        self._beside += 1
+        usual = statistics.median(self._usual)
+        if restored:
+            self._learn_blocks(seconds - usual, context, restored)
+            return
+        self._since_too_long += 1
+        self._faster = self._faster + 1 if seconds < _FASTER * usual else 0
+        self._learn(max(0.0, seconds - usual) / context, context)
 
     @property
     def most_context(self) -> int | None:
@@ -145,14 +144,14 @@ class Pace:
             self._take(larger)
             self._grown = True
 
-    def _learn_blocks(self, seconds: float, context: int, restored: int) -> None:
-        """Record the duration of a step beside running sequences that restored blocks; adapt their number."""
+    def _learn_blocks(self, added: float, context: int, restored: int) -> None:
+        """Record the seconds that restoring blocks added to a step; adapt their number."""
         if context or 2 * restored <= self._blocks:  # the end of a prefix
             return
-        self._restored.append((max(0.0, seconds - statistics.median(self._usual)), restored))
-        added, blocks = (sum(values) for values in zip(*self._restored, strict=True))  # some are the first in a page
+        self._restored.append((max(0.0, added), restored))
+        seconds, blocks = (sum(values) for values in zip(*self._restored, strict=True))  # some are the first in a page
         most = 2 * self._blocks
-        self._blocks = max(1, min(most, int(self._longer(_TIMES) * blocks / added))) if added else most
+        self._blocks = max(1, min(most, int(self._longer(_TIMES) * blocks / seconds))) if seconds else most
 
     def _shrink(self) -> None:
         """Lower the size if only a smaller one fits now."""

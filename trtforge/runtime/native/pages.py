@@ -22,7 +22,7 @@ _LINE = 64
 _LARGE_PAGE, _SMALL_PAGE = 2 << 20, 4096
 _SPREAD_FROM = 16 * _LARGE_PAGE
 """Bytes of a tensor from which on its start within a large page varies, at the cost of one more page."""
-_NUMBERS, _GOLDEN_RATIO = itertools.count(), 0.6180339887
+_TENSOR_NUMBERS, _GOLDEN_RATIO = itertools.count(), 0.6180339887
 """Any successive numbers times this ratio have fractions that are evenly spread between 0 and 1."""
 
 
@@ -37,7 +37,7 @@ def own_pages(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     if size < _SPREAD_FROM:
         return torch.frombuffer(_mapped(size), dtype=dtype).view(tuple(shape))
     pages = _mapped(size + _LARGE_PAGE)
-    start = next(_NUMBERS) * _GOLDEN_RATIO % 1 * _LARGE_PAGE // _SMALL_PAGE * _SMALL_PAGE
+    start = next(_TENSOR_NUMBERS) * _GOLDEN_RATIO % 1 * _LARGE_PAGE // _SMALL_PAGE * _SMALL_PAGE
     offset = (int(start) - torch.frombuffer(pages, dtype=torch.uint8).data_ptr()) % _LARGE_PAGE
     return torch.frombuffer(pages, dtype=dtype, count=count, offset=offset).view(tuple(shape))
 
