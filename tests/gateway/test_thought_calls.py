@@ -1,4 +1,4 @@
-"""Calls in reasoning: they count if the model does not close the reasoning, wherever the stream is cut."""
+"""Calls in reasoning: they count if the answer ends with them, wherever the stream is cut."""
 
 import json
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ from tests.gateway.test_cut_calls import ARGUMENTS, AS_JSON, CODER, DEEPSEEK, GL
 from tests.gateway.test_reasoning import chat, thinking
 from tests.gateway.test_tools import merged
 from trtforge.core.reasoning import ReasoningParser, reader_of
+from trtforge.gateway.call_reader import CallDelta, CallReader
+from trtforge.gateway.final_calls import final_calls
 from trtforge.gateway.request import Piece, TextRequest
 from trtforge.gateway.sequence import AnswerSequence
 from trtforge.gateway.thought_calls import with_calls
@@ -71,6 +73,16 @@ def test_a_call_in_reasoning_that_is_not_closed_is_a_call(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_a_call_that_text_follows_in_reasoning_is_a_draft(form: str) -> None:
+    thought = f"I could write {form}. But wait, the user"
+    for reason in ("stop", "length"):
+        for pieces in ([thought], [*thought]):
+            assert read([f"<think>{pieces[0]}", *pieces[1:]], reason=reason) == (thought, "", [], reason)
+            assert read(pieces, "deepseek-r1", reason) == (thought, "", [], reason)
+            assert read(["<think>", *pieces], None, reason) == ("", f"<think>{thought}", [], reason)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_a_call_in_reasoning_that_is_closed_is_a_draft(form: str) -> None:
     thought = f"I may write\n{form} or\n{form}"
     for said in ("", "It rains.", f"It rains.\n{HERMES}"):
@@ -84,12 +96,19 @@ def test_a_call_in_reasoning_that_is_closed_is_a_draft(form: str) -> None:
 
 DOTS = f"<tool_call>{AS_JSON.replace(ARGUMENTS, '{...}')}</tool_call>"
 BREAKS_OFF = HERMES.partition(' York"')[0]
+MANY = f" or {HERMES * 40}"
+QUOTED = f"use <tool_call> as in {HERMES} or\n{BREAKS_OFF}" + " <tool_call>" * 60
+OF_CODER = "\n</parameter>\n</function>\n</tool_call>"
+QUOTES = f"<tool_call>\n<function=weather>\n<parameter=city>\n{QUOTED}{OF_CODER}"
+"""A call with calls in its argument."""
 
 
 @pytest.mark.parametrize(
     ("thought", "reasoning", "text", "calls"),
     [
-        (f"So. {HERMES}\nI wait. ", "So.", "\nI wait.", [CALL]),
+        (f"So. {HERMES}\nI wait. ", f"So. {HERMES}\nI wait.", "", []),
+        (f"So. {HERMES}. But wait, I", f"So. {HERMES}. But wait, I", "", []),
+        (f"So. {HERMES} or\n{CODER}\n{HERMES}\n", f"So. {HERMES} or", "", [CALL, CALL]),
         (f"So. {HERMES}\n{CODER}", "So.", "", [CALL, CALL]),
         (f"{HERMES}", "", "", [CALL]),
         (f"So. {HERMES.replace('weather', 'rain')} So.", f"So. {HERMES.replace('weather', 'rain')} So.", "", []),
@@ -97,15 +116,21 @@ BREAKS_OFF = HERMES.partition(' York"')[0]
         (f"So. {DOTS} or\n{HERMES}", f"So. {DOTS} or", "", [CALL]),
         (f"So. {BREAKS_OFF}", f"So. {BREAKS_OFF}", "", []),
         (f"So. {HERMES} {BREAKS_OFF}", "So.", "", [CALL, ToolCall("weather", '{"city": "New', complete=False)]),
-        (f"So. {DOTS * 20}{HERMES}", f"So. {DOTS * 20}{HERMES}", "", []),
+        (f"So. {HERMES}\n{DOTS}", f"So. {HERMES}\n{DOTS}", "", []),
+        (f"So. {DOTS * 40}{HERMES}", f"So. {DOTS * 40}", "", [CALL]),
+        (f"So. {HERMES}{MANY}", f"So. {HERMES} or", "", [CALL] * 40),
+        (f"So. {HERMES}<tool_call>\n{{", "So.", "<tool_call>\n{", [CALL]),
+        (f"So. {HERMES.removesuffix('_call>')}", "So.", "\n</tool", [CALL]),
+        (f"So. {QUOTES}", "So.", "", [ToolCall("weather", json.dumps({"city": QUOTED}))]),
+        (f"So. {QUOTES.removesuffix(OF_CODER)}", f"So. {QUOTES.removesuffix(OF_CODER)}", "", []),
         ("So <tool_call> and <tool_call>{", "So <tool_call> and <tool_call>{", "", []),
         (AS_JSON, AS_JSON, "", []),
-        (f"So. {HERMES}</thi", "So.", "</thi", [CALL]),
+        (f"So. {HERMES}</thi", f"So. {HERMES}</thi", "", []),
         (f"So. {HERMES.replace('New', '</think>')}", None, None, []),
     ],
 )
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_reasoning_that_is_not_closed_ends_before_its_first_complete_call(
+def test_reasoning_that_is_not_closed_ends_before_the_calls_that_end_it(
     thought: str, reasoning: str | None, text: str | None, calls: Sequence[ToolCall], reason: str
 ) -> None:
     if reasoning is None or text is None:  # the first closing tag counts, as without calls
@@ -184,6 +209,40 @@ def test_a_stream_is_read_as_the_whole_answer(
     ends = [end for end in accumulate(sizes) if end < len(text)] + [len(text)]
     pieces = [text[start:end] for start, end in zip((0, *ends), ends, strict=False)]
     assert read(pieces, parser, reason) == read([text], parser, reason)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "calls"),
+    [
+        (f"I may write {HERMES} or " * 900, ""),
+        (f"{BREAKS_OFF} and " * 900, ""),
+        (f"<function=weather>\n<parameter=city>\n{BREAKS_OFF}" * 900, ""),
+        ("<function=weather>\n<parameter=city>\n" * 2000, ""),
+        ("<tool_call>" * 9000, ""),
+        ("<tool_call> " * 9000 + ".", CODER),
+        (f"{HERMES} or " * 500, HERMES * 500),
+        (DOTS * 500, f"{HERMES}\n" * 500),
+        (BREAKS_OFF * 500, CODER * 500),
+        ("So. " * 20_000, DEEPSEEK * 100),
+        ("So. " * 20_000, f"{DEEPSEEK}{BREAKS_OFF}"),
+        ("", f"<tool_calls>[{AS_JSON}{f', {AS_JSON}' * 900}]"),
+    ],
+    ids=range(12),
+)
+def test_little_is_read_to_find_the_calls_that_end_a_text(
+    drafts: str, calls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes, push = list[int](), CallReader.push
+
+    def counted(reader: CallReader, text: str, reason: str | None, stop_word: str = "") -> Sequence[str | CallDelta]:
+        sizes.append(len(text))
+        return push(reader, text, reason, stop_word)
+
+    monkeypatch.setattr(CallReader, "push", counted)
+    text = drafts + calls
+    assert final_calls(text, USE, "") == (len(drafts) if calls else None)
+    assert sum(sizes) <= 2 * len(text) + 100_000
+    assert len(sizes) <= 8000
 
 
 def test_clients_get_a_call_of_reasoning_that_is_not_closed() -> None:

@@ -280,7 +280,7 @@ def _optional(text: str) -> Mapping[str, Any]:
 def _after_thought(answer: Mapping[str, Any], begin: str, end: str, *, begun: bool) -> Mapping[str, Any]:
     """An answer that may follow reasoning, or end within it. `begun`: the prompt has begun the reasoning.
 
-    Reasoning that is not closed ends before its first call, so only calls of the answer may be in it.
+    The calls with which reasoning that is not closed ends count, so only calls of the answer may be in it.
     """
     tag = {"type": "tag", "begin": "" if begun else begin, "content": _ANY_TEXT, "end": end}
     begins = [] if begun else [{"type": "const_string", "value": begin}]

@@ -1,22 +1,18 @@
-"""Calls in reasoning that the model does not close: the reasoning ends before the first of them.
+"""Calls in reasoning that the model does not close: if the answer ends with calls, the reasoning ends before them.
 
-A call that is followed by the closing tag of the reasoning is only a draft, about which the model thinks.
+A call that text or the closing tag of the reasoning follows is only a draft, about which the model thinks.
 """
 
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-from trtforge.core.errors import ForgeError
 from trtforge.core.harmony import HarmonyText
-from trtforge.core.json_text import parse_json
 from trtforge.core.reasoning import NewReader, ReasoningText, begun_thought, may_begin_thought
 from trtforge.core.stop_text import overlap
 from trtforge.gateway.call_reader import CallDelta, CallReader
+from trtforge.gateway.final_calls import final_calls
 from trtforge.gateway.sequence import NewAnswerReader
 from trtforge.gateway.tools import ToolUse
-
-_MOST_DRAFTS = 20
-"""The most incomplete calls of one answer that are skipped; no more are tried, as each takes time."""
 
 
 class ThoughtCalls:
@@ -38,27 +34,18 @@ class ThoughtCalls:
         return shown
 
     def close(self) -> str:
-        """The rest of the reasoning, as the model closed it."""
+        """The rest of the reasoning, because the model closed it."""
         held, self._held = "".join(self._held), []
         return held
 
-    def end(self, reason: str, stop_word: str) -> tuple[str, str]:
-        """The rest of the reasoning, with which the answer ends, and the text from its first complete call on.
+    def end(self, stop_word: str) -> tuple[str, str]:
+        """The rest of the reasoning, with which the answer ends, and the text from its final calls on.
 
-        `reason`, `stop_word`: see CallReader.push.
+        `stop_word`: the one that the answer was cut before.
         """
-        held, start = self.close(), 0
-        for _ in range(_MOST_DRAFTS):
-            told = CallReader(self._use, begins=False).push(held[start:], reason, stop_word)
-            call = next((each for each in told if isinstance(each, CallDelta)), None)
-            if call is None:
-                break
-            at = start + len(_before_calls(told))
-            at += len(held) - at - len(held[at:].lstrip())
-            if _is_complete(call):
-                return held[:at], held[at:]
-            start = at + 1
-        return held, ""
+        held = self.close()
+        start = final_calls(held, self._use, stop_word)
+        return (held, "") if start is None else (held[:start], held[start:])
 
 
 class ThoughtReader:
@@ -76,7 +63,7 @@ class ThoughtReader:
         shown = self._calls.push(reasoning)
         if reason is None:
             return [(shown, "")]
-        rest, said = self._calls.end(reason, stop_word)
+        rest, said = self._calls.end(stop_word)
         return [((shown + rest).rstrip() if said else shown + rest, said)]
 
 
@@ -143,7 +130,7 @@ class AnswerCalls:
             thought, rest = self._thought.close() + text[:end], text[end:]
         else:
             shown = self._thought.push(text)
-            before, rest = self._thought.end(reason or "", stop_word)
+            before, rest = self._thought.end(stop_word)
             thought = shown + before
         self._reader.skip(thought)
         self._read = self._reader.push
@@ -153,11 +140,3 @@ class AnswerCalls:
 def _before_calls(told: Sequence[str | CallDelta]) -> str:
     """The text before the first call, without white space at its end."""
     return "".join(str(each) for each in takewhile(lambda each: isinstance(each, str), told))
-
-
-def _is_complete(call: CallDelta) -> bool:
-    """Whether the whole of a call is one that can be executed, unlike the draft `{"name": "f", "arguments": {...}}`."""
-    try:
-        return call.last and isinstance(parse_json(call.arguments, "the call", hint="", unique=False), dict)
-    except ForgeError:
-        return False
