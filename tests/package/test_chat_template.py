@@ -259,6 +259,7 @@ def calling(call: str) -> str:
     ("source", "lack"),
     [
         ("{{ messages[0].content }}", NO_TOOLS),
+        ("", NO_TOOLS),
         ("{% for tool in xml_tools or [] %}{{ tool }}{% endfor %}", NO_TOOLS),
         (CALLED.replace("CALL", "<tool_call>{{ c.function | tojson }}</tool_call>"), NO_TOOLS),
         ("{% for message in messages %}{{ message['tools'] }}{% endfor %}", None),
@@ -279,7 +280,7 @@ def calling(call: str) -> str:
             UNKNOWN_CALLS,
         ),
     ],
-    ids=range(14),
+    ids=range(15),
 )
 def test_what_a_template_does_not_show_is_told(source: str, lack: str | None) -> None:
     for chat in (ChatTemplate(source), ChatTemplate("a", source)):
@@ -313,8 +314,13 @@ def test_any_error_of_a_template_is_the_requests(tmp_path: Path, source: str) ->
     [
         ({"python_interpreter": lambda: "/nowhere/python"}, "[Errno 2] No such file or directory: '/nowhere/python'"),
         ({"_PROGRAM": "trtforge.no_such_module"}, "No module named trtforge.no_such_module"),
+        ({"module_arguments": lambda _: ("-c", "")}, "trtforge.package.template_main: "),
+        (
+            {"module_arguments": lambda _: ("-c", "print('{\"problem\": null}')")},
+            "trtforge.package.template_main: its output is not what it writes",
+        ),
     ],
-    ids=["not started", "failed"],
+    ids=["not started", "failed", "no output", "other output"],
 )
 def test_a_template_that_cannot_be_tried_is_packaged_with_a_warning(
     change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -52,12 +52,12 @@ def try_template(chat: ChatTemplate) -> Tried:
             errors="replace",
             check=False,
         )
+        if done.returncode == 0:
+            return _tried(parse_json(done.stdout, _PROGRAM, hint=""))
     except (OSError, ForgeError) as error:
         _LOG.warning(f"the chat template is packaged untried: {first_line(error)}")
         return Tried()
     match done.returncode:
-        case 0:
-            return _tried(parse_json(done.stdout, _PROGRAM, hint=""))
         case status if status == -signal.SIGXCPU:
             return Tried(f"it takes more than {MOST_SECONDS} s of CPU time for a short conversation")
         case status if status == NO_MEMORY:
@@ -70,7 +70,9 @@ def try_template(chat: ChatTemplate) -> Tried:
 
 
 def _tried(found: Any) -> Tried:
-    """What the process wrote."""
+    """What the process wrote. Raises ForgeError if it is something else."""
+    if not isinstance(found, dict) or not found.keys() >= {"problem", "shows_tools", "shows_unknown_calls"}:
+        raise ForgeError(f"{_PROGRAM}: its output is not what it writes", hint="")
     if found["problem"] is not None:
         return Tried(found["problem"])
     if not found["shows_tools"]:

@@ -3,8 +3,8 @@
 It reads the content of chat.json from standard input, compiles the templates and renders short conversations with
 them. It writes a JSON object: `problem`, why a template cannot be compiled, or null, and for requests with tools
 `shows_tools` and `shows_unknown_calls`. A template may refuse the conversations. A checkpoint may come from anybody: a
-template that takes longer than `MOST_SECONDS` of CPU time ends this process with SIGXCPU, one that
-takes more than `MOST_MEMORY` with status NO_MEMORY.
+template that takes longer than `MOST_SECONDS` of CPU time ends this process with SIGXCPU, one that takes more than
+`MOST_MEMORY` with status NO_MEMORY.
 """
 
 import json
@@ -33,12 +33,14 @@ def main() -> int:
     limit_processor_time(MOST_SECONDS)
     limit_memory(MOST_MEMORY)
     values = json.load(sys.stdin)
-    found: dict[str, Any] = {"problem": None}
+    found: dict[str, Any] = {"problem": None, "shows_tools": True, "shows_unknown_calls": False}
     try:
-        for source in filter(None, (values["template"], values["tool_template"])):
+        for source in (values["template"], values["tool_template"]):
+            if source is None:
+                continue
             template = _compiled(source)
             if isinstance(template, str):
-                found = {"problem": template}
+                found["problem"] = template
                 break
             found |= _shown(template, {**values["special_tokens"], "documents": None})
     except MemoryError:
@@ -64,7 +66,7 @@ def _compiled(source: str) -> PromptTemplate | str:
 
 
 def _shown(template: PromptTemplate, values: Mapping[str, Any]) -> dict[str, bool]:
-    """What a template shows of tools, and of a call if it shows one; what it refuses counts as well shown."""
+    """What a template shows of tools, and of a call; if it refuses the conversation, it counts as showing both."""
     _rendered(template, {**values, **_WITHOUT_TOOLS})
     prompt = _rendered(template, {**values, **PROBE_PROMPT})
     called = _rendered(template, {**values, **PROBE})
