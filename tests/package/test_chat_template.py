@@ -250,9 +250,11 @@ CALLED = "{% for m in messages %}{% for c in m.tool_calls or [] %}CALL{% endfor 
 NO_TOOLS, UNKNOWN_CALLS = "shows the model no tools: ", "shows tools, but calls in a format that is not known: "
 
 
-def calling(call: str) -> str:
-    """A template that shows tools, and calls in this form."""
-    return SHOWN + CALLED.replace("CALL", call)
+def calling(call: str, prompt: str = "") -> str:
+    """A template that shows tools, and calls in this form. `prompt`: how the model is asked to answer."""
+    name, arguments = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
+    call = call.replace("NAME", name).replace("ARGUMENTS", arguments)
+    return SHOWN + CALLED.replace("CALL", call) + f"{{{{ {json.dumps(prompt)} if add_generation_prompt }}}}"
 
 
 @pytest.mark.parametrize(
@@ -273,6 +275,24 @@ def calling(call: str) -> str:
             calling("<|channel|>commentary to=functions.{{ c.function.name }}<|message|>{{ c.function.arguments }}"),
             None,
         ),
+        (calling('{"arguments": {{ c.function.arguments | tojson }}, "name": "{{ c.function.name }}"}<|end|>'), None),
+        (calling('<tool_call>{"id": 1, "arguments": ARGUMENTS, "name": "NAME"}</tool_call>'), None),
+        (calling('[{"id": 1, "name": "NAME", "arguments": ARGUMENTS}]</s>'), None),
+        (calling("[TOOL_CALLS][{{ c | tojson }}]</s>"), None),
+        (calling("<think>\n\n</think>\n\n{{ c.function | tojson }}", prompt="<think>\n"), None),
+        (calling("{{ c.function | tojson }}", prompt="\n\n"), None),
+        (
+            calling(
+                "<|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>ARGUMENTS<|call|>",
+                prompt="<|start|>assistant",
+            ),
+            None,
+        ),
+        (calling(" to=functions.NAME<|channel|>commentary json<|message|>ARGUMENTS<|call|>"), None),
+        (calling('<|action_start|><|plugin|>\n{"name": "NAME", "parameters": ARGUMENTS}<|action_end|>'), UNKNOWN_CALLS),
+        (calling('{"name": "NAME", "parameters": ARGUMENTS}', prompt="Write:"), UNKNOWN_CALLS),
+        (calling("<|channel|>call:NAME ARGUMENTS"), UNKNOWN_CALLS),
+        ("{{ '<|channel|>' }}" + calling("call:NAME ARGUMENTS"), UNKNOWN_CALLS),
         (calling("[{{ c.function.name }}({{ c.function.arguments | xmlattr }})]"), UNKNOWN_CALLS),
         (calling(">>>{{ c.function.name }}\n{{ c.function.arguments | tojson }}"), UNKNOWN_CALLS),
         (
@@ -280,7 +300,7 @@ def calling(call: str) -> str:
             UNKNOWN_CALLS,
         ),
     ],
-    ids=range(15),
+    ids=range(27),
 )
 def test_what_a_template_does_not_show_is_told(source: str, lack: str | None) -> None:
     for chat in (ChatTemplate(source), ChatTemplate("a", source)):

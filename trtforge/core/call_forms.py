@@ -37,9 +37,11 @@ _HEAD = (
 FIRST = re.compile(rf"{_BLANK}(?P<mark>\[?){_BLANK}{_HEAD}")
 NEXT = re.compile(rf"{_BLANK}(?P<mark>[,;]?){_BLANK}{_HEAD}")
 OBJECT = re.compile(r"\s*(?=\{)")
+"""Text before an object that is not in an array."""
 ANOTHER = re.compile(rf"{_BLANK};?{_BLANK}(?=\{{)")
-"""Text before an object that is not in an array, and before another one after a call."""
+"""Text before another such object, after a call."""
 ANOTHER_SO_FAR = re.compile(rf"{_BLANK};?{_BLANK}")
+"""Text that `ANOTHER` may match if an object follows."""
 ELEMENT = re.compile(rf"{_BLANK},?{_BLANK}(?=\{{)")
 """Text before an object in an array that does not begin like a call."""
 _OBJECT = r'(?=\{\s{0,99}["}])'
@@ -192,11 +194,3 @@ SO_FAR = {
     harmony.CALL_HEAD: re.compile(rf"{_SOME_NAME}(?P<whole>(?s:<.*))?"),
 }
 """By mark, the text that may follow before the head of a call is complete; any text for other marks."""
-
-
-def is_known_call(text: str, name: str) -> bool:
-    """Whether a text has a call of this function in a format that is known."""
-    if harmony.CHANNEL in text:
-        return True
-    heads = (FIRST, *(form.head for form in TAGGED))
-    return any(found["name"] == name for head in heads for found in head.finditer(text))

@@ -25,8 +25,8 @@ from trtforge.core.call_forms import (
     TAGGED,
     CallForm,
 )
+from trtforge.core.call_json import calls_in
 from trtforge.core.stop_text import overlap
-from trtforge.gateway.call_json import calls_in
 from trtforge.gateway.json_end import JsonEnd
 from trtforge.gateway.said_text import SaidText
 from trtforge.gateway.tagged_arguments import TaggedArguments
@@ -352,7 +352,7 @@ class CallReader:
 
     def _parsed(self, text: str) -> bool:
         """Add the calls in a complete JSON text, whose arguments need not come last; returns whether there are any."""
-        calls = calls_in(self._use, text)
+        calls = calls_in(self._use.names, text)
         for name, arguments in calls:
             self._tell(name)
             self._add(arguments, last=True)

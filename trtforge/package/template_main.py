@@ -14,9 +14,9 @@ from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
-from trtforge.core.call_forms import is_known_call
 from trtforge.core.errors import first_line
 from trtforge.core.prompt_template import PromptTemplate
+from trtforge.core.shown_calls import is_known_call
 from trtforge.core.strict_calls import PROBE, PROBE_PROMPT
 from trtforge.machine.own_limits import NO_MEMORY, limit_memory, limit_processor_time, write_no_core_dump
 
@@ -73,7 +73,7 @@ def _shown(template: PromptTemplate, values: Mapping[str, Any]) -> dict[str, boo
     shows_call = called is not None and all(value in called for value in _ARGUMENTS)
     return {
         "shows_tools": prompt is None or _FUNCTION in prompt,
-        "shows_unknown_calls": shows_call and not is_known_call(called or "", _FUNCTION),
+        "shows_unknown_calls": shows_call and not is_known_call(called or "", prompt or "", _FUNCTION),
     }
 
 
