@@ -26,6 +26,7 @@ from trtforge.core.reasoning import REASONING_PARSERS, ReasoningParser, Reasonin
         ("qwen3", "Four. <think>I add.</think>", "", "Four. <think>I add.</think>"),
         ("qwen3", "<thin", "", "<thin"),
         ("qwen3", "[THINK]I </think> add.[/THINK]Four.", "I </think> add.", "Four."),
+        ("qwen3", "<seed:think>I </think> add.</seed:think>Four.", "I </think> add.", "Four."),
         ("deepseek-r1", "[THINK]I add.[/THIN", "I add.[/THIN", ""),
         ("deepseek-r1", "I [/THINK] add.</think>Four.", "I [/THINK] add.", "Four."),
         ("qwen3", "[TH", "", "[TH"),
@@ -45,6 +46,7 @@ def test_reasoning_and_answer_are_told_apart(parser: ReasoningParser, text: str,
         ("<think>", "I add.</think>Four.", "I add.", "Four."),
         ("<think>", "\n<think>I add.</think>Four.", "I add.", "Four."),
         ("[THINK]", "I </think> add.[/THINK]Four.", "I </think> add.", "Four."),
+        ("<seed:think>", "I </think> add.</seed:think>Four.", "I </think> add.", "Four."),
         ("", "Four.</think>", "", "Four.</think>"),
         ("", "<think>I add.</think>Four.", "I add.", "Four."),
     ],
@@ -60,6 +62,7 @@ def test_what_is_before_an_answer_tells_whether_it_begins_with_reasoning(
     [
         ("<|im_start|>assistant\n<think>\n", "<think>"),
         ("[/INST][THINK]", "[THINK]"),
+        ("<seed:bos>assistant\n<seed:think>", "<seed:think>"),
         ("<｜Assistant｜></think>", ""),
         ("<|im_start|>assistant\n<think>\n\n</think>\n\n", ""),
         ("<|im_start|>user\nWhat is <think>?<|im_end|>\n<|im_start|>assistant\n", ""),
@@ -70,7 +73,23 @@ def test_the_tag_with_which_a_prompt_ends(prompt: str, tag: str) -> None:
     assert prompted_thought(prompt) == tag
 
 
-PARTS = ("<think>", "</think>", "[THINK]", "[/THINK]", "[", "<", "</", "think>", "\n", " ", "é", "a")
+PARTS = (
+    "<think>",
+    "</think>",
+    "[THINK]",
+    "[/THINK]",
+    "<seed:",
+    "<seed:think>",
+    "</seed:think>",
+    "[",
+    "<",
+    "</",
+    "think>",
+    "\n",
+    " ",
+    "é",
+    "a",
+)
 
 
 @given(

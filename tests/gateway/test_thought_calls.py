@@ -94,6 +94,16 @@ def test_a_call_in_reasoning_that_is_closed_is_a_draft(form: str) -> None:
             assert read(pieces, None) == ("", told, calls, reason)
 
 
+@pytest.mark.parametrize(("begin", "end"), [("[THINK]", "[/THINK]"), ("<seed:think>", "</seed:think>")])
+def test_drafts_between_other_tags_of_reasoning_are_drafts(begin: str, end: str) -> None:
+    thought = f"I may write {SEED} or </think>"
+    calls = split(USE, SEED, "stop")[1]
+    for pieces in (f"{begin}{thought}{end}", [f"{begin}{thought}{end}"]):
+        assert read([*pieces]) == (thought, "", [], "stop")
+        assert read([*pieces], None) == ("", f"{begin}{thought}{end}", [], "stop")
+        assert read([*pieces, SEED]) == (thought, "", calls, "tool_calls")
+
+
 DOTS = f"<tool_call>{AS_JSON.replace(ARGUMENTS, '{...}')}</tool_call>"
 BREAKS_OFF = HERMES.partition(' York"')[0]
 MANY = f" or {HERMES * 40}"
@@ -184,6 +194,8 @@ PARTS = [
     BREAKS_OFF,
     "<think>",
     "[THINK]",
+    "<seed:think>",
+    "</seed:think>",
     "</think>",
     "</th",
     "ink>",

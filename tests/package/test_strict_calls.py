@@ -184,16 +184,17 @@ def guide_of(
     *,
     continues: bool = False,
     thinks: bool = False,
+    think: str = "<think>",
     special: tuple[str, ...] = (),
     said: dict[str, Any] | None = None,
     role: str = "",
 ) -> str | None:
-    """The guide of a model whose template writes calls so; `thinks`: it knows thoughts."""
+    """The guide of a model whose template writes calls so; `thinks`: it knows thoughts, after `think`."""
     from chat_template import ChatTemplate  # type: ignore[import-not-found]
     from responder import RequestFailed  # type: ignore[import-not-found]
 
     calls = f"{{% for call in m.tool_calls or [] %}}{{% set c = call.function %}}{WRITTEN[name]}{{% endfor %}}"
-    begins = f"{'<think>' if thinks else ''}{{{{ '{role}' if m.role == 'assistant' }}}}"
+    begins = f"{think if thinks else ''}{{{{ '{role}' if m.role == 'assistant' }}}}"
     template = f"{ASKED}{{% for m in messages %}}{begins}{{{{ m.content }}}}{calls}{{% endfor %}}"
     template += f"{{{{ '{role}' if add_generation_prompt }}}}"
     chats = ChatTemplate({"template": template, "special_tokens": {}})
@@ -325,6 +326,9 @@ def test_thoughts_are_free() -> None:
         for unfinished in (thought, call.replace("3", "three")):  # the gateway could take it for a call
             assert not allows(guide, f"{begin}{unfinished}")
             assert allows(guide, f"{begin}{unfinished}</think>It rains.")
+    guide = guide_of("seed", prompt="assistant: <seed:think>", thinks=True, think="<seed:think>")
+    assert allows(guide, f"{thought}</think> <function=now>.</seed:think>{CALLS['seed']}")
+    assert not allows(guide, f"{thought}</seed:think><seed:tool_call>\n<function=now>It")
     assert allows(guide_of("hermes", thinks=True), call)
     assert not allows(guide_of("hermes", thinks=True), thought)
     assert not allows(guide_of("hermes", thinks=True, prompt="Explain <think> to me."), thought)

@@ -1,6 +1,6 @@
 """Separates the reasoning that a model writes before its answer, between `<think>` and `</think>`, from the answer.
 
-Mistral's models write `[THINK]` and `[/THINK]`.
+Mistral's models write `[THINK]` and `[/THINK]`, Seed-OSS `<seed:think>` and `</seed:think>`.
 
 The names are those of `trtllm-serve --reasoning_parser` (tensorrt_llm/llmapi/reasoning_parser.py).
 """
@@ -14,7 +14,11 @@ from trtforge.core.stop_text import overlap
 
 ReasoningParser = Literal["deepseek-r1", "qwen3"]
 REASONING_PARSERS: tuple[ReasoningParser, ...] = get_args(ReasoningParser)
-THOUGHTS = (("<think>", "</think>"), (mistral_tokens.THINK, mistral_tokens.THINK_END))
+THOUGHTS = (
+    ("<think>", "</think>"),
+    (mistral_tokens.THINK, mistral_tokens.THINK_END),
+    ("<seed:think>", "</seed:think>"),
+)
 """Pairs of opening and closing tags of reasoning."""
 
 

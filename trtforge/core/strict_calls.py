@@ -28,6 +28,7 @@ from trtforge.core.call_tags import (
     TOOL_CALL_END,
 )
 from trtforge.core.json_schema import VALUES, arguments_schema
+from trtforge.core.reasoning import THOUGHTS, prompted_thought, unclosed_thought
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -86,7 +87,6 @@ _SHOWN_MINIMAX = re.compile(rf'{INVOKE}{_NAME}">\s*<parameter name="{_KEY}">')
 _SHOWN_KIMI = re.compile(
     rf"{re.escape(KIMI_CALL)}[^<>]+{re.escape(KIMI_ARGUMENTS)}{_ARGUMENTS}{re.escape(KIMI_CALL_END)}"
 )
-_THINK = re.compile(r"<(?P<name>(?:\w+:)?think)>")
 _MARK = r"<[^<>\s]+>"
 _MARKS = re.compile(_MARK)
 _TAG = re.compile(rf"\s*{_MARK}\s*")
@@ -180,8 +180,7 @@ class StrictCalls:
     """
 
     def __init__(self, template: str, shown: str, tokenizer: "Tokenizer", prompt: str = "") -> None:
-        think = _THINK.search(template)
-        self._think = None if think is None else (f"<{think['name']}>", f"</{think['name']}>")
+        self._think = next((tags for tags in THOUGHTS if tags[0] in template), None)
         self._form = _form_in(shown)
         self._around: tuple[Sequence[str], Sequence[str]] = ((), ())
         if self._form is not None:
@@ -222,8 +221,8 @@ class StrictCalls:
 
     def _begun_thought(self, prompt: str, *, continues: bool) -> bool:
         assert self._think is not None
-        begin, end = self._think
-        return prompt.rstrip().endswith(begin) or (continues and prompt.rfind(begin) > prompt.rfind(end))
+        begun = unclosed_thought(prompt) if continues else None
+        return prompted_thought(prompt) == self._think[0] or (begun is not None and begun[1] == self._think)
 
 
 def _form_in(shown: str) -> _Form | None:
