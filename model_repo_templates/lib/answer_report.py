@@ -1,5 +1,7 @@
-"""What a client is told of an answer besides its text: why it ended, token counts, log probabilities, reasoning that
-the prompt began."""
+"""What a client is told of an answer besides its text.
+
+Why it ended, token counts, log probabilities, and whether the prompt ended within reasoning.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
