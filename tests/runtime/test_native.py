@@ -289,7 +289,7 @@ def test_paged_attention(
         grouped = queries[row, :count].float().view(1, kv_heads, -1, size)
         expected.append(scores.one_query(grouped, seen[None, :kv_heads], seen[None, kv_heads:], mask).flatten())
     made, wanted = out.float(), torch.stack(expected)
-    assert float((made - wanted).abs().max() / wanted.abs().max()) < (1e-5 if dtype is torch.float32 else 2**-7)
+    assert float((made - wanted).abs().max() / wanted.abs().max()) < (1e-5 if dtype is torch.float32 else 2**-6)
 
 
 @settings(max_examples=40)
@@ -347,7 +347,7 @@ def test_paged_attention_of_trees(
         grouped = queries[row, :heads].float().view(1, kv_heads, -1, size)
         expected.append(scores.one_query(grouped, values[None, :kv_heads], values[None, kv_heads:], mask).flatten())
     made, wanted = out.float(), torch.stack(expected)
-    assert float((made - wanted).abs().max() / wanted.abs().max()) < (1e-5 if dtype is torch.float32 else 2**-7)
+    assert float((made - wanted).abs().max() / wanted.abs().max()) < (1e-5 if dtype is torch.float32 else 2**-6)
 
 
 def test_every_e4m3_number_is_read(kernels: Native) -> None:
