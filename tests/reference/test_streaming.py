@@ -17,6 +17,7 @@ from trtforge.reference.streaming import LayerStream, _naming_config
 from trtforge.reference.weights import LayerWeights
 
 
+@pytest.mark.filterwarnings("error:.*past_key_values:FutureWarning")
 @pytest.mark.parametrize("name", TINY)
 def test_logits_are_those_of_the_whole_model(tmp_path: Path, name: str) -> None:
     model = TINY[name]()

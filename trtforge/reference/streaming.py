@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +186,7 @@ class LayerStream:
                 self._stand_ins[-1].answer = hidden.get(index)
                 ids = embed(batch).to(self._device)
                 with _naming_config(self._weights.directory):
-                    output = self._model(input_ids=ids, use_cache=True, past_key_values=self.cache)
+                    output = self._model(input_ids=ids, use_cache=True, **{_cache_name(self._model): self.cache})
                 yield output.logits.as_subclass(Tensor)
         self._stand_ins[-1].answer = None
 
@@ -204,12 +205,17 @@ class LayerStream:
                     continue
                 ids = embed(batch).to(self._device)
                 with _naming_config(self._weights.directory):
-                    self._base(input_ids=ids, use_cache=True, past_key_values=self.cache)
+                    self._base(input_ids=ids, use_cache=True, **{_cache_name(self._base): self.cache})
                 calls.setdefault(shape, [stand_in.call for stand_in in stand_ins if stand_in.call is not None])
                 if hidden is not None:
                     assert stand_ins[0].hidden is not None
                     hidden.put(index, stand_ins[0].hidden)
         return calls
+
+
+def _cache_name(model: nn.Module) -> str:
+    """The argument for the KV cache: `cache` in transformers 5.24 and later, which warns of the older name."""
+    return "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
 
 
 @contextmanager
