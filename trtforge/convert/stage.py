@@ -268,7 +268,7 @@ def layout_for(config: ConvertConfig, source: HfConfig) -> Layout:
         )
     if config.budget is not None:
         raise ForgeError(
-            f"{source.path.parent} is already quantised ({stored.tool}): a budget of bits cannot change its formats",
+            f"{source.path.parent} {stored.budget_problem}",
             hint="Leave quantization.budget out, or convert the original checkpoint.",
         )
     kv_cache = _kv_cache_for(config, source, stored)

@@ -64,10 +64,12 @@ def require_scaled_pairs(directory: Path) -> None:
     For TensorRT-LLM's LLM API, which skips what it does not know.
     """
     path = weights_file(directory)
-    for (layer, module), pair in adapter_pairs(path).items():
+    pairs = adapter_pairs(path)
+    for (layer, module), pair in pairs.items():
         if pair.b.spec.shape[1] != pair.rank:
             raise ForgeError(
                 f"{path}: {module} of layer {layer} has A {pair.a.spec.shape} and B {pair.b.spec.shape}",
                 hint=OTHER_ADAPTER,
             )
-        adapter_scale(directory, pair.rank)
+    for rank in {pair.rank for pair in pairs.values()}:
+        adapter_scale(directory, rank)

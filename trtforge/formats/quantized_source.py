@@ -111,6 +111,11 @@ class QuantizedSource:
             return f"is already quantised ({self.tool}): an int8 KV cache needs a calibration of unquantised weights"
         return None
 
+    @property
+    def budget_problem(self) -> str:
+        """Why a checkpoint made from this source cannot have a budget of bits."""
+        return f"is already quantised ({self.tool}): a budget of bits cannot change its formats"
+
     def of(self, module: str) -> "QuantizedSource | None":
         """The quantisation of a linear layer, by its full Hugging Face name; None if it is not quantised."""
         names = module_names(module)

@@ -7,7 +7,7 @@ from trtforge.formats.checkpoint_keys import integer
 from trtforge.formats.releases import Release
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.draft_tree_rules import tree_problems
-from trtforge.plan.feature_rules import feature_problems
+from trtforge.plan.feature_rules import adapted_experts, feature_problems
 from trtforge.plan.kv import is_latent
 from trtforge.plan.legality import Problem
 from trtforge.plan.llm_api_arguments import LlmApiModel, llm_api_problems
@@ -64,11 +64,8 @@ def _of_embedded(model: Model, request: Request, checkpoint: CheckpointConfig) -
 
 def _adapter_problems(lora: LoraFeature, model: Model, checkpoint: CheckpointConfig) -> Iterator[Problem]:
     """Layers of the model whose adapters the embedded engine does not have."""
-    of_mlp = [name for name in lora.modules if name.startswith("mlp_")]
+    yield from adapted_experts(checkpoint, lora)
     of_attention = [name for name in lora.modules if name.startswith("attn_")]
-    if checkpoint.experts and of_mlp:
-        message = f"engine.features.lora.modules: {of_mlp[0]} is part of the experts, which do not support LoRA"
-        yield Problem("lora", message, "Use attention modules only.")
     if of_attention and (model.facts.sizes.linear_layers or is_latent(model.facts.sizes)):
         message = f"engine.features.lora.modules: {of_attention[0]}: this model's attention does not support LoRA"
         yield Problem("lora", message, "Leave it out, or merge the adapters into the model.")

@@ -191,8 +191,8 @@ def _format_problems(model: Model, request: Request) -> Iterator[Problem]:
             fix = f"Use --kv-cache {'fp8' if stored.fp8_kv_cache else 'none'}, or the original checkpoint."
             yield Problem("kv_format", f"{model.name} {problem}", fix)
         if request.budget is not None:
-            message = f"{model.name} is already quantised ({stored.tool}): a budget of bits cannot change its formats"
-            yield Problem("budget", message, "Leave quantization.budget out, or use the original checkpoint.")
+            fix = "Leave quantization.budget out, or use the original checkpoint."
+            yield Problem("budget", f"{model.name} {stored.budget_problem}", fix)
         for name in stored.formats[1:]:
             if request.gpu is not None and request.engine.backend != "torch":
                 yield from gpu_problems(request.gpu, WEIGHTS[name], None, request.dtype)

@@ -6,7 +6,7 @@ starts. Here each is reported with its reason; the rules name their sources.
 
 from collections.abc import Iterator, Mapping
 
-from trtforge.core.features import EMBEDDED, OF_THE_LLM_API, Drafting
+from trtforge.core.features import EMBEDDED, OF_THE_LLM_API, Drafting, LoraFeature
 from trtforge.core.recipe import EngineConfig
 from trtforge.formats.known_issues import known_issues
 from trtforge.formats.releases import Problem as ReleaseProblem
@@ -237,13 +237,18 @@ def _lora_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterat
     if architecture not in _LORA_ARCHITECTURES:
         message = f"engine.features.lora may not be supported by TensorRT-LLM's {architecture}"
         yield Problem("lora", message, "If so, trtllm-build raises NotImplementedError.", refuses=False)
-    experts = [name for name in lora.modules if name.startswith("mlp_")]
-    if experts and checkpoint.experts:
-        message = f"engine.features.lora.modules: {experts[0]} is part of the experts, which do not support LoRA"
-        yield Problem("lora", message, "Use attention modules only.")
+    yield from adapted_experts(checkpoint, lora)
     if "attn_qkv" in lora.modules and "attn_q" in lora.modules:
         message = "engine.features.lora.modules: attn_qkv already contains attn_q, attn_k and attn_v"
         yield Problem("lora", message, "Use either attn_qkv or the single modules, as the adapters were trained.")
+
+
+def adapted_experts(checkpoint: CheckpointConfig, lora: LoraFeature) -> Iterator[Problem]:
+    """The problem of adapters of experts, which neither TensorRT-LLM nor the embedded engine has."""
+    modules = [name for name in lora.modules if name.startswith("mlp_")]
+    if modules and checkpoint.experts:
+        message = f"engine.features.lora.modules: {modules[0]} is part of the experts, which do not support LoRA"
+        yield Problem("lora", message, "Use attention modules only.")
 
 
 def _streaming_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterator[Problem]:

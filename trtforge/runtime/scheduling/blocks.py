@@ -4,7 +4,7 @@ Bookkeeping only: no tensor is touched. Only full blocks are shared, identified 
 their end, so the partial last block of a sequence is never shared.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from trtforge.runtime.scheduling.block_pool import BlockPool
 from trtforge.runtime.scheduling.block_store import BlockStore
@@ -134,8 +134,7 @@ class BlockManager:
     def restored_by(self, prefix: Prefix, *, drops: bool) -> list[int]:
         """Indices of the blocks that `share` restores from host memory or the store. `drops`: see `share`."""
         behind = self._behind(len(prefix) * self.tokens_per_block) if drops else 0
-        lacking = [index for index, block in enumerate(prefix.blocks) if block is None]
-        return [index for index in lacking if index >= behind or not self.host.holds(prefix.keys[index])]
+        return list(self._lacking(prefix.blocks, prefix.keys, behind))
 
     def preload(self, prefix: Prefix, indices: Sequence[int]) -> bool:
         """Restore the blocks of `prefix` at these indices, which stay cached. Returns False if one cannot be read.
@@ -290,16 +289,18 @@ class BlockManager:
         return 0 if self.window is None else blocks_behind(self.window, computed, self.tokens_per_block)
 
     def _recall(self, blocks: list[int | None], keys: Sequence[bytes], behind: int) -> int | None:
-        """Restore the blocks that are None from host memory or the store; returns the index of the first that fails.
+        """Restore the blocks that `_lacking` names; returns the index of the first that fails."""
+        for index in self._lacking(blocks, keys, behind):
+            blocks[index] = self._restore(keys[index])
+            if blocks[index] is None:
+                return index
+        return None
 
-        Those of the first `behind` blocks that are in host memory stay there.
-        """
+    def _lacking(self, blocks: Sequence[int | None], keys: Sequence[bytes], behind: int) -> Iterator[int]:
+        """Indices of the blocks that are None, except for those of the first `behind` that stay in host memory."""
         for index, (block, key) in enumerate(zip(blocks, keys, strict=False)):
             if block is None and (index >= behind or not self.host.holds(key)):
-                blocks[index] = self._restore(key)
-                if blocks[index] is None:
-                    return index
-        return None
+                yield index
 
     def _is_stored(self, key: bytes) -> bool:
         return self.host.holds(key) or (self._store is not None and self._store.holds(key))
