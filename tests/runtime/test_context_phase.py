@@ -19,8 +19,8 @@ from trtforge.convert.stage import ConvertConfig, convert
 from trtforge.core.errors import RequestError
 from trtforge.core.llm_api_features import NgramFeature
 from trtforge.core.recipe import EngineConfig
-from trtforge.engine_process.context_phase import ContextPhase, prompt_digest
-from trtforge.engine_process.requests import BeamParams, GenerationRequest, Guide, Output, SamplingParams
+from trtforge.engine_process.context_phase import ContextPhase, prompt_digest, request_digest
+from trtforge.engine_process.requests import BeamParams, GenerationRequest, Guide, Output, PromptTable, SamplingParams
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import Generation, generate_with
 from trtforge.runtime.kv_store import KvStore, KvStoreOptions
@@ -293,7 +293,7 @@ def test_a_disk_that_writes_nothing_stops_no_requests(
         ({"beams": BeamParams(2, 2), "context_only": True}, "a context_only request cannot use beam search"),
         ({"beams": BeamParams(2, 2)}, "a generation_only request cannot use beam search"),
         ({"context_only": True}, "context_phase_params is given for a context_only request"),
-        ({"prompt": (1, 2, 4)}, "context_phase_params is of another prompt"),
+        ({"prompt": (1, 2, 4)}, "context_phase_params is of another prompt, adapter or prompt table"),
         ({"sampling": SamplingParams(prompt_log_probs=True)}, "returns neither logits nor log probabilities"),
         ({"sampling": SamplingParams(return_log_probs=True)}, "has no log probability of the first token"),
     ],
@@ -311,6 +311,31 @@ def test_what_does_not_go_together_is_refused(
         for wrong in ({"first_token": _VOCABULARY}, {"top": ((0, -1.0), (_VOCABULARY, -2.0))}):
             (made,) = generate_with(engine, [replace(request, context_phase=replace(phase, **wrong))])  # type: ignore[arg-type]
             assert str(made.error) == "context_phase_params has token 131, the vocabulary has 131 tokens"
+
+
+def test_the_digest_is_of_all_that_the_keys_and_values_are_computed_from() -> None:
+    table = PromptTable(1, 2, "float32", bytes(8))
+    requests = [
+        GenerationRequest("0", (1, 131), 5),
+        GenerationRequest("0", (1, 130), 5),
+        GenerationRequest("0", (1, 131), 5, lora_task_id=0),
+        GenerationRequest("0", (1, 131), 5, lora_task_id=1),
+        GenerationRequest("0", (1, 131), 5, prompt_table=table),
+        GenerationRequest("0", (1, 131), 5, prompt_table=replace(table, data=bytes(7) + b"1")),
+        GenerationRequest("0", (1, 131), 5, prompt_table=replace(table, rows=2, width=1)),
+        GenerationRequest("0", (1, 131), 5, prompt_table=replace(table, dtype="float16")),
+        GenerationRequest("0", (1, 131), 5, prompt_table=replace(table, extra_ids=(0, 1))),
+    ]
+    digests = [request_digest(request) for request in requests]
+    assert len(set(digests)) == len(requests)
+    assert digests[0] == prompt_digest((1, 131))
+    assert [request_digest(replace(request, request_id="1", max_tokens=1)) for request in requests] == digests
+
+
+def test_an_answer_with_another_adapter_is_refused(pair: tuple[Engine, Engine]) -> None:
+    request = GenerationRequest("0", (1, 2, 3), 5, context_phase=ContextPhase(3, prompt_digest((1, 2, 3), adapter=1)))
+    (made,) = generate_with(pair[1], [request])
+    assert str(made.error) == "context_phase_params is of another prompt, adapter or prompt table"
 
 
 @given(

@@ -2,7 +2,8 @@
 
 TensorRT-LLM's ContextPhaseParams (cpp/include/tensorrt_llm/executor/executor.h, 1.3.0rc3) are the first tokens and the
 location of the keys and values, in TensorRT-LLM's private serialisation. These are JSON: the first token, and a digest
-that shows that both servers got the same prompt. Keys and values are looked up by their tokens (`runtime/kv_store.py`).
+that shows that both servers got the same prompt, adapter and prompt table. Keys and values are looked up by their
+tokens (`runtime/kv_store.py`).
 """
 
 import json
@@ -16,7 +17,7 @@ from trtforge.core.errors import ForgeError, RequestError
 from trtforge.core.json_text import parse_json
 
 if TYPE_CHECKING:
-    from trtforge.engine_process.requests import GenerationRequest, TopLogProbs
+    from trtforge.engine_process.requests import GenerationRequest, PromptTable, TopLogProbs
 
 RequestType = Literal["context_and_generation", "context_only", "generation_only"]
 """TensorRT-LLM's names, as its Triton backend reads them from a request's parameter `request_type`."""
@@ -29,7 +30,7 @@ _HINT = "Pass on what the context_only request returned, unchanged."
 
 @dataclass(frozen=True)
 class ContextPhase:
-    """The first token of an answer, whose prompt another server computed. `prompt`: `prompt_digest` of that prompt.
+    """The first token of an answer, whose prompt another server computed. `prompt`: `request_digest` of its request.
 
     `log_prob` and `top`: of the first token and of the most likely tokens at its position; None and empty if not
     requested.
@@ -79,12 +80,24 @@ def phase_after(
     """
     token = tokens[0] if tokens else min(request.end_ids, default=0)
     log_prob = (log_probs[0] if log_probs else 0.0) if request.sampling.return_log_probs else None
-    return ContextPhase(token, prompt_digest(request.prompt), log_prob, top[0] if top and tokens else ())
+    return ContextPhase(token, request_digest(request), log_prob, top[0] if top and tokens else ())
 
 
-def prompt_digest(prompt: Sequence[int]) -> str:
-    """A digest of a prompt's token ids, which identifies the prompt."""
-    return blake2b(array("q", prompt).tobytes(), digest_size=16).hexdigest()
+def request_digest(request: "GenerationRequest") -> str:
+    """A digest of what the keys and values of a request's prompt are computed from: `prompt_digest` of its fields."""
+    return prompt_digest(request.prompt, request.lora_task_id, request.prompt_table)
+
+
+def prompt_digest(prompt: Sequence[int], adapter: int | None = None, table: "PromptTable | None" = None) -> str:
+    """A digest of a prompt's token ids, its LoRA adapter's task id and its prompt table; hexadecimal, 32 digits."""
+    digest = blake2b(array("q", prompt).tobytes(), digest_size=16)
+    if adapter is not None:
+        digest.update(b"adapter %d" % adapter)
+    if table is not None:
+        digest.update(b"table %d %d %s" % (table.rows, table.width, table.dtype.encode()))
+        digest.update(table.data)
+        digest.update(repr(table.extra_ids).encode())
+    return digest.hexdigest()
 
 
 def _whole(value: object) -> int:

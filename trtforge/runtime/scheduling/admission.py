@@ -8,7 +8,7 @@ import numpy as np
 from trtforge.core.defaults import MOST_FACTOR
 from trtforge.core.errors import RequestError
 from trtforge.core.features import FeaturesConfig, LookaheadFeature
-from trtforge.engine_process.context_phase import prompt_digest
+from trtforge.engine_process.context_phase import request_digest
 from trtforge.engine_process.requests import (
     GUIDE_KINDS,
     MOST_DIVERSITY_RATE,
@@ -153,9 +153,10 @@ def _wrong_phase(request: GenerationRequest, vocab_size: int) -> RequestError | 
         return RequestError(
             "context_phase_params is given for a context_only request", hint="Send it with generation_only requests."
         )
-    if phase.prompt != prompt_digest(request.prompt):
+    if phase.prompt != request_digest(request):
         return RequestError(
-            "context_phase_params is of another prompt", hint="Send both requests with the same prompt and tokenizer."
+            "context_phase_params is of another prompt, adapter or prompt table",
+            hint="Send both requests with the same prompt, tokenizer, adapter and prompt table.",
         )
     tokens = [token for token, _ in phase.top] + [phase.first_token] * (phase.first_token not in request.end_ids)
     unknown = next((token for token in tokens if not 0 <= token < vocab_size), None)
