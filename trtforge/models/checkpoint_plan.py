@@ -3,7 +3,7 @@
 No file is read, so the plan of a 405B model takes milliseconds. `convert` executes it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from trtforge.core.dtypes import ModelDtype, dtype_named
@@ -21,18 +21,16 @@ from trtforge.models.family import (
     Experts,
     Facts,
     Family,
-    Grouped,
     HeadBias,
     Linear,
     Part,
-    PerHead,
     PipelineStage,
     Row,
     Split,
-    Stacked,
     Vector,
 )
 from trtforge.models.formats import FORMATS
+from trtforge.models.part_rows import module_rows, part_cuts, part_rows
 from trtforge.models.prequantized_experts import QuantizedLayers
 from trtforge.models.prequantized_targets import attention_module, require_separate
 from trtforge.models.quantized_targets import Matrix, quantized_targets
@@ -232,9 +230,9 @@ class _Planner:
         groups = [tuple(source + part.module.format(expert) for part in row.parts) for expert in range(experts)]
         for expert, modules in enumerate(groups):
             for part, module in zip(row.parts, modules, strict=True):
-                shape = (self._module_rows(part), columns)
+                shape = (module_rows(self.sizes, part), columns)
                 cut = row_cuts if row.split is Split.ROW else column_cuts
-                cuts = expert_cuts(expert, experts, cut(self._rows(part), columns, self.tp // ep), ep)
+                cuts = expert_cuts(expert, experts, cut(part_rows(self.sizes, part), columns, self.tp // ep), ep)
                 pieces.append(Piece(f"{module}.weight", shape[::-1] if row.stacked else shape, cuts, row.stacked))
         height = sum(piece.cuts[0].height for piece in pieces[: len(row.parts)])
         name, each, width = prefix + row.target, experts // ep, len(pieces[0].cuts[0].cols)
@@ -304,7 +302,7 @@ class _Planner:
         return self.layout.compensated and self.format.rounding is None and not self.excluded.issuperset(modules)
 
     def _weight(self, row: Linear, part: Part, source: str, columns: int) -> Piece:
-        rows, cuts = self._module_rows(part), self._cuts(row, part, columns)
+        rows, cuts = module_rows(self.sizes, part), self._cuts(row, part, columns)
         shape = (columns, rows) if row.conv1d else (rows, 1, columns) if row.depthwise else (rows, columns)
         return Piece(f"{source}{part.module}.weight", shape, cuts, row.conv1d)
 
@@ -314,12 +312,12 @@ class _Planner:
         for part in row.parts:
             cuts = self._cuts(row, part, 1)
             if row.split is Split.ROW:
-                (rows,) = whole_cuts((self._rows(part),), 1, 1)
+                (rows,) = whole_cuts((part_rows(self.sizes, part),), 1, 1)
                 cuts = (rows,) * self.tp
                 if row.zero_bias:
                     cuts = (rows, *(Cut((), range(1)),) * (self.tp - 1))
                     padding = (0, *(rows.height,) * (self.tp - 1))
-            pieces.append(Piece(f"{source}{part.module}.bias", (self._module_rows(part),), cuts))
+            pieces.append(Piece(f"{source}{part.module}.bias", (module_rows(self.sizes, part),), cuts))
         height = sum(piece.cuts[0].height for piece in pieces)
         return self._cast(f"{name}.bias", tuple(pieces), (height,), stage, padding)
 
@@ -334,51 +332,7 @@ class _Planner:
         return tuple(r for r in self.family.linears if (r.shares_input or r.target) == leader)
 
     def _cuts(self, row: Linear, part: Part, columns: int) -> tuple[Cut, ...]:
-        match row.split:
-            case Split.HEADS:
-                return head_cuts(self._head_rows(part), self.sizes.heads_of(part.out), columns, self.tp)
-            case Split.COLUMN:
-                return column_cuts(self._rows(part), columns, self.tp)
-            case Split.ROW:
-                return row_cuts(self._rows(part), columns, self.tp)
-            case _:
-                return whole_cuts((self._rows(part),), columns, self.tp)
-
-    def _rows(self, part: Part) -> range:
-        """The contiguous rows of a part in its module."""
-        assert not isinstance(part.rows, Grouped | PerHead), f"{part.module}: its rows are spread over heads"
-        first = self.sizes.total(part.rows.before) if part.rows else 0
-        return range(first, first + self.sizes.of(part.out))
-
-    def _module_rows(self, part: Part) -> int:
-        """Rows of the whole module."""
-        match part.rows:
-            case Stacked(of=of) | PerHead(of=of):
-                return self.sizes.total(of)
-            case Grouped():
-                return self.sizes.total(("q", "kv", "kv"))
-            case None:
-                return self.sizes.of(part.out)
-
-    def _head_rows(self, part: Part) -> Callable[[int], range]:
-        """A function that gives a head's rows of this part in its module."""
-        sizes = self.sizes
-        heads = sizes.heads_of(part.out)
-        size = sizes.of(part.out) // heads
-        match part.rows:
-            case Grouped(which=which):
-                queries = sizes.num_heads // sizes.num_kv_heads
-                block = (queries + 2) * size
-                if which == "q":
-                    return lambda head: _span(head // queries * block + head % queries * size, size)
-                offset = (queries + (which == "v")) * size
-                return lambda head: _span(head * block + offset, size)
-            case PerHead(before=before, of=of):
-                stride, offset = sizes.total(of) // heads, sizes.total(before) // heads
-                return lambda head: _span(head * stride + offset, size)
-            case _:
-                first = self._rows(part).start
-                return lambda head: _span(first + head * size, size)
+        return part_cuts(self.sizes, row, part, columns, self.tp)
 
     def _cast(
         self,
@@ -393,7 +347,3 @@ class _Planner:
     ) -> Target:
         spec = TensorSpec(name, dtype_named(dtype) if dtype else self.dtype, shape)
         return Target(spec, stage, Cast(pieces, padding or (0,) * self.tp, plus_one))
-
-
-def _span(first: int, length: int) -> range:
-    return range(first, first + length)
