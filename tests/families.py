@@ -231,6 +231,7 @@ TINY: dict[str, Callable[..., PreTrainedModel]] = {
     ),
     "gpt2": partial(_tiny, GPT2Config, **_GPT2),
     "gpt_bigcode": partial(_tiny, GPTBigCodeConfig, **_GPT2, n_inner=96),
+    "gpt_bigcode_heads": partial(_tiny, GPTBigCodeConfig, **_GPT2, n_inner=96, multi_query=False),
     "starcoder2": partial(_tiny, Starcoder2Config, **_GQA | {"tie_word_embeddings": True}, sliding_window=WINDOW),
     "nemotron": partial(_tiny, NemotronConfig, **_GQA, partial_rotary_factor=0.5),
     "gpt_neox": partial(_tiny, GPTNeoXConfig, **_SIZES, intermediate_size=96, rotary_pct=0.25),

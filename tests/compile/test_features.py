@@ -240,6 +240,16 @@ def test_what_an_engine_keeps_of_its_features_names_no_place(tmp_path: Path) -> 
     assert found.features.lora.max_rank == 8
 
 
+def test_adapters_that_requests_cannot_bring_are_refused(tmp_path: Path) -> None:
+    """TensorRT-LLM's hf_lora_convert.py does not convert them."""
+    (tmp_path / "adapter_config.json").write_text('{"r": 8, "target_modules": ["c_attn"]}')
+    with pytest.raises(
+        ForgeError, match="changes c_attn, of which only the embedded engine applies adapters"
+    ) as caught:
+        plan("1.2.1", FLOAT16, engine(features={"lora": {"adapters": [str(tmp_path)]}}))
+    assert caught.value.hint == "Use engine.backend: torch, or build a merged model (`merge_and_unload` of PEFT)."
+
+
 @pytest.mark.parametrize(
     "features",
     [

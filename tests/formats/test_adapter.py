@@ -11,7 +11,15 @@ from safetensors.torch import save_file
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import LoraFeature
-from trtforge.formats.adapter import adapter_names, adapter_scale, read_adapter, resolved_lora
+from trtforge.core.recipe import ResolvedBackend
+from trtforge.formats.adapter import (
+    adapter_names,
+    adapter_scale,
+    modules_of,
+    read_adapter,
+    require_layers_of,
+    resolved_lora,
+)
 
 QKV = ("attn_q", "attn_k", "attn_v")
 
@@ -69,6 +77,42 @@ def test_names_that_the_model_does_not_have_are_left_out(tmp_path: Path) -> None
     save_file({"other": torch.zeros(2)}, place / "adapter_model.safetensors")
     with pytest.raises(ForgeError, match="it changes w1, which engines do not support"):
         read_adapter(place)
+
+
+def test_a_name_of_several_layers_stands_for_those_of_the_model(tmp_path: Path) -> None:
+    """GPT-2 has c_proj in the attention and in the MLP, StarCoder2 in the MLP alone."""
+    assert [modules_of(name) for name in ("c_proj", "attn.c_proj", "transformer.h.0.mlp.c_proj")] == [
+        ("attn_dense", "mlp_4h_to_h"), ("attn_dense",), ("mlp_4h_to_h",)
+    ]  # fmt: skip
+    place = Path(adapter(tmp_path / "a", target_modules=["c_proj", "c_attn"], fan_in_fan_out=True))
+    assert read_adapter(place).modules == ("attn_dense", "mlp_4h_to_h", "attn_qkv")
+    assert adapter_scale(place, 16) == 2
+    save_file(
+        {f"base_model.model.model.layers.0.mlp.c_proj.lora_{half}.weight": torch.zeros(16, 16) for half in "AB"},
+        place / "adapter_model.safetensors",
+    )
+    assert read_adapter(place).modules == ("mlp_4h_to_h",)
+
+
+@pytest.mark.parametrize(
+    ("layer", "backend", "message"),
+    [
+        (
+            "query_key_value",
+            "tensorrt_llm",
+            "changes query_key_value, of which only the embedded engine applies adapters",
+        ),
+        ("attn.c_proj", "llmapi", "changes c_proj, of which only the embedded engine applies adapters"),
+        ("qkv_proj", "llmapi", "changes qkv_proj, which the LLM API's releases load differently or not at all"),
+    ],
+)
+def test_adapters_that_a_backend_does_not_load_are_refused(
+    tmp_path: Path, layer: str, backend: ResolvedBackend, message: str
+) -> None:
+    lora = LoraFeature(adapters=(adapter(tmp_path / "a", target_modules=["q_proj", layer]),))
+    with pytest.raises(ForgeError, match=message):
+        require_layers_of(lora, backend)
+    require_layers_of(lora, "torch")
 
 
 def test_adapters_have_the_names_by_which_they_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +183,8 @@ def test_null_is_the_default(tmp_path: Path) -> None:
         ({"peft_type": "LOHA"}, "peft_type is LOHA, engines apply adapters of type LORA alone"),
         ({"peft_type": "ADALORA", "rank_pattern": None}, "peft_type is ADALORA, engines apply adapters of type LORA"),
         ({"peft_type": "IA3", "r": None}, "peft_type is IA3"),
-        ({"target_modules": ["c_attn"]}, "it changes c_attn, which engines do not support"),
+        ({"target_modules": ["w1"]}, "it changes w1, which engines do not support"),
+        ({"target_modules": ["cross.c_proj"]}, "it changes cross.c_proj, which engines do not support"),
         ({"r": "many"}, "not the configuration of a LoRA adapter: r: "),
         ({"r": 0}, "not the configuration of a LoRA adapter: r: "),
         ({"rank_pattern": {"q_proj": -1}}, "not the configuration of a LoRA adapter: rank_pattern: "),

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.plan.models import LLAMA_8B, LLAMA_70B, MIXTRAL, asked, known
+from tests.plan.small_models import small
 from trtforge.core.errors import ForgeError
 from trtforge.machine.memory import Memory as MachineMemory
 from trtforge.plan import feature_memory
@@ -134,6 +135,21 @@ def test_adapters_are_read_for_the_plan(tmp_path: Path) -> None:
     lora = judged(LLAMA_8B, {"lora": {"adapters": [str(tmp_path)]}}).request.engine.features.lora
     assert lora is not None
     assert (lora.max_rank, lora.modules) == (128, ("attn_q", "attn_k", "attn_v"))
+
+
+def test_adapters_of_a_plan_are_those_that_the_backend_loads(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 128, "target_modules": ["query_key_value"]}')
+    falcon = small("falcon_7b")
+
+    def planned(backend: str, **lora: object) -> Evaluation:
+        return evaluate(falcon, asked(falcon, recipe={"engine": {"backend": backend, "features": {"lora": lora}}}))
+
+    for backend in ("tensorrt_llm", "llmapi"):
+        with pytest.raises(ForgeError, match="changes query_key_value, of which only the embedded engine"):
+            planned(backend, adapters=[str(tmp_path)])
+    assert planned("torch", adapters=[str(tmp_path)]).legal
+    (problem,) = planned("torch", modules=["mlp_gate"]).problems
+    assert problem.message.endswith("mlp_gate: this model's MLP does not have it as a layer of its own")
 
 
 def test_estimates_say_what_they_leave_out() -> None:

@@ -36,13 +36,17 @@ def save_adapter(model: PreTrainedModel, out: Path, seed: int, **settings: Any) 
 
 _MODULE_IDS = {
     "qkv_proj": 0, "q_proj": 1, "k_proj": 2, "v_proj": 3, "o_proj": 4, "gate_proj": 5, "gate_up_proj": 5,
-    "down_proj": 6, "up_proj": 7,
+    "down_proj": 6, "up_proj": 7, "c_attn": 0, "query_key_value": 0, "dense": 4, "c_fc": 5, "dense_h_to_4h": 5,
+    "dense_4h_to_h": 6, "attn.c_proj": 4, "mlp.c_proj": 6,
 }  # fmt: skip
 
 
-def lora_tensors(adapter: Path) -> tuple[np.ndarray, np.ndarray]:
+def lora_tensors(adapter: Path, groups: int | None = None, size: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """`lora_config` [1, modules, 3] and float32 `lora_weights` [1, modules, values], as examples/hf_lora_convert.py of
-    TensorRT-LLM (commit 05316d33) makes them of what PEFT saved."""
+    TensorRT-LLM (commit 05316d33) makes them of what PEFT saved.
+
+    `groups`: key-value heads of a model, with heads of `size`, whose rows are [q ... q k v] for each of them: they are
+    sorted to [q; k; v], which that program does not do."""
     config = json.loads((adapter / "adapter_config.json").read_text())
     scale = config["lora_alpha"] / (config["r"] ** 0.5 if config["use_rslora"] else config["r"])
     tensors = load_file(adapter / "adapter_model.safetensors")
@@ -50,19 +54,23 @@ def lora_tensors(adapter: Path) -> tuple[np.ndarray, np.ndarray]:
     for name, a in tensors.items():
         if not name.endswith(".lora_A.weight"):
             continue
-        *_, layer, _, module, _, _ = name.split(".")
+        *_, layer, inside, module, _, _ = name.split(".")
         b = tensors[name.replace("lora_A", "lora_B")]
         if module == "gate_up_proj":
             b = torch.cat(b.chunk(2)[::-1])
-        rows.append([_MODULE_IDS[module], int(layer), len(a)])
+        if module in ("query_key_value", "c_attn") and groups is not None:
+            heads = b.view(groups, -1, size, b.shape[1])
+            b = torch.cat([part.flatten(0, 2) for part in (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])])
+        known = module if module in _MODULE_IDS else f"{inside}.{module}"
+        rows.append([_MODULE_IDS[known], int(layer), len(a)])
         weights.append(torch.cat([a.flatten(), (b * scale).flatten()]))
     padded = torch.nn.utils.rnn.pad_sequence(weights, batch_first=True)
     return np.array([rows], dtype=np.int32), padded.unsqueeze(0).numpy()
 
 
-def sent(adapter: Path) -> SentAdapter:
-    """An adapter as a request brings it."""
-    config, weights = lora_tensors(adapter)
+def sent(adapter: Path, groups: int | None = None, size: int = 0) -> SentAdapter:
+    """An adapter as a request brings it; `groups`, `size`: see `lora_tensors`."""
+    config, weights = lora_tensors(adapter, groups, size)
     return SentAdapter(tuple(map(tuple, config[0].tolist())), "float32", weights.shape[2], weights.tobytes())
 
 

@@ -17,16 +17,22 @@ from tests.runtime.conftest import greedy
 from tests.runtime.converted import Families
 from tests.runtime.test_speculation import NGRAMS, KeptRanks
 from trtforge.core.errors import ForgeError
-from trtforge.core.features import LoraFeature
+from trtforge.core.features import LoraFeature, LoraModule
+from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.requests import BeamParams, GenerationRequest, SamplingParams
 from trtforge.formats.adapter import resolved_lora
 from trtforge.formats.trtllm import read_checkpoint_config
-from trtforge.runtime.adapters.rank_adapters import adapted_contexts
+from trtforge.plan.lora import embedded_bytes
+from trtforge.plan.model import find_model
+from trtforge.runtime.adapters.parts import adapted_parts
+from trtforge.runtime.adapters.rank_adapters import adapted_contexts, adapter_bytes
 from trtforge.runtime.adapters.required import require_adapters
+from trtforge.runtime.architecture.spec import DecoderSpec
 from trtforge.runtime.drafting import NgramDrafter
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate, generate_with
+from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.native.compiler import VARIABLE
 from trtforge.runtime.ranks.source import open_engine
 
@@ -237,6 +243,24 @@ def test_beams_copies_and_log_probs_have_their_adapter(
         ("mistral", ["q_proj", "v_proj", "up_proj"]),
         ("mixtral", list(ATTENTION)),
         ("qwen3", r".*layers\.[13]\.(?:self_attn\.(?:q|o)_proj|mlp\.up_proj)"),
+        ("gpt2", ["c_attn"]),
+        ("gpt2", ["c_attn", "c_proj", "c_fc"]),
+        ("gpt2", ["mlp.c_proj"]),
+        ("gpt2", r".*\.[02]\.attn\.c_proj"),
+        ("gpt_bigcode", ["c_attn"]),
+        ("gpt_bigcode_heads", ["c_attn", "c_proj", "c_fc"]),
+        ("falcon_7b", ["query_key_value"]),
+        ("falcon_40b", ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
+        ("falcon_11b", ["query_key_value"]),
+        ("falcon_rw", ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
+        ("gpt_neox", ["query_key_value"]),
+        ("gpt_neox_sequential", ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
+        ("bloom", ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]),
+        ("starcoder2", [*ATTENTION, "c_fc", "c_proj"]),
+        ("phi", ["q_proj", "v_proj", "dense", "fc1", "fc2"]),
+        ("gptj", ["q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out"]),
+        ("opt", ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"]),
+        ("nemotron", [*ATTENTION, "down_proj"]),
     ],
 )
 @pytest.mark.parametrize("tp", [1, 2])
@@ -256,6 +280,32 @@ def test_adapters_of_each_network(
     ranks.end()
     assert made[0].tokens == greedy(with_adapter(one.model, adapter), [prompt], 8)[0]
     assert made[1].tokens == greedy(one.model, [prompt], 8)[0]
+    assert made[0].tokens != made[1].tokens
+
+
+@pytest.mark.parametrize(
+    ("family", "modules"),
+    [
+        ("gpt2", ("attn_qkv", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h")),
+        ("falcon_7b", ("attn_qkv", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h")),
+        ("falcon_40b", ("attn_qkv",)),
+        ("bloom", ("attn_qkv", "mlp_4h_to_h")),
+        ("phi3", ("attn_qkv", "attn_dense", "mlp_h_to_4h", "mlp_4h_to_h")),
+        ("qwen3", ("attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_gate", "mlp_4h_to_h")),
+    ],
+)
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_ranks_hold_as_many_bytes_as_planned(
+    families: Families, family: str, modules: tuple[LoraModule, ...], tp: int
+) -> None:
+    config = read_checkpoint_config(families(family).checkpoint(tp=tp))
+    model = find_model(str(families(family).directory / "hf"))
+    lora = LoraFeature(max_rank=6, modules=modules)
+    spec = DecoderSpec.of(config, tp - 1)
+    held = adapter_bytes(
+        lora, spec, adapted_parts(spec, config, modules), Placement(torch.device("cpu"), torch.float32)
+    )
+    assert held == embedded_bytes(model.family, model.facts.sizes, Parallel(tp=tp), lora, 4)
 
 
 def test_unknown_adapters_are_refused_and_wrong_ones_not_compiled(

@@ -78,19 +78,35 @@ def test_sent_adapters_answer_as_those_of_the_engine_and_as_peft(
     assert not (tmp_path / "sent").exists()
 
 
+DENSE = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
+
+
 @pytest.mark.parametrize(
-    ("family", "modules"),
-    [("phi3", ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]), ("qwen3", [*ATTENTION, "gate_proj", "up_proj"])],
+    ("family", "modules", "groups"),
+    [
+        ("phi3", ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"], None),
+        ("qwen3", [*ATTENTION, "gate_proj", "up_proj"], None),
+        ("gpt2", ["c_attn", "c_proj", "c_fc"], None),
+        ("gpt_bigcode_heads", ["c_attn", "c_proj", "c_fc"], 4),
+        ("falcon_7b", DENSE, 1),
+        ("falcon_40b", DENSE, 2),
+        ("gpt_neox", DENSE, 4),
+        ("bloom", DENSE, 4),
+    ],
 )
-def test_modules_of_each_network(families: Families, tmp_path: Path, family: str, modules: list[str]) -> None:
+@pytest.mark.parametrize("tp", [1, 2])
+def test_modules_of_each_network(
+    families: Families, tmp_path: Path, family: str, modules: list[str], groups: int | None, tp: int
+) -> None:
+    """By TensorRT-LLM's modules, whose rows of query, key and value are not interleaved."""
     one = families(family)
     adapter = save_adapter(one.model, tmp_path / "adapter", 5, target_modules=modules)
-    engine = add_adapters(write_engine(one.checkpoint(tp=2), tmp_path / "engine"), [adapter])
+    engine = add_adapters(write_engine(one.checkpoint(tp=tp), tmp_path / "engine"), [adapter])
     source = opened(engine, tmp_path / "sent")
     ranks = KeptRanks(source, 20)
     prompt = list(range(5, 36))
     with Engine(source, ranks, EngineOptions()) as running:  # type: ignore[arg-type]
-        (made,) = generate_with(running, [ask(prompt, 7, sent(adapter))])
+        (made,) = generate_with(running, [ask(prompt, 7, sent(adapter, groups, source.config.head_size))])
     ranks.end()
     assert made.tokens == greedy(with_adapter(one.model, adapter), [prompt], NEW)[0]
 

@@ -2,7 +2,7 @@
 
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.adapter import resolved_features
+from trtforge.formats.adapter import require_layers_of, resolved_features
 from trtforge.formats.releases import Release
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.plan.feature_rules import drafting_problems, feature_problems
@@ -16,8 +16,10 @@ def built_features(
 ) -> FeaturesConfig:
     """The features that are recorded in the engine, without paths. Minor problems are added to `warnings`.
 
-    Raises ForgeError for an explicitly requested feature that is not available.
+    Raises ForgeError for an explicitly requested feature that is not available, and as `require_layers_of` does.
     """
+    if engine.features.lora is not None:
+        require_layers_of(engine.features.lora, "tensorrt_llm")
     paged = paged_context(checkpoint.quantization, engine.features)
     warnings += require_warnings_only(paged.problems)
     warnings += paged.warnings

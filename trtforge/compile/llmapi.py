@@ -15,7 +15,7 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import EngineConfig
-from trtforge.formats.adapter import MERGE_ADAPTER, read_adapter, resolved_lora
+from trtforge.formats.adapter import require_layers_of, resolved_lora
 from trtforge.formats.adapter_pairs import require_scaled_pairs
 from trtforge.formats.checkpoint_keys import integer
 from trtforge.formats.compressed_tensors import COMPRESSED_TENSORS
@@ -318,14 +318,9 @@ def _with_lora(features: FeaturesConfig) -> FeaturesConfig:
     if features.lora is None:
         return features
     resolved = features.model_copy(update={"lora": resolved_lora(features.lora)})
+    require_layers_of(features.lora, "llmapi")
     for directory in map(Path, features.lora.adapters):
         require_scaled_pairs(directory)
-        fused = read_adapter(directory).fused
-        if fused:
-            raise ForgeError(
-                f"{directory} changes {fused[0]}, which the LLM API's releases load differently or not at all",
-                hint=MERGE_ADAPTER,
-            )
     return resolved
 
 

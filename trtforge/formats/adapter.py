@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import FeaturesConfig, LoraFeature, LoraModule
 from trtforge.core.json_text import read_json
+from trtforge.core.recipe import ResolvedBackend
 from trtforge.formats.shards import read_header
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -23,22 +24,42 @@ ADAPTERS_DIRECTORY = "adapters"
 DEFAULT_RANK = 64
 DEFAULT_MODULES: tuple[LoraModule, ...] = ("attn_q", "attn_k", "attn_v")
 
-PEFT_MODULES: Mapping[str, LoraModule] = MappingProxyType(
-    {
-        "q_proj": "attn_q",
-        "k_proj": "attn_k",
-        "v_proj": "attn_v",
-        "o_proj": "attn_dense",
-        "gate_proj": "mlp_h_to_4h",
-        "up_proj": "mlp_gate",
-        "down_proj": "mlp_4h_to_h",
-        "qkv_proj": "attn_qkv",
-        "gate_up_proj": "mlp_h_to_4h",
-    }
-)
-"""`get_default_trtllm_modules_to_hf_modules` in tensorrt_llm/lora_manager.py; the last two: models/phi3/model.py."""
+_OF_LLM_API: Mapping[str, LoraModule] = {
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_dense",
+    "gate_proj": "mlp_h_to_4h",
+    "up_proj": "mlp_gate",
+    "down_proj": "mlp_4h_to_h",
+}
+"""Layers that the LLM API loads: `get_default_trtllm_modules_to_hf_modules` in tensorrt_llm/lora_manager.py."""
+_OF_ENGINES: Mapping[str, LoraModule] = {"qkv_proj": "attn_qkv", "gate_up_proj": "mlp_h_to_4h"}
+"""Further layers that TensorRT-LLM's engines have: models/phi3/model.py."""
+_OF_TORCH: Mapping[str, LoraModule] = {
+    "c_attn": "attn_qkv",
+    "query_key_value": "attn_qkv",
+    "attn.c_proj": "attn_dense",
+    "dense": "attn_dense",
+    "out_proj": "attn_dense",
+    "c_fc": "mlp_h_to_4h",
+    "dense_h_to_4h": "mlp_h_to_4h",
+    "fc1": "mlp_h_to_4h",
+    "fc_in": "mlp_h_to_4h",
+    "mlp.c_proj": "mlp_4h_to_h",
+    "dense_4h_to_h": "mlp_4h_to_h",
+    "fc2": "mlp_4h_to_h",
+    "fc_out": "mlp_4h_to_h",
+}
+"""Layers of GPT-2, GPT-BigCode, StarCoder2, Falcon, GPT-NeoX, Bloom, Phi, GPT-J and OPT, which the embedded engine has.
 
-_FUSED = ("qkv_proj", "gate_up_proj")
+TensorRT-LLM cannot load adapters of GPT-2, GPT-BigCode, Falcon, GPT-NeoX and Bloom: examples/hf_lora_convert.py skips
+tensors other than those of `layers.N.self_attn` and `layers.N.mlp`, does not sort interleaved rows of query, key and
+value, and the runtime cuts B of attn_qkv into equal shares for its ranks (cpp/tensorrt_llm/runtime/loraModule.cpp).
+"""
+PEFT_MODULES: Mapping[str, LoraModule] = MappingProxyType({**_OF_LLM_API, **_OF_ENGINES, **_OF_TORCH})
+"""LoRA modules by the names of Hugging Face's layers, or by the ends of the names."""
+
 _SAVED = "Give the directory that PEFT saved."
 MERGE_ADAPTER = "Merge it into the model (`merge_and_unload` of PEFT) and build that."
 _LORA = "LORA"
@@ -56,7 +77,6 @@ class _AdapterFile(BaseModel):
     target_modules: tuple[str, ...] | str | None
     lora_alpha: float = Field(8.0, allow_inf_nan=False)
     use_rslora: bool = False
-    fan_in_fan_out: bool = False
     alpha_pattern: dict[str, float] = {}
     rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = {}
     modules_to_save: tuple[str, ...] | None = None
@@ -112,24 +132,23 @@ subtracts B A from the layer's weights, both in training and when the adapter is
 class Adapter:
     """The properties for which an engine must be built: the largest rank and the layers, by TensorRT-LLM's names.
 
-    `fused`: those of its layers that are several of other models, by the names of Hugging Face.
+    `layers`: the layers by the names of Hugging Face.
     """
 
     rank: int
     modules: tuple[LoraModule, ...]
-    fused: tuple[str, ...] = ()
+    layers: tuple[str, ...]
 
 
 def adapter_scale(directory: Path, rank: int) -> float:
     """The factor of the product B A of a layer of this rank: alpha / rank, or rsLoRA's alpha / sqrt(rank).
 
-    Source: `LoraLayer.update_layer` of PEFT (src/peft/tuners/lora/layer.py). Raises ForgeError for transposed layers,
-    and for a rank that the adapter's configuration does not have.
+    Source: `LoraLayer.update_layer` of PEFT (src/peft/tuners/lora/layer.py). `fan_in_fan_out` is not read: it says that
+    the layer's own weights are transposed (GPT-2's Conv1D); A is (rank, inputs) and B (outputs, rank) all the same.
+    Raises ForgeError for a rank that the adapter's configuration does not have.
     """
     path = directory / ADAPTER_CONFIG
     file = _read(path)
-    if file.fan_in_fan_out:
-        raise ForgeError(f"{path}: fan_in_fan_out is set, which engines do not support", hint=MERGE_ADAPTER)
     if rank not in file.ranks:
         known = " or ".join(map(str, sorted(set(file.ranks))))
         raise ForgeError(f"{path}: its layers have rank {known}, but its tensors have {rank}", hint=_SAVED)
@@ -163,15 +182,47 @@ def read_adapter(directory: Path) -> Adapter:
             hint=_ALWAYS_ACTIVE if file.alora_invocation_tokens else MERGE_ADAPTER,
         )
     names = _target_modules(directory, file)
-    unknown = [name for name in names if name.rpartition(".")[2] not in PEFT_MODULES]
+    found = {name: modules_of(name) for name in names}
+    unknown = [name for name, modules in found.items() if not modules]
     if unknown:
         raise ForgeError(
             f"{path}: it changes {unknown[0]}, which engines do not support",
             hint=f"{MERGE_ADAPTER} Engines apply adapters of {', '.join(PEFT_MODULES)}.",
         )
     layers = dict.fromkeys(name.rpartition(".")[2] for name in names)
-    fused = tuple(name for name in layers if name in _FUSED)
-    return Adapter(max(file.ranks), _ordered({PEFT_MODULES[name] for name in layers}), fused)
+    return Adapter(max(file.ranks), _ordered({each for modules in found.values() for each in modules}), tuple(layers))
+
+
+def modules_of(layer: str) -> tuple[LoraModule, ...]:
+    """The modules of a Hugging Face layer by the end of its name.
+
+    Several if the name stands for several layers (`c_proj`), none if engines do not support it.
+    """
+    *before, name = layer.split(".")
+    if name in PEFT_MODULES:
+        return (PEFT_MODULES[name],)
+    ending = f".{name}" if not before else f"{before[-1]}.{name}"
+    return tuple(module for known, module in PEFT_MODULES.items() if "." in known and known.endswith(ending))
+
+
+def require_layers_of(lora: LoraFeature, backend: ResolvedBackend) -> None:
+    """Raises ForgeError for an adapter with layers that an engine of this backend does not load."""
+    if backend == "torch":
+        return
+    for directory in lora.adapters:
+        layers = read_adapter(Path(directory)).layers
+        fused = [layer for layer in layers if layer in _OF_ENGINES and backend == "llmapi"]
+        if fused:
+            raise ForgeError(
+                f"{directory} changes {fused[0]}, which the LLM API's releases load differently or not at all",
+                hint=MERGE_ADAPTER,
+            )
+        others = [layer for layer in layers if layer not in _OF_LLM_API and layer not in _OF_ENGINES]
+        if others:
+            raise ForgeError(
+                f"{directory} changes {others[0]}, of which only the embedded engine applies adapters",
+                hint="Use engine.backend: torch, or build a merged model (`merge_and_unload` of PEFT).",
+            )
 
 
 def weights_file(directory: Path) -> Path:
@@ -191,7 +242,8 @@ def _existing(directory: Path, name: str) -> Path:
 def _target_modules(directory: Path, file: _AdapterFile) -> Sequence[str]:
     """The names of the layers that an adapter changes; if they are given as a pattern, those in its tensors' names.
 
-    PEFT accepts additional names that the model does not have; they are left out by means of the tensors' names.
+    PEFT accepts additional names that the model does not have; they are left out by means of the tensors' names. So a
+    name that may stand for several layers stands for those of the model.
     """
     names = file.target_modules
     if isinstance(names, tuple) and not (directory / ADAPTER_FILES[1]).is_file():
@@ -200,7 +252,11 @@ def _target_modules(directory: Path, file: _AdapterFile) -> Sequence[str]:
     layers = tuple(dict.fromkeys(name.partition(".lora_")[0] for name in tensors))
     if not isinstance(names, tuple):
         return layers
-    return [name for name in names if any(f".{layer}".endswith(f".{name}") for layer in layers)] or names
+    found: list[str] = []
+    for name in names:
+        own = [layer for layer in layers if f".{layer}".endswith(f".{name}")]
+        found += own if len(modules_of(name)) > 1 else [name] * bool(own)
+    return found or names
 
 
 def resolved_lora(lora: LoraFeature) -> LoraFeature:

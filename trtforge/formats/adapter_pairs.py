@@ -7,14 +7,14 @@ from pathlib import Path
 
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import LoraModule
-from trtforge.formats.adapter import MERGE_ADAPTER, PEFT_MODULES, adapter_scale, weights_file
+from trtforge.formats.adapter import MERGE_ADAPTER, adapter_scale, modules_of, weights_file
 from trtforge.formats.shards import StoredTensor, read_header
 
 _KEY = re.compile(
-    r"(?:(?:base_model|model|language_model|transformer|decoder)\.)*"
-    r"(?:layers|h)\.(\d{1,9})\.(?:self_attn|attn|mlp)\.(\w+)\.lora_([AB])(?:\.default)?\.weight"
+    r"(?:(?:base_model|model|language_model|transformer|decoder|gpt_neox)\.)*(?:layers|h)\.(\d{1,9})\."
+    r"((?:self_attn|attn|self_attention|attention|mlp)\.\w+|fc[12])\.lora_([AB])(?:\.default)?\.weight"
 )
-"""Matches the language model's layers; a model's vision tower has layers of the same names."""
+"""Matches the language model's layers; a model's vision tower has layers of the same names. OPT's MLP has no prefix."""
 OTHER_ADAPTER = "Give an adapter of this model, as PEFT saves it."
 
 
@@ -39,12 +39,13 @@ def adapter_pairs(path: Path) -> Mapping[tuple[int, LoraModule], Pair]:
     halves: dict[tuple[int, LoraModule], dict[str, StoredTensor]] = {}
     for stored in read_header(path):
         found = _KEY.fullmatch(stored.spec.name)
-        module = PEFT_MODULES.get(found[2]) if found is not None else None
-        if found is None or module is None or len(stored.spec.shape) != 2:
+        modules = modules_of(found[2]) if found is not None else ()
+        if found is None or len(modules) != 1 or len(stored.spec.shape) != 2:
             raise ForgeError(
                 f"{path}: {stored.spec.name} is not a LoRA matrix of a decoder layer",
                 hint=MERGE_ADAPTER,
             )
+        (module,) = modules
         half = halves.setdefault((int(found[1]), module), {})
         if found[3] in half:
             message = f"{path}: lora_{found[3]} of {module} of layer {found[1]} occurs twice"

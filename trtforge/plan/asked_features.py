@@ -69,6 +69,10 @@ def _adapter_problems(lora: LoraFeature, model: Model, checkpoint: CheckpointCon
     if of_attention and (model.facts.sizes.linear_layers or is_latent(model.facts.sizes)):
         message = f"engine.features.lora.modules: {of_attention[0]}: this model's attention does not support LoRA"
         yield Problem("lora", message, "Leave it out, or merge the adapters into the model.")
+    gated = any(row.target == "mlp.gate" for row in model.family.linears)
+    if "mlp_gate" in lora.modules and not gated and not checkpoint.experts:
+        message = "engine.features.lora.modules: mlp_gate: this model's MLP does not have it as a layer of its own"
+        yield Problem("lora", message, "Use mlp_h_to_4h, or leave it out.")
 
 
 def _of_tensorrt(model: Model, request: Request, checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:

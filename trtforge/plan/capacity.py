@@ -53,7 +53,7 @@ def with_memory(
         if memory.windows is not None and memory.windows.pools == "full_batch" and window_tokens == tokens:
             memory = replace(memory, windows=None)
         memory = with_pool(memory, tokens, window_tokens)
-        more = tuple(embedded_cache_problems(memory, model.facts, embedded, request.engine.features))
+        more = tuple(embedded_cache_problems(memory, model, embedded, request.engine.features))
     else:
         memory, more = _with_features(model, request, held, limits, planned)
     typical = _typical(request.typical, limits)

@@ -13,7 +13,7 @@ from trtforge.plan.drafting import Target, drafter
 from trtforge.plan.embedded import Embedded
 from trtforge.plan.legality import Problem
 from trtforge.plan.limits import EngineLimits
-from trtforge.plan.lora import adapter_bytes, cache_bytes, matrices_bytes, workspace_bytes
+from trtforge.plan.lora import adapter_bytes, cache_bytes, embedded_bytes, workspace_bytes
 from trtforge.plan.memory import Held, Memory, RankMemory, logits_bytes
 from trtforge.plan.model import Model
 
@@ -92,7 +92,7 @@ def cache_problems(
 
 
 def embedded_cache_problems(
-    memory: Memory, facts: Facts, embedded: Embedded, features: FeaturesConfig, host: Host | None = None
+    memory: Memory, model: Model, embedded: Embedded, features: FeaturesConfig, host: Host | None = None
 ) -> Iterator[Problem]:
     """Problems of the embedded engine's memory for adapters.
 
@@ -101,9 +101,8 @@ def embedded_cache_problems(
     lora = features.lora
     if lora is None:
         return
-    yield from _host_problems(
-        lora, matrices_bytes(facts.sizes, memory.parallel, lora, dtype_named(embedded.compute_dtype).size)
-    )
+    itemsize = dtype_named(embedded.compute_dtype).size
+    yield from _host_problems(lora, embedded_bytes(model.family, model.facts.sizes, memory.parallel, lora, itemsize))
     there = read_memory(host or Host()) if embedded.device == "cpu" else None
     needed = memory.over_all("total")
     if there is not None and needed > there.most >= needed - memory.over_all("lora"):

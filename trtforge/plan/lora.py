@@ -7,7 +7,7 @@ cpp/tensorrt_llm/kernels/lora/lora.cpp.
 
 from trtforge.core.features import LoraFeature, LoraModule
 from trtforge.core.parallel import Parallel
-from trtforge.models.family import Sizes
+from trtforge.models.family import Family, Sizes
 
 _QKV_MODULES = 3
 
@@ -41,6 +41,22 @@ def matrices_bytes(sizes: Sizes, parallel: Parallel, lora: LoraFeature, itemsize
     assert lora.max_rank is not None
     values = sum(module_values(sizes, parallel, module) for module in lora.modules)
     return lora.max_rank * values * (sizes.num_layers // parallel.pp) * itemsize
+
+
+def embedded_bytes(family: Family, sizes: Sizes, parallel: Parallel, lora: LoraFeature, itemsize: int) -> int:
+    """Bytes of an adapter of the largest rank on one rank of the embedded engine.
+
+    `matrices_bytes` follows TensorRT-LLM: attn_dense has as many inputs as the hidden size, whatever the heads are, and
+    mlp_h_to_4h as many outputs as the intermediate size, even if it is up and gate (Phi-3).
+    """
+    assert lora.max_rank is not None
+    more = 0
+    if "attn_dense" in lora.modules:
+        more += (sizes.of("q") - sizes.hidden) // parallel.tp
+    if "mlp_h_to_4h" in lora.modules and any(row.target == "mlp.fc" and len(row.parts) == 2 for row in family.linears):
+        more += sizes.intermediate // parallel.tp
+    layers = sizes.num_layers // parallel.pp
+    return matrices_bytes(sizes, parallel, lora, itemsize) + lora.max_rank * more * layers * itemsize
 
 
 def adapter_bytes(sizes: Sizes, parallel: Parallel, lora: LoraFeature, itemsize: int) -> int:

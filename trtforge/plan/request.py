@@ -12,7 +12,7 @@ from trtforge.core.features import FeaturesConfig
 from trtforge.core.nearest import nearest_format
 from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe, RoundingChoice
 from trtforge.core.serving import ServingConfig
-from trtforge.formats.adapter import resolved_lora
+from trtforge.formats.adapter import require_layers_of, resolved_lora
 from trtforge.formats.trtllm import CheckpointConfig
 from trtforge.models.checkpoint_config import layout_of_checkpoint
 from trtforge.models.exclusions import modules_excluded_by
@@ -189,10 +189,13 @@ class Request:
 def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typical: Workload | None = None) -> Request:
     """The request of a recipe; `options` of the command line override the recipe (None: not given).
 
-    Raises UsageError for an unknown format, ForgeError for adapters or a draft model that cannot be read.
+    Raises UsageError for an unknown format, ForgeError for adapters or a draft model that cannot be read, and as
+    `require_layers_of` does.
     """
     quant, features = recipe.quantization, recipe.engine.features
     if features.lora is not None:
+        if recipe.engine.backend != "auto":
+            require_layers_of(features.lora, recipe.engine.backend)
         features = features.model_copy(update={"lora": resolved_lora(features.lora)})
     draft = features.draft.model if features.draft is not None else None
     request = Request(

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import LoraModule
 from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.models.families.common import fused_qkv, qkv
+from trtforge.models.family import Sizes
+from trtforge.models.part_rows import part_cuts
+from trtforge.models.registry import family_of_engine
 from trtforge.runtime.architecture.spec import DecoderSpec
 
 Range = tuple[int, int]
@@ -20,7 +24,7 @@ class Part:
     """A LoRA module in a linear layer: output columns [first, first + out) on this rank.
 
     `shape`: (outputs, inputs) of the unsplit module. `rows`: the rank's rows of B one after another, `columns`: its
-    columns of A.
+    columns of A. `order`: all rows of B in TensorRT-LLM's order, which is that of Hugging Face if it is None.
     """
 
     module: LoraModule
@@ -28,6 +32,7 @@ class Part:
     shape: tuple[int, int]
     rows: tuple[Range, ...]
     columns: Range
+    order: tuple[Range, ...] | None = None
 
     @property
     def out(self) -> int:
@@ -69,11 +74,10 @@ def _attention(spec: DecoderSpec, config: CheckpointConfig) -> dict[str, dict[st
     own = (rank * queries, (rank + 1) * queries)
     first = rank * config.num_key_value_heads // spec.tp * size  # with fewer heads than ranks, several share a head
     own_keys = (first, first + keys)
-    whole = (0, hidden)
-    fused = (own, _shifted(own_keys, all_queries), _shifted(own_keys, all_queries + all_keys))
+    whole, fused, order = (0, hidden), _fused_rows(config, spec.tp, rank), _fused_rows(config, 1, 0)
     return {
         "attention.qkv": {
-            "attn_qkv": Part("attn_qkv", 0, (all_queries + 2 * all_keys, hidden), fused, whole),
+            "attn_qkv": Part("attn_qkv", 0, (all_queries + 2 * all_keys, hidden), fused, whole, order),
             "attn_q": Part("attn_q", 0, (all_queries, hidden), (own,), whole),
             "attn_k": Part("attn_k", queries, (all_keys, hidden), (own_keys,), whole),
             "attn_v": Part("attn_v", queries + keys, (all_keys, hidden), (own_keys,), whole),
@@ -82,23 +86,47 @@ def _attention(spec: DecoderSpec, config: CheckpointConfig) -> dict[str, dict[st
     }
 
 
+def _fused_rows(config: CheckpointConfig, tp: int, rank: int) -> tuple[Range, ...]:
+    """A rank's rows of query, key and value, in this order, in the matrix in which Hugging Face's model has all three.
+
+    If it has three matrices, or conversion does not know the model, those of [query; key; value].
+    """
+    sizes = Sizes(
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_size=config.head_size,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        vocab=config.vocab_size,
+        max_positions=config.max_position_embeddings or 0,
+    )
+    family, row = family_of_engine(config.base_architecture), qkv(fused_qkv("", "stacked"))
+    for own in family.linears if family is not None else ():
+        if own.target == row.target and len({part.module for part in own.parts}) == 1:
+            row = own
+    cuts = (part_cuts(sizes, row, part, sizes.hidden, tp)[rank] for part in row.parts)
+    return tuple((rows.start, rows.stop) for cut in cuts for rows in cut.rows)
+
+
 def _mlp(spec: DecoderSpec) -> dict[str, dict[str, Part]]:
     """The MLP's parts. Hugging Face's gate_up_proj is [gate; up], TensorRT-LLM's fused `fc` of a rank [up; gate]."""
-    if spec.moe is not None or spec.network.mlp == "plain":
+    if spec.moe is not None:
         return {}
     inner, hidden, rank = spec.intermediate_size, spec.hidden_size, spec.rank.tp_rank
     own, total, whole = (rank * inner, (rank + 1) * inner), inner * spec.tp, (0, hidden)
+    first = Part("mlp_h_to_4h", 0, (total, hidden), (own,), whole)
     down = {"mlp_4h_to_h": Part("mlp_4h_to_h", 0, (hidden, total), ((0, hidden),), own)}
-    if spec.network.mlp == "up_gate":
-        both = (_shifted(own, total), own)
-        return {"mlp.fc": {"mlp_h_to_4h": Part("mlp_h_to_4h", 0, (2 * total, hidden), both, whole)}, "mlp.proj": down}
-    return {
-        "mlp.fc_gate": {
-            "mlp_h_to_4h": Part("mlp_h_to_4h", 0, (total, hidden), (own,), whole),
-            "mlp_gate": Part("mlp_gate", inner, (total, hidden), (own,), whole),
-        },
-        "mlp.proj": down,
-    }
+    match spec.network.mlp:
+        case "plain":
+            return {"mlp.fc": {"mlp_h_to_4h": first}, "mlp.proj": down}
+        case "up_gate":
+            both, order = (_shifted(own, total), own), ((total, 2 * total), (0, total))
+            up_gate = Part("mlp_h_to_4h", 0, (2 * total, hidden), both, whole, order)
+            return {"mlp.fc": {"mlp_h_to_4h": up_gate}, "mlp.proj": down}
+        case "gated":
+            gate = Part("mlp_gate", inner, (total, hidden), (own,), whole)
+            return {"mlp.fc_gate": {"mlp_h_to_4h": first, "mlp_gate": gate}, "mlp.proj": down}
 
 
 def _shifted(span: Range, by: int) -> Range:

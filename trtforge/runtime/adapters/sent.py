@@ -4,7 +4,7 @@ From TensorRT-LLM 1.x: layout and scale (examples/hf_lora_convert.py), module id
 checks (`loraValidateRequestTensors`, cpp/tensorrt_llm/runtime/loraUtils.cpp).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -18,26 +18,24 @@ from trtforge.core.features import LoraModule
 from trtforge.engine_process.requests import SentAdapter
 from trtforge.formats.adapter import ADAPTER_FILES, PEFT_MODULES
 from trtforge.models.torch_tensors import all_finite, write_tensors
+from trtforge.runtime.adapters.parts import Part, Range
 from trtforge.runtime.linears.kernels import DTYPES
 
 _MODULES: tuple[LoraModule, ...] = get_args(LoraModule)
 """LoRA modules by their ids."""
-_PEFT = {module: name for name, module in PEFT_MODULES.items()}
+_PEFT = {module: name for name, module in reversed(list(PEFT_MODULES.items()))}
 _NAMED = 1 << 62
 _HINT = "Send the tensors that TensorRT-LLM's hf_lora_convert.py writes for an adapter of this model."
 
 
 @dataclass(frozen=True)
 class Adaptable:
-    """What adapters may change: modules with (outputs, inputs) in each of `layers` layers, with ranks up to `rank`.
+    """What adapters may change: modules in each of `layers` layers, with ranks up to `rank`. `dtype`: of the
+    computation."""
 
-    `fused`: mlp_h_to_4h is gate and up, in TensorRT-LLM's order [up; gate]. `dtype`: of the computation.
-    """
-
-    shapes: Mapping[LoraModule, tuple[int, int]]
+    parts: Mapping[LoraModule, Part]
     layers: int
     rank: int
-    fused: bool
     dtype: torch.dtype
 
 
@@ -56,7 +54,7 @@ def write_adapter(tensors: Mapping[str, Tensor], directory: Path) -> None:
 
 
 def sent_tensors(adapter: SentAdapter, adaptable: Adaptable) -> dict[str, Tensor]:
-    """A and B of each module by their PEFT names, as sent; B includes the scale.
+    """A and B of each module by PEFT names of its kind, B with rows as PEFT saves them and with the scale.
 
     Raises RequestError that names the wrong tensor.
     """
@@ -71,7 +69,7 @@ def sent_tensors(adapter: SentAdapter, adaptable: Adaptable) -> dict[str, Tensor
     found: dict[str, Tensor] = {}
     for number, (row, values) in enumerate(zip(rows, weights, strict=True)):
         module, layer, rank = _checked(number, row, adaptable)
-        out, inputs = adaptable.shapes[module]
+        out, inputs = adaptable.parts[module].shape
         where = f"module {number} ({module} of layer {layer}, rank {rank})"
         if rank * (out + inputs) > adapter.width:
             raise RequestError(
@@ -80,14 +78,22 @@ def sent_tensors(adapter: SentAdapter, adaptable: Adaptable) -> dict[str, Tensor
         a, b = values[: rank * inputs], values[rank * inputs : rank * (inputs + out)].view(out, rank)
         if not (all_finite(a.to(adaptable.dtype)) and all_finite(b.to(adaptable.dtype))):
             raise RequestError(f"lora_weights of {where} has numbers that are not finite", hint=_HINT)
-        if adaptable.fused and module == "mlp_h_to_4h":
-            b = torch.cat(b.chunk(2)[::-1])
+        b = _as_saved(b, adaptable.parts[module].order or ((0, out),))
         name = f"layers.{layer}.mlp.{_PEFT[module]}" if module.startswith("mlp") else ""
         name = name or f"layers.{layer}.self_attn.{_PEFT[module]}"
         if f"{name}.lora_A.weight" in found:
             raise RequestError(f"lora_config has {module} of layer {layer} twice", hint=_HINT)
-        found |= {f"{name}.lora_A.weight": a.view(rank, inputs).clone(), f"{name}.lora_B.weight": b.clone()}
+        found |= {f"{name}.lora_A.weight": a.view(rank, inputs).clone(), f"{name}.lora_B.weight": b}
     return found
+
+
+def _as_saved(b: Tensor, order: Sequence[Range]) -> Tensor:
+    """A copy of B (outputs, rank) with its rows as PEFT saves them; `order`: those of TensorRT-LLM, see Part."""
+    saved, first = torch.empty_like(b), 0
+    for start, stop in order:
+        saved[start:stop] = b[first : first + stop - start]
+        first += stop - start
+    return saved
 
 
 def _checked(number: int, row: tuple[int, ...], adaptable: Adaptable) -> tuple[LoraModule, int, int]:
@@ -96,8 +102,8 @@ def _checked(number: int, row: tuple[int, ...], adaptable: Adaptable) -> tuple[L
         raise RequestError(f"lora_config has {len(row)} columns, 3 or 4 are expected", hint=_HINT)
     code, layer, rank = row[:3]
     module = _MODULES[code] if 0 <= code < len(_MODULES) else None
-    if module is None or module not in adaptable.shapes:
-        known = ", ".join(f"{_MODULES.index(each)} ({each})" for each in adaptable.shapes)
+    if module is None or module not in adaptable.parts:
+        known = ", ".join(f"{_MODULES.index(each)} ({each})" for each in adaptable.parts)
         raise RequestError(
             f"lora_config has module id {code} in row {number}, which this engine does not support",
             hint=f"It supports {known}: compile with --feature lora.modules=[…] for others.",

@@ -63,11 +63,7 @@ class EngineAdapters:
             parts = [part for each in adapted_parts(spec, source.config, lora.modules).values() for part in each]
             assert lora.max_rank is not None, "an engine's features are resolved"
             self._adaptable = Adaptable(
-                {part.module: part.shape for part in parts},
-                source.config.num_hidden_layers,
-                lora.max_rank,
-                spec.network.mlp == "up_gate",
-                place.dtype,
+                {part.module: part for part in parts}, source.config.num_hidden_layers, lora.max_rank, place.dtype
             )
         self._directory = source.directory / ADAPTERS_DIRECTORY
         self._stamps: Mapping[int, _Stamp | None] = {task: self._stamp(task) for task in self._own}
