@@ -22,8 +22,12 @@ from trtforge.engine_process.requests import GenerationRequest, Guide, Output, S
 from trtforge.runtime.decoder.latest import put_latest
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
+from trtforge.runtime.pacing import Pace
+from trtforge.runtime.ranks.rank_model import RankModel
 from trtforge.runtime.ranks.source import Source, open_engine
 from trtforge.runtime.scheduling.batch import Step
+from trtforge.runtime.scheduling.rows import Row
+from trtforge.runtime.scheduling.scheduler import Scheduler
 from trtforge.runtime.scheduling.sequence import Group, Sequence
 
 KINDS: dict[str, Callable[[GenerationRequest, Tokens], GenerationRequest]] = {
@@ -52,6 +56,36 @@ class AheadRanks(KeptRanks):
         assert (latest is None) <= (step.tokens >= 0).all()
         self.begun_early += latest is not None
         return super().execute(step, fills, latest)
+
+
+class Files:
+    """Stands in for a store of blocks in files."""
+
+    def __init__(self, model: RankModel) -> None:
+        self._model = model
+        self._contents: dict[bytes, Tensor] = {}
+        self._fills: dict[int, Tensor] = {}
+
+    def holds(self, key: bytes) -> bool:
+        return key in self._contents
+
+    def fetch(self, key: bytes, block: int) -> bool:
+        self._fills[block] = self._contents[key]
+        return True
+
+    def forget(self, block: int) -> bool:
+        return self._fills.pop(block, None) is not None
+
+    def keep(self, key: bytes, block: int, *, waits: bool = False) -> None:
+        if block not in self._fills:
+            self._contents[key] = self._model.block_content(block)
+
+    def take_fills(self) -> dict[int, Tensor]:
+        fills, self._fills = self._fills, {}
+        return fills
+
+    def close(self) -> None:
+        pass
 
 
 def cancelling(engine: Engine, request_id: str, iterations: int) -> Callable[[], None]:
@@ -240,6 +274,48 @@ def test_an_engine_whose_deferred_requests_are_all_cancelled_waits_and_goes_on(
         assert again.tokens == expected[1]
         assert engine.statistics().kv_blocks_used == 0
     ranks.end()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("stores", [False, True])
+def test_restored_blocks_count_in_the_time_that_they_take(
+    source: Source, monkeypatch: pytest.MonkeyPatch, ahead: bool, stores: bool
+) -> None:
+    """Those of host memory in the step that copies them, which is observed one step later if its tokens are; those of
+    files when they are read. The fifth comes with the end of the prompt, whose token is not deferred."""
+    prompt, observed, steps = tuple(range(3, 24)), list[int](), list[int]()
+    schedule = Scheduler.schedule
+
+    def observe(self: Pace, *_: object, restored: int, **__: object) -> None:
+        observed.extend([len(steps) - 1] * restored)
+
+    def noted(self: Scheduler) -> list[Row]:
+        rows = schedule(self)
+        steps.append(self.restored)
+        return rows
+
+    monkeypatch.setattr(Pace, "observe", observe)
+    monkeypatch.setattr(Pace, "most_restored", 1)
+    ranks = (AheadRanks if ahead else KeptRanks)(source, 16, 0 if stores else 20)
+    store = Files(ranks.models[0]) if stores else None
+    with Engine(source, ranks, EngineOptions(chunked_context=True), store=store) as engine:  # type: ignore[arg-type]
+        for first in (prompt, tuple(range(40, 100))):  # the second one takes the blocks of the first
+            generate_with(engine, [GenerationRequest("first", first, 3)])
+        monkeypatch.setattr(Scheduler, "schedule", noted)
+        observed.clear()
+        ended = Event()
+
+        def follow(output: Output) -> None:
+            if len(steps) == 3:
+                engine.submit((GenerationRequest("again", prompt, 2), lambda output: None))
+            if output.finish_reason is not None:
+                ended.set()
+
+        engine.submit((GenerationRequest("running", (5, 6), 20, streamed=True), follow))
+        assert ended.wait(PATIENCE)
+    ranks.end()
+    assert np.trim_zeros(steps) == [1] * 5
+    assert observed == ([4, 5, 6, 7, 7] if ahead and not stores else [3, 4, 5, 6, 7])
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,22 @@ class Deferred:
     """The rows of a step in the order of their logits, and their next tokens, int64 (rows,), on the device.
 
     Both are empty if a step samples nothing. `begun`: when the host began the step, in seconds of `perf_counter`.
-    `context`: number of tokens in context chunks; `alone`: whether the step had no other tokens.
+    `restored`: number of KV blocks that were restored in this time; `context`: number of tokens in context chunks;
+    `alone`: whether the step had no other tokens.
     """
 
     def __init__(
-        self, rows: Rows[Row], tokens: Tensor | None, begun: float, context: int = 0, *, alone: bool = False
+        self,
+        rows: Rows[Row],
+        tokens: Tensor | None,
+        begun: float,
+        restored: int = 0,
+        context: int = 0,
+        *,
+        alone: bool = False,
     ) -> None:
         self.tokens = tokens
-        self.begun, self.context, self.alone = begun, context, alone
+        self.begun, self.restored, self.context, self.alone = begun, restored, context, alone
         self._rows = rows
         self._copy = None if tokens is None else tokens.to("cpu", non_blocking=True)
         self._done: torch.cuda.Event | None = None
@@ -47,14 +55,18 @@ class Deferred:
 
 
 def deferred(
-    rows: Rows[Row], logits: Tensor | None, choose: Callable[[list[Sequence], Tensor], Tensor], begun: float
+    rows: Rows[Row],
+    logits: Tensor | None,
+    choose: Callable[[list[Sequence], Tensor], Tensor],
+    begun: float,
+    restored: int = 0,
 ) -> Deferred | None:
     """Defer the tokens of a begun step; None if the host must wait for them. `choose`: see `Sampler`."""
     if logits is None:
-        return Deferred([], None, begun, context_tokens(rows), alone=rows[0].count > 1)
+        return Deferred([], None, begun, restored, context_tokens(rows), alone=rows[0].count > 1)
     if not may_be_deferred(rows):
         return None
-    return Deferred(rows, choose([row.sequence for row in rows], logits), begun)
+    return Deferred(rows, choose([row.sequence for row in rows], logits), begun, restored)
 
 
 def may_be_deferred(rows: Rows[Row]) -> bool:

@@ -267,10 +267,10 @@ class Engine:
         if not rows and earlier is None:  # all rows lost their adapters
             return
         logits = self._execute(rows, earlier) if rows else None
+        before, own = self._counts.generated_tokens, self._scheduler.copied if earlier else self._scheduler.restored
         if rows and self._computes_ahead:
-            self._deferred = deferred(rows, logits, self._sampler.choose, times[0])
+            self._deferred = deferred(rows, logits, self._sampler.choose, times[0], own)
         times.append(perf_counter())
-        before = self._counts.generated_tokens
         if earlier is not None:
             self._hand_out_deferred(earlier, times)
         self._drafts.observe(rows, logits)
@@ -279,7 +279,7 @@ class Engine:
         if logits is not None and self._deferred is None:
             self._sample(rows, logits, times)
         if rows and self._deferred is None:
-            self._observe(times[0], context_tokens(rows), alone=rows[0].count > 1)
+            self._observe(times[0], context_tokens(rows), own, alone=rows[0].count > 1)
         if self._scheduler.idle:  # all requests of the step that has begun have ended
             self._deferred = None
         sampled = self._counts.generated_tokens - before
@@ -295,9 +295,9 @@ class Engine:
         return self._ranks.execute(step, fills, None if before is None else before.tokens)
 
     def _hand_out_deferred(self, earlier: Deferred, times: list[float]) -> None:
-        """Wait for a step's tokens, append the time to `times` and hand them out. The next step has begun."""
-        known = earlier.known()
-        self._observe(earlier.begun, earlier.context, alone=earlier.alone)
+        """Wait for a step's tokens and hand them out; the next step has begun, and its stored blocks have been read."""
+        known, read = earlier.known(), self._scheduler.restored - self._scheduler.copied
+        self._observe(earlier.begun, earlier.context, earlier.restored + read, alone=earlier.alone)
         times.append(self._done)
         if self._store is not None:  # ending a sequence waits for the GPU: do that last
             known.sort(key=lambda each: each[0].sequence.why_ends(each[1]) is not None)
@@ -306,10 +306,10 @@ class Engine:
                 self._counts.generated_tokens += 1
                 self._hand_out(row.sequence, token, 0.0, ())
 
-    def _observe(self, begun: float, context: int, *, alone: bool) -> None:
+    def _observe(self, begun: float, context: int, restored: int, *, alone: bool) -> None:
         """Record the duration of a step from `begun`, or from the end of the previous step if that was later."""
         now = perf_counter()
-        self._pace.observe(now - max(begun, self._done), context, alone=alone, restored=self._scheduler.restored)
+        self._pace.observe(now - max(begun, self._done), context, alone=alone, restored=restored)
         self._done = now
 
     def _sample(self, rows: list[Row], logits: Tensor, times: list[float]) -> None:

@@ -47,6 +47,8 @@ class Scheduler:
         """Maximum blocks that such a step restores from host memory or the store."""
         self.restored = 0
         """Number of blocks that the last call of `schedule` restored."""
+        self.copied = 0
+        """How many of these the step's copies restore from host memory; the others were read from the store."""
         self._chunked = chunked_context
         self._static = batching != "inflight"
         self._guaranteed = policy == "guaranteed_no_evict" or self._static
@@ -66,7 +68,7 @@ class Scheduler:
 
     def schedule(self) -> list[Row]:
         """Allocate blocks for the next step and return its rows, sorted by `packing_order`."""
-        self.restored = 0
+        self.restored = self.copied = 0
         return self._scheduled() or self._scheduled()  # the first call may only admit a group's last member
 
     def _scheduled(self) -> list[Row]:
@@ -192,12 +194,12 @@ class Scheduler:
             restored = self.blocks.restored_by(prefix, drops=sequence.group is None)
             left = len(restored) if most_restored is None else max(0, most_restored - self.restored)
             if sequence.restores_in_parts(len(restored), left):
-                self.restored += left
+                self._count_restored(prefix, restored[:left])
                 if self.blocks.preload(prefix, restored[:left]):
                     return  # the next steps restore the others
                 most_restored = None  # a block cannot be read
                 continue
-            self.restored += len(restored)
+            self._count_restored(prefix, restored)
             self.waiting.remove(sequence)
             self.blocks.share(sequence.table, prefix, drops=sequence.group is None)
             reused = len(sequence.table.blocks)
@@ -208,6 +210,11 @@ class Scheduler:
             insert(self.running, sequence)
             sequence.begin()
             budget -= self._add_context(sequence, budget, rows)
+
+    def _count_restored(self, prefix: Prefix, indices: list[int]) -> None:
+        """Count the blocks at these indices, before they are restored."""
+        self.restored += len(indices)
+        self.copied += sum(self.blocks.host.holds(prefix.keys[index]) for index in indices)
 
     def _needed(self, sequence: Sequence, prefix: Prefix) -> int:
         """Maximum number of free blocks that a waiting sequence with this prefix, and its group, may take."""
