@@ -37,10 +37,12 @@ class GraphCapture:
         """
         current = torch.cuda.current_stream(self._stream.device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            for _ in range(_WARM_UPS):
-                compute()
-        current.wait_stream(self._stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                for _ in range(_WARM_UPS):
+                    compute()
+        finally:  # also if memory runs out: the step is then computed again, in the same cache
+            current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
         # thread_local: other threads of the process may allocate memory during the capture.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):

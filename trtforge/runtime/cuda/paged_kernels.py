@@ -31,7 +31,8 @@ def _cache_last(key, value_at, cell, to_value, dims, inside, scale, E4M3: tl.con
 @triton.jit
 def _shown(bits, before, seen):
     """Which of the `seen` slots, `before` slots before its own, a row of a draft tree sees, from its `seen_slots`."""
-    return seen & ((before >= 64) | ((tl.load(bits) >> (63 - tl.minimum(before, 63))) & 1 == 1))
+    place = 63 - tl.minimum(tl.maximum(before, 0), 63)  # slots after its own are not `seen`, but shifted too
+    return seen & ((before >= 64) | ((tl.load(bits) >> place) & 1 == 1))
 
 
 @triton.jit
