@@ -175,6 +175,22 @@ def test_kernels_are_chosen_by_format_and_type(monkeypatch: pytest.MonkeyPatch) 
     assert choose_kernels("int8_sq", 128, "cpu", "float32").quantized == "int8_sq_dense"
 
 
+def test_kernels_of_a_cpu_are_chosen_without_starting_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def sm_of(index: int) -> int:
+        asked.append(index)
+        return 90
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(kernels, "sm_of", sm_of)
+    assert choose_kernels("fp8", 128, "cpu", "float16").quantized == "fp8_dense"
+    assert asked == []
+    assert choose_kernels("fp8", 128, "cuda", "float16").quantized == "fp8_scaled_mm"
+    assert asked == [1]
+
+
 def test_an_engine_for_int8_instructions_needs_them_or_a_compiler(
     model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,7 +139,7 @@ def _fastest(
         dtype,
         vnni=multiplies_int8(),
         native=kernels is not None,
-        sm=sm_of(torch.cuda.current_device()) if torch.cuda.is_available() else 0,
+        sm=sm_of(torch.cuda.current_device()) if device == "cuda" and torch.cuda.is_available() else 0,
         int8_activations=int8_activations,
     )
 
