@@ -310,6 +310,18 @@ def test_host_memory_that_cannot_be_used_is_refused(engine_directory: Path) -> N
     assert host_block_count(10 * 1024 + 1, 1024, 2, 1 << 20) == 10
 
 
+def test_what_loading_freed_on_a_gpu_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps freed memory until it is told to return it."""
+    memory = {"free": 1000, "kept": 200}
+
+    def empty_cache() -> None:
+        memory["free"] += memory.pop("kept")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (memory["free"], 5000))
+    assert free_memory(torch.device("cuda", 0)) == 1200
+
+
 def test_the_cache_on_the_cpu_and_host_memory_are_counted_together(
     engine_directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -116,6 +116,7 @@ def free_memory(device: torch.device, host: Host | None = None) -> int:
     Raises ForgeError if that is unknown.
     """
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # memory that loading took and freed counts as free
         return torch.cuda.mem_get_info(device)[0]
     memory = read_memory(host or Host())
     if memory is None:
