@@ -7,6 +7,7 @@ from torch import Tensor
 from trtforge.core.errors import ForgeError
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
+from trtforge.runtime.linears import fp8_linear
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul, ScaledMatmul
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
 from trtforge.runtime.linears.int4_tiled import Int4Tiled, W4A8Tiled
@@ -76,6 +77,15 @@ def test_fp8_layers_of_sizes_that_torchs_product_refuses_keep_numbers(
     packed = Weights.of({f"m.{name}": tensor for name, tensor in Fp8ScaledMatmul().pack(stored, dtype).items()})
     place = Placement(x.device, dtype)
     assert not isinstance(Fp8ScaledMatmul().load(packed, "m", (out, inputs), place, bias=True), ScaledMatmul)
+
+
+@pytest.mark.parametrize(("capability", "multiplies"), [((8, 0), False), ((8, 9), True), ((9, 0), True)])
+def test_fp8_layers_are_multiplied_in_e4m3_on_gpus_that_can(
+    capability: tuple[int, int], multiplies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    assert fp8_linear._multiplies_e4m3(torch.device("cuda", 0)) is multiplies
+    assert fp8_linear._multiplies_e4m3(torch.device("cpu"))
 
 
 def test_fp8_weights_may_be_the_same_bytes_as_int8() -> None:

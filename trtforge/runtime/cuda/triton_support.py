@@ -50,7 +50,7 @@ def processors_of(index: int) -> int:
 
 
 def converts_e4m3(index: int) -> bool:
-    """Whether a GPU has instructions that convert numbers to E4M3 and back."""
+    """Whether a GPU has instructions that convert numbers to E4M3 and back, and E4M3 matrix products."""
     return sm_of(index) >= FP8_SM
 
 

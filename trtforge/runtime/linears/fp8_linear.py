@@ -8,6 +8,7 @@ from torch import Tensor
 from trtforge.models.transforms import quantize_fp8
 from trtforge.runtime.cuda.fused import FusedKernels, fused_for
 from trtforge.runtime.cuda.products import Products, products_for, readable
+from trtforge.runtime.cuda.triton_support import converts_e4m3
 from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.linear import Linear, Placement, Stored, load_bias, matrix, with_bias
@@ -53,7 +54,7 @@ def _by_numbers(multiply: Linear, activation_scale: Tensor, output_scale: float,
 class Fp8ScaledMatmul:
     """E4M3 times E4M3 by the tensor cores of compute capability 8.9 and above.
 
-    For sizes that torch's product does not support, weights are kept in the compute type.
+    On an older GPU, and for sizes that torch's product does not support, weights are kept in the compute type.
     """
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -71,7 +72,7 @@ class Fp8ScaledMatmul:
         activation_scale = weights.take_scalar(f"{prefix}.activation_scaling_factor").to(place.device)
         weight = weights.take(f"{prefix}.weight", *shape).to(place.device)
         factor, vector = weights_scale * activation_scale, load_bias(weights, prefix, shape, place, bias)
-        if any(size % _SIDE for size in shape):
+        if any(size % _SIDE for size in shape) or not _multiplies_e4m3(place.device):
             multiply = matrix(from_e4m3(weight, wide(place.dtype)))
             return _by_numbers(multiply, activation_scale, float(factor), vector)
         return ScaledMatmul(
@@ -84,6 +85,11 @@ class Fp8ScaledMatmul:
             fused=fused_for(place.device, place.dtype),
             products=products_for(place.device),
         )
+
+
+def _multiplies_e4m3(device: torch.device) -> bool:
+    """Whether torch multiplies E4M3 matrices on this device. On the CPU it does."""
+    return device.type != "cuda" or converts_e4m3(device.index or 0)
 
 
 @dataclass(frozen=True)
