@@ -6,8 +6,8 @@ from torch import Tensor
 
 from trtforge.core.errors import ForgeError
 from trtforge.models.transforms import quantize_fp8
-from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linears import fp8_linear
+from trtforge.runtime.linears.float8 import from_e4m3, round_to_e4m3
 from trtforge.runtime.linears.fp8_linear import Fp8Dense, Fp8ScaledMatmul, ScaledMatmul
 from trtforge.runtime.linears.int4_linear import Int4Dense, Int4Packed
 from trtforge.runtime.linears.int4_tiled import Int4Tiled, W4A8Tiled

@@ -76,7 +76,9 @@ def block_count(
     useful = limits.max_batch_size * -(-limits.max_seq_len // tokens_per_block)
     wanted = useful if tokens is None else tokens // tokens_per_block
     if min(fitting, wanted) < 1:
-        beside = f" beside {reserved:,} bytes for adapters, draft models, prompt tables and states" if reserved else ""
+        beside = (
+            f" beside {reserved:,} bytes for steps, adapters, drafters, prompt tables and states" if reserved else ""
+        )
         raise ForgeError(
             f"the KV cache has no room for one block of {tokens_per_block} tokens{beside}",
             hint="Free some memory, or raise kv_cache_fraction or kv_cache_tokens. For adapters, an engine keeps "

@@ -23,6 +23,7 @@ from trtforge.runtime.decoder.kv_capacity import KvMemory, block_bytes, block_co
 from trtforge.runtime.decoder.prompt_memory import PromptMemory, prompt_graph_bytes
 from trtforge.runtime.decoder.recorded import Layers
 from trtforge.runtime.decoder.step_graphs import Outputs, StepGraphs
+from trtforge.runtime.decoder.working_memory import graph_logits_bytes, step_bytes
 from trtforge.runtime.linears.kernels import DTYPES
 from trtforge.runtime.linears.linear import Placement
 from trtforge.runtime.linears.packing import pack_rank
@@ -102,8 +103,11 @@ class RankModel:
         if spec.first:
             rows = source.forge.features.max_prompt_embedding_table_size
             reserved += rows * spec.hidden_size * self._place.dtype.itemsize
+        if self._place.device.type == "cuda":
+            reserved += step_bytes(spec, self._place.dtype, source.limits)
         if self._capture is not None:
-            reserved += block_bytes(spec, self._place.dtype, size) + prompt_graph_bytes(spec, self._place.dtype)
+            graphs = prompt_graph_bytes(spec, self._place.dtype) + graph_logits_bytes(spec, source.limits)
+            reserved += block_bytes(spec, self._place.dtype, size) + graphs
         return block_count(spec, self._place, source.limits, size, fraction, tokens, reserved, drafter, window_blocks)
 
     def host_blocks_that_fit(self, memory: int, num_blocks: int) -> int:
