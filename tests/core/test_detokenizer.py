@@ -170,3 +170,27 @@ def test_tokens_that_divide_the_answers_of_mistral_are_part_of_the_text() -> Non
     other = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
     other.add_special_tokens(["[ARGS]"])
     assert "[ARGS]" in {other.id_to_token(token) for token in special_ids(other)}
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("<|tool_call_start|>[f(a=1)]<|tool_call_end|>", ["<|tool_call_start|>", "<|tool_call_end|>"]),
+        (
+            '<|channel>thought\na<channel|><|tool_call>call:f{a:<|"|>b<|"|>}<tool_call|>',
+            ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'],
+        ),
+        (
+            "<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[]<|END_ACTION|>",
+            ["<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>"],
+        ),
+    ],
+)
+def test_tokens_around_calls_are_part_of_the_text(text: str, names: list[str]) -> None:
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    tokenizer.add_special_tokens([*names, "<|tool_response>"])
+    ids = tokenizer.encode(f"{text}<|tool_response>", add_special_tokens=False).ids
+    assert Detokenizer(tokenizer).push(ids) == text
+    other = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    other.add_special_tokens(names[:1])
+    assert names[0] in {other.id_to_token(token) for token in special_ids(other)}

@@ -17,7 +17,7 @@ from tests.gateway.test_tools import AUTO, USER, streams_as_a_whole
 from trtforge.core.harmony import CALL_HEAD
 from trtforge.core.json_schema import type_of
 from trtforge.gateway import argument_types
-from trtforge.gateway.call_reader import CallDelta
+from trtforge.gateway.call_output import CallDelta
 from trtforge.gateway.chat import read_chat
 from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.sequence import Delta

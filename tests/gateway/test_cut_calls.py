@@ -14,7 +14,7 @@ from tests.gateway.strict import chat_chunks, chat_of, response_events, response
 from tests.gateway.support import running
 from tests.gateway.test_tools import USER, merged
 from trtforge.core.reasoning import reader_of
-from trtforge.gateway.call_reader import CallDelta
+from trtforge.gateway.call_output import CallDelta
 from trtforge.gateway.generation import Choice
 from trtforge.gateway.request import Piece, TextRequest
 from trtforge.gateway.sequence import AnswerSequence, Delta
@@ -53,8 +53,19 @@ DEEPSEEK = f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜t
 KIMI = f"<|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|>"
 MISTRAL = f"[TOOL_CALLS]weather[ARGS]{ARGUMENTS}"
 LLAMA = AS_JSON.replace("arguments", "parameters")
-FORMS = (CODER, GLM, MINIMAX, OSS, HERMES, DEEPSEEK, KIMI, MISTRAL, LLAMA)
-TAGGED = (CODER, GLM, MINIMAX)
+DSML = """<｜DSML｜function_calls>
+<｜DSML｜invoke name="weather">
+<｜DSML｜parameter name="city" string="true">New York</｜DSML｜parameter>
+<｜DSML｜parameter name="days" string="false">33</｜DSML｜parameter>
+</｜DSML｜invoke>
+</｜DSML｜function_calls>"""
+LFM = "<|tool_call_start|>[weather(city='New York', days=33)]<|tool_call_end|>"
+GEMMA = '<|tool_call>call:weather{city:<|"|>New York<|"|>,days:33}<tool_call|>'
+COHERE = f"""<|START_ACTION|>[
+    {{"tool_call_id": "0", "tool_name": "weather", "parameters": {ARGUMENTS}}}
+]<|END_ACTION|>"""
+FORMS = (CODER, GLM, MINIMAX, OSS, HERMES, DEEPSEEK, KIMI, MISTRAL, LLAMA, DSML, LFM, GEMMA, COHERE)
+TAGGED = (CODER, GLM, MINIMAX, DSML)
 USE = ToolUse("auto", ("weather",), True, {"weather": WEATHER})
 
 
@@ -107,7 +118,9 @@ def test_a_call_that_a_stop_string_cuts_is_not_complete(form: str) -> None:
     assert responses(form, "York") == [("completed", [("weather", cut, "incomplete")])] * 2
 
 
-@pytest.mark.parametrize(("form", "stop"), [(CODER, "3\n<"), (GLM, "3</"), (MINIMAX, "3</")])
+@pytest.mark.parametrize(
+    ("form", "stop"), [(CODER, "3\n<"), (GLM, "3</"), (MINIMAX, "3</"), (DSML, "3</"), (LFM, "3)"), (GEMMA, "3}")]
+)
 def test_a_number_that_a_stop_string_cuts_is_left_out(form: str, stop: str) -> None:
     cut = '{"city": "New York", "days": '
     assert chats(form, stop) == [("stop", [("weather", cut)], "")] * 2

@@ -16,7 +16,8 @@ from tests.gateway.test_cut_calls import ARGUMENTS, AS_JSON, CODER, DEEPSEEK, GL
 from tests.gateway.test_reasoning import chat, thinking
 from tests.gateway.test_tools import merged
 from trtforge.core.reasoning import ReasoningParser, reader_of
-from trtforge.gateway.call_reader import CallDelta, CallReader
+from trtforge.gateway.call_output import CallDelta
+from trtforge.gateway.call_reader import CallReader
 from trtforge.gateway.final_calls import final_calls
 from trtforge.gateway.request import Piece, TextRequest
 from trtforge.gateway.sequence import AnswerSequence
@@ -196,6 +197,10 @@ PARTS = [
     "[THINK]",
     "<seed:think>",
     "</seed:think>",
+    "<|START_THINKING|>",
+    "<|END_THINKING|>",
+    "<|channel>thought\n",
+    "<channel|>",
     "</think>",
     "</th",
     "ink>",

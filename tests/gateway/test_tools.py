@@ -16,7 +16,7 @@ from tests.gateway.fake import FakeBackend
 from tests.gateway.strict import chat_chunks, chat_of
 from tests.gateway.support import running
 from trtforge.engine_process.requests import Guide
-from trtforge.gateway.call_reader import CallDelta
+from trtforge.gateway.call_output import CallDelta
 from trtforge.gateway.chat import read_chat
 from trtforge.gateway.limits import GatewayLimits
 from trtforge.gateway.sequence import Delta

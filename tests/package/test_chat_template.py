@@ -294,13 +294,36 @@ def calling(call: str, prompt: str = "") -> str:
         (calling("<|channel|>call:NAME ARGUMENTS"), UNKNOWN_CALLS),
         ("{{ '<|channel|>' }}" + calling("call:NAME ARGUMENTS"), UNKNOWN_CALLS),
         (calling("[{{ c.function.name }}({{ c.function.arguments | xmlattr }})]"), UNKNOWN_CALLS),
-        (calling(">>>{{ c.function.name }}\n{{ c.function.arguments | tojson }}"), UNKNOWN_CALLS),
         (
             calling('Action: [{"tool_name": "{{ c.function.name }}", "parameters": {{ c.function.arguments }}}]'),
             UNKNOWN_CALLS,
         ),
+        (calling(">>>{{ c.function.name }}\n{{ c.function.arguments | tojson }}", prompt=">>>"), None),
+        (
+            calling(
+                "<|tool_call_start|>[NAME({% for k, v in c.function.arguments.items() %}{{ k }}='{{ v }}'{% endfor %})]"
+            ),
+            None,
+        ),
+        (
+            calling(
+                "<|tool_call>call:NAME{ {%- for k, v in c.function.arguments.items() %}{{ k }}:{{ v }}{% endfor %}}"
+            ),
+            None,
+        ),
+        (
+            calling('<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "NAME", "parameters": ARGUMENTS}\n]'),
+            None,
+        ),
+        (
+            calling(
+                'Action: ```json\n[\n    {\n        "tool_name": "NAME",\n        "parameters": ARGUMENTS\n    }\n]```'
+            ),
+            None,
+        ),
+        (calling('<｜DSML｜invoke name="NAME">\n<｜DSML｜parameter name="k" string="true">ARGUMENTS'), None),
     ],
-    ids=range(27),
+    ids=range(32),
 )
 def test_what_a_template_does_not_show_is_told(source: str, lack: str | None) -> None:
     for chat in (ChatTemplate(source), ChatTemplate("a", source)):

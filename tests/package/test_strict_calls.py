@@ -92,6 +92,25 @@ WRITTEN = {
 {% for key, value in c.arguments.items() %}<parameter={{ key }}>{{ value }}</parameter>
 {% endfor %}</function>
 </seed:tool_call>""",
+    "cohere": """<|START_ACTION|>[
+    {"tool_call_id": "0", "tool_name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}
+]<|END_ACTION|>""",
+    "command r": """Action: ```json
+[
+    {
+        "tool_name": "{{ c.name }}",
+        "parameters": {{ c.arguments | tojson }}
+    }
+]```""",
+    "dsml": """<｜DSML｜function_calls>
+<｜DSML｜invoke name="{{ c.name }}">
+{% for key, value in c.arguments.items() %}\
+<｜DSML｜parameter name="{{ key }}" string="{{ 'true' if value is string else 'false' }}">{{ value }}\
+</｜DSML｜parameter>
+{% endfor %}</｜DSML｜invoke>
+</｜DSML｜function_calls>""",
+    "lfm": """<|tool_call_start|>[{{ c.name }}()]<|tool_call_end|>""",
+    "gemma": """<|tool_call>call:{{ c.name }}{}<tool_call|>""",
     "mistral": """[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}""",
     "gpt-oss": """<|channel|>commentary to=functions.{{ c.name }}<|message|>{{ c.arguments | tojson }}<|call|>""",
     "arguments first": """<tool_call>{"arguments": {{ c.arguments | tojson }}, "name": "{{ c.name }}"}</tool_call>""",
@@ -113,6 +132,8 @@ FORMS = (
     "typed",
     "apriel",
     "seed",
+    "cohere",
+    "dsml",
 )
 TAGGED = "".join(
     f"<parameter={name}>\n{value if isinstance(value, str) else json.dumps(value)}\n</parameter>\n"
@@ -124,6 +145,12 @@ KEYED = "".join(
 )
 NAMED = "".join(
     f'<parameter name="{name}">{value if isinstance(value, str) else json.dumps(value)}</parameter>\n'
+    for name, value in VALUES.items()
+)
+TYPED = "".join(
+    f'<｜DSML｜parameter name="{name}" string="true">{value}</｜DSML｜parameter>\n'
+    if isinstance(value, str)
+    else f'<｜DSML｜parameter name="{name}" string="false">{json.dumps(value)}</｜DSML｜parameter>\n'
     for name, value in VALUES.items()
 )
 CALLS = {
@@ -148,6 +175,13 @@ CALLS = {
     "typed": f'<tool_call>{{"type": "function", "name": "weather", "arguments": {ARGUMENTS}}}</tool_call>',
     "apriel": f'<tool_calls>[{{"name": "weather", "arguments": {ARGUMENTS}}}]</tool_calls>',
     "seed": f"<seed:tool_call>\n<function=weather>\n{TAGGED}</function>\n</seed:tool_call>",
+    "cohere": f"""<|START_ACTION|>[
+    {{"tool_call_id": "0", "tool_name": "weather", "parameters": {ARGUMENTS}}}
+]<|END_ACTION|>""",
+    "dsml": (
+        f'<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n{TYPED}</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>"
+    ),
 }
 NOW = {
     "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
@@ -163,9 +197,13 @@ NOW = {
     "typed": '<tool_call>{"type": "function", "name": "now", "arguments": {}}</tool_call>',
     "apriel": '<tool_calls>[{"name": "now", "arguments": {}}]</tool_calls>',
     "seed": "<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>",
+    "cohere": """<|START_ACTION|>[
+    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}
+]<|END_ACTION|>""",
+    "dsml": '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>',
 }
-ENDS = ("</parameter>", "</arg_value>", '"', "<", "}", "]")
-CHARACTERS = ["", *map(chr, range(32, 127)), "\n", "é", "｜", "▁", *ENDS[:2]]
+ENDS = ("</｜DSML｜parameter>", "</parameter>", "</arg_value>", '"', "<", "}", "]")
+CHARACTERS = ["", *map(chr, range(32, 127)), "\n", "é", "｜", "▁", *ENDS[:3]]
 VOCABULARY = xgrammar.TokenizerInfo(
     [text.encode() for text in CHARACTERS], xgrammar.VocabType.RAW, vocab_size=len(CHARACTERS), stop_token_ids=[]
 )
@@ -262,6 +300,16 @@ def test_an_answer_is_json_of_the_requested_schema_or_calls(name: str, role: str
     assert allows(free, now)
     assert allows(free, '{"rains": false}')
     assert guide_of(name, (), said=SAID) is None
+
+
+def test_calls_of_an_array_are_numbered_and_separated_as_the_template_writes_them() -> None:
+    guide, call, now = guide_of("cohere"), CALLS["cohere"].removesuffix("\n]<|END_ACTION|>"), NOW["cohere"]
+    rest = now.removeprefix("<|START_ACTION|>[")
+    for text in (f"{call},{rest}", f"{call.replace('0', '12')},{rest}"):
+        assert allows(guide, text)
+        assert [each.name for each in split(USE, text, "stop")[1]] == ["weather", "now"]
+    for wrong in (f"{call}{rest}", f"{call}, {rest.strip()}", call, f"{call.replace('0', 'a')},{rest}"):
+        assert not allows(guide, wrong)
 
 
 def test_an_array_may_have_several_calls() -> None:

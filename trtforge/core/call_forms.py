@@ -1,5 +1,9 @@
 """The formats in which models write function calls, as taught by their chat templates.
 
+Sources of the later ones, beside vLLM's parsers (vllm/tool_parsers/{lfm2,cohere_command,deepseekv32,deepseekv4,gemma4}_
+tool_parser.py): the templates of LFM2.5-8B-A1B, c4ai-command-r7b-12-2024, DeepSeek-V3.2 and gemma-4-31B-it in llama.cpp
+(models/templates); for Command R the model card of CohereForAI/c4ai-command-r-v01.
+
 An answer may also be JSON: an array of objects with `name` and `arguments` or `parameters`, or begin with such objects
 (Llama 3.1).
 """
@@ -12,25 +16,37 @@ from trtforge.core import call_tags, harmony, mistral_tokens
 from trtforge.core.call_tags import (
     DEEPSEEK_CALL,
     DEEPSEEK_CALL_END,
+    DSML_INVOKE,
+    DSML_INVOKE_END,
+    DSML_PARAMETER,
+    DSML_PARAMETER_END,
     FUNCTION,
     FUNCTION_END,
+    GEMMA_CALL,
+    GEMMA_CALL_END,
+    GEMMA_QUOTE,
     INVOKE,
     INVOKE_END,
     KIMI_ARGUMENTS,
     KIMI_CALL,
     KIMI_CALL_END,
+    LFM_CALLS,
+    LFM_CALLS_END,
+    RECIPIENT,
     TOOL_CALL,
     TOOL_CALL_END,
 )
 
 JSON_TAGS = {**call_tags.JSON_TAGS, mistral_tokens.CALLS: ""}
 """Opening to closing tag around the JSON of a call or of an array of calls; "": the end of the answer."""
-ARGUMENTS = ("arguments", "parameters")
+NAMES, ARGUMENTS = ("name", "tool_name"), ("arguments", "parameters")
+"""What the JSON of a call names the function and its arguments."""
 _BLANK = r"\s{0,99}"
 _NAME = r"(?P<name>[A-Za-z0-9_-]{1,64})"
 _TYPE = rf'(?:"type"{_BLANK}:{_BLANK}"function"{_BLANK},{_BLANK})?'
+_ID = rf'(?:"tool_call_id"{_BLANK}:{_BLANK}"[^"\\]{{0,64}}"{_BLANK},{_BLANK})?'  # Command R7B, Command A
 _HEAD = (
-    rf'\{{{_BLANK}{_TYPE}"name"{_BLANK}:{_BLANK}"{_NAME}"{_BLANK},{_BLANK}'
+    rf'\{{{_BLANK}(?:{_TYPE}|{_ID})"(?:{"|".join(NAMES)})"{_BLANK}:{_BLANK}"{_NAME}"{_BLANK},{_BLANK}'
     rf'"(?:{"|".join(ARGUMENTS)})"{_BLANK}:{_BLANK}(?=\{{)'
 )
 """A call up to its arguments, of bounded length, so that a long text is not searched again for each token."""
@@ -45,13 +61,14 @@ ANOTHER_SO_FAR = re.compile(rf"{_BLANK};?{_BLANK}")
 ELEMENT = re.compile(rf"{_BLANK},?{_BLANK}(?=\{{)")
 """Text before an object in an array that does not begin like a call."""
 _OBJECT = r'(?=\{\s{0,99}["}])'
-BARE = re.compile(rf"{_BLANK}{_NAME}{_OBJECT}")
-"""A name with its arguments: a call in Mistral's format whose special tokens have no text."""
-NAME_SO_FAR = re.compile(rf"{_BLANK}(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<whole>\{{{_BLANK})?")
+BARE = re.compile(rf"{_BLANK}(?:{RECIPIENT})?{_NAME}\n?{_OBJECT}")
+"""A name with its arguments: a call of functionary 3.2, or in Mistral's format if its special tokens have no text."""
+NAME_SO_FAR = re.compile(rf"{_BLANK}>{{0,3}}(?P<name>[A-Za-z0-9_-]{{0,64}})(?P<whole>\n?\{{{_BLANK}|\n)?")
 LONGEST_HEAD = 1000
 _CALLS, _SEPARATOR, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁calls▁end｜>"
 _KIMI_CALLS, _KIMI_CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _MINIMAX_CALLS, _MINIMAX_CALLS_END = "<minimax:tool_call>", "</minimax:tool_call>"
+_DSML_CALLS = {"<｜DSML｜function_calls>": "</｜DSML｜function_calls>", "<｜DSML｜tool_calls>": "</｜DSML｜tool_calls>"}
 _SEED_CALLS, _SEED_CALLS_END = "<seed:tool_call>", "</seed:tool_call>"
 
 
@@ -59,7 +76,8 @@ _SEED_CALLS, _SEED_CALLS_END = "<seed:tool_call>", "</seed:tool_call>"
 class ParameterTags:
     """The notation of one argument: `head`: everything up to its value; `end`: the text after it.
 
-    `begins_with`: the beginning of every head; `ends`: the texts that `end` matches, the first of which ends a value;
+    `head` may have a group `string`, with which the value is a string. `begins_with`: the beginning of every head;
+    `ends`: the texts that `end` matches, the first of which ends a value;
     `lines`: the value is on separate lines, so the line feed before its end does not belong to it.
     """
 
@@ -71,17 +89,35 @@ class ParameterTags:
 
 
 @dataclass(frozen=True)
+class LiteralNotation:
+    """The notation of arguments in literals: names, each with a value, up to `end`.
+
+    `assigns`: the character between name and value; within values it is a colon. `opens`: brackets that open values.
+    `quotes`: those of strings, the longest first; `escapes`: strings have Python's escape sequences.
+    """
+
+    assigns: str
+    end: str
+    opens: str
+    quotes: tuple[str, ...]
+    escapes: bool = False
+
+
+@dataclass(frozen=True)
 class CallForm:
     """A call between tags.
 
     `head`: everything up to the arguments; `closing`: tags that may follow them, in this order; `tags`: of arguments
-    that are not JSON; `in_object`: the arguments are the last value of a JSON object; `in_array`: that object is the
+    that are not JSON; `literals`: the same; `several`: further calls may follow;
+    `in_object`: the arguments are the last value of a JSON object; `in_array`: that object is the
     first of an array; `end`: text that ends the arguments even within a string.
     """
 
     head: re.Pattern[str]
     closing: Sequence[str]
     tags: ParameterTags | None = None
+    literals: LiteralNotation | None = None
+    several: bool = False
     in_object: bool = False
     in_array: bool = False
     end: str = ""
@@ -107,6 +143,19 @@ _MINIMAX = ParameterTags(
     end=re.compile("</parameter>"),
     ends=("</parameter>",),
 )
+_DSML = ParameterTags(
+    re.compile(
+        rf'{_BLANK}{DSML_PARAMETER}(?P<name>[^<>"]{{1,256}})"(?:{_BLANK}string="(?:(?P<string>true)|false)")?{_BLANK}>'
+    ),
+    begins_with=DSML_PARAMETER,
+    end=re.compile(DSML_PARAMETER_END),
+    ends=(DSML_PARAMETER_END,),
+)
+_PYTHON = LiteralNotation("=", ")", "{[(", ('"""', "'''", '"', "'"), escapes=True)
+_GEMMA = LiteralNotation(":", "}", "{[", (GEMMA_QUOTE,))
+FURTHER = re.compile(rf"{_BLANK},{_BLANK}(?P<name>[\w.-]{{1,64}})\(")
+"""Text between a call in Python's notation and the arguments of the next one in the list."""
+FURTHER_SO_FAR = re.compile(rf"{_BLANK}(?:,{_BLANK}[\w.-]{{0,64}})?")
 
 TAGGED = (
     *(  # Hermes, Qwen 2.5 and 3, other JSON tags; Mistral's older models
@@ -156,6 +205,20 @@ TAGGED = (
         (INVOKE_END, _MINIMAX_CALLS_END),
         _MINIMAX,
     ),
+    CallForm(  # DeepSeek V3.2, V4
+        re.compile(rf'(?:(?:{"|".join(_DSML_CALLS)}){_BLANK})?{DSML_INVOKE}{_NAME}"{_BLANK}>{_BLANK}(?=<)'),
+        (DSML_INVOKE_END, *_DSML_CALLS.values()),
+        _DSML,
+    ),
+    CallForm(  # LFM2
+        re.compile(rf"{re.escape(LFM_CALLS)}{_BLANK}\[?{_BLANK}{_NAME}\("),
+        ("]", LFM_CALLS_END),
+        literals=_PYTHON,
+        several=True,
+    ),
+    CallForm(  # Gemma 4
+        re.compile(rf"{re.escape(GEMMA_CALL)}{_BLANK}call:{_BLANK}{_NAME}\{{"), (GEMMA_CALL_END,), literals=_GEMMA
+    ),
     CallForm(  # gpt-oss, in the output of `HarmonyText`
         re.compile(rf"{re.escape(harmony.CALL_HEAD)}{_NAME}{re.escape(harmony.MESSAGE)}{_BLANK}(?=\{{)"),
         (harmony.CALL,),
@@ -172,6 +235,9 @@ MARKS = (
     KIMI_CALL,
     _MINIMAX_CALLS,
     _SEED_CALLS,
+    *_DSML_CALLS,
+    DSML_INVOKE,
+    GEMMA_CALL,
     harmony.CALL_HEAD,
 )
 """The beginnings of the formats."""
@@ -187,10 +253,13 @@ SO_FAR = {
     **dict.fromkeys(JSON_TAGS, re.compile(_BLANK)),
     TOOL_CALL: re.compile(rf"{_BLANK}(?:(?s:[{{<].*)|{_SOME_NAME}(?P<whole>{_BLANK}(?s:<.*)?))"),
     mistral_tokens.CALLS: re.compile(rf"{_BLANK}{_SOME_NAME}(?P<whole>(?s:\[.*)|{_BLANK}(?:\{{{_BLANK})?)"),
+    LFM_CALLS: re.compile(rf"{_BLANK}{_SOME_NAME}(?P<whole>\()?"),
     FUNCTION: re.compile(rf"{_SOME_NAME}(?P<whole>>{_BLANK}(?:\{{{_BLANK})?)?"),
     INVOKE: re.compile(rf'{_SOME_NAME}(?P<whole>"|">{_BLANK})?'),
+    DSML_INVOKE: re.compile(rf'{_SOME_NAME}(?P<whole>"{_BLANK}(?:>{_BLANK})?)?'),
+    GEMMA_CALL: re.compile(rf"{_BLANK}(?:c|ca|cal|call|call:{_BLANK}{_SOME_NAME}(?P<whole>\{{)?)?"),
     **dict.fromkeys((_KIMI_CALLS, KIMI_CALL), _KIMI_SO_FAR),
-    **dict.fromkeys((_MINIMAX_CALLS, _SEED_CALLS), _TAG_SO_FAR),
+    **dict.fromkeys((_MINIMAX_CALLS, _SEED_CALLS, *_DSML_CALLS), _TAG_SO_FAR),
     harmony.CALL_HEAD: re.compile(rf"{_SOME_NAME}(?P<whole>(?s:<.*))?"),
 }
 """By mark, the text that may follow before the head of a call is complete; any text for other marks."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from trtforge.core.call_forms import ARGUMENTS
+from trtforge.core.call_forms import ARGUMENTS, NAMES
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
 
@@ -30,7 +30,10 @@ def calls_of(names: Collection[str], value: Any) -> Sequence[tuple[str, str]]:
 def _call(names: Collection[str], value: Any) -> tuple[str, str] | None:
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]  # as in OpenAI's API
-    if not isinstance(value, dict) or value.get("name") not in names:
+    if not isinstance(value, dict):
+        return None
+    called = next((value[name] for name in NAMES if name in value), None)
+    if not isinstance(called, str) or called not in names:
         return None
     arguments = next((value[name] for name in ARGUMENTS if isinstance(value.get(name), dict)), None)
-    return None if arguments is None else (value["name"], json.dumps(arguments, ensure_ascii=False))
+    return None if arguments is None else (called, json.dumps(arguments, ensure_ascii=False))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from trtforge.core import harmony, mistral_tokens
+from trtforge.core import call_tags, harmony, mistral_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -27,13 +27,16 @@ def shows_first_space(guide: str) -> bool:
 
 
 def special_ids(tokenizer: "Tokenizer") -> frozenset[int]:
-    """The ids of special tokens, which give no text. Those that divide answers in Harmony or of Mistral do."""
+    """The ids of special tokens, which give no text. Those that divide answers, as in Harmony, or begin calls do."""
     special = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     kept = set[str]()
     if {harmony.CHANNEL, harmony.MESSAGE} <= set(special.values()):
         kept |= harmony.TOKENS
     if mistral_tokens.CALLS in special.values():
         kept |= mistral_tokens.TOKENS
+    for tokens in call_tags.TOKENS:
+        if tokens <= set(special.values()):
+            kept |= tokens
     return frozenset(id for id, content in special.items() if content not in kept)
 
 

@@ -16,6 +16,10 @@ from typing import TYPE_CHECKING, Any
 from trtforge.core.call_tags import (
     DEEPSEEK_CALL,
     DEEPSEEK_CALL_END,
+    DSML_INVOKE,
+    DSML_INVOKE_END,
+    DSML_PARAMETER,
+    DSML_PARAMETER_END,
     FUNCTION,
     FUNCTION_END,
     INVOKE,
@@ -67,15 +71,16 @@ PROBE_PROMPT: Mapping[str, Any] = {**PROBE, "messages": PROBE["messages"][:1], "
 _SHOWN_CODER = re.compile(rf"{FUNCTION}{_NAME}>\s*<parameter={_KEY}>")
 _SHOWN_GLM = re.compile(rf"{TOOL_CALL}{_NAME}\s*<arg_key>{_KEY}</arg_key>")
 _ARGUMENTS = rf'\{{"{_KEY}": ?"{_VALUE}"\}}'
-_OBJECT = rf'\{{(?:"type": ?"function", ?)?"name": ?"{_NAME}", ?"(?:arguments|parameters)": ?'
+_OBJECT = rf'\{{(?:"type": ?"function", ?)?"(?:tool_)?name": ?"{_NAME}", ?"(?:arguments|parameters)": ?'
+_NUMBERED = rf'\{{"tool_call_id": ?"(?P<number>\d{{1,4}})", ?"tool_name": ?"{_NAME}", ?"parameters": ?'
 _SHOWN_JSON = {
     tag: re.compile(rf"(?P<begin>{re.escape(tag)}\s{{0,9}}{_OBJECT}){_ARGUMENTS}(?P<end>\}}\s{{0,9}}{re.escape(end)})")
     for tag, end in JSON_TAGS.items()
 }
 _SHOWN_ARRAYS = {
     tag: re.compile(
-        rf"(?P<opens>{re.escape(tag)}\s{{0,9}}\[)(?P<begin>{_OBJECT}){_ARGUMENTS}(?P<end>\}})"
-        rf"(?P<closes>\]\s{{0,9}}{re.escape(end)})"
+        rf"(?P<opens>{re.escape(tag)}\s{{0,9}}\[\s{{0,9}})(?P<begin>{_NUMBERED}|{_OBJECT}){_ARGUMENTS}(?P<end>\}})"
+        rf"(?P<closes>\s{{0,9}}\]\s{{0,9}}{re.escape(end)})"
     )
     for tag, end in JSON_TAGS.items()
 }
@@ -84,6 +89,7 @@ _SHOWN_DEEPSEEK = re.compile(
     rf"(?P<end>[^<]{{0,99}}{DEEPSEEK_CALL_END})"
 )
 _SHOWN_MINIMAX = re.compile(rf'{INVOKE}{_NAME}">\s*<parameter name="{_KEY}">')
+_SHOWN_DSML = re.compile(rf'{DSML_INVOKE}{_NAME}">\s*{DSML_PARAMETER}{_KEY}" string="true">')
 _SHOWN_KIMI = re.compile(
     rf"{re.escape(KIMI_CALL)}[^<>]+{re.escape(KIMI_ARGUMENTS)}{_ARGUMENTS}{re.escape(KIMI_CALL_END)}"
 )
@@ -107,7 +113,7 @@ class _Form:
 
     `trigger`: the part of `begin` after which nothing but a call may follow. `argument`: what begins and ends each of
     the arguments between tags; `marks`: what these values must not hold, because it would end them; `numbered`: `begin`
-    is followed by a number and this text; `array`: what begins and ends an array of calls.
+    is followed by a number and this text, which may have the name; `array`: what begins and ends an array of calls.
     """
 
     trigger: str
@@ -125,16 +131,17 @@ class _Form:
         if self.array is None:
             return tags
         begin, end = self.array
-        calls = {"type": "tags_with_separator", "tags": tags, "separator": ", ", "at_least_one": True}
+        separator = f",{begin[len(begin.rstrip()) :] or ' '}"
+        calls = {"type": "tags_with_separator", "tags": tags, "separator": separator, "at_least_one": True}
         return [{"type": "tag", "begin": begin, "content": calls, "end": end}]
 
     def _tag(self, name: str, schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
         """The tag of one function's calls; without a schema they take any arguments."""
-        quoted = json.dumps(name, ensure_ascii=False)[1:-1] if '"name"' in self.begin else name
+        quoted = json.dumps(name, ensure_ascii=False)[1:-1] if 'name"' in self.begin + self.numbered else name
         begin = self.begin.replace(_NAME, quoted)
         content = self._arguments(schema)
         if self.numbered:
-            content = _sequence(_NUMBER, {"type": "const_string", "value": self.numbered}, content)
+            content = _sequence(_NUMBER, _const(self.numbered.replace(_NAME, quoted)), content)
         return {"type": "tag", "begin": begin, "content": content, "end": self.end}
 
     def _arguments(self, schema: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -169,7 +176,21 @@ _MINIMAX = _Form(
     ("</parameter>",),
 )
 _KIMI = _Form(KIMI_CALL, f"{KIMI_CALL}functions.{_NAME}:", KIMI_CALL_END, numbered=KIMI_ARGUMENTS)
-_SHOWN = {_SHOWN_CODER: _QWEN3_CODER, _SHOWN_GLM: _GLM, _SHOWN_MINIMAX: _MINIMAX, _SHOWN_KIMI: _KIMI}
+_DSML = _Form(
+    DSML_INVOKE,
+    f'{DSML_INVOKE}{_NAME}">',
+    DSML_INVOKE_END,
+    "deepseek_xml",
+    (DSML_PARAMETER, DSML_PARAMETER_END),
+    (DSML_PARAMETER_END,),
+)
+_SHOWN = {
+    _SHOWN_CODER: _QWEN3_CODER,
+    _SHOWN_GLM: _GLM,
+    _SHOWN_MINIMAX: _MINIMAX,
+    _SHOWN_KIMI: _KIMI,
+    _SHOWN_DSML: _DSML,
+}
 
 
 class StrictCalls:
@@ -235,7 +256,11 @@ def _form_in(shown: str) -> _Form | None:
             return _Form(trigger, found["begin"], found["end"])
     for trigger, pattern in _SHOWN_ARRAYS.items():
         if found := pattern.search(shown):
-            return _Form(trigger, found["begin"], found["end"], array=(found["opens"], found["closes"]))
+            begin, number, numbered = found["begin"], found["number"], ""
+            if number is not None:
+                begin, _, numbered = begin.partition(number)
+            array = (found["opens"], found["closes"])
+            return _Form(trigger, begin, found["end"], numbered=numbered, array=array)
     return None
 
 
@@ -273,7 +298,11 @@ def _json_of(schema: Mapping[str, Any], style: str = "json") -> dict[str, Any]:
 
 
 def _optional(text: str) -> Mapping[str, Any]:
-    return {"type": "optional", "content": {"type": "const_string", "value": text}}
+    return {"type": "optional", "content": _const(text)}
+
+
+def _const(text: str) -> Mapping[str, Any]:
+    return {"type": "const_string", "value": text}
 
 
 def _after_thought(answer: Mapping[str, Any], begin: str, end: str, *, begun: bool) -> Mapping[str, Any]:
@@ -282,7 +311,7 @@ def _after_thought(answer: Mapping[str, Any], begin: str, end: str, *, begun: bo
     The calls with which reasoning that is not closed ends count, so only calls of the answer may be in it.
     """
     tag = {"type": "tag", "begin": "" if begun else begin, "content": _ANY_TEXT, "end": end}
-    begins = [] if begun else [{"type": "const_string", "value": begin}]
+    begins = [] if begun else [_const(begin)]
     thought = {"type": "or", "elements": [_sequence(tag, answer), _sequence(*begins, {**answer, "excludes": [end]})]}
     return thought if begun else {"type": "or", "elements": [answer, _sequence(_BLANK, thought)]}
 

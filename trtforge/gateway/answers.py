@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from trtforge.gateway.call_reader import CallDelta
+from trtforge.gateway.call_output import CallDelta
 from trtforge.gateway.errors import ApiError
 from trtforge.gateway.generation import Choice, Usage
 from trtforge.gateway.request import TokenScore, TopToken

@@ -15,7 +15,7 @@ Types = frozenset[str]
 Values = tuple[Types, frozenset[str]]
 """The types of values, and the strings among listed values."""
 TEXT: Types = frozenset({"string"})
-_ANY: Types = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
+ANY: Types = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 _NO_TEXTS = frozenset[str]()
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 _PYTHON_TYPES = {
@@ -46,7 +46,7 @@ class ArgumentTypes:
     def of(self, name: str) -> Values:
         """The types of an argument (all types if the schema gives none) and the strings of its `enum` and `const`."""
         found = [self._of_part(_property(each, name)) for each in self._objects]
-        types = _ANY.intersection(*(types for types, _ in found)) or _ANY
+        types = ANY.intersection(*(types for types, _ in found)) or ANY
         return types, _NO_TEXTS.union(*(texts for _, texts in found))
 
     @cached_property
@@ -73,7 +73,7 @@ class ArgumentTypes:
     def _read(self, schema: object, depth: int = 0) -> Values:
         """The types and strings that a schema allows. Circular references allow all."""
         if not isinstance(schema, dict) or depth > _DEEPEST:
-            return _ANY, _NO_TEXTS
+            return ANY, _NO_TEXTS
         types, texts = [_named(schema.get("type"))], set[str]()
         for values in (schema.get("enum"), [schema["const"]] if "const" in schema else None):
             if isinstance(values, list):
@@ -87,11 +87,11 @@ class ArgumentTypes:
         applied = [self._read(each, depth + 1) for each in _listed(schema.get("allOf"))]
         if isinstance(reference := schema.get("$ref"), str):
             if reference not in self._references:
-                self._references[reference] = _ANY, _NO_TEXTS
+                self._references[reference] = ANY, _NO_TEXTS
                 self._references[reference] = self._read(_referred(reference, self._root), depth + 1)
             applied.append(self._references[reference])
         texts.update(*(each for _, each in applied))
-        return _ANY.intersection(*types, *(each for each, _ in applied)) or _ANY, frozenset(texts)
+        return ANY.intersection(*types, *(each for each, _ in applied)) or ANY, frozenset(texts)
 
 
 def as_json(text: str, types: Types) -> str:
@@ -110,7 +110,7 @@ def as_json(text: str, types: Types) -> str:
         literal = None if "string" in types else _literal(bare, types)
         return json.dumps(text, ensure_ascii=False) if literal is None else literal
     found = _type(value)
-    if "string" in types and types != _ANY and (found not in types or found == "string"):
+    if "string" in types and types != ANY and (found not in types or found == "string"):
         return json.dumps(text, ensure_ascii=False)
     return bare
 
@@ -142,7 +142,7 @@ def _listed(given: object) -> list[object]:
 def _named(given: object) -> Types:
     listed = given if isinstance(given, list) else [given]
     named = frozenset(_PYTHON_TYPES.get(each, each) for each in listed if isinstance(each, str))
-    return (named | {"integer"} if "number" in named else named) or _ANY
+    return (named | {"integer"} if "number" in named else named) or ANY
 
 
 def _referred(reference: str, root: object) -> object:

@@ -5,7 +5,6 @@ The formats of calls are in `core/call_forms.py`. A whole answer is read as a st
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 from trtforge.core.call_forms import (
     ANOTHER,
@@ -13,6 +12,8 @@ from trtforge.core.call_forms import (
     BARE,
     ELEMENT,
     FIRST,
+    FURTHER,
+    FURTHER_SO_FAR,
     JSON_BEGINS,
     JSON_TAGS,
     LONGEST_HEAD,
@@ -24,32 +25,23 @@ from trtforge.core.call_forms import (
     SO_FAR,
     TAGGED,
     CallForm,
+    LiteralNotation,
 )
 from trtforge.core.call_json import calls_in
 from trtforge.core.stop_text import overlap
+from trtforge.gateway.argument_types import ArgumentTypes
+from trtforge.gateway.call_output import CallDelta, CallOutput
 from trtforge.gateway.json_end import JsonEnd
-from trtforge.gateway.said_text import SaidText
+from trtforge.gateway.literal_arguments import LiteralArguments
 from trtforge.gateway.tagged_arguments import TaggedArguments
 from trtforge.gateway.tools import ToolUse
 
 _LONGEST_MARK = max(map(len, MARKS))
 _MOST_GUESSES = 20
 """The most tags per answer whose JSON is parsed and is not a call; no more are tried, as each takes time."""
+_PIECE = 4096
+"""Characters of a long text that are read at once: each step copies the text that is not read yet."""
 _FIRST_SHOWN = re.compile(r"\s*(\S?)")
-
-
-@dataclass(frozen=True)
-class CallDelta:
-    """New data of the call number `index` of its answer.
-
-    `name`: in its first delta; `arguments`: further JSON text; `last`: the arguments are complete. A call without a
-    last delta was cut, or its arguments are not JSON.
-    """
-
-    index: int
-    arguments: str = ""
-    name: str | None = None
-    last: bool = False
 
 
 class CallReader:
@@ -68,19 +60,17 @@ class CallReader:
             self._read = self._text
         self._end = JsonEnd()
         self._ended = False  # in mode `named`: the arguments are complete
-        self._tagged: TaggedArguments | None = None
+        self._written: TaggedArguments | LiteralArguments | None = None  # arguments that are not JSON
+        self._ignores = False  # these are of a function that is not known
         self._after: Callable[[], bool] = self._text  # the next state after the arguments
         self._in_object = True
         self._closing_tags: Sequence[str] = ()
         self._certain_end = ""
+        self._literals: LiteralNotation | None = None
         self._element: list[str] = []  # pieces of an object in an array
         self._whole = JsonEnd()  # of an object that may be a call with its values in any order
         self._guesses = 0
-        self._said = SaidText()
-        self._told: list[str | CallDelta] = []
-        self._count = 0
-        self.cut = False
-        """Whether the latest call has no end."""
+        self._output = CallOutput(several=use.several)
 
     def push(self, text: str, reason: str | None, stop_word: str = "") -> Sequence[str | CallDelta]:
         """Take more text; returns, in order, the text for the user and the new data of calls.
@@ -88,21 +78,25 @@ class CallReader:
         Text that may be part of a call is held back until further text or the end decides. `reason`: the finish reason
         with the last text, else None; `stop_word`: the one that the answer was cut before.
         """
+        last = max(0, (len(text) - 1) // _PIECE) * _PIECE
+        for start in range(0, last, _PIECE):
+            self._push(text[start : start + _PIECE], None, "")
+        self._push(text[last:], reason, stop_word)
+        return self._output.take(last=self._last)
+
+    def _push(self, text: str, reason: str | None, stop_word: str) -> None:
         self._pieces.append(text)
         self._reason, self._stop_word = reason, stop_word
         if reason is None and self._awaited and self._awaited not in text:
-            return ()
+            return
         self._unread += "".join(self._pieces)
         self._pieces, self._awaited = [], ""
         while self._read():
             pass
-        self._say(last=self._last)
-        told, self._told = self._told, []
-        return told
 
     def skip(self, text: str) -> None:
         """Take text for the user that precedes the text of every `push`, and in which calls do not count."""
-        self._said.add(text)
+        self._output.skip(text)
 
     @property
     def _last(self) -> bool:
@@ -111,16 +105,21 @@ class CallReader:
     @property
     def found(self) -> bool:
         """Whether the answer contains a call."""
-        return self._count > 0
+        return self._output.count > 0
+
+    @property
+    def cut(self) -> bool:
+        """Whether the latest call has no end."""
+        return self._output.cut
 
     def _named(self) -> bool:
         """State: the whole answer is the arguments."""
-        if not self._count:
-            self._tell(self._use.names[0])
+        if not self.found:
+            self._output.begin(self._use.names[0])
         arguments = self._take(len(self._unread))
         if not self._ended:
             _, self._ended = self._end.of(arguments)
-        self._add(arguments, last=self._last and self._end.closed)
+        self._output.add(arguments, last=self._last and self._end.closed)
         return False
 
     def _beginning(self) -> bool:
@@ -176,11 +175,11 @@ class CallReader:
         """State: text for the user, up to the next tag."""
         tags = self._use.mode == "auto"
         if tags and (mark := MARK.search(self._unread)):
-            self._said.add(self._take(mark.start()))
+            self._output.say(self._take(mark.start()))
             self._read = self._tag
             return True
         held = max(overlap(self._unread, mark) for mark in MARKS) if tags and not self._last else 0
-        self._said.add(self._take(len(self._unread) - held))
+        self._output.say(self._take(len(self._unread) - held))
         return False
 
     def _tag(self) -> bool:
@@ -202,15 +201,24 @@ class CallReader:
 
     def _read_form(self, form: CallForm, name: str) -> None:
         self._closing_tags, self._certain_end = form.closing, form.end
-        if form.tags is None:
-            self._read_json(self._listed if form.in_array else self._closing, in_object=form.in_object)
+        if form.literals is not None:
+            self._literals, self._after = form.literals, self._further if form.several else self._closing
+            self._read_literals(name)
+        elif form.tags is not None:
+            self._written, self._ignores = TaggedArguments(form.tags, self._use.types[name]), False
+            self._read, self._after = self._parameters, self._closing
         else:
-            self._tagged = TaggedArguments(form.tags, self._use.types[name])
-            self._read = self._parameters
+            self._read_json(self._listed if form.in_array else self._closing, in_object=form.in_object)
+
+    def _read_literals(self, name: str) -> None:
+        self._ignores = name not in self._use.names
+        types = ArgumentTypes({}) if self._ignores else self._use.types[name]
+        assert self._literals is not None
+        self._written, self._read = LiteralArguments(self._literals, types), self._parameters
 
     def _tagged_json(self, tag: str, end_tag: str) -> bool:
         """A tag with JSON that does not begin like a call."""
-        end = self._unread.find(end_tag, max(0, self._searched - len(end_tag))) if end_tag else -1
+        end = self._unread.find(end_tag, max(len(tag), self._searched - len(end_tag))) if end_tag else -1
         if end < 0 and not self._last:
             self._searched = len(self._unread)
             return self._await_tag()
@@ -226,29 +234,45 @@ class CallReader:
 
     def _no_tag(self) -> None:
         mark = MARK.match(self._unread)
-        self._said.add(self._take(mark.end() if mark else 0))
+        self._output.say(self._take(mark.end() if mark else 0))
         self._read = self._text
 
     def _read_json(self, after: Callable[[], bool], *, in_object: bool = True) -> None:
         self._read, self._after, self._in_object = self._arguments, after, in_object
 
     def _parameters(self) -> bool:
-        """State: arguments in tags."""
-        assert self._tagged is not None
-        size, arguments = self._tagged.of(self._unread, self._reason, self._stop_word)
+        """State: arguments that are not JSON."""
+        written = self._written
+        assert written is not None
+        size, arguments = written.of(self._unread, self._reason, self._stop_word)
         self._take(size)
-        self._add(arguments, last=self._tagged.closed)
-        self._awaited = ">" if self._tagged.waits else ""
-        if self._tagged.closed:
-            self._read = self._closing
-        return self._tagged.closed
+        if not self._ignores:
+            self._output.add(arguments, last=written.closed)
+        self._awaited = ">" if written.waits else ""
+        if written.ended:
+            self._read = self._after if written.closed else self._closing
+        return written.ended
+
+    def _further(self) -> bool:
+        """State after a call in a list of Python: the next call, which is ignored if its function is not known."""
+        if head := FURTHER.match(self._unread):
+            if self._known(head):
+                self._begin(head)
+            else:
+                self._take(head.end())
+            self._read_literals(head["name"])
+            return True
+        if FURTHER_SO_FAR.fullmatch(self._unread) and not self._last:
+            return False
+        self._read = self._closing
+        return True
 
     def _arguments(self) -> bool:
         """State: arguments in JSON."""
         end = self._unread.find(self._certain_end) if self._certain_end else -1
         size, ended = self._end.of(self._unread if end < 0 else self._unread[:end])
         ended = ended or end >= 0
-        self._add(self._take(size), last=self._end.closed)
+        self._output.add(self._take(size), last=self._end.closed)
         if ended:
             self._end, self._certain_end = JsonEnd(depth=1), ""
             self._read = self._rest_of_call if self._in_object else self._after
@@ -354,41 +378,15 @@ class CallReader:
         """Add the calls in a complete JSON text, whose arguments need not come last; returns whether there are any."""
         calls = calls_in(self._use.names, text)
         for name, arguments in calls:
-            self._tell(name)
-            self._add(arguments, last=True)
+            self._output.begin(name)
+            self._output.add(arguments, last=True)
         return bool(calls)
 
     def _begin(self, head: "re.Match[str]") -> None:
         """Begin a call whose arguments follow."""
         self._take(head.end())
         self._end, self._whole = JsonEnd(), JsonEnd()
-        self._tell(head["name"])
-
-    def _tell(self, name: str) -> None:
-        self._said.end_part()
-        self._say(last=False)
-        self._count += 1
-        if self._wanted():
-            self.cut = True
-            self._told.append(CallDelta(self._count - 1, name=name))
-
-    def _add(self, arguments: str, *, last: bool) -> None:
-        if not self._wanted():
-            return
-        self.cut = not last
-        index = self._count - 1
-        before = self._told[-1] if self._told else None
-        if isinstance(before, CallDelta) and before.index == index:
-            self._told[-1] = replace(before, arguments=before.arguments + arguments, last=last)
-        elif arguments or last:
-            self._told.append(CallDelta(index, arguments, last=last))
-
-    def _say(self, *, last: bool) -> None:
-        if text := self._said.taken(last=last):
-            self._told.append(text)
-
-    def _wanted(self) -> bool:
-        return self._use.several or self._count == 1
+        self._output.begin(head["name"])
 
     def _take(self, size: int) -> str:
         taken, self._unread = self._unread[:size], self._unread[size:]

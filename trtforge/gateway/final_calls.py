@@ -7,7 +7,8 @@ from dataclasses import replace
 from trtforge.core.call_forms import MARK
 from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
-from trtforge.gateway.call_reader import CallDelta, CallReader
+from trtforge.gateway.call_output import CallDelta
+from trtforge.gateway.call_reader import CallReader
 from trtforge.gateway.tools import ToolUse
 
 _ONE_TAG = re.compile(rf"(?:{MARK.pattern})\s*")

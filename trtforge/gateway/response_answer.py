@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from trtforge.gateway.call_reader import CallDelta
+from trtforge.gateway.call_output import CallDelta
 from trtforge.gateway.errors import ApiError
 from trtforge.gateway.generation import Choice, Usage
 from trtforge.gateway.request import TokenScore

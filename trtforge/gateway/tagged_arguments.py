@@ -1,4 +1,7 @@
-"""Converts a call's arguments in tags to JSON; each gets the type in its function's schema."""
+"""Converts a call's arguments in tags to JSON; each gets the type in its function's schema.
+
+If a tag says that a value is a string, it is one where the schema allows it.
+"""
 
 import json
 
@@ -22,6 +25,11 @@ class TaggedArguments:
         self._count = 0
         self._stop_word = ""
         self.closed = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more belongs to them, as `closed`."""
+        return self.closed
 
     @property
     def waits(self) -> bool:
@@ -51,6 +59,8 @@ class TaggedArguments:
         if head := self._tags.head.match(text):
             name = head["name"].strip()
             self._types, self._choices = self._of_arguments.of(name)
+            if head.groupdict().get("string") and self._types >= TEXT:
+                self._types = TEXT
             self._made += f"{self._separator()}{json.dumps(name, ensure_ascii=False)}: "
             self._made += '"' if self._is_text else ""
             return head.end(), True
@@ -75,17 +85,18 @@ class TaggedArguments:
         held = max(overlap(text, each) for each in self._tags.ends)
         if end is None and reason in (None, "length"):
             size = len(text) - (held if reason is None else 0) if self._is_text else 0
-            self._made += _escaped(text[:size])
+            self._made += escaped(text[:size])
             self._searched = len(text) - size
             return size, False
         value = text[: end.start() if end else len(text) - held]
         value = value.removesuffix("\n") if end and self._tags.lines else value
         bare = value.strip()
         value = bare if bare in self._choices else value
-        self._made += f'{_escaped(value)}"' if self._is_text else as_json(value, self._types)
+        self._made += f'{escaped(value)}"' if self._is_text else as_json(value, self._types)
         self._types, self._searched = None, 0
         return end.end() if end else len(text), True
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """The text within a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

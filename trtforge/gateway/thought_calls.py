@@ -6,12 +6,13 @@ A call that text or the closing tag of the reasoning follows is only a draft, ab
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
-from trtforge.core.harmony import HarmonyText
 from trtforge.core.reasoning import NewReader, ReasoningText, begun_thought, may_begin_thought
 from trtforge.core.stop_text import overlap
-from trtforge.gateway.call_reader import CallDelta, CallReader
+from trtforge.gateway.answer_marks import PlainReader
+from trtforge.gateway.call_output import CallDelta
+from trtforge.gateway.call_reader import CallReader
 from trtforge.gateway.final_calls import final_calls
-from trtforge.gateway.sequence import NewAnswerReader
+from trtforge.gateway.sequence import AnswerReader, NewAnswerReader
 from trtforge.gateway.tools import ToolUse
 
 
@@ -68,13 +69,15 @@ class ThoughtReader:
 
 
 def with_calls(new_reader: NewReader | None, use: ToolUse | None) -> NewAnswerReader | None:
-    """Creates readers of answers that may call functions."""
-    if new_reader is None or use is None:
-        return new_reader
+    """Creates readers of answers, which may call functions."""
+    if new_reader is None:
+        return None
 
-    def new(prompt_thought: str | None) -> ThoughtReader | HarmonyText:
-        reader = new_reader(prompt_thought)
-        return ThoughtReader(reader, use) if isinstance(reader, ReasoningText) else reader
+    def new(prompt_thought: str | None) -> PlainReader:
+        reader: AnswerReader = new_reader(prompt_thought)
+        if use is not None and isinstance(reader, ReasoningText):
+            reader = ThoughtReader(reader, use)
+        return PlainReader(reader, prompt_thought, () if use is None else use.names)
 
     return new
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from trtforge.gateway.call_reader import CallDelta
+from trtforge.gateway.call_output import CallDelta
 from trtforge.gateway.sequence import Delta
 from trtforge.gateway.thought_calls import AnswerCalls
 from trtforge.gateway.tools import ToolUse

@@ -1,0 +1,111 @@
+"""Marks around the text of answers of Command and functionary: clients do not see them."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.gateway.test_call_forms import ROME, TIME, USE
+from tests.gateway.test_later_call_forms import COHERE
+from tests.gateway.test_tools import merged
+from trtforge.core.call_tags import RECIPIENT
+from trtforge.core.reasoning import ReasoningParser, prompted_thought, reader_of
+from trtforge.gateway.sequence import Delta
+from trtforge.gateway.thought_calls import with_calls
+from trtforge.gateway.tool_calls import StreamedCalls, ToolCall
+from trtforge.gateway.tools import ToolUse
+
+PLAN = "<|START_THINKING|>I ask.<|END_THINKING|>"
+
+
+def read(
+    pieces: Sequence[str], prompted: str, parser: ReasoningParser | None = "qwen3", use: ToolUse | None = USE
+) -> tuple[str, str, Sequence[ToolCall]]:
+    """Reasoning, text and calls of an answer to a prompt that ends so."""
+    names = () if use is None else use.names
+    new_reader = with_calls(partial(reader_of, parser, names), use)
+    assert new_reader is not None
+    reader, calls = new_reader(prompted), None if use is None else StreamedCalls(use)
+    reasoning, said, told = "", "", []
+    for number, piece in enumerate(pieces):
+        reason = "stop" if number == len(pieces) - 1 else None
+        parts = reader.parts(piece, reason)
+        for index, (thought, text) in enumerate(parts):
+            reasoning += thought
+            if calls is None:
+                said += text
+                continue
+            delta, new = calls.take(Delta(0, text, reason if index == len(parts) - 1 else None))
+            said += delta.text
+            told += new
+    return reasoning, said, merged(told)
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("answer", "prompted", "expected"),
+    [
+        ("<|START_RESPONSE|>It rains.<|END_RESPONSE|>", "", ("", "It rains.", [])),
+        (f"{PLAN}<|START_RESPONSE|>It rains.<|END_RESPONSE|>", "", ("I ask.", "It rains.", [])),
+        (f"{PLAN}\n<|START_TEXT|>It rains.<|END_TEXT|>", "", ("I ask.", "It rains.", [])),
+        (f"{PLAN}{COHERE}", "", ("I ask.", "", [ROME, TIME])),
+        (f"{PLAN}{COHERE}", "<|START_THINKING|>", ("I ask.", "", [ROME, TIME])),
+        ("The tag <|START_RESPONSE|> is", "", ("", "The tag <|START_RESPONSE|> is", [])),
+        ("<|START_", "", ("", "<|START_", [])),
+        ("all\nIt rains.", ">>>", ("", "It rains.", [])),
+        ('weather\n{"city": "Rome", "days": 3}>>>time\n{}', ">>>", ("", "", [ROME, TIME])),
+        ('all\nI ask.>>>weather\n{"city": "Rome", "days": 3}', ">>>", ("", "I ask.", [ROME])),
+        ("python\nprint(1)", ">>>", ("", ">>>python\nprint(1)", [])),
+        ("all\n1 >> 2 >>> 3 >>>", ">>>", ("", "1 >> 2 >>> 3 >>>", [])),
+        ("all\nIt rains.", "", ("", "all\nIt rains.", [])),
+    ],
+)
+def test_an_answer_has_no_marks(
+    answer: str, prompted: str, expected: tuple[str, str, Sequence[ToolCall]], size: int
+) -> None:
+    pieces = [answer[start : start + size] for start in range(0, len(answer), size)]
+    assert read(pieces, prompted) == expected
+
+
+def test_marks_are_removed_without_functions_and_without_a_parser() -> None:
+    assert read(["all\nIt rains."], ">>>", None, None) == ("", "It rains.", [])
+    assert read(["time\n{}"], ">>>", None, None) == ("", ">>>time\n{}", [])
+    assert read([f"{PLAN}<|START_RESPONSE|>It rains.<|END_RESPONSE|>"], "", None) == ("", f"{PLAN}It rains.", [])
+
+
+def test_a_prompt_may_end_with_the_mark_of_a_recipient() -> None:
+    assert prompted_thought("<|start_header_id|>assistant<|end_header_id|>\n\n>>>") == RECIPIENT
+
+
+PARTS = [
+    PLAN,
+    COHERE,
+    "<|START_RESPONSE|>",
+    "<|END_RESPONSE|>",
+    "<|START_TEXT|>",
+    "It rains.",
+    ">",
+    ">>",
+    ">>>",
+    "all\n",
+]
+PARTS += ["weather\n", "time\n", "{}", '{"city": "Rome"}', "\n", " ", "<|START_", "RESPONSE|>", "python\n", "a" * 70]
+
+
+@given(
+    parts=st.lists(st.sampled_from(PARTS), min_size=1, max_size=9),
+    sizes=st.lists(st.sampled_from([1, 3, 40]), min_size=1, max_size=9),
+    prompted=st.sampled_from(["", ">>>", "<|START_THINKING|>"]),
+    parser=st.sampled_from([None, "qwen3"]),
+    use=st.sampled_from([None, USE]),
+)
+def test_pieces_are_read_as_the_whole_answer(
+    parts: list[str], sizes: list[int], prompted: str, parser: ReasoningParser | None, use: ToolUse | None
+) -> None:
+    text = "".join(parts)
+    ends = [end for end in accumulate(sizes) if end < len(text)] + [len(text)]
+    pieces = [text[start:end] for start, end in zip((0, *ends), ends, strict=False)]
+    assert read(pieces, prompted, parser, use) == read([text], prompted, parser, use)
