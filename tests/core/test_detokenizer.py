@@ -180,6 +180,7 @@ def test_tokens_that_divide_the_answers_of_mistral_are_part_of_the_text() -> Non
             '<|channel>thought\na<channel|><|tool_call>call:f{a:<|"|>b<|"|>}<tool_call|>',
             ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>'],
         ),
+        ("<|open|>think<|sep|>a<|close|>think<|sep|>", ["<|open|>", "<|close|>", "<|sep|>"]),
         (
             "<|START_THINKING|>a<|END_THINKING|><|START_ACTION|>[]<|END_ACTION|>",
             ["<|START_THINKING|>", "<|END_THINKING|>", "<|START_ACTION|>", "<|END_ACTION|>"],

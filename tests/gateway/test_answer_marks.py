@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.gateway.test_call_forms import ROME, TIME, USE
-from tests.gateway.test_later_call_forms import COHERE
+from tests.gateway.test_later_call_forms import COHERE, KIMI
 from tests.gateway.test_tools import merged
 from trtforge.core.call_tags import RECIPIENT
 from trtforge.core.reasoning import ReasoningParser, prompted_thought, reader_of
@@ -53,6 +53,17 @@ def read(
         (f"{PLAN}\n<|START_TEXT|>It rains.<|END_TEXT|>", "", ("I ask.", "It rains.", [])),
         (f"{PLAN}{COHERE}", "", ("I ask.", "", [ROME, TIME])),
         (f"{PLAN}{COHERE}", "<|START_THINKING|>", ("I ask.", "", [ROME, TIME])),
+        (
+            "I ask.<|close|>think<|sep|><|open|>response<|sep|>So.<|close|>response<|sep|><|close|>message<|sep|>",
+            "<|open|>think<|sep|>",
+            ("I ask.", "So.", []),
+        ),
+        (
+            f"So.<|close|>response<|sep|>{KIMI}<|close|>message<|sep|>",
+            "<|open|>response<|sep|>",
+            ("", "So.", [ROME, TIME]),
+        ),
+        (f"<|open|>think<|sep|>I ask.<|close|>think<|sep|>{KIMI}", "", ("I ask.", "", [ROME, TIME])),
         ("The tag <|START_RESPONSE|> is", "", ("", "The tag <|START_RESPONSE|> is", [])),
         ("<|START_", "", ("", "<|START_", [])),
         ("all\nIt rains.", ">>>", ("", "It rains.", [])),
@@ -83,6 +94,9 @@ def test_a_prompt_may_end_with_the_mark_of_a_recipient() -> None:
 PARTS = [
     PLAN,
     COHERE,
+    KIMI,
+    "<|open|>think<|sep|>",
+    "<|close|>response<|sep|>",
     "<|START_RESPONSE|>",
     "<|END_RESPONSE|>",
     "<|START_TEXT|>",
@@ -98,7 +112,7 @@ PARTS += ["weather\n", "time\n", "{}", '{"city": "Rome"}', "\n", " ", "<|START_"
 @given(
     parts=st.lists(st.sampled_from(PARTS), min_size=1, max_size=9),
     sizes=st.lists(st.sampled_from([1, 3, 40]), min_size=1, max_size=9),
-    prompted=st.sampled_from(["", ">>>", "<|START_THINKING|>"]),
+    prompted=st.sampled_from(["", ">>>", "<|open|>response<|sep|>", "<|START_THINKING|>"]),
     parser=st.sampled_from([None, "qwen3"]),
     use=st.sampled_from([None, USE]),
 )

@@ -46,8 +46,14 @@ DSML = """<｜DSML｜function_calls>
 </｜DSML｜function_calls>"""
 DSML_4 = DSML.replace("function_calls", "tool_calls")
 GEMMA = '<|tool_call>call:weather{city:<|"|>Rome<|"|>,days:3}<tool_call|><|tool_call>call:time{}<tool_call|>'
+KIMI = (
+    '<|open|>tools<|sep|><|open|>call tool="weather" index="1"<|sep|>'
+    '<|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|>'
+    '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|><|close|>call<|sep|>'
+    '<|open|>call tool="time" index="2"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>'
+)
 FUNCTIONARY = 'weather\n{"city": "Rome", "days": 3}>>>time\n{}'
-ALL = [LFM, LFM_JSON, COHERE, COMMAND_R, DSML, DSML_4, GEMMA, FUNCTIONARY]
+ALL = [LFM, LFM_JSON, COHERE, COMMAND_R, DSML, DSML_4, GEMMA, KIMI, FUNCTIONARY]
 
 
 def cut(name: str, arguments: str) -> ToolCall:
@@ -118,6 +124,7 @@ def test_text_before_calls_is_the_content(text: str) -> None:
         (DSML.replace("\n", ""), "", [ROME, TIME]),
         (DSML.replace(' string="true"', "").replace(' string="false"', ""), "", [ROME, TIME]),
         ("A <｜DSML｜function_calls> or <｜DSML｜invoke name", None, []),
+        ('A <|open|>tools<|sep|> or <|open|>call tool="weather" b', None, []),
         ("weather\nIt rains.", None, []),
         (">>> weather", None, []),
     ],
@@ -278,6 +285,7 @@ PARTS += [
     "Action: ```json",
     "```",
 ]
+PARTS += ["<|open|>", "<|close|>", "<|sep|>", 'call tool="time"', '<|open|>argument key="city" type="string"<|sep|>']
 
 
 @given(

@@ -321,9 +321,10 @@ def calling(call: str, prompt: str = "") -> str:
             ),
             None,
         ),
+        (calling('<|open|>tools<|sep|><|open|>call tool="NAME" index="1"<|sep|><|open|>ARGUMENTS'), None),
         (calling('<｜DSML｜invoke name="NAME">\n<｜DSML｜parameter name="k" string="true">ARGUMENTS'), None),
     ],
-    ids=range(32),
+    ids=range(33),
 )
 def test_what_a_template_does_not_show_is_told(source: str, lack: str | None) -> None:
     for chat in (ChatTemplate(source), ChatTemplate("a", source)):

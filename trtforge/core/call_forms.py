@@ -1,8 +1,8 @@
 """The formats in which models write function calls, as taught by their chat templates.
 
 Sources of the later ones, beside vLLM's parsers (vllm/tool_parsers/{lfm2,cohere_command,deepseekv32,deepseekv4,gemma4}_
-tool_parser.py): the templates of LFM2.5-8B-A1B, c4ai-command-r7b-12-2024, DeepSeek-V3.2 and gemma-4-31B-it in llama.cpp
-(models/templates); for Command R the model card of CohereForAI/c4ai-command-r-v01.
+tool_parser.py): the templates of LFM2.5-8B-A1B, c4ai-command-r7b-12-2024, DeepSeek-V3.2, gemma-4-31B-it and Kimi-K3 in
+llama.cpp (models/templates); for Command R the model card of CohereForAI/c4ai-command-r-v01.
 
 An answer may also be JSON: an array of objects with `name` and `arguments` or `parameters`, or begin with such objects
 (Llama 3.1).
@@ -35,6 +35,10 @@ from trtforge.core.call_tags import (
     RECIPIENT,
     TOOL_CALL,
     TOOL_CALL_END,
+    XTML_CALL,
+    XTML_CLOSE,
+    XTML_END,
+    XTML_OPEN,
 )
 
 JSON_TAGS = {**call_tags.JSON_TAGS, mistral_tokens.CALLS: ""}
@@ -69,6 +73,9 @@ _CALLS, _SEPARATOR, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁sep
 _KIMI_CALLS, _KIMI_CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _MINIMAX_CALLS, _MINIMAX_CALLS_END = "<minimax:tool_call>", "</minimax:tool_call>"
 _DSML_CALLS = {"<｜DSML｜function_calls>": "</｜DSML｜function_calls>", "<｜DSML｜tool_calls>": "</｜DSML｜tool_calls>"}
+_XTML_CALLS, _XTML_CALLS_END = f"{XTML_OPEN}tools{XTML_END}", f"{XTML_CLOSE}tools{XTML_END}"
+_XTML_CALL_END = f"{XTML_CLOSE}call{XTML_END}"
+_XTML_ARGUMENT, _XTML_ARGUMENT_END = f'{XTML_OPEN}argument key="', f"{XTML_CLOSE}argument{XTML_END}"
 _SEED_CALLS, _SEED_CALLS_END = "<seed:tool_call>", "</seed:tool_call>"
 
 
@@ -151,6 +158,15 @@ _DSML = ParameterTags(
     end=re.compile(DSML_PARAMETER_END),
     ends=(DSML_PARAMETER_END,),
 )
+_XTML = ParameterTags(
+    re.compile(
+        rf'{_BLANK}{re.escape(_XTML_ARGUMENT)}(?P<name>[^<>"]{{1,256}})"'
+        rf'(?: type="(?:(?P<string>string)|[a-z]{{1,20}})")?{re.escape(XTML_END)}'
+    ),
+    begins_with=_XTML_ARGUMENT,
+    end=re.compile(re.escape(_XTML_ARGUMENT_END)),
+    ends=(_XTML_ARGUMENT_END,),
+)
 _PYTHON = LiteralNotation("=", ")", "{[(", ('"""', "'''", '"', "'"), escapes=True)
 _GEMMA = LiteralNotation(":", "}", "{[", (GEMMA_QUOTE,))
 FURTHER = re.compile(rf"{_BLANK},{_BLANK}(?P<name>[\w.-]{{1,64}})\(")
@@ -210,6 +226,14 @@ TAGGED = (
         (DSML_INVOKE_END, *_DSML_CALLS.values()),
         _DSML,
     ),
+    CallForm(  # Kimi K3
+        re.compile(
+            rf"(?:{re.escape(_XTML_CALLS)}{_BLANK})?{re.escape(XTML_CALL)}{_NAME}\""
+            rf'(?: index="\d{{1,9}}")?{re.escape(XTML_END)}{_BLANK}(?=<)'
+        ),
+        (_XTML_CALL_END, _XTML_CALLS_END),
+        _XTML,
+    ),
     CallForm(  # LFM2
         re.compile(rf"{re.escape(LFM_CALLS)}{_BLANK}\[?{_BLANK}{_NAME}\("),
         ("]", LFM_CALLS_END),
@@ -238,6 +262,8 @@ MARKS = (
     *_DSML_CALLS,
     DSML_INVOKE,
     GEMMA_CALL,
+    _XTML_CALLS,
+    XTML_CALL,
     harmony.CALL_HEAD,
 )
 """The beginnings of the formats."""
@@ -257,9 +283,10 @@ SO_FAR = {
     FUNCTION: re.compile(rf"{_SOME_NAME}(?P<whole>>{_BLANK}(?:\{{{_BLANK})?)?"),
     INVOKE: re.compile(rf'{_SOME_NAME}(?P<whole>"|">{_BLANK})?'),
     DSML_INVOKE: re.compile(rf'{_SOME_NAME}(?P<whole>"{_BLANK}(?:>{_BLANK})?)?'),
+    XTML_CALL: re.compile(rf'{_SOME_NAME}(?P<whole>"(?: [^<]{{0,40}})?(?s:<.*)?)?'),
     GEMMA_CALL: re.compile(rf"{_BLANK}(?:c|ca|cal|call|call:{_BLANK}{_SOME_NAME}(?P<whole>\{{)?)?"),
     **dict.fromkeys((_KIMI_CALLS, KIMI_CALL), _KIMI_SO_FAR),
-    **dict.fromkeys((_MINIMAX_CALLS, _SEED_CALLS, *_DSML_CALLS), _TAG_SO_FAR),
+    **dict.fromkeys((_MINIMAX_CALLS, _SEED_CALLS, _XTML_CALLS, *_DSML_CALLS), _TAG_SO_FAR),
     harmony.CALL_HEAD: re.compile(rf"{_SOME_NAME}(?P<whole>(?s:<.*))?"),
 }
 """By mark, the text that may follow before the head of a call is complete; any text for other marks."""

@@ -24,9 +24,13 @@ RECIPIENT = ">>>"  # functionary 3.2
 GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
 GEMMA_CHANNEL, GEMMA_CHANNEL_END = "<|channel>", "<channel|>"
 COHERE_THINKING, COHERE_THINKING_END = "<|START_THINKING|>", "<|END_THINKING|>"
+XTML_OPEN, XTML_CLOSE, XTML_END = "<|open|>", "<|close|>", "<|sep|>"  # Kimi K3
+XTML_CALL = f'{XTML_OPEN}call tool="'
+XTML_RESPONSE, XTML_RESPONSE_END = f"{XTML_OPEN}response{XTML_END}", f"{XTML_CLOSE}response{XTML_END}"
 TOKENS = (
     frozenset({LFM_CALLS, LFM_CALLS_END}),
     frozenset({ACTION, ACTION_END, COHERE_THINKING, COHERE_THINKING_END}),
     frozenset({GEMMA_CALL, GEMMA_CALL_END, GEMMA_QUOTE, GEMMA_CHANNEL, GEMMA_CHANNEL_END}),
+    frozenset({XTML_OPEN, XTML_CLOSE, XTML_END}),
 )
 """Groups of tags that are tokens of their own, and special ones in some tokenizers."""

@@ -1,7 +1,8 @@
 """Separates the reasoning that a model writes before its answer, between `<think>` and `</think>`, from the answer.
 
 Mistral's models write `[THINK]` and `[/THINK]`, Seed-OSS `<seed:think>` and `</seed:think>`, Command R7B and A
-`<|START_THINKING|>` and `<|END_THINKING|>`, Gemma 4 `<|channel>thought` and `<channel|>`.
+`<|START_THINKING|>` and `<|END_THINKING|>`, Gemma 4 `<|channel>thought` and `<channel|>`, Kimi K3
+`<|open|>think<|sep|>` and `<|close|>think<|sep|>`.
 
 The names are those of `trtllm-serve --reasoning_parser` (tensorrt_llm/llmapi/reasoning_parser.py).
 """
@@ -10,7 +11,17 @@ from collections.abc import Callable, Collection
 from typing import Literal, get_args
 
 from trtforge.core import mistral_tokens
-from trtforge.core.call_tags import COHERE_THINKING, COHERE_THINKING_END, GEMMA_CHANNEL, GEMMA_CHANNEL_END, RECIPIENT
+from trtforge.core.call_tags import (
+    COHERE_THINKING,
+    COHERE_THINKING_END,
+    GEMMA_CHANNEL,
+    GEMMA_CHANNEL_END,
+    RECIPIENT,
+    XTML_CLOSE,
+    XTML_END,
+    XTML_OPEN,
+    XTML_RESPONSE,
+)
 from trtforge.core.harmony import HarmonyText
 from trtforge.core.stop_text import overlap
 
@@ -22,6 +33,7 @@ THOUGHTS = (
     ("<seed:think>", "</seed:think>"),
     (COHERE_THINKING, COHERE_THINKING_END),
     (f"{GEMMA_CHANNEL}thought", GEMMA_CHANNEL_END),
+    (f"{XTML_OPEN}think{XTML_END}", f"{XTML_CLOSE}think{XTML_END}"),
 )
 """Pairs of opening and closing tags of reasoning."""
 
@@ -116,10 +128,11 @@ def unclosed_thought(text: str) -> tuple[str, tuple[str, str]] | None:
 def prompted_thought(prompt: str) -> str:
     """The opening tag of reasoning with which a prompt ends, apart from white space; "" if it ends otherwise.
 
-    Also functionary's mark, after which the model writes whom the answer is for.
+    Also functionary's mark, after which the model writes whom the answer is for, and the tag of Kimi K3's answers.
     """
     end = prompt.rstrip()
-    return next((begin for begin in (*(tags[0] for tags in THOUGHTS), RECIPIENT) if end.endswith(begin)), "")
+    marks = (*(tags[0] for tags in THOUGHTS), RECIPIENT, XTML_RESPONSE)
+    return next((begin for begin in marks if end.endswith(begin)), "")
 
 
 def may_begin_thought(text: str) -> bool:

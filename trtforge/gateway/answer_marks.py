@@ -1,7 +1,9 @@
 """Removes the marks that some models write around the text of answers, between calls of functions too.
 
 Command R7B and A write text between `<|START_RESPONSE|>` and `<|END_RESPONSE|>`, Command A+ between `<|START_TEXT|>`
-and `<|END_TEXT|>` (tests/tool_parsers/test_cohere_command_tool_parser.py of vLLM). functionary 3.2 begins each part
+and `<|END_TEXT|>` (tests/tool_parsers/test_cohere_command_tool_parser.py of vLLM), Kimi K3 between
+`<|open|>response<|sep|>` and `<|close|>response<|sep|>`, and `<|close|>message<|sep|>` at the end
+(models/templates/Kimi-K3.jinja of llama.cpp). functionary 3.2 begins each part
 with `>>>`, whom it is for (`all`: the user) and a line feed; its prompts end with the first `>>>`
 (functionary/prompt_template/llama3_prompt_template_v3.py of MeetKai/functionary).
 """
@@ -9,13 +11,31 @@ with `>>>`, whom it is for (`all`: the user) and a line feed; its prompts end wi
 import re
 from collections.abc import Callable, Collection
 
-from trtforge.core.call_tags import ACTION, COHERE_THINKING, FUNCTION, RECIPIENT
+from trtforge.core.call_tags import (
+    ACTION,
+    COHERE_THINKING,
+    FUNCTION,
+    RECIPIENT,
+    XTML_CLOSE,
+    XTML_END,
+    XTML_OPEN,
+    XTML_RESPONSE,
+    XTML_RESPONSE_END,
+)
 from trtforge.core.stop_text import overlap
 from trtforge.gateway.sequence import AnswerReader
 
-_TAGS = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
+_TAGS = (
+    "<|START_RESPONSE|>",
+    "<|END_RESPONSE|>",
+    "<|START_TEXT|>",
+    "<|END_TEXT|>",
+    XTML_RESPONSE,
+    XTML_RESPONSE_END,
+    f"{XTML_CLOSE}message{XTML_END}",
+)
 _TAG = re.compile("|".join(map(re.escape, _TAGS)))
-_BEGIN = (*_TAGS, COHERE_THINKING, ACTION)
+_BEGIN = (*_TAGS, COHERE_THINKING, ACTION, f"{XTML_OPEN}think{XTML_END}", f"{XTML_OPEN}tools{XTML_END}")
 _PART = re.compile(rf"{RECIPIENT}(?P<to>[A-Za-z0-9_-]{{1,64}})\n")
 _PART_SO_FAR = re.compile(rf"{RECIPIENT}[A-Za-z0-9_-]{{0,64}}\Z")
 _USER = "all"
@@ -35,6 +55,8 @@ class PlainReader:
         self._read: Callable[[bool], str] = self._beginning
         if prompted == RECIPIENT:
             self._held, self._read = RECIPIENT, self._parts
+        elif prompted == XTML_RESPONSE:
+            self._read = self._tagged
 
     def parts(self, text: str, reason: str | None, stop_word: str = "") -> list[tuple[str, str]]:
         """See AnswerReader."""
@@ -47,7 +69,7 @@ class PlainReader:
         return told
 
     def _beginning(self, last: bool) -> str:
-        """State: the answer may begin with a tag of Command."""
+        """State: the answer may begin with a tag of Command or Kimi K3."""
         ahead = self._held.lstrip()
         if ahead.startswith(_BEGIN):
             self._read = self._tagged
@@ -63,7 +85,7 @@ class PlainReader:
         return text
 
     def _tagged(self, last: bool) -> str:
-        """State: an answer of Command."""
+        """State: an answer of Command or Kimi K3."""
         text = _TAG.sub("", self._held)
         held = 0 if last else max(overlap(text, tag) for tag in _TAGS)
         self._held = text[len(text) - held :]
