@@ -44,6 +44,16 @@ def test_any_tree_is_read_back_as_it_was(tree: dict[str, object]) -> None:
     assert yaml.safe_load(as_yaml(tree)) == tree
 
 
+def test_words_that_other_readers_take_for_another_type_are_quoted() -> None:
+    """Of these PyYAML reads strings; kubectl's and Helm's YAML reads the number 1000, the number 8, true, and so on."""
+    for word in ("1e3", "12E03", "08", "09", "0o17", "0X1F", "079", "1_0e3", "-_.1", ".5e3", "1.e5", "+.5", "6e-8"):
+        assert as_yaml({"subPath": word, "names": [word]}) == f"subPath: '{word}'\nnames:\n  - '{word}'\n"
+    for word in ("y", "Y", "n", "N"):
+        assert as_yaml({word: word}) == f"'{word}': '{word}'\n"
+    for word in ("127.0.0.1", "1.2.3", "v08", "1e3a", "0x", "26.07-py3", "yn", "e3"):
+        assert as_yaml({"subPath": word}) == f"subPath: {word}\n"
+
+
 def test_templates_read_settings_and_escape_what_is_not_theirs() -> None:
     lines = as_template(TREE).splitlines()
     assert lines[0] == 'name: {{ printf "%v-100%%" .Release.Name | toJson }}'

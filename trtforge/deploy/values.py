@@ -5,6 +5,7 @@ Both come from one tree of objects: plain manifests equal the chart rendered wit
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +16,11 @@ Node = Any
 """A JSON value in which any part may be a Value, Text, Sum or When."""
 
 _ESCAPED = '{{ "{{" }}'
+_OTHER_TYPES = re.compile(
+    r"[yn]|[-+]?(?:0[box][0-9a-f]+|(?:\.[0-9]+|[0-9]+\.?[0-9]*)(?:e[-+]?[0-9]+)?)", re.ASCII | re.IGNORECASE
+)
+"""Strings, without their underscores, that the YAML of kubectl, Helm and Compose reads as a boolean or number, and
+PyYAML partly does not, such as 08 and 1e3 (https://github.com/go-yaml/yaml, v2 and v3, resolve.go)."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +179,10 @@ def _scalar(node: Node) -> str:
         return node.line
     if isinstance(node, Mapping | list | tuple):
         return json.dumps(node)
-    style = '"' if isinstance(node, str) and not node.isprintable() else None
-    written = yaml.safe_dump(node, default_style=style, width=math.inf, allow_unicode=style is None)
+    style = None
+    if isinstance(node, str):
+        style = '"' if not node.isprintable() else "'" if _OTHER_TYPES.fullmatch(node.replace("_", "")) else None
+    written = yaml.safe_dump(node, default_style=style, width=math.inf, allow_unicode=style != '"')
     return written.removesuffix("...\n").removesuffix("\n")
 
 
