@@ -1,6 +1,7 @@
 """The chart: rendered by Go's template language, it holds the objects of the plain manifests."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ Object = dict[str, Any]
 
 def rendered(made: Cluster, **changed: object) -> dict[str, Object]:
     """The objects that Helm would send, with these values changed (dotted keys, the dots as underscores)."""
-    gotpl = pytest.importorskip("gotpl", reason="gotpl needs Python 3.11")
     files = chart(made)
     values = yaml.safe_load(files["values.yaml"])
     for name, value in changed.items():
@@ -29,14 +29,27 @@ def rendered(made: Cluster, **changed: object) -> dict[str, Object]:
         assert last in place, f"the chart has no value {name}"
         place[last] = value
     assert faults_of_values(files, values) == []
-    release = {"Name": made.config.name, "Namespace": made.config.namespace}
-    functions = {"toJson": json.dumps, "int64": int}
+    return by_name(objects_of(files, values, made.config.name, made.config.namespace))
+
+
+def objects_of(files: dict[str, str], values: Object, name: str, namespace: str) -> list[Object]:
+    """The objects of a release. Raises ValueError with the message of `fail`."""
+    gotpl = pytest.importorskip("gotpl", reason="gotpl needs Python 3.11")
+
+    def fail(message: str) -> str:
+        raise ValueError(message)
+
+    def matches(pattern: str, text: str) -> bool:
+        return re.search(pattern, text) is not None
+
+    release = {"Name": name, "Namespace": namespace}
+    functions = {"toJson": json.dumps, "int64": int, "regexMatch": matches, "fail": fail}
     texts = [
         gotpl.Template(text, functions=functions).render({"Values": values, "Release": release})
         for name, text in files.items()
         if name.startswith("templates/") and name.endswith(".yaml")
     ]
-    return by_name(found for text in texts for found in yaml.safe_load_all(text) if found is not None)
+    return [found for text in texts for found in yaml.safe_load_all(text) if found is not None]
 
 
 def faults_of_values(files: dict[str, str], values: Object) -> list[str]:
@@ -112,6 +125,26 @@ def test_the_values_schema_refuses_what_the_chart_does_not_know(one_rank: Path) 
     removed = values | {"networkPolicy": {"enabled": True}}  # by null; it would admit everyone
     assert faults_of_values(files, removed) == ["$.networkPolicy: 'clients' is a required property"]
     assert faults_of_values(files, {name: each for name, each in values.items() if name != "resources"}) == []
+
+
+@pytest.mark.parametrize("group", ["autoscaling", "monitoring", "networkPolicy", "repository"])
+def test_a_group_of_values_cannot_be_removed(group: str, one_rank: Path) -> None:
+    files = chart(cluster(one_rank))
+    values = yaml.safe_load(files["values.yaml"])
+    del values[group]  # as `--set GROUP=null` does; templates that read it would fail with a nil pointer
+    assert faults_of_values(files, values) == [f"$: {group!r} is a required property"]
+
+
+def test_a_name_of_a_release_is_checked(one_rank: Path, four_ranks: Path) -> None:
+    form = "lower-case letters, digits and hyphens, a letter first"
+    for repository, config, most in ((one_rank, {}, 53), (four_ranks, SEVERAL, 40)):
+        files = chart(cluster(repository, **config))
+        values = yaml.safe_load(files["values.yaml"])
+        found = objects_of(files, values, "n" * most, "serving")
+        assert {each["metadata"]["namespace"] for each in found} == {"serving"}
+        for name in ("n" * (most + 1), "1model", "my.model", "model-"):
+            with pytest.raises(Exception, match=f"at most {most} {form}"):
+                objects_of(files, values, name, "serving")
 
 
 def test_the_chart_is_whole(one_rank: Path, four_ranks: Path, embedded: Path) -> None:

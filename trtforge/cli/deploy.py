@@ -108,7 +108,8 @@ _RepositoryImage = Annotated[
     typer.Option(
         metavar="IMAGE",
         rich_help_panel=_CLUSTER,
-        help="OCI image with the repository, for an image volume (Kubernetes 1.33 and later).",
+        help="OCI image with the repository, for an image volume (Kubernetes 1.35 and later; 1.33 and 1.34 with the "
+        "feature gate ImageVolume).",
         show_default=False,
     ),
 ]

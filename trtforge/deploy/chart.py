@@ -8,11 +8,15 @@ from trtforge import __version__
 from trtforge.core.api_keys import KEY_VARIABLE
 from trtforge.core.manifest import FILE_NAME
 from trtforge.deploy.cluster import Cluster
+from trtforge.deploy.config import LONGEST_NAME, name_pattern
 from trtforge.deploy.leader_worker import RANKS
 from trtforge.deploy.values import Value, as_template, as_yaml, settings
 
 _TYPES: Mapping[type, str] = {bool: "boolean", int: "integer", str: "string", list: "array", dict: "object"}
 _OLDEST, _IMAGE_VOLUMES = ">=1.29.0-0", ">=1.33.0-0"
+_LONGEST_RELEASE = 53  # characters of a release's name, in Helm
+_CHECKED = "templates/serviceaccount.yaml"
+"""The template that checks the release's name; every deployment has it."""
 _NOTES = """\
 {{ .Release.Name }} serves in namespace {{ .Release.Namespace }} once its engine is loaded:
 
@@ -27,6 +31,7 @@ def chart(cluster: Cluster) -> dict[str, str]:
     templates = {
         f"templates/{name}": "---\n".join(map(as_template, objects)) for name, objects in cluster.objects.items()
     }
+    templates[_CHECKED] = _name_check(cluster.config.nodes) + templates[_CHECKED]
     used = chart_values(cluster)
     about = {
         "apiVersion": "v2",
@@ -61,7 +66,10 @@ def values_schema(values: Iterable[Value]) -> dict[str, Any]:
         *above, last = value.path.split(".")
         place = root
         for name in above:
-            place = place["properties"].setdefault(name, _object())
+            if name not in place["properties"]:  # null would remove all values of the group, which templates read
+                place["properties"][name] = _object()
+                place.setdefault("required", []).append(name)
+            place = place["properties"][name]
         place["properties"][last] = {"description": value.about, "type": _TYPES[type(value.value)], **value.schema}
         if value.schema:  # null would remove a value, such as the clients that a policy admits
             place.setdefault("required", []).append(last)
@@ -86,6 +94,22 @@ def _values_yaml(values: Iterable[Value]) -> str:
         lines.append(f"{indent}# {value.about}")
         lines += [f"{indent}{line}" for line in as_yaml({last: value.value}).splitlines()]
     return "\n".join([*lines, ""])
+
+
+def _name_check(nodes: int) -> str:
+    """A template that fails for a release's name that the objects cannot have.
+
+    Helm allows dots and a digit first, which a Service's name may not have, and more characters than the names of a
+    LeaderWorkerSet's pods have room for: `controller-revision-hash`, a label with at most 63, is made of them.
+    """
+    longest = LONGEST_NAME if nodes > 1 else _LONGEST_RELEASE
+    why = f"the name of this release must have at most {longest} lower-case letters, digits and hyphens, a letter first"
+    pattern = f"^{name_pattern(longest)}$"
+    return f"""\
+{{{{- if not (regexMatch {json.dumps(pattern)} .Release.Name) }}}}
+{{{{- fail {json.dumps(why)} }}}}
+{{{{- end }}}}
+"""
 
 
 def _notes(cluster: Cluster) -> str:

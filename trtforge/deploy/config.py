@@ -13,7 +13,8 @@ from trtforge.core.config_model import Config
 from trtforge.core.reasoning import ReasoningParser
 
 Target = Literal["compose", "kubernetes", "helm"]
-_LONGEST = 40  # characters: pods get suffixes, and DNS names have at most 63
+LONGEST_NAME = 40
+"""Characters of a deployment's name: Kubernetes adds suffixes, and labels have at most 63."""
 _PREFIX = "model"  # of a name that begins with a digit
 
 
@@ -28,11 +29,19 @@ def _form(pattern: str, form: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def name_pattern(longest: int) -> str:
+    """The regular expression of a name of at most `longest` characters that Kubernetes accepts for a Service.
+
+    Python and Go read it alike.
+    """
+    return f"[a-z](?:[-a-z0-9]{{0,{longest - 2}}}[a-z0-9])?"
+
+
 Name = Annotated[
     str,
     _form(
-        rf"[a-z](?:[-a-z0-9]{{0,{_LONGEST - 2}}}[a-z0-9])?",
-        f"a name of at most {_LONGEST} lower-case letters, digits and hyphens, a letter first",
+        name_pattern(LONGEST_NAME),
+        f"a name of at most {LONGEST_NAME} lower-case letters, digits and hyphens, a letter first",
     ),
 ]
 Namespace = Annotated[
@@ -72,8 +81,8 @@ def _ip_address(value: str) -> str:
 
 def name_of(repository: Path) -> str:
     """A name from a repository's path: that of its build if it is in one, else its own."""
-    name = re.sub(r"[^a-z0-9]+", "-", base_name(repository).lower()).strip("-")[:_LONGEST].rstrip("-")
-    return name if name[:1].isalpha() else f"{_PREFIX}-{name}".rstrip("-")[:_LONGEST].rstrip("-")
+    name = re.sub(r"[^a-z0-9]+", "-", base_name(repository).lower()).strip("-")[:LONGEST_NAME].rstrip("-")
+    return name if name[:1].isalpha() else f"{_PREFIX}-{name}".rstrip("-")[:LONGEST_NAME].rstrip("-")
 
 
 class DeployConfig(Config):
