@@ -20,7 +20,15 @@ help: ## Show this list.
 
 install: $(STAMP) ## Create .venv with the package and all that demo and test need.
 
+# Before gigabytes are installed: pip would refuse another Python after them, and leave a .venv of that Python.
+SUPPORTED := import re, sys; about = open("pyproject.toml").read(); \
+  low, high = map(int, re.findall(r"^requires-python = .>=3\.(\d+),<3\.(\d+).$$", about, re.M)[0]); \
+  sys.exit(None if (3, low) <= sys.version_info[:2] < (3, high) else \
+  f"error: $(PYTHON) is Python {sys.version_info[0]}.{sys.version_info[1]}; trtforge needs 3.{low} to 3.{high - 1}\n" \
+  f"hint: Name one that is installed: make install PYTHON=python3.{high - 1}")
+
 $(STAMP): pyproject.toml
+	@$(PYTHON) -c '$(SUPPORTED)'
 	@echo "Installing torch, trtforge and what it needs into $(VENV): 3 GB, a minute or more."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check "$(TORCH)"

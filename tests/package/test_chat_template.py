@@ -228,7 +228,7 @@ def test_no_template_is_none_and_a_damaged_one_an_error(tmp_path: Path) -> None:
         ("{% break %}", "'break' outside loop"),
         ("{% for a in b %}" * 25 + "{% endfor %}" * 25, "too many statically nested blocks"),
         ("{{ " + "(" * 900 + "1" + ")" * 900 + " }}", "it is nested too deeply"),
-        ("{{ " + "9" * 5000 + " }}", "ValueError: Exceeds the limit (4300 digits) for integer string conversion"),
+        ("{{ " + "9" * 5000 + " }}", "ValueError: Exceeds the limit (4300"),
         ("{{ 'a' * 2000000000 }}", "it takes more than 1 GiB of memory for a short conversation"),
         (
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
