@@ -7,8 +7,6 @@ from trtforge.runtime.decoder.padding import padded_rows
 from trtforge.runtime.decoder.recorded import MOST_ROWS
 from trtforge.runtime.scheduling.batch_limits import BatchLimits
 
-_LOGIT_BYTES = 4  # float32
-
 
 def step_bytes(spec: DecoderSpec, dtype: torch.dtype, limits: BatchLimits) -> int:
     """Approximate bytes of the largest step: the intermediate results of one layer, and the logits.
@@ -21,7 +19,7 @@ def step_bytes(spec: DecoderSpec, dtype: torch.dtype, limits: BatchLimits) -> in
     if spec.moe is not None:
         mlp = spec.moe.top_k * (spec.hidden_size + 3 * spec.moe.expert_size) + 3 * spec.moe.shared_size
     numbers = limits.max_num_tokens * (2 * spec.hidden_size + max(attention, mlp))
-    logits = limits.max_batch_size * spec.vocab_size * _LOGIT_BYTES if spec.last else 0
+    logits = limits.max_batch_size * spec.vocab_size * torch.float32.itemsize if spec.last else 0
     return numbers * dtype.itemsize + logits
 
 
@@ -30,4 +28,4 @@ def graph_logits_bytes(spec: DecoderSpec, limits: BatchLimits) -> int:
     if not spec.last:
         return 0
     most = min(limits.max_batch_size, MOST_ROWS)
-    return sum({padded_rows(rows) for rows in range(1, most + 1)}) * spec.vocab_share * _LOGIT_BYTES
+    return sum({padded_rows(rows) for rows in range(1, most + 1)}) * spec.vocab_share * torch.float32.itemsize
