@@ -288,6 +288,7 @@ def test_successive_removals_are_one_event_until_it_is_taken() -> None:
     window=st.sampled_from([None, None, 3, 8, 17]),
     everywhere=st.booleans(),
     host_blocks=st.sampled_from([0, 3, 30]),
+    restored=st.sampled_from([None, 1, 2]),
 )
 def test_under_any_load_events_tell_which_blocks_prompts_find(
     data: st.DataObject,
@@ -298,6 +299,7 @@ def test_under_any_load_events_tell_which_blocks_prompts_find(
     window: int | None,
     everywhere: bool,
     host_blocks: int,
+    restored: int | None,
 ) -> None:
     events, consumer = recorder(), Consumer()
     partial = None if everywhere or host_blocks else window
@@ -312,7 +314,7 @@ def test_under_any_load_events_tell_which_blocks_prompts_find(
         chunked=chunked,
         observer=events,
     )
-    manager = sim.scheduler.blocks
+    manager, sim.scheduler.most_restored = sim.scheduler.blocks, restored
     draw: Callable[[st.SearchStrategy[Any]], Any] = data.draw
     sequences: list[Sequence] = []
     stored: list[KvCacheEvent] = []

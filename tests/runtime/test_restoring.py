@@ -12,8 +12,9 @@ from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
 from trtforge.runtime.kv_store import KvStoreOptions
 from trtforge.runtime.pacing import Pace
+from trtforge.runtime.scheduling.block_events import KvCacheEventDiff, KvCacheStored, KvCacheUpdated
 from trtforge.runtime.scheduling.block_table import chained_key
-from trtforge.runtime.scheduling.event_recorder import EventRecorder
+from trtforge.runtime.scheduling.event_recorder import BlockObserver, EventRecorder, block_hash
 from trtforge.runtime.scheduling.scheduler import Scheduler
 
 LONG = list(range(100, 122))  # 5 full blocks and 2 tokens
@@ -44,9 +45,9 @@ class Files:
         pass
 
 
-def busy(files: Files | None = None, **options: int) -> Simulation:
+def busy(files: Files | None = None, blocks: int = 64, observer: BlockObserver | None = None) -> Simulation:
     """Two sequences are running, and a step restores at most two blocks."""
-    sim = simulation(num_tokens=40, chunked=True, **options)
+    sim = simulation(num_tokens=40, chunked=True, blocks=blocks, observer=observer)
     sim.scheduler.blocks._store = files
     sim.arrive([1, 2, 3], 30)
     sim.arrive([2, 3, 4], 30)
@@ -111,15 +112,38 @@ def test_blocks_of_host_memory_come_back_in_parts_and_their_events_too() -> None
     sim.arrive([1, 2, 3], 20)
     sim.step()
     assert sim.scheduler.blocks.host.used == BLOCKS
+    keys = Files().keys
     recorder.take(None)
     sim.scheduler.most_restored = 2
-    late, restored = sim.arrive(LONG, 2), []
+    late, restored, moved = sim.arrive(LONG, 2), list[int](), list[list[int]]()
     while late.finish_reason is None:
         sim.step()
         restored.append(sim.scheduler.restored)
+        updates = (event.data for event in recorder.take(0) if isinstance(event.data, KvCacheUpdated))
+        moved.append([data.block_hash for data in updates if data.cache_level == KvCacheEventDiff(1, 0)])
     assert restored[:4] == [2, 2, 1, 0]
-    moved = [event.data.block_hash for event in recorder.take(None) if type(event.data).__name__ == "KvCacheUpdated"]
-    assert len(moved) == len(set(moved)) >= 5, "each came back once"
+    assert moved[:4] == [[block_hash(key) for key in part] for part in (keys[:2], keys[2:4], keys[4:], [])]
+
+
+def test_a_block_restored_from_a_file_has_its_event_before_the_request_runs() -> None:
+    """Whoever applies the events knows a block from the moment that other prompts find it."""
+    recorder = EventRecorder(1000, window_size=48, vocab_size=2000)
+    sim = busy(files := Files(), observer=recorder)
+    recorder.take(0)
+    late, hashes = sim.arrive(LONG, 4), [block_hash(key) for key in files.keys]
+
+    def stored() -> list[list[int]]:
+        """Blocks of the prefix in new events."""
+        events = [event.data for event in recorder.take(0) if isinstance(event.data, KvCacheStored)]
+        found = [[block.block_hash for block in data.blocks if block.block_hash in hashes] for data in events]
+        return [each for each in found if each]
+
+    schedule(sim)
+    assert (late.begun, stored()) == (False, [hashes[:2]])
+    sim.scheduler.finish(late, "cancelled")
+    other = sim.arrive([*LONG[:8], 1], 1)
+    schedule(sim)
+    assert (other.cached_tokens, stored()) == (8, [])
 
 
 @pytest.mark.parametrize(("most", "steps"), [(None, 1), (1, 2), (2, 1)])

@@ -136,10 +136,11 @@ class BlockManager:
         behind = self._behind(len(prefix) * self.tokens_per_block) if drops else 0
         return list(self._lacking(prefix.blocks, prefix.keys, behind))
 
-    def preload(self, prefix: Prefix, indices: Sequence[int]) -> bool:
+    def preload(self, table: BlockTable, prefix: Prefix, indices: Sequence[int]) -> bool:
         """Restore the blocks of `prefix` at these indices, which stay cached. Returns False if one cannot be read.
 
-        The caller has checked that enough blocks are free for all blocks of the prefix.
+        `table`: of the sequence that waits for the prefix; it stays empty. The caller has checked that enough blocks
+        are free for all blocks of the prefix.
         """
         held = [block for block in prefix.blocks if block is not None]
         for block in held:
@@ -147,6 +148,7 @@ class BlockManager:
         restored = [self._restore(prefix.keys[index]) for index in indices]
         for block in reversed([*held, *(each for each in restored if each is not None)]):
             self._give_back(block)
+        self._observer.stored(table, prefix.keys, prefix.tokens)
         return None not in restored
 
     def most_held(self, tokens: int) -> int:

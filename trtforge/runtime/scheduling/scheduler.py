@@ -195,7 +195,7 @@ class Scheduler:
             left = len(restored) if most_restored is None else max(0, most_restored - self.restored)
             if sequence.restores_in_parts(len(restored), left):
                 self._count_restored(prefix, restored[:left])
-                if self.blocks.preload(prefix, restored[:left]):
+                if self.blocks.preload(sequence.table, prefix, restored[:left]):
                     return  # the next steps restore the others
                 most_restored = None  # a block cannot be read
                 continue
