@@ -1,6 +1,7 @@
 from dataclasses import replace
 from math import inf
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
+from tests.patience import PATIENCE
 from tests.runtime.checkpoints import Layout, write_checkpoint, write_engine
 from tests.runtime.test_engine import Tokens, requests_for
 from tests.runtime.test_speculation import KeptRanks
 from trtforge.core.recipe import SchedulerPolicy
-from trtforge.engine_process.requests import Beam, BeamParams, GenerationRequest, Guide, SamplingParams
+from trtforge.engine_process.requests import Beam, BeamParams, GenerationRequest, Guide, Output, SamplingParams
 from trtforge.runtime.beams import BeamSearch
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.generate import generate_with
@@ -340,3 +342,16 @@ def test_no_beam_holds_a_token_that_is_ruled_out(
         assert answer.error.message == "the options of the request exclude all tokens"
     else:
         assert sorted(beam.tokens for beam in answer.beams) == sorted(found)
+
+
+def test_a_search_that_ends_without_a_beam_reports_when_it_ran_and_what_it_used(beam_engine: Path) -> None:
+    bias = [0.0 if token == 7 else -inf for token in range(131)]
+    asked = GenerationRequest(
+        "a", (5, 6), 3, SamplingParams(embedding_bias=bias), bad_words=((7, 7),), beams=BeamParams(3, 3)
+    )
+    found: SimpleQueue[Output] = SimpleQueue()
+    with Engine.load(beam_engine) as engine:
+        engine.submit((asked, found.put))
+        output = found.get(timeout=PATIENCE)
+    assert (output.finish_reason, output.cached_tokens, output.allocated_blocks) == ("error", 0, 1)
+    assert output.scheduled_ns > 0

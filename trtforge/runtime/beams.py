@@ -81,8 +81,7 @@ class BeamSearch(Group):
         """The request's only output; an error if a logits processor failed or no beam had a possible token."""
         failure = self.members[0].failure
         if failure is not None or not self.finished:
-            error = failure or no_token_left()
-            return Output(self.members[0].request.request_id, finish_reason="error", error=error)
+            return self.members[0].output("error", error=failure or no_token_left())
         beams = tuple(beam for _, beam in self.finished[: self.params.returned])
         request = self.members[0].request
         if not request.sampling.return_log_probs:
