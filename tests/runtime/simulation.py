@@ -24,10 +24,11 @@ ADAPTERS = 2
 class Simulation:
     """A scheduler whose model answers every sequence with a token that depends on the sequence alone.
 
-    `partial`: the window of some layers, which have blocks of their own.
+    `window`: of all layers; `partial`: of some layers, which have blocks of their own.
     """
 
     scheduler: Scheduler
+    window: int | None = None
     partial: int | None = None
     admitted: list[int] = field(default_factory=list)
     finished: list[Sequence] = field(default_factory=list)
@@ -94,8 +95,8 @@ class Simulation:
         blocks = scheduler.blocks
         for row in rows:
             assert blocks.missing(row.sequence.table, row.start + row.count) == 0
-            if blocks.window is not None and row.sequence.finish_reason is None:
-                assert row.sequence.table.dropped * blocks.tokens_per_block <= max(0, row.start - blocks.window + 1)
+            if self.window is not None:
+                assert row.sequence.table.dropped * blocks.tokens_per_block <= max(0, row.start - self.window + 1)
         check_blocks(scheduler.blocks, (sequence.table for sequence in scheduler.holders()))
 
     def compute(self, rows: list[Row], *, paused: bool) -> None:
@@ -116,8 +117,7 @@ class Simulation:
             if windows is not None:
                 numbers = windows.numbers[table.blocks].tolist()
                 assert self.partial is not None
-                padding = row.sequence.finish_reason is not None
-                first = table.unseen if padding else max(0, row.start - self.partial + 1) // size
+                first = max(0, row.start - self.partial + 1) // size
                 self.read_and_write(row, self.window_contents, numbers, first)
 
     def wanted(self) -> set[int]:
@@ -179,14 +179,21 @@ def simulation(
     observer: BlockObserver | None = None,
 ) -> Simulation:
     """`window`: of all layers; `partial`: of some."""
-    windows = None
+    windows, padded = None, batching == "static_padded"  # as `new_scheduler`
     if partial is not None:
-        windows = WindowBlocks(window_blocks_for(partial, size, batch, num_tokens), partial, size, blocks)
+        count = window_blocks_for(partial, size, batch, num_tokens)
+        windows = WindowBlocks(count, partial + padded, size, blocks)
     manager = BlockManager(
-        blocks, size, reuse=reuse, window=window, host_blocks=host_blocks, windows=windows, observer=observer
+        blocks,
+        size,
+        reuse=reuse,
+        window=None if window is None else window + padded,
+        host_blocks=host_blocks,
+        windows=windows,
+        observer=observer,
     )
     limits = BatchLimits(max_batch_size=batch, max_num_tokens=num_tokens, max_input_len=32, max_seq_len=48)
     scheduler = Scheduler(
         limits, manager, policy=policy, chunked_context=chunked, batching=batching, most_adapters=ADAPTERS
     )
-    return Simulation(scheduler, partial)
+    return Simulation(scheduler, window, partial)

@@ -22,7 +22,7 @@ from tests.runtime.test_lookahead import LOOKAHEAD
 from tests.runtime.test_speculation import NGRAMS, KeptRanks
 from tests.runtime.thread_ranks import ThreadRanks
 from trtforge.core.recipe import SchedulerPolicy
-from trtforge.engine_process.requests import BeamParams, GenerationRequest
+from trtforge.engine_process.requests import BeamParams, GenerationRequest, SamplingParams
 from trtforge.formats.attention_windows import window_blocks_for
 from trtforge.runtime.drafting import Drafter, NgramDrafter
 from trtforge.runtime.engine import Engine, EngineOptions
@@ -324,3 +324,22 @@ def test_what_config_json_says_matters(families: Families, name: str, changes: d
     family = families(name)
     directory = edited(family.checkpoint(), tmp_path, changes)
     assert error(computed(directory, LONG)[0], family.logits(LONG)) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma2"])
+def test_rows_that_pad_a_static_batch_do_not_change_cached_blocks(
+    families: Families, name: str, tmp_path: Path
+) -> None:
+    """A finished row's last token is computed again and fills a block, which the second batch reuses; it attends to one
+    token more than the next token would have, the last one of a block of 5."""
+    family = families(name)
+    engine = write_engine(family.checkpoint(), tmp_path / "engine", tokens_per_block=5, max_num_tokens=64)
+    options = EngineOptions(batching="static_padded", chunked_context=True, kv_cache_tokens=500)
+    short, longer = requests_for([TOKENS[:24], TOKENS[30:37]], 2)
+    with Engine.load(engine, options) as running:
+        first, _ = generate_with(running, [short, replace(longer, max_tokens=20)])
+        (asked,) = requests_for([[*TOKENS[:24], first.tokens[0], 7]], 8, sampling=SamplingParams(return_log_probs=True))
+        (again,) = generate_with(running, [asked])
+    (alone,) = generate(engine, [asked])
+    assert (again.reused_blocks, again.tokens) == (5, alone.tokens)
+    assert again.log_probs == pytest.approx(alone.log_probs, abs=1e-4)

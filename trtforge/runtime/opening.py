@@ -55,15 +55,18 @@ def new_scheduler(
     observer: BlockObserver | None,
 ) -> Scheduler:
     """The scheduler of an engine. `most_adapters`: maximum number of different adapters that run at once."""
-    windows = WindowBlocks.of(
-        ranks.num_window_blocks, partial_window(source.config), source.tokens_per_block, ranks.num_blocks
+    padded = options.batching == "static_padded"  # a finished row computes its last token again: one token further back
+    partial, widest = (
+        None if window is None else window + padded
+        for window in (partial_window(source.config), widest_window(source.config))
     )
+    windows = WindowBlocks.of(ranks.num_window_blocks, partial, source.tokens_per_block, ranks.num_blocks)
     blocks = BlockManager(
         ranks.num_blocks,
         source.tokens_per_block,
         reuse=source.shares(options.kv_reuse),
         store=store,
-        window=widest_window(source.config) if options.chunked_context else None,
+        window=widest if options.chunked_context else None,
         host_blocks=ranks.num_host_blocks,
         windows=windows,
         observer=observer,
