@@ -169,6 +169,19 @@ def test_static_batching_admits_nothing_until_the_longest_is_done(batching: Batc
     assert [row.sequence for row in sim.rows] == [waiting]
 
 
+def test_a_row_that_pads_a_static_batch_holds_no_blocks_of_drafts() -> None:
+    """With a window those may be blocks that are reserved for other sequences."""
+    sim = simulation(window=4, chunked=True, batching="static_padded")
+    first, _ = sim.arrive([1] * 4, 20), sim.arrive([2] * 4, 20)
+    for _ in range(2):
+        sim.step(drafts=9)
+    assert len(first.table.blocks) == 4
+    sim.scheduler.finish(first, "cancelled")
+    assert (first.computed, len(first.table.blocks)) == (5, 2)
+    sim.run()
+    assert sim.scheduler.blocks.used_blocks == 0
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),

@@ -122,6 +122,7 @@ class Scheduler:
         if sequence in self.running:
             self.running.remove(sequence)
             if self._pads and sequence.computed:
+                self.blocks.trim(sequence.table, sequence.computed)
                 self._padding.append(sequence)
             else:
                 self.blocks.release(sequence.table)
