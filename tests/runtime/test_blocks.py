@@ -21,7 +21,7 @@ def test_a_prefix_in_whole_blocks_is_found_and_shared() -> None:
     manager.share(second, prefix)
     manager.extend(second, 10)
     check_blocks(manager, [first, second])
-    assert manager.used_blocks == 4
+    assert manager.pool.used == 4
 
 
 def test_the_last_token_is_never_covered_by_a_prefix() -> None:
@@ -45,9 +45,9 @@ def test_released_prefixes_stay_until_room_is_needed_and_continuations_go_first(
     table, other = BlockTable(), BlockTable()
     grow(manager, table, [1, 2, 3, 4])
     manager.release(table)
-    assert (manager.free_blocks, manager.cached_blocks) == (4, 2)
+    assert (manager.free_blocks, len(manager.pool.order)) == (4, 2)
     manager.extend(other, 6)
-    assert manager.cached_blocks == 1
+    assert len(manager.pool.order) == 1
     assert len(manager.find_prefix([1, 2, 3, 4, 5]).blocks) == 1
     check_blocks(manager, [table, other])
 
@@ -58,7 +58,7 @@ def test_nothing_is_shared_when_reuse_is_off() -> None:
     grow(manager, table, [1, 2, 3])
     assert manager.find_prefix([1, 2, 3]).blocks == ()
     manager.release(table)
-    assert manager.cached_blocks == 0
+    assert len(manager.pool.order) == 0
 
 
 @settings(max_examples=200, deadline=None)

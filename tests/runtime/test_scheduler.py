@@ -147,9 +147,9 @@ def test_a_cancelled_sequence_frees_its_blocks_at_once() -> None:
     sim = simulation()
     sequence = sim.arrive([1] * 9, 9)
     sim.step()
-    assert sim.scheduler.blocks.used_blocks == 3
+    assert sim.scheduler.blocks.pool.used == 3
     sim.scheduler.finish(sequence, "cancelled")
-    assert sim.scheduler.blocks.used_blocks == 0
+    assert sim.scheduler.blocks.pool.used == 0
     assert sim.scheduler.idle
 
 
@@ -179,7 +179,7 @@ def test_a_row_that_pads_a_static_batch_holds_no_blocks_of_drafts() -> None:
     sim.scheduler.finish(first, "cancelled")
     assert (first.computed, len(first.table.blocks)) == (5, 2)
     sim.run()
-    assert sim.scheduler.blocks.used_blocks == 0
+    assert sim.scheduler.blocks.pool.used == 0
 
 
 @settings(max_examples=150, deadline=None)
@@ -328,7 +328,7 @@ def test_blocks_behind_the_window_are_shared_as_others_are() -> None:
     sim = simulation(blocks=24, num_tokens=48, chunked=True, window=8)
     first = sim.arrive(list(range(32)), 8)
     sim.step()
-    assert (first.table.dropped, sim.scheduler.blocks.cached_blocks) == (6, 6)
+    assert (first.table.dropped, len(sim.scheduler.blocks.pool.order)) == (6, 6)
     second = sim.arrive([*range(32), 7], 8)
     sim.step()
     assert second.reused_blocks == 8

@@ -49,7 +49,7 @@ def test_a_sequence_keeps_the_blocks_within_the_window() -> None:
     check_blocks(blocks, [table])
     assert len(set(windows.numbers[table.blocks[3:]].tolist())) == 2
     blocks.release(table)
-    assert (windows.used, blocks.used_blocks) == (0, 0)
+    assert (windows.used, blocks.pool.used) == (0, 0)
 
 
 def test_a_prompt_begins_where_all_that_it_attends_to_is_held() -> None:

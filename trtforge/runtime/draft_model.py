@@ -44,7 +44,7 @@ class DraftModel:
     @property
     def used_blocks(self) -> int:
         """Number of the draft model's KV blocks that sequences hold."""
-        return self._blocks.used_blocks
+        return self._blocks.pool.used
 
     def draft(self, sequences: list[Sequence]) -> None:
         """See Drafter. A sequence for which no block is free, or that is too long, gets no draft."""

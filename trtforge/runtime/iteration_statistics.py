@@ -63,7 +63,7 @@ class KvCacheStatistics(_AsJson):
         return cls(
             max_num_blocks=blocks.num_blocks,
             free_num_blocks=blocks.free_blocks,
-            used_num_blocks=blocks.used_blocks,
+            used_num_blocks=blocks.pool.used,
             tokens_per_block=blocks.tokens_per_block,
             alloc_total_blocks=blocks.pool.taken,
             alloc_new_blocks=blocks.pool.taken_empty,

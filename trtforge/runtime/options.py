@@ -108,7 +108,7 @@ def block_figures(blocks: BlockManager) -> dict[str, int]:
     """The statistics of the KV blocks, by their names in EngineStatistics."""
     return {
         "kv_blocks_max": blocks.num_blocks,
-        "kv_blocks_used": blocks.used_blocks,
+        "kv_blocks_used": blocks.pool.used,
         "kv_blocks_free": blocks.free_blocks,
         "kv_blocks_reused": blocks.reused_blocks,
         "kv_window_blocks_max": 0 if blocks.windows is None else blocks.windows.count,

@@ -65,7 +65,7 @@ class Trace:
         marks = [round((moment - self._start) * 1e6, 1) for moment in times]
         context = sum(row.count for row in rows if row.start < len(row.sequence.request.prompt))
         blocks = scheduler.blocks
-        held = {"used": blocks.used_blocks, "free": blocks.free_blocks}
+        held = {"used": blocks.pool.used, "free": blocks.free_blocks}
         sequences = {"running": len(scheduler.running), "waiting": len(scheduler.waiting)}
         tokens = {"context": context, "generation": sum(row.count for row in rows) - context}
         slice_args = {"rows": len(rows), "sampled": sampled, "pauses": scheduler.pauses}

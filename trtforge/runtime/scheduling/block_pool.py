@@ -25,6 +25,11 @@ class BlockPool:
         """Number of blocks that no sequence holds, those with content included."""
         return len(self._empty) + len(self.order)
 
+    @property
+    def used(self) -> int:
+        """Number of blocks that some sequence holds."""
+        return self.count - self.free
+
     def find(self, key: bytes) -> int | None:
         """The block with the content of `key`; None if there is none."""
         return self._block_of.get(key)

@@ -54,16 +54,6 @@ class BlockManager:
         """Blocks that no sequence holds, cached ones included."""
         return self.pool.free
 
-    @property
-    def used_blocks(self) -> int:
-        """Blocks that some sequence holds."""
-        return self.num_blocks - self.free_blocks
-
-    @property
-    def cached_blocks(self) -> int:
-        """Free blocks whose content can still be shared."""
-        return len(self.pool.order)
-
     def blocks_for(self, tokens: int) -> int:
         """Number of blocks for this many tokens."""
         return -(-tokens // self.tokens_per_block)
