@@ -1,4 +1,4 @@
-"""Calls of LFM2, Command R and A, DeepSeek V3.2, Gemma 4 and functionary 3.2."""
+"""Calls of LFM2, Command R and A, DeepSeek V3.2, Gemma 4, Kimi K3 and functionary 3.2."""
 
 import json
 from collections.abc import Sequence
@@ -351,3 +351,12 @@ def test_the_effort_for_one_long_piece_grows_with_its_length(part: str) -> None:
 
     few, many = copied(1000), copied(8000)
     assert many < 9 * few
+
+
+@pytest.mark.parametrize(("begin", "end"), [("Action: ```json\n", "\n```"), ("<|START_ACTION|>", "<|END_ACTION|>")])
+def test_long_json_that_is_no_call_is_told_once_it_ends(begin: str, end: str) -> None:
+    text = f'I show:\n{begin}{{"a": "{"b" * 2000}"}}{end}'
+    reader, told = CallReader(USE), ""
+    for start in range(0, len(text), 50):
+        told += "".join(map(str, reader.push(text[start : start + 50], None)))
+    assert told == text

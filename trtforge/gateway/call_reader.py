@@ -152,9 +152,9 @@ class CallReader:
         self._searched = len(self._unread)
         return found is not None
 
-    def _await_tag(self) -> bool:
-        """Wait for more text; if the text is too long for the head of a call, only the `>` of a tag matters."""
-        self._awaited = ">" if len(self._unread) > LONGEST_HEAD else ""
+    def _await_tag(self, last: str = ">") -> bool:
+        """Wait for more text; if it is too long for the head of a call, only the `last` character of a tag matters."""
+        self._awaited = last if len(self._unread) > LONGEST_HEAD else ""
         return False
 
     def _may_be_named(self) -> bool:
@@ -221,7 +221,7 @@ class CallReader:
         end = self._unread.find(end_tag, max(len(tag), self._searched - len(end_tag))) if end_tag else -1
         if end < 0 and not self._last:
             self._searched = len(self._unread)
-            return self._await_tag()
+            return self._await_tag(end_tag[-1:] or ">")
         end = len(self._unread) if end < 0 else end
         if self._parsed(self._unread[len(tag) : end]):
             self._take(end)
