@@ -22,11 +22,16 @@ PLAN = "<|START_THINKING|>I ask.<|END_THINKING|>"
 
 
 def read(
-    pieces: Sequence[str], prompted: str, parser: ReasoningParser | None = "qwen3", use: ToolUse | None = USE
+    pieces: Sequence[str],
+    prompted: str,
+    parser: ReasoningParser | None = "qwen3",
+    use: ToolUse | None = USE,
+    *,
+    continues: bool = False,
 ) -> tuple[str, str, Sequence[ToolCall]]:
     """Reasoning, text and calls of an answer to a prompt that ends so."""
     names = () if use is None else use.names
-    new_reader = with_calls(partial(reader_of, parser, names), use)
+    new_reader = with_calls(partial(reader_of, parser, names), use, continues=continues)
     assert new_reader is not None
     reader, calls = new_reader(prompted), None if use is None else StreamedCalls(use)
     reasoning, said, told = "", "", []
@@ -72,6 +77,8 @@ def read(
         ("python\nprint(1)", ">>>", ("", ">>>python\nprint(1)", [])),
         ("all\n1 >> 2 >>> 3 >>>", ">>>", ("", "1 >> 2 >>> 3 >>>", [])),
         ("all\nIt rains.", "", ("", "all\nIt rains.", [])),
+        ("all\n>>>>all\n>>all\n", ">>>", ("", ">>>all\n", [])),
+        ("<|START_TEXT|><|START_<|START_TEXT|>TEXT|>", "", ("", "<|START_TEXT|>", [])),
     ],
 )
 def test_an_answer_has_no_marks(
@@ -85,6 +92,14 @@ def test_marks_are_removed_without_functions_and_without_a_parser() -> None:
     assert read(["all\nIt rains."], ">>>", None, None) == ("", "It rains.", [])
     assert read(["time\n{}"], ">>>", None, None) == ("", ">>>time\n{}", [])
     assert read([f"{PLAN}<|START_RESPONSE|>It rains.<|END_RESPONSE|>"], "", None) == ("", f"{PLAN}It rains.", [])
+    thought = "I ask.<|close|>think<|sep|>"
+    answer = f"{thought}<|open|>response<|sep|>So.<|close|>response<|sep|><|close|>message<|sep|>"
+    assert read([answer], "<|open|>think<|sep|>", None, None) == ("", f"{thought}So.", [])
+
+
+def test_marks_with_which_a_continued_message_ends_are_its_text() -> None:
+    assert read(["1 + 1"], ">>>", None, None, continues=True) == ("", "1 + 1", [])
+    assert read(["all\nIt rains."], ">>>", continues=True) == ("", "all\nIt rains.", [])
 
 
 def test_a_prompt_may_end_with_the_mark_of_a_recipient() -> None:

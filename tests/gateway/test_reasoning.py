@@ -123,6 +123,12 @@ def test_a_message_that_is_continued_tells_more_than_the_end_of_the_prompt() -> 
     with thinking(" two.</think>Four.", "qwen3", "") as (gateway, _):
         asked = chat(" two.</think>Four.", messages=messages, continue_final_message=True)
         assert streamed(gateway, asked) == (" two.", "Four.")
+    messages = [QUESTION, {"role": "assistant", "content": "In Python:\n>>>"}]
+    with thinking(" 2 + 2", None, ">>>") as (gateway, _):
+        asked = chat(" 2 + 2", messages=messages, continue_final_message=True)
+        assert streamed(gateway, asked) == ("", " 2 + 2")
+        response = response_of(gateway.post("responses", model="demo", input=messages, continue_final_message=True))
+    assert response.output_text == " 2 + 2"
 
 
 @pytest.mark.parametrize("name", ["enable_thinking", "thinking"])

@@ -36,6 +36,8 @@ from trtforge.core.call_tags import (
     TOOL_CALL,
     TOOL_CALL_END,
     XTML_CALL,
+    XTML_CALLS,
+    XTML_CALLS_END,
     XTML_CLOSE,
     XTML_END,
     XTML_OPEN,
@@ -73,7 +75,6 @@ _CALLS, _SEPARATOR, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁sep
 _KIMI_CALLS, _KIMI_CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _MINIMAX_CALLS, _MINIMAX_CALLS_END = "<minimax:tool_call>", "</minimax:tool_call>"
 _DSML_CALLS = {"<｜DSML｜function_calls>": "</｜DSML｜function_calls>", "<｜DSML｜tool_calls>": "</｜DSML｜tool_calls>"}
-_XTML_CALLS, _XTML_CALLS_END = f"{XTML_OPEN}tools{XTML_END}", f"{XTML_CLOSE}tools{XTML_END}"
 _XTML_CALL_END = f"{XTML_CLOSE}call{XTML_END}"
 _XTML_ARGUMENT, _XTML_ARGUMENT_END = f'{XTML_OPEN}argument key="', f"{XTML_CLOSE}argument{XTML_END}"
 _SEED_CALLS, _SEED_CALLS_END = "<seed:tool_call>", "</seed:tool_call>"
@@ -228,10 +229,10 @@ TAGGED = (
     ),
     CallForm(  # Kimi K3
         re.compile(
-            rf"(?:{re.escape(_XTML_CALLS)}{_BLANK})?{re.escape(XTML_CALL)}{_NAME}\""
+            rf"(?:{re.escape(XTML_CALLS)}{_BLANK})?{re.escape(XTML_CALL)}{_NAME}\""
             rf'(?: index="\d{{1,9}}")?{re.escape(XTML_END)}{_BLANK}(?=<)'
         ),
-        (_XTML_CALL_END, _XTML_CALLS_END),
+        (_XTML_CALL_END, XTML_CALLS_END),
         _XTML,
     ),
     CallForm(  # LFM2
@@ -262,7 +263,7 @@ MARKS = (
     *_DSML_CALLS,
     DSML_INVOKE,
     GEMMA_CALL,
-    _XTML_CALLS,
+    XTML_CALLS,
     XTML_CALL,
     harmony.CALL_HEAD,
 )
@@ -286,7 +287,7 @@ SO_FAR = {
     XTML_CALL: re.compile(rf'{_SOME_NAME}(?P<whole>"(?: [^<]{{0,40}})?(?s:<.*)?)?'),
     GEMMA_CALL: re.compile(rf"{_BLANK}(?:c|ca|cal|call|call:{_BLANK}{_SOME_NAME}(?P<whole>\{{)?)?"),
     **dict.fromkeys((_KIMI_CALLS, KIMI_CALL), _KIMI_SO_FAR),
-    **dict.fromkeys((_MINIMAX_CALLS, _SEED_CALLS, _XTML_CALLS, *_DSML_CALLS), _TAG_SO_FAR),
+    **dict.fromkeys((_MINIMAX_CALLS, _SEED_CALLS, XTML_CALLS, *_DSML_CALLS), _TAG_SO_FAR),
     harmony.CALL_HEAD: re.compile(rf"{_SOME_NAME}(?P<whole>(?s:<.*))?"),
 }
 """By mark, the text that may follow before the head of a call is complete; any text for other marks."""

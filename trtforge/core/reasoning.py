@@ -17,10 +17,9 @@ from trtforge.core.call_tags import (
     GEMMA_CHANNEL,
     GEMMA_CHANNEL_END,
     RECIPIENT,
-    XTML_CLOSE,
-    XTML_END,
-    XTML_OPEN,
     XTML_RESPONSE,
+    XTML_THINK,
+    XTML_THINK_END,
 )
 from trtforge.core.harmony import HarmonyText
 from trtforge.core.stop_text import overlap
@@ -33,7 +32,7 @@ THOUGHTS = (
     ("<seed:think>", "</seed:think>"),
     (COHERE_THINKING, COHERE_THINKING_END),
     (f"{GEMMA_CHANNEL}thought", GEMMA_CHANNEL_END),
-    (f"{XTML_OPEN}think{XTML_END}", f"{XTML_CLOSE}think{XTML_END}"),
+    (XTML_THINK, XTML_THINK_END),
 )
 """Pairs of opening and closing tags of reasoning."""
 

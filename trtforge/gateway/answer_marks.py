@@ -16,11 +16,12 @@ from trtforge.core.call_tags import (
     COHERE_THINKING,
     FUNCTION,
     RECIPIENT,
+    XTML_CALLS,
     XTML_CLOSE,
     XTML_END,
-    XTML_OPEN,
     XTML_RESPONSE,
     XTML_RESPONSE_END,
+    XTML_THINK,
 )
 from trtforge.core.stop_text import overlap
 from trtforge.gateway.sequence import AnswerReader
@@ -35,7 +36,9 @@ _TAGS = (
     f"{XTML_CLOSE}message{XTML_END}",
 )
 _TAG = re.compile("|".join(map(re.escape, _TAGS)))
-_BEGIN = (*_TAGS, COHERE_THINKING, ACTION, f"{XTML_OPEN}think{XTML_END}", f"{XTML_OPEN}tools{XTML_END}")
+_BEGIN = (*_TAGS, COHERE_THINKING, ACTION, XTML_THINK, XTML_CALLS)
+_PROMPTED = (COHERE_THINKING, XTML_THINK, XTML_RESPONSE)
+"""Ends of prompts of Command and Kimi K3."""
 _PART = re.compile(rf"{RECIPIENT}(?P<to>[A-Za-z0-9_-]{{1,64}})\n")
 _PART_SO_FAR = re.compile(rf"{RECIPIENT}[A-Za-z0-9_-]{{0,64}}\Z")
 _USER = "all"
@@ -55,7 +58,7 @@ class PlainReader:
         self._read: Callable[[bool], str] = self._beginning
         if prompted == RECIPIENT:
             self._held, self._read = RECIPIENT, self._parts
-        elif prompted == XTML_RESPONSE:
+        elif prompted in _PROMPTED:
             self._read = self._tagged
 
     def parts(self, text: str, reason: str | None, stop_word: str = "") -> list[tuple[str, str]]:
@@ -86,21 +89,27 @@ class PlainReader:
 
     def _tagged(self, last: bool) -> str:
         """State: an answer of Command or Kimi K3."""
-        text = _TAG.sub("", self._held)
-        held = 0 if last else max(overlap(text, tag) for tag in _TAGS)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        text, rest = _replaced(_TAG, "", self._held)
+        held = 0 if last else max(overlap(rest, tag) for tag in _TAGS)
+        self._held = rest[len(rest) - held :]
+        return text + rest[: len(rest) - held]
 
     def _parts(self, last: bool) -> str:
         """State: an answer of functionary."""
-        text = _PART.sub(self._begun, self._held)
-        so_far = _PART_SO_FAR.search(text)
-        held = 0 if last else len(so_far[0]) if so_far else overlap(text, RECIPIENT)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+        text, rest = _replaced(_PART, self._begun, self._held)
+        so_far = _PART_SO_FAR.search(rest)
+        held = 0 if last else len(so_far[0]) if so_far else overlap(rest, RECIPIENT)
+        self._held = rest[len(rest) - held :]
+        return text + rest[: len(rest) - held]
 
     def _begun(self, part: "re.Match[str]") -> str:
         """What the beginning of a part becomes."""
         if part["to"] in self._functions:
             return f"{FUNCTION}{part['to']}>"
         return "" if part["to"] == _USER else part[0]
+
+
+def _replaced(pattern: "re.Pattern[str]", by: "str | Callable[[re.Match[str]], str]", text: str) -> tuple[str, str]:
+    """The text up to the last match, with each match replaced, and the rest; what a replacement joins is no match."""
+    end = max((found.end() for found in pattern.finditer(text)), default=0)
+    return pattern.sub(by, text[:end]), text[end:]

@@ -68,8 +68,11 @@ class ThoughtReader:
         return [((shown + rest).rstrip() if said else shown + rest, said)]
 
 
-def with_calls(new_reader: NewReader | None, use: ToolUse | None) -> NewAnswerReader | None:
-    """Creates readers of answers, which may call functions."""
+def with_calls(new_reader: NewReader | None, use: ToolUse | None, *, continues: bool = False) -> NewAnswerReader | None:
+    """Creates readers of answers, which may call functions.
+
+    `continues`: the prompt ends with the text of a message, in which marks of the template count as text.
+    """
     if new_reader is None:
         return None
 
@@ -77,7 +80,8 @@ def with_calls(new_reader: NewReader | None, use: ToolUse | None) -> NewAnswerRe
         reader: AnswerReader = new_reader(prompt_thought)
         if use is not None and isinstance(reader, ReasoningText):
             reader = ThoughtReader(reader, use)
-        return PlainReader(reader, prompt_thought, () if use is None else use.names)
+        prompted = None if continues else prompt_thought
+        return PlainReader(reader, prompted, () if use is None else use.names)
 
     return new
 
