@@ -2,7 +2,7 @@
 
 Sources of the later ones, beside vLLM's parsers (vllm/tool_parsers/{lfm2,cohere_command,deepseekv32,deepseekv4,gemma4}_
 tool_parser.py): the templates of LFM2.5-8B-A1B, c4ai-command-r7b-12-2024, DeepSeek-V3.2, gemma-4-31B-it and Kimi-K3 in
-llama.cpp (models/templates); for Command R the model card of CohereForAI/c4ai-command-r-v01.
+llama.cpp (models/templates); for Command R the template server/testdata/tools/command-r-plus.gotmpl of ollama.
 
 An answer may also be JSON: an array of objects with `name` and `arguments` or `parameters`, or begin with such objects
 (Llama 3.1).
