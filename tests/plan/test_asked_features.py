@@ -141,13 +141,15 @@ def test_adapters_of_a_plan_are_those_that_the_backend_loads(tmp_path: Path) -> 
     (tmp_path / "adapter_config.json").write_text('{"r": 128, "target_modules": ["query_key_value"]}')
     falcon = small("falcon_7b")
 
-    def planned(backend: str, **lora: object) -> Evaluation:
-        return evaluate(falcon, asked(falcon, recipe={"engine": {"backend": backend, "features": {"lora": lora}}}))
+    def planned(backend: str, gpu: str | None = None, **lora: object) -> Evaluation:
+        recipe = {"engine": {"backend": backend, "features": {"lora": lora}}}
+        return evaluate(falcon, asked(falcon, recipe=recipe, gpu=gpu))
 
-    for backend in ("tensorrt_llm", "llmapi"):
+    for backend, gpu in (("tensorrt_llm", None), ("llmapi", None), ("auto", "h100")):  # auto with a GPU: TensorRT-LLM
         with pytest.raises(ForgeError, match="changes query_key_value, of which only the embedded engine"):
-            planned(backend, adapters=[str(tmp_path)])
-    assert planned("torch", adapters=[str(tmp_path)]).legal
+            planned(backend, gpu, adapters=[str(tmp_path)])
+    for backend in ("torch", "auto"):
+        assert planned(backend, adapters=[str(tmp_path)]).legal
     (problem,) = planned("torch", modules=["mlp_gate"]).problems
     assert problem.message.endswith("mlp_gate: this model's MLP does not have it as a layer of its own")
 

@@ -197,6 +197,21 @@ def test_features_have_fixes(recipe: dict[str, Any], options: dict[str, Any], ru
     assert found[rule].text.startswith(text)
 
 
+@pytest.mark.parametrize(
+    ("hub_id", "least"),
+    [
+        (LLAMA_8B, 64 * 32 * (4096 + 14336) * 4),
+        ("microsoft/phi-4", 64 * 40 * (5120 + 2 * 17920) * 4),  # up and gate in one matrix
+    ],
+)
+def test_host_memory_for_an_adapter_of_the_embedded_engine(hub_id: str, least: int) -> None:
+    """In float32, in which it computes on a CPU."""
+    values = {"backend": "torch", "compute_dtype": "float32", "device": "cpu"}
+    recipe = {"engine": values | {"features": {"lora": {"modules": ["mlp_h_to_4h"], "host_memory": 1000}}}}
+    fix = fixed(hub_id, recipe=recipe)["lora_cache"]
+    assert fix.text == f"Use --set engine.features.lora.host_memory={least}."
+
+
 def test_experts_take_no_adapters_and_attention_does() -> None:
     recipe = engine(lora=LORA | {"modules": ["attn_q", "mlp_h_to_4h"]})
     assert (

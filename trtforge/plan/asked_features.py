@@ -72,7 +72,7 @@ def _adapter_problems(lora: LoraFeature, model: Model, checkpoint: CheckpointCon
     gated = any(row.target == "mlp.gate" for row in model.family.linears)
     if "mlp_gate" in lora.modules and not gated and not checkpoint.experts:
         message = "engine.features.lora.modules: mlp_gate: this model's MLP does not have it as a layer of its own"
-        yield Problem("lora", message, "Use mlp_h_to_4h, or leave it out.")
+        yield Problem("lora", message, "Use mlp_h_to_4h, leave it out, or merge the adapters into the model.")
 
 
 def _of_tensorrt(model: Model, request: Request, checkpoint: CheckpointConfig, release: Release) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.features import OF_ENGINES, OF_THE_LLM_API
 from trtforge.plan.evaluation import Evaluation
-from trtforge.plan.lora import adapter_bytes
+from trtforge.plan.lora import adapter_bytes, embedded_bytes
 from trtforge.plan.model import Model
 from trtforge.plan.request import Change, Request
 from trtforge.plan.speculation import EAGLE_MOST_REQUESTS, speculation_of
@@ -90,7 +90,11 @@ def lora_cache(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, .
     request, lora = evaluation.request, evaluation.request.engine.features.lora
     if lora is None or evaluation.memory is None:
         return
-    least = adapter_bytes(model.facts.sizes, evaluation.memory.parallel, lora, dtype_named(request.dtype).size)
+    sizes, parallel, embedded = model.facts.sizes, evaluation.memory.parallel, evaluation.embedded
+    if embedded is None:
+        least = adapter_bytes(sizes, parallel, lora, dtype_named(request.dtype).size)
+    else:
+        least = embedded_bytes(model.family, sizes, parallel, lora, dtype_named(embedded.compute_dtype).size)
     if lora.host_memory < least:
         yield (_set(f"{_FEATURES}.lora.host_memory", str(least)),)
     for share in _SHARES:

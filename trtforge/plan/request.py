@@ -10,7 +10,7 @@ from trtforge.core.dtypes import ModelDtype, model_dtype
 from trtforge.core.errors import Repair, UsageError
 from trtforge.core.features import FeaturesConfig
 from trtforge.core.nearest import nearest_format
-from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe, RoundingChoice
+from trtforge.core.recipe import CalibrationConfig, EngineConfig, GateConfig, Recipe, ResolvedBackend, RoundingChoice
 from trtforge.core.serving import ServingConfig
 from trtforge.formats.adapter import require_layers_of, resolved_lora
 from trtforge.formats.trtllm import CheckpointConfig
@@ -121,10 +121,16 @@ class Request:
     @property
     def for_tensorrt(self) -> bool | None:
         """Whether TensorRT-LLM's rules for engines apply; None if the backend is not chosen yet."""
+        backend = self.resolved_backend
+        return None if backend is None else backend == "tensorrt_llm"
+
+    @property
+    def resolved_backend(self) -> ResolvedBackend | None:
+        """The backend; `auto` is TensorRT-LLM's engine builder if a GPU or a release is given, else not chosen yet."""
         backend, target = self.engine.backend, self.engine.target
-        if backend == "auto":
-            return True if target.gpu is not None or "tensorrt_llm" in target.model_fields_set else None
-        return backend == "tensorrt_llm"
+        if backend != "auto":
+            return backend
+        return "tensorrt_llm" if target.gpu is not None or "tensorrt_llm" in target.model_fields_set else None
 
     def with_features(self, features: FeaturesConfig) -> "Request":
         """This request with other features of the engine."""
@@ -194,8 +200,6 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
     """
     quant, features = recipe.quantization, recipe.engine.features
     if features.lora is not None:
-        if recipe.engine.backend != "auto":
-            require_layers_of(features.lora, recipe.engine.backend)
         features = features.model_copy(update={"lora": resolved_lora(features.lora)})
     draft = features.draft.model if features.draft is not None else None
     request = Request(
@@ -221,6 +225,8 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
     request = request.changed(*given)
     if request.gpu is not None:
         request = request.changed(Change("--gpu", request.gpu.name))  # replaces an alias
+    if recipe.engine.features.lora is not None and (backend := request.resolved_backend) is not None:
+        require_layers_of(recipe.engine.features.lora, backend)
     for option, name, known in (("--quant", request.quant, WEIGHTS), ("--kv-cache", request.kv_cache, CACHES)):
         if name not in known:
             nearest = nearest_format(name, known)
