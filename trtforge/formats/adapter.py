@@ -201,8 +201,10 @@ def modules_of(layer: str) -> tuple[LoraModule, ...]:
     *before, name = layer.split(".")
     if name in PEFT_MODULES:
         return (PEFT_MODULES[name],)
-    ending = f".{name}" if not before else f"{before[-1]}.{name}"
-    return tuple(module for known, module in PEFT_MODULES.items() if "." in known and known.endswith(ending))
+    if before:
+        module = PEFT_MODULES.get(f"{before[-1]}.{name}")
+        return () if module is None else (module,)
+    return tuple(module for known, module in PEFT_MODULES.items() if known.endswith(f".{name}"))
 
 
 def require_layers_of(lora: LoraFeature, backend: ResolvedBackend) -> None:

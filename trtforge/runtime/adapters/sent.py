@@ -24,6 +24,7 @@ from trtforge.runtime.linears.kernels import DTYPES
 _MODULES: tuple[LoraModule, ...] = get_args(LoraModule)
 """LoRA modules by their ids."""
 _PEFT = {module: name for name, module in reversed(list(PEFT_MODULES.items()))}
+"""The first name of each module, Llama's or Phi-3's."""
 _NAMED = 1 << 62
 _HINT = "Send the tensors that TensorRT-LLM's hf_lora_convert.py writes for an adapter of this model."
 
