@@ -1,5 +1,6 @@
 """What is refused comes with the nearest choice that is legal, and that is tried: every fix, applied, is legal."""
 
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.plan.models import LLAMA_8B, LLAMA_70B, LLAMA_405B, MIXTRAL, asked, known
+from tests.plan.small_models import small
 from trtforge.core.parallel import Parallel
 from trtforge.core.recipe import KvCacheFormat, QuantFormat
 from trtforge.plan.choices import candidates
@@ -217,6 +219,19 @@ def test_experts_take_no_adapters_and_attention_does() -> None:
     assert (
         fixed(MIXTRAL, recipe=recipe)["lora"].text == "Use --set 'engine.features.lora.modules=[attn_q,attn_k,attn_v]'."
     )
+
+
+def test_no_choice_of_modules_leaves_out_those_of_an_adapter(tmp_path: Path) -> None:
+    """Nemotron's up_proj, whose MLP has no gate; without an adapter, modules of the attention are proposed."""
+    (tmp_path / "adapter_config.json").write_text('{"r": 8, "target_modules": ["q_proj", "up_proj"]}')
+    model = small("nemotron")
+    for lora, text in (
+        ({"modules": ["attn_q", "mlp_gate"]}, "Use --set 'engine.features.lora.modules=[attn_q,attn_k,attn_v]'."),
+        ({"adapters": [str(tmp_path)]}, "Use mlp_h_to_4h, leave it out, or merge the adapters into the model."),
+    ):
+        recipe = {"engine": {"backend": "torch", "features": {"lora": lora}}}
+        (fix,) = fixes(model, evaluate(model, asked(model, recipe=recipe)))
+        assert fix.text == text
 
 
 def test_sizes_of_servers_are_proposed_first() -> None:

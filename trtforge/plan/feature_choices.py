@@ -4,9 +4,11 @@ A feature itself is dropped only if no other change helps: features that a backe
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from trtforge.core.dtypes import dtype_named
 from trtforge.core.features import OF_ENGINES, OF_THE_LLM_API
+from trtforge.formats.adapter import read_adapter
 from trtforge.plan.evaluation import Evaluation
 from trtforge.plan.lora import adapter_bytes, embedded_bytes
 from trtforge.plan.model import Model
@@ -75,13 +77,14 @@ def one_stage(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ..
 
 
 def lora_modules(model: Model, evaluation: Evaluation) -> Iterator[tuple[Change, ...]]:
-    """Only the attention layers, each once."""
+    """Only the attention layers, each once, if the recipe's adapters change no others."""
     lora = evaluation.request.engine.features.lora
     modules = lora.modules if lora is not None else ()
+    needed = {name for each in (lora.adapters if lora else ()) for name in read_adapter(Path(each)).modules}
     attention = [name for name in modules if not name.startswith("mlp_")]
     single = [name for name in attention if name != "attn_qkv"]
     for names in (attention, [name for name in modules if name != "attn_qkv"], single):
-        if names and tuple(names) != modules:
+        if names and tuple(names) != modules and needed <= set(names):
             yield (_set(f"{_FEATURES}.lora.modules", f"[{','.join(names)}]"),)
 
 

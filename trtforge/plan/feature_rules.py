@@ -248,7 +248,7 @@ def adapted_experts(checkpoint: CheckpointConfig, lora: LoraFeature) -> Iterator
     modules = [name for name in lora.modules if name.startswith("mlp_")]
     if modules and checkpoint.experts:
         message = f"engine.features.lora.modules: {modules[0]} is part of the experts, which do not support LoRA"
-        yield Problem("lora", message, "Use attention modules only.")
+        yield Problem("lora", message, "Use attention modules only, or merge the adapters into the model.")
 
 
 def _streaming_problems(checkpoint: CheckpointConfig, engine: EngineConfig) -> Iterator[Problem]:

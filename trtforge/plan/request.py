@@ -200,7 +200,8 @@ def request_of(recipe: Recipe, model: Model, options: Mapping[Option, Any], typi
     """
     quant, features = recipe.quantization, recipe.engine.features
     if features.lora is not None:
-        features = features.model_copy(update={"lora": resolved_lora(features.lora)})
+        lora = resolved_lora(features.lora).model_copy(update={"adapters": features.lora.adapters})
+        features = features.model_copy(update={"lora": lora})
     draft = features.draft.model if features.draft is not None else None
     request = Request(
         tp=recipe.parallel.tp,

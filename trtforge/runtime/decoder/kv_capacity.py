@@ -82,7 +82,7 @@ def block_count(
         raise ForgeError(
             f"the KV cache has no room for one block of {tokens_per_block} tokens{beside}",
             hint="Free some memory, or raise kv_cache_fraction or kv_cache_tokens. For adapters, an engine keeps "
-            "engine.features.lora.host_memory.",
+            "engine.features.lora.host_memory; for steps on a GPU, less with a smaller engine.max_num_tokens.",
         )
     return min(fitting, wanted)
 
