@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from trtforge.core.errors import ForgeError
 from trtforge.core.features import LoraModule
 from trtforge.formats.trtllm import CheckpointConfig
+from trtforge.models.checkpoint_sizes import sizes_of
 from trtforge.models.families.common import fused_qkv, qkv
-from trtforge.models.family import Sizes
 from trtforge.models.part_rows import part_cuts
 from trtforge.models.registry import family_of_engine
 from trtforge.runtime.architecture.spec import DecoderSpec
@@ -91,16 +91,7 @@ def _fused_rows(config: CheckpointConfig, tp: int, rank: int) -> tuple[Range, ..
 
     If it has three matrices, or conversion does not know the model, those of [query; key; value].
     """
-    sizes = Sizes(
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_size=config.head_size,
-        hidden=config.hidden_size,
-        intermediate=config.intermediate_size,
-        vocab=config.vocab_size,
-        max_positions=config.max_position_embeddings or 0,
-    )
+    sizes = sizes_of(config)
     family, row = family_of_engine(config.base_architecture), qkv(fused_qkv("", "stacked"))
     for own in family.linears if family is not None else ():
         if own.target == row.target and len({part.module for part in own.parts}) == 1:
