@@ -85,8 +85,8 @@ class ParameterTags:
     """The notation of one argument: `head`: everything up to its value; `end`: the text after it.
 
     `head` may have a group `string`, with which the value is a string. `begins_with`: the beginning of every head;
-    `ends`: the texts that `end` matches, the first of which ends a value;
-    `lines`: the value is on separate lines, so the line feed before its end does not belong to it.
+    `ends`: the texts that `end` matches, the first of which ends a value; `lines`: the value is on separate lines, so
+    the line feed before its end does not belong to it.
     """
 
     head: re.Pattern[str]
@@ -115,10 +115,10 @@ class LiteralNotation:
 class CallForm:
     """A call between tags.
 
-    `head`: everything up to the arguments; `closing`: tags that may follow them, in this order; `tags`: of arguments
-    that are not JSON; `literals`: the same; `several`: further calls may follow;
-    `in_object`: the arguments are the last value of a JSON object; `in_array`: that object is the
-    first of an array; `end`: text that ends the arguments even within a string.
+    `head`: everything up to the arguments; `closing`: tags that may follow them, in this order; `tags`, `literals`: the
+    notation of arguments that are not JSON; `several`: further calls may follow; `in_object`: the arguments are the
+    last value of a JSON object; `in_array`: that object is the first of an array; `end`: text that ends the arguments
+    even within a string.
     """
 
     head: re.Pattern[str]

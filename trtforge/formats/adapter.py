@@ -257,7 +257,10 @@ def _target_modules(directory: Path, file: _AdapterFile) -> Sequence[str]:
     found: list[str] = []
     for name in names:
         own = [layer for layer in layers if f".{layer}".endswith(f".{name}")]
-        found += own if len(modules_of(name)) > 1 else [name] * bool(own)
+        if len(modules_of(name)) > 1:
+            found += own
+        elif own:
+            found.append(name)
     return found or names
 
 

@@ -3,9 +3,9 @@
 Command R7B and A write text between `<|START_RESPONSE|>` and `<|END_RESPONSE|>`, Command A+ between `<|START_TEXT|>`
 and `<|END_TEXT|>` (tests/tool_parsers/test_cohere_command_tool_parser.py of vLLM), Kimi K3 between
 `<|open|>response<|sep|>` and `<|close|>response<|sep|>`, and `<|close|>message<|sep|>` at the end
-(models/templates/Kimi-K3.jinja of llama.cpp). functionary 3.2 begins each part
-with `>>>`, whom it is for (`all`: the user) and a line feed; its prompts end with the first `>>>`
-(functionary/prompt_template/llama3_prompt_template_v3.py of MeetKai/functionary).
+(models/templates/Kimi-K3.jinja of llama.cpp). functionary 3.2 begins each part with `>>>`, whom it is for (`all`: the
+user) and a line feed; its prompts end with the first `>>>` (functionary/prompt_template/llama3_prompt_template_v3.py of
+MeetKai/functionary).
 """
 
 import re

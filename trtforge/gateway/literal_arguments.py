@@ -196,7 +196,6 @@ class LiteralArguments:
 
     def _string(self) -> bool:
         """State: a string."""
-        start = self._at
         while True:
             end = self._text.find(self._quote, self._at)
             escape = self._text.find("\\", self._at, end if end >= 0 else None) if self._notation.escapes else -1
@@ -212,8 +211,8 @@ class LiteralArguments:
                 self._made.append(escaped(self._text[self._at : end]))
                 self._at = end
                 return False
-            start, self._at = self._at, end
-            self._made.append(escaped(self._text[start:end]))
+            self._made.append(escaped(self._text[self._at : end]))
+            self._at = end
             ends = self._ends_string(end + len(self._quote))
             if ends is None:
                 return False
