@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         KvCacheUpdated,
     )
 
-__version__ = "0.2.4"
+__version__ = "0.2.5"
 __all__ = [
     "Answer",
     "Chat",

@@ -25,7 +25,7 @@ def trtforge(*words: str | Path) -> subprocess.CompletedProcess[str]:
 def test_version_is_json() -> None:
     done = trtforge("version", "--json")
     assert done.returncode == 0
-    assert json.loads(done.stdout)["trtforge"] == __version__ == "0.2.4"
+    assert json.loads(done.stdout)["trtforge"] == __version__ == "0.2.5"
 
 
 @pytest.mark.parametrize(

@@ -54,3 +54,10 @@ def test_a_process_that_ends_without_a_reply_is_an_error(printed: str) -> None:
 def test_a_process_that_was_killed_is_said_to_have_had_too_little_memory() -> None:
     with pytest.raises(ForgeError, match="the engine process was killed, probably because memory ran out"):
         EngineProcess(("-c", "import os; os.kill(os.getpid(), 9)"))
+
+
+def test_memory_that_runs_out_while_loading_is_told_to_the_parent(tmp_path: Path) -> None:
+    engine = _ENGINE.replace("return ManualEngine()", "raise MemoryError")
+    with pytest.raises(ForgeError, match="there is not enough memory") as raised:
+        EngineProcess(("-c", engine, str(tmp_path / "engine.sock")))
+    assert str(raised.value.hint).startswith("Give it more")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.memory_errors import out_of_memory
 from trtforge.engine_process.admission import QueueLimits
 from trtforge.engine_process.requests import RequestEngine
 from trtforge.engine_process.server import EngineServer
@@ -35,10 +36,11 @@ def host(load: Callable[[], RequestEngine], path: Path, limits: QueueLimits) -> 
     try:
         engine = load()
         server = EngineServer(engine, path, limits)
-    except (ForgeError, OSError) as error:
-        hint = error.hint if isinstance(error, ForgeError) else "See the server's log."
-        message = error.message if isinstance(error, ForgeError) else str(error)
-        print(json.dumps({"error": message, "hint": hint}), file=reply, flush=True)
+    except Exception as error:
+        failure = _failure_of(error)
+        if failure is None:
+            raise
+        print(json.dumps({"error": failure.message, "hint": failure.hint}), file=reply, flush=True)
         return 1
     signal.signal(signal.SIGTERM, lambda number, frame: server.stop())
     threading.Thread(target=_stop_with_parent, args=(server,), name="lifeline", daemon=True).start()
@@ -47,6 +49,16 @@ def host(load: Callable[[], RequestEngine], path: Path, limits: QueueLimits) -> 
     _exit_within(_CLOSE_TIMEOUT, 1 if failure else 0)
     engine.close()
     return 1 if failure else 0
+
+
+def _failure_of(error: Exception) -> ForgeError | None:
+    """What to tell of an engine that cannot be loaded; None for a mistake of the program."""
+    if isinstance(error, ForgeError):
+        return error
+    failure = out_of_memory(error)
+    if failure is None and isinstance(error, OSError):
+        return ForgeError(str(error), hint="See the server's log.")
+    return failure
 
 
 def _reserve_stdout() -> TextIO:

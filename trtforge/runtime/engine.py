@@ -22,6 +22,7 @@ from trtforge.runtime.deadlines import Deadlines
 from trtforge.runtime.deferred import Deferred, deferred
 from trtforge.runtime.delivery import deliver
 from trtforge.runtime.drafting import Drafter
+from trtforge.runtime.failures import failure_of
 from trtforge.runtime.guidance.guides import Guides
 from trtforge.runtime.inbox import Inbox
 from trtforge.runtime.kv_store import KvStore
@@ -168,11 +169,8 @@ class Engine:
                         self._step()
                     for on_step in self._after_steps:
                         on_step()
-        except ForgeError as error:
-            self._fail(error)
         except Exception as error:
-            _LOG.exception("the engine failed")
-            self._fail(ForgeError(f"the engine failed: {error!r}", hint="Load it again; the traceback is in its log."))
+            self._fail(failure_of(error))
         finally:
             self._ranks.free()
             self._drafts.end()

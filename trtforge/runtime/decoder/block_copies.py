@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trtforge.core.errors import ForgeError, first_line
 from trtforge.runtime.cuda.pinned import pin, sent
 from trtforge.runtime.decoder.kv_cache import zeros
 from trtforge.runtime.scheduling.integers import Ints
@@ -59,5 +60,11 @@ class _Places:
 def _host_memory(layer: Tensor, count: int) -> Tensor:
     memory = zeros((count, *layer.shape[1:]), layer.dtype, torch.device("cpu"))
     if layer.is_cuda and memory.nbytes:
-        pin(memory)
+        try:
+            pin(memory)
+        except RuntimeError as error:
+            raise ForgeError(
+                f"the driver cannot pin {memory.nbytes:,} bytes of host memory for KV blocks: {first_line(error)}",
+                hint="Lower kv_cache_host_memory_bytes, or raise the limit of locked memory (`ulimit -l`).",
+            ) from error
     return memory

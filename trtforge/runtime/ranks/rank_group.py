@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.memory_errors import out_of_memory
 from trtforge.machine.cgroups import processors
 from trtforge.runtime.decoder.collective import Alone, Collective
 from trtforge.runtime.decoder.eagle import Network
@@ -89,7 +90,7 @@ class RankGroup:
             if kernels is not None:
                 release_threads(kernels)  # the engine's thread computes from here on
         except BaseException as error:
-            failure = self._failure() if isinstance(error, RuntimeError) else None
+            failure = out_of_memory(error) or (self._failure() if isinstance(error, RuntimeError) else None)
             self.close()
             if failure is None:
                 raise

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from trtforge.core.errors import ForgeError
+from trtforge.core.memory_errors import out_of_memory
 from trtforge.runtime.ranks.block_contents import BlockContents
 from trtforge.runtime.ranks.distributed import Distributed, join_store, loaded_key
 from trtforge.runtime.ranks.rank_model import RankModel, placement_of
@@ -29,8 +30,11 @@ def main() -> int:
     job = WorkerJob.model_validate_json(sys.argv[1])
     try:
         _run(job)
-    except ForgeError as error:
-        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr, flush=True)
+    except Exception as error:
+        failure = error if isinstance(error, ForgeError) else out_of_memory(error)
+        if failure is None:
+            raise
+        print(f"error: {failure.message}\nhint: {failure.hint}", file=sys.stderr, flush=True)
         return 1
     return 0
 
