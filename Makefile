@@ -12,6 +12,9 @@ TORCH ?= torch==2.13.0
 # A file's tests stay together: many share what is made once. Files come in the order of tests/conftest.py.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
+# Bytecode is kept: tests start hundreds of programs, each of which would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-memory test-kernels test-clients test-gpu check coverage bench bench-gpu bench-peers assault soak clean
 

@@ -33,6 +33,9 @@ from trtforge.core.detokenizer import shows_first_space
 _LONG_TEXT = 8192  # bytes; longer text takes milliseconds to tokenize, which happens on another thread
 _LONG_TEXTS_WAITING = 64
 PING = "trtforge_ping"
+_TENSORRT_GUIDES = ("json", "json_schema", "regex", "ebnf_grammar")
+"""Guides that TensorRT-LLM's backend follows; it answers without a guide for another type
+(triton_backend/inflight_batcher_llm/src/utils.cc, getGuidedDecodingParamsFromTensors)."""
 
 
 class TextCall(Responder):
@@ -188,6 +191,8 @@ class TextModel(ABC):
                 raise RequestFailed(f"{name} is not supported by this repository")
             if name.startswith("guided_decoding_") and not self._guides:
                 raise RequestFailed(f"{name}: this repository was packaged without guided decoding")
+            if name == GUIDE_TYPE and not self._own_channel:
+                _require_tensorrt_guide(InputValues(inputs).text(name, 0))
             if value.shape[0] != 1:
                 raise RequestFailed(f"{name} holds {value.shape[0]} items; send a request for each")
 
@@ -250,3 +255,9 @@ _SOURCES = {
     "OUT_PROMPT_TABLE_EXTRA_IDS": "PROMPT_TABLE_EXTRA_ID",
 }
 """Preprocessing output to the input that determines it."""
+
+
+def _require_tensorrt_guide(kind: str) -> None:
+    if kind not in _TENSORRT_GUIDES:
+        kinds = ", ".join(_TENSORRT_GUIDES)
+        raise RequestFailed(f"{GUIDE_TYPE} is {kind!r}; TensorRT-LLM's engines follow {kinds}")

@@ -201,14 +201,16 @@ def test_a_release_without_triton_is_served_by_trtllm_serve_with_the_same_argume
     launch = plan(repository, launcher="trtllm-serve", http_port=8123, reasoning_parser="qwen3")
     words = list(launch.argv)
     assert words[:3] == ["docker", "run", "--rm"]
+    written = yaml.safe_load((repository / "tensorrt_llm" / "1" / "trtllm_serve.yaml").read_text())
     image = words.index("nvcr.io/nvidia/tensorrt-llm/release:1.3.0")
     assert words[image + 1 :] == [
         *("trtllm-serve", "/models/tensorrt_llm/1/engine", "--host", "127.0.0.1", "--port", "8123"),
+        *(f"--max_batch_size {written['max_batch_size']} --max_num_tokens {written['max_num_tokens']}".split()),
+        *(f"--max_seq_len {written['max_seq_len']} --max_beam_width {written['max_beam_width']}".split()),
         *("--extra_llm_api_options", "/models/tensorrt_llm/1/trtllm_serve.yaml"),
         *("--reasoning_parser", "qwen3"),
     ]
     assert f"{repository}:/models:ro" in words
-    written = yaml.safe_load((repository / "tensorrt_llm" / "1" / "trtllm_serve.yaml").read_text())
     arguments = yaml.safe_load((repository / "tensorrt_llm" / "1" / "model.yaml").read_text())
     assert written == {key: value for key, value in arguments.items() if key not in ("model", "backend")}
     assert written["tensor_parallel_size"] == 2

@@ -194,7 +194,7 @@ def _cache_dtype(rule: Carry, value: Any, found: Migration) -> str | None:
 
 
 def _lift_prompts(values: dict[str, Any], found: Migration) -> None:
-    """Raise a max_input_len that the engine ignored (often trtllm-build's default, 1024): the LLM API enforces it."""
+    """Raise a max_input_len that the engine ignored (often trtllm-build's default, 1024): repositories enforce it."""
     longest = longest_prompt(values)
     if values.get("max_input_len") == longest:
         return

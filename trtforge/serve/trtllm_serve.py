@@ -9,13 +9,16 @@ import shlex
 from pathlib import Path
 
 from trtforge.core.errors import ForgeError
-from trtforge.formats.llmapi import SERVE_FILE
+from trtforge.formats.llmapi import SERVE_FILE, read_llm_args
 from trtforge.formats.releases import release_image
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.launch.containers import STACK_BYTES, mountable
 from trtforge.launch.rank_commands import nodes_of, packaged_root
 from trtforge.serve.config import ServeConfig
 from trtforge.serve.slurm import batch_header
+
+_LIMITS = ("max_batch_size", "max_num_tokens", "max_seq_len", "max_beam_width")
+"""Options that are named like their arguments of the LLM API."""
 
 
 def require_llm_api_repository(config: ServeConfig, facts: RepositoryFacts) -> None:
@@ -40,16 +43,24 @@ def docker_command(config: ServeConfig, repository: Path, facts: RepositoryFacts
         *("--ulimit", "memlock=-1", "--ulimit", f"stack={STACK_BYTES}"),
         *("--volume", f"{mountable(repository)}:{packaged_root(facts)}:ro"),
         release_image(facts.tensorrt_llm),
-        *serve_command(config, facts),
+        *serve_command(config, repository, facts),
     )
 
 
-def serve_command(config: ServeConfig, facts: RepositoryFacts) -> tuple[str, ...]:
-    """trtllm-serve with the arguments that were packaged; they take precedence over its options' defaults."""
+def serve_command(config: ServeConfig, repository: Path, facts: RepositoryFacts) -> tuple[str, ...]:
+    """trtllm-serve with the arguments that were packaged.
+
+    The limits are also options, because TensorRT-LLM 1.0 prefers the options' defaults to the file
+    (tensorrt_llm/llmapi/llm_args.py, `set_runtime_knobs_from_build_config`).
+    """
+    directory = Path(facts.engine_path).parent
+    args = read_llm_args(repository / directory.relative_to(packaged_root(facts)))
+    limits = {name: getattr(args, name) for name in _LIMITS}
     return (
         *("trtllm-serve", facts.engine_path),
         *("--host", config.host, "--port", str(config.http_port)),
-        *("--extra_llm_api_options", str(Path(facts.engine_path).parent / SERVE_FILE)),
+        *(word for name, value in limits.items() if value is not None for word in (f"--{name}", str(value))),
+        *("--extra_llm_api_options", str(directory / SERVE_FILE)),
         *(("--reasoning_parser", config.reasoning_parser) if config.reasoning_parser is not None else ()),
     )
 
@@ -62,5 +73,6 @@ def batch_script(config: ServeConfig, repository: Path, facts: RepositoryFacts) 
         f"--container-image={registry}#{image}",
         f"--container-mounts={mountable(repository, ':,')}:{packaged_root(facts)}:ro",
     )
-    words = (*srun, *map(shlex.quote, container), f"trtllm-llmapi-launch {shlex.join(serve_command(config, facts))}")
+    command = f"trtllm-llmapi-launch {shlex.join(serve_command(config, repository, facts))}"
+    words = (*srun, *map(shlex.quote, container), command)
     return "\n".join([*batch_header(facts.world_size, nodes_of(config)), "", " \\\n  ".join(words), ""])
