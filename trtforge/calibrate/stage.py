@@ -81,7 +81,7 @@ def calibrate(
     """
     require_measured(config)
     checkpoint = open_checkpoint(source)
-    require_unquantized(checkpoint.config, "its scales are fixed, a calibration would change nothing")
+    require_unquantized(checkpoint.config)
     family = family_of_checkpoint(checkpoint)
     facts = family.facts(checkpoint.config)
     layout = Layout(Parallel(), "bfloat16", config.format, config.kv_cache, config.group_size)

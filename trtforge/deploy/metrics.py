@@ -11,7 +11,7 @@ from trtforge.deploy.values import Text, Value, text
 from trtforge.formats.prometheus import BATCHER, ENDED, ENDED_SECONDS, GENERAL, KV_BLOCKS, REQUESTS
 
 SUCCESS, FAILURE = "nv_inference_request_success", "nv_inference_request_failure"
-DURATION, QUEUED = "nv_inference_request_duration_us", "nv_inference_queue_duration_us"
+DURATION = "nv_inference_request_duration_us"
 PENDING = "nv_inference_pending_request_count"
 GPU_USE, GPU_MEMORY = "nv_gpu_utilization", "nv_gpu_memory_used_bytes"
 """Triton's own; the last two only where there are GPUs."""

@@ -20,6 +20,7 @@ _AHEAD = 5
 
 _PRECEDENCE: tuple[Kind, ...] = ("harmless", "cause", "effect", "warning")
 """Which kind wins if several patterns match a line; among equals the first of the table."""
+_PATTERNS = sorted(PATTERNS, key=lambda pattern: _PRECEDENCE.index(pattern.kind))
 
 _WIDE = re.compile(r" {3,}")
 _TRACE = re.compile(r"Traceback \(most recent call last\)")
@@ -84,16 +85,15 @@ class Diagnosis:
         return self.first is not None or bool(self.unexplained)
 
 
-def diagnose(pieces: Iterable[tuple[int, str]], patterns: Sequence[Pattern] = PATTERNS) -> Diagnosis:
+def diagnose(pieces: Iterable[tuple[int, str]]) -> Diagnosis:
     """Read a log's numbered lines to the end."""
-    patterns = sorted(patterns, key=lambda pattern: _PRECEDENCE.index(pattern.kind))
     readers: dict[int | None, _Reader] = {}
     last = 0
     for line in parse_log(pieces):
         last = line.number
         reader = readers.get(line.rank)
         if reader is None:
-            reader = readers[line.rank] = _Reader(patterns, line.rank)
+            reader = readers[line.rank] = _Reader(line.rank)
         reader.read(line)
     return _diagnosis([readers[rank] for rank in sorted(readers, key=_rank_order)], last)
 
@@ -128,7 +128,6 @@ _Timed = TypeVar("_Timed", _Found, _Unknown)
 class _Reader:
     """Follows the lines of one rank."""
 
-    patterns: Sequence[Pattern]
     rank: int | None
     found: dict[str, _Found] = field(default_factory=dict)
     unknown: _Unknown | None = None
@@ -161,12 +160,12 @@ class _Reader:
             return False
         if line.text.strip(" ^~"):
             self.frames = [*self.frames[-1:], line]
-        self.inside |= {pattern.id for pattern in self.patterns if pattern.is_frame(line.text)}
+        self.inside |= {pattern.id for pattern in _PATTERNS if pattern.is_frame(line.text)}
         return True
 
     def _match(self, line: LogLine) -> None:
         known = False
-        for pattern in self.patterns:
+        for pattern in _PATTERNS:
             values = pattern.search(line.text)
             if values is None or (pattern.inside is not None and pattern.id not in self.inside):
                 continue

@@ -76,10 +76,11 @@ def contradiction(config: HfConfig) -> str | None:
     return f"{MODELOPT_FILE}, which is read, says {own}, and config.json {stated}"
 
 
-def require_unquantized(config: HfConfig, why: str) -> None:
-    """Raises ForgeError, with the reason, for a quantised checkpoint that is not read as bfloat16."""
+def require_unquantized(config: HfConfig) -> None:
+    """Raises ForgeError for a quantised checkpoint that is not read as bfloat16: its scales are fixed."""
     method = quantization_method(config)
     if method != "none" and config.fp8_blocks is None and not config.mxfp4_experts:
+        why = "its scales are fixed, a calibration would change nothing"
         raise ForgeError(f"{config.path.parent} is already quantised ({method}): {why}", hint=ORIGINAL)
 
 

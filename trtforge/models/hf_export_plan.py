@@ -133,7 +133,7 @@ class _Inverse:
             yield self._plain(source, parts, fold)
         elif rows in held:
             yield self._packed(f"{module}.weight", parts)
-            yield self._column(f"{module}.weight_scale", parts, "per_channel_scale")
+            yield self._column(f"{module}.weight_scale", parts)
         elif weight.spec.dtype.name == "float8_e4m3fn":
             yield self._packed(f"{module}.weight", parts)
             yield self._scalar(f"{module}.weight_scale", first, "weights_scaling_factor")
@@ -192,10 +192,10 @@ class _Inverse:
         spec = TensorSpec(name, dtype or blocks[0].stored.spec.dtype, shape)
         return HfTensor(spec, Blocks(cover(tuple(blocks), name, shape)))
 
-    def _column(self, name: str, parts: list[Origin], suffix: str) -> HfTensor:
-        """A vector over the outputs."""
+    def _column(self, name: str, parts: list[Origin]) -> HfTensor:
+        """The scale of each output."""
         blocks = tuple(
-            self._block(replace(part, cols=range(1)), part.target.name.removesuffix("weight") + suffix)
+            self._block(replace(part, cols=range(1)), part.target.name.removesuffix("weight") + "per_channel_scale")
             for part in parts
         )
         out = _matrix(parts[0])[0]

@@ -92,18 +92,18 @@ def cache_problems(
 
 
 def embedded_cache_problems(
-    memory: Memory, model: Model, embedded: Embedded, features: FeaturesConfig, host: Host | None = None
+    memory: Memory, model: Model, embedded: Embedded, features: FeaturesConfig
 ) -> Iterator[Problem]:
     """Problems of the embedded engine's memory for adapters.
 
-    More than `host` (None: this machine) has is only a warning, as another machine may serve.
+    More than this machine has is only a warning, as another machine may serve.
     """
     lora = features.lora
     if lora is None:
         return
     itemsize = dtype_named(embedded.compute_dtype).size
     yield from _host_problems(lora, embedded_bytes(model.family, model.facts.sizes, memory.parallel, lora, itemsize))
-    there = read_memory(host or Host()) if embedded.device == "cpu" else None
+    there = read_memory(Host()) if embedded.device == "cpu" else None
     needed = memory.over_all("total")
     if there is not None and needed > there.most >= needed - memory.over_all("lora"):
         message = (

@@ -60,11 +60,6 @@ class Tuning(Config):
         """The recommended serving settings."""
         return self.recommended.applied(self.present)
 
-    @property
-    def trial(self) -> Trial:
-        """The trial of the recommended settings."""
-        return next(trial for trial in self.trials if trial.variant == self.recommended)
-
 
 def now() -> str:
     """The present time in ISO 8601."""
