@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from input_names import GUIDE_TYPE, REQUEST_TYPE
+from input_values import first_integer
 from model_config import ModelConfig
 from numpy.typing import NDArray
 from responder import RequestFailed
@@ -48,9 +49,9 @@ class DraftedEngine(TritonEngine):
 
     async def _pass_on(self, inputs: Mapping[str, NDArray[Any]], receiver: PieceReceiver) -> dict[int, int]:
         """Pass the pieces on, drafted where the request allows it."""
-        asked = _number(inputs, _COUNT, self._most_drafts)
+        asked = first_integer(inputs, _COUNT, self._most_drafts)
         inputs = {name: value for name, value in inputs.items() if name != _COUNT}
-        with_logits = bool(_number(inputs, _LOGITS, 0))
+        with_logits = bool(first_integer(inputs, _LOGITS, 0))
         inputs.pop(_LOGITS, None)
         if asked < 0 or asked > self._most_drafts:
             raise RequestFailed(f"{_COUNT} {asked}: the engine verifies 0 to {self._most_drafts} draft tokens")
@@ -111,11 +112,11 @@ class _State:
 
     def __init__(self, inputs: Mapping[str, NDArray[Any]], least: str, seed: str) -> None:
         self._inputs, self._least_name, self._seed_name = dict(inputs), least, seed
-        length = _number(inputs, "input_lengths", 0)
+        length = first_integer(inputs, "input_lengths", 0)
         self._prompt: list[int] = inputs["input_ids"][0][:length].tolist()
-        self._most = _number(inputs, "request_output_len", 0)
-        self._least = _number(inputs, least, 0)
-        self._ends = [[end] for end in (_number(inputs, "end_id", -1),) if end >= 0]
+        self._most = first_integer(inputs, "request_output_len", 0)
+        self._least = first_integer(inputs, least, 0)
+        self._ends = [[end] for end in (first_integer(inputs, "end_id", -1),) if end >= 0]
         if "stop_words_list" in inputs:
             self._ends += [list(word) for word in words_of(inputs["stop_words_list"][0])]
         self._generated: list[int] = []
@@ -172,7 +173,7 @@ class _State:
 
 
 def _can_be_drafted(inputs: Mapping[str, NDArray[Any]]) -> bool:
-    several = any(_number(inputs, name, 1) > 1 for name in ("beam_width", "num_return_sequences"))
+    several = any(first_integer(inputs, name, 1) > 1 for name in ("beam_width", "num_return_sequences"))
     asked = any(bool(inputs[name].any()) for name in _PLAIN if name in inputs)
     return not several and not asked and not any(name in inputs for name in _PLAIN_INPUTS)
 
@@ -183,10 +184,6 @@ def _tokens(answer: Mapping[str, NDArray[Any]]) -> list[int]:
         return []
     tokens: list[int] = answer["output_ids"][0][0][: int(answer["sequence_length"][0][0])].tolist()
     return tokens
-
-
-def _number(inputs: Mapping[str, NDArray[Any]], name: str, default: int) -> int:
-    return int(inputs[name].flat[0]) if name in inputs and inputs[name].size else default
 
 
 def connected(config: ModelConfig) -> TritonEngine:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from input_values import first_integer
 from model_config import ModelConfig
 from numpy.typing import NDArray
 from responder import RequestFailed
@@ -50,8 +51,8 @@ class DraftedServedEngine(ServedEngine):
         watched: bool,
     ) -> Any:
         """See TextEngine."""
-        count = _number(inputs, _COUNT, self._most_drafts)
-        with_logits = bool(_number(inputs, _LOGITS, 0))
+        count = first_integer(inputs, _COUNT, self._most_drafts)
+        with_logits = bool(first_integer(inputs, _LOGITS, 0))
         inputs = {name: value for name, value in inputs.items() if name not in (_COUNT, _LOGITS)}
         if not 0 <= count <= self._most_drafts:
             raise RequestFailed(f"{_COUNT} {count}: the engine verifies 0 to {self._most_drafts} draft tokens")
@@ -271,10 +272,6 @@ def _adjusted(logits: bytes, count: int, sampling: SamplingParams) -> bytes:
     made = np.full(found.shape, _IMPOSSIBLE, dtype=np.float32)
     np.put_along_axis(made, order, np.where(kept, ranked, _IMPOSSIBLE).astype(np.float32), axis=1)
     return made.tobytes()
-
-
-def _number(inputs: Mapping[str, NDArray[Any]], name: str, default: int) -> int:
-    return int(inputs[name].flat[0]) if name in inputs and inputs[name].size else default
 
 
 def connected_process(config: ModelConfig, names: Mapping[str, str]) -> ServedEngine:

@@ -18,6 +18,11 @@ def most_sequences(max_batch_size: int) -> int:
     return max(max_batch_size, _MOST_SEQUENCES)
 
 
+def first_integer(inputs: Mapping[str, NDArray[Any]], name: str, default: int) -> int:
+    """The first value of an input; `default` if it is absent or empty."""
+    return int(inputs[name].flat[0]) if name in inputs and inputs[name].size else default
+
+
 class InputValues:
     """A request's tensors. `names`: input names to show in errors, where they differ."""
 

@@ -253,27 +253,11 @@ class Update:
     generation_logits: bytearray = field(default_factory=bytearray)
     scheduled_ns: int = 0
 
-    def add(self, output: Output) -> None:
-        """Append an output."""
-        self.tokens += output.tokens
-        self.log_probs += output.log_probs
-        self.finish_reason = output.finish_reason
-        self.cumulative_log_prob = output.cumulative_log_prob
-        self.reused_blocks, self.allocated_blocks = output.reused_blocks, output.allocated_blocks
-        self.cached_tokens = output.cached_tokens
-        self.top_log_probs += output.top_log_probs
-        self.prompt_log_probs = self.prompt_log_probs or output.prompt_log_probs
-        self.drafted_tokens, self.accepted_tokens = output.drafted_tokens, output.accepted_tokens
-        self.beams = output.beams
-        self.context_logits += output.context_logits
-        self.generation_logits += output.generation_logits
-        self.scheduled_ns = output.scheduled_ns
-
-    def merge(self, later: "Update") -> None:
-        """Append a later update."""
+    def add(self, later: "Output | Update") -> None:
+        """Append an output, or all but the failure of a later update."""
         self.tokens += later.tokens
         self.log_probs += later.log_probs
-        self.finish_reason, self.failure = later.finish_reason, later.failure
+        self.finish_reason = later.finish_reason
         self.cumulative_log_prob = later.cumulative_log_prob
         self.reused_blocks, self.allocated_blocks = later.reused_blocks, later.allocated_blocks
         self.cached_tokens = later.cached_tokens
@@ -284,6 +268,11 @@ class Update:
         self.context_logits += later.context_logits
         self.generation_logits += later.generation_logits
         self.scheduled_ns = later.scheduled_ns
+
+    def merge(self, later: "Update") -> None:
+        """Append a later update."""
+        self.add(later)
+        self.failure = later.failure
 
 
 def encode_updates(updates: Mapping[int, Update]) -> Frame:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from trtforge.gateway.call_output import CallDelta
 from trtforge.gateway.errors import ApiError
 from trtforge.gateway.generation import Choice, Usage
-from trtforge.gateway.request import TokenScore, TopToken
+from trtforge.gateway.request import TokenScore, TopToken, scores_shown
 from trtforge.gateway.sequence import Delta
 from trtforge.gateway.tool_calls import StreamedCalls, ToolCall, new_call_id, reason_of, split
 from trtforge.gateway.tools import ToolUse
@@ -127,8 +127,7 @@ class ChatAnswer:
     def _scores(self, scores: Sequence[TokenScore]) -> Mapping[str, object] | None:
         if not self._logprobs:
             return None
-        content = [_chat_score(score) | {"top_logprobs": list(map(_chat_score, _top(score)))} for score in scores]
-        return {"content": content, "refusal": None}
+        return {"content": scores_shown(scores), "refusal": None}
 
 
 class CompletionAnswer:
@@ -264,10 +263,6 @@ def _alternatives(score: TokenScore) -> Mapping[str, float]:
         found.setdefault(_named(token), token["logprob"])
     found.setdefault(_named(score), score["logprob"])
     return found
-
-
-def _chat_score(score: TokenScore | TopToken) -> dict[str, object]:
-    return {"token": score["token"], "bytes": score["bytes"], "logprob": score["logprob"]}
 
 
 def _top(score: TokenScore) -> Sequence[TopToken]:

@@ -30,6 +30,15 @@ class TokenScore(TypedDict):
     top_logprobs: list[TopToken]
 
 
+def scores_shown(scores: Sequence[TokenScore]) -> list[dict[str, object]]:
+    """The scores of tokens in OpenAI's format."""
+    return [_shown(score) | {"top_logprobs": list(map(_shown, score.get("top_logprobs") or ()))} for score in scores]
+
+
+def _shown(score: TokenScore | TopToken) -> dict[str, object]:
+    return {"token": score["token"], "bytes": score["bytes"], "logprob": score["logprob"]}
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How tokens are chosen; None: not given. Greedy unless `top_k` or `top_p` is given, as in TensorRT-LLM."""

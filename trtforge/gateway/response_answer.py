@@ -7,13 +7,12 @@ from typing import Any
 from trtforge.gateway.call_output import CallDelta
 from trtforge.gateway.errors import ApiError
 from trtforge.gateway.generation import Choice, Usage
-from trtforge.gateway.request import TokenScore
+from trtforge.gateway.request import TokenScore, scores_shown
 from trtforge.gateway.response_object import (
     Item,
     ResponseObject,
     Status,
     call_item,
-    listed,
     message_item,
     new_id,
     reasoning_item,
@@ -144,7 +143,7 @@ class ResponseAnswer:
 
     def _text(self, message: "_Message", text: str) -> str:
         """The event of a text. As a stream has one for every few tokens, it is composed as text."""
-        scores = _encode(listed(self._unsent)) if self._unsent else "[]"
+        scores = _encode(scores_shown(self._unsent)) if self._unsent else "[]"
         message.texts.append(text)
         message.scores += self._unsent
         self._unsent = []
@@ -153,7 +152,7 @@ class ResponseAnswer:
         return f'{message.beginning}{number},"delta":{json.dumps(text)},"logprobs":{scores}}}\n\n'
 
     def _message_ends(self, message: "_Message", status: Status) -> list[str]:
-        text, scores = "".join(message.texts), listed(message.scores)
+        text, scores = "".join(message.texts), scores_shown(message.scores)
         item = message.item(status)
         self._output.append(item)
         self._message = None

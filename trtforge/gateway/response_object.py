@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from trtforge.gateway.errors import ApiError
 from trtforge.gateway.generation import Usage
-from trtforge.gateway.request import TokenScore, TopToken
+from trtforge.gateway.request import TokenScore, scores_shown
 from trtforge.gateway.tool_calls import ToolCall
 
 Item: TypeAlias = dict[str, object]
@@ -79,12 +79,7 @@ def reasoning_part(text: str) -> Item:
 
 def text_part(text: str, scores: Sequence[TokenScore]) -> Item:
     """The text part of a message, with the scores of its tokens if requested."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": listed(scores)}
-
-
-def listed(scores: Sequence[TokenScore]) -> Sequence[Mapping[str, object]]:
-    """Scores in OpenAI's format."""
-    return [_score(score) | {"top_logprobs": list(map(_score, score.get("top_logprobs") or ()))} for score in scores]
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": scores_shown(scores)}
 
 
 def call_item(identity: str, call_id: str, call: ToolCall, status: Status) -> Item:
@@ -101,7 +96,3 @@ def _usage(usage: Usage) -> Mapping[str, object]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }
-
-
-def _score(score: TokenScore | TopToken) -> dict[str, object]:
-    return {"token": score["token"], "bytes": score["bytes"], "logprob": score["logprob"]}

@@ -22,9 +22,10 @@ from trtforge.formats.trtllm import (
 )
 from trtforge.models.checkpoint_sizes import sizes_of
 from trtforge.models.families.multimodal import VISION
-from trtforge.models.family import AbsorbedQuery, Embedding, Experts, Fact, Facts, Family, Linear, Row, Size, Sizes
+from trtforge.models.family import AbsorbedQuery, Embedding, Fact, Facts, Family, Linear, Size, Sizes
 from trtforge.models.registry import architectures, family_of_engine
 from trtforge.plan.model import MAIN, Model, find_model
+from trtforge.plan.weights import tensor_name
 
 _BY_LAYER: frozenset[Fact] = frozenset(
     {"sparse_layer", "dense_layer", "shared_layer", "linear_layer", "attention_layer"}
@@ -138,18 +139,12 @@ def _holding(family: Family, names: frozenset[str]) -> Iterator[Fact]:
             yield row.bias
         fact = None if isinstance(row, Embedding) else row.when
         if fact is not None and fact not in _BY_LAYER:
-            rows.setdefault(fact, set()).add(_tensor(row))
+            rows.setdefault(fact, set()).add(tensor_name(row))
     claimed: set[str] = set()
     for fact, wanted in sorted(rows.items(), key=lambda item: -len(item[1])):
         if wanted <= names and not wanted & claimed:
             claimed |= wanted
             yield fact
-
-
-def _tensor(row: Row) -> str:
-    """The name of a row's tensor in its layer."""
-    suffixed = isinstance(row, Experts) or (isinstance(row, Linear) and not row.bare)
-    return f"{row.target}.weight" if suffixed else row.target
 
 
 def cached_sizes(config: CheckpointConfig) -> Sizes:

@@ -155,7 +155,7 @@ def rank_weights(family: Family, facts: Facts, layout: Layout) -> RankWeights:
 
 
 def _block(targets: tuple[Target, ...], prefix: str, rows: tuple[Row, ...]) -> Block:
-    matrices = {prefix + _matrix_name(row): row for row in rows if _multiplied(row)}
+    matrices = {prefix + tensor_name(row): row for row in rows if _multiplied(row)}
     others = {f"{prefix}{row.target}{part}" for row in rows for part in ("", ".weight", ".bias")} - set(matrices)
     return Block(
         matrices=tuple(
@@ -188,6 +188,7 @@ def _multiplied(row: Row) -> bool:
     )
 
 
-def _matrix_name(row: Row) -> str:
+def tensor_name(row: Row) -> str:
+    """The name of a row's tensor in its layer."""
     named_weight = isinstance(row, Experts) or (isinstance(row, Linear) and not row.bare)
     return f"{row.target}.weight" if named_weight else row.target

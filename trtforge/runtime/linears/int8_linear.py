@@ -6,24 +6,20 @@ from torch import Tensor
 from trtforge.models.kernels import suits_cpu
 from trtforge.runtime.linears.fp8_rowwise_linear import wide
 from trtforge.runtime.linears.int8 import multiplies_int8, round_to_int8
-from trtforge.runtime.linears.linear import Linear, Placement, Stored, float_bias, load_bias, matrix, with_bias
+from trtforge.runtime.linears.linear import Dense, Linear, Placement, Stored, float_bias, load_bias, matrix, with_bias
 from trtforge.runtime.linears.weights import Weights
 from trtforge.runtime.native.bindings import native_for
 from trtforge.runtime.native.expanded import ExpandedLayer, linear_expanded, row_scales
 from trtforge.runtime.native.tiles import Int8Layer, pack_bytes, pack_int8
 
 
-class Int8Dense:
+class Int8Dense(Dense):
     """Weight-only INT8 with weights dequantised to the compute type."""
 
     def pack(self, stored: Stored, dtype: torch.dtype) -> dict[str, Tensor]:
         assert stored.weights_scale is not None
         values = stored.weight.float() * stored.weights_scale.unsqueeze(1)
         return with_bias({"weight": values.to(dtype)}, stored, dtype)
-
-    def load(self, weights: Weights, prefix: str, shape: tuple[int, int], place: Placement, *, bias: bool) -> Linear:
-        weight = weights.take(f"{prefix}.weight", *shape).to(place.device, place.dtype)
-        return matrix(weight, load_bias(weights, prefix, shape, place, bias))
 
 
 class SmoothQuant:
