@@ -1,11 +1,11 @@
-"""The tables of docs/formats.md that say what TensorRT-LLM's networks take, from plan.verdicts."""
+"""The tables of docs/formats.md that say what TensorRT-LLM's networks take."""
 
+from tests.plan.verdicts import verdict
 from trtforge.core.recipe import QuantFormat
 from trtforge.formats.networks import Trait, networks
 from trtforge.formats.releases import engine_releases
 from trtforge.models.formats import FORMATS
 from trtforge.models.registry import architectures, family_of
-from trtforge.plan.verdicts import verdict
 
 EXPERTS: frozenset[Trait] = frozenset({"experts"})
 TRAITS: dict[str, frozenset[Trait]] = {

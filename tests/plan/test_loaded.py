@@ -15,6 +15,7 @@ import pytest
 
 from tests.plan.models import asked
 from tests.plan.small_models import small
+from tests.plan.verdicts import verdict
 from trtforge.core.parallel import Parallel
 from trtforge.formats.releases import release
 from trtforge.models.checkpoint_config import checkpoint_config
@@ -22,7 +23,6 @@ from trtforge.models.checkpoint_plan import Layout
 from trtforge.plan.evaluate import evaluate
 from trtforge.plan.legality import Problem
 from trtforge.plan.network_rules import traits_of
-from trtforge.plan.verdicts import verdict
 
 RECORD = json.loads((Path(__file__).parent / "loaded.json").read_text())
 LAYOUTS: dict[str, dict[str, int]] = {"tp1": {}, "tp2": {"tp": 2}, "pp2": {"pp": 2}, "tp2ep2": {"tp": 2, "ep": 2}}
