@@ -178,7 +178,7 @@ def _run() -> None:
 
 
 def _discard_unwritten() -> None:
-    """Discard what cannot be written to stdout: the interpreter, which tries again at its end, would speak of it."""
+    """Discard what cannot be written to stdout; otherwise the interpreter reports it when it exits."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -211,7 +211,7 @@ def show_interruption(signal: str) -> None:
 def interruption(signal: str) -> str:
     """The interrupted command and the command that resumes it, without --force, which would start over.
 
-    One word for Ctrl-C of a command that keeps nothing. What is kept the stages have logged.
+    "interrupted" for Ctrl-C of a command that keeps nothing. The stages log what they keep.
     """
     words = sys.argv[1:]
     command = words[0] if words else ""

@@ -256,7 +256,7 @@ class Repl:
             print("\n(interrupted; the message and its answer are forgotten)", file=sys.stderr)
 
     def _tell(self, error: ForgeError) -> None:
-        """Show an error on a terminal; elsewhere it ends the chat, as everywhere the end of the chat's own server."""
+        """Show an error on a terminal. Elsewhere, and if the chat's own server has ended, raise it."""
         ended = None if self._server is None else self._server.error_behind(error)
         if ended is not None:
             raise ended from None
@@ -277,7 +277,7 @@ class Repl:
 
     def _line(self, prompt: str) -> str:
         if self._terminal:
-            # Of bytes that the locale does not have, Python makes lone surrogates in ASCII and an error in UTF-8.
+            # For undecodable bytes, Python returns lone surrogates in an ASCII locale and raises an error in UTF-8.
             try:
                 return decoded(input(prompt).encode(errors="surrogateescape"))
             except UnicodeDecodeError as error:

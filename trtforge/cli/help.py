@@ -63,7 +63,7 @@ def _parameters(parameters: Iterable[Any], ctx: Any) -> _Sections:
 
 
 def _in_words(text: str) -> str:
-    """A help text whose `[default: (8); x>=1]` at the end is said in words."""
+    """A help text with words for the symbols of a `[default: (8); x>=1]` at its end."""
     return _EXTRA.sub(lambda extra: f"[{'; '.join(_said(part) for part in extra[1].split('; '))}]", text)
 
 

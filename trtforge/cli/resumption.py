@@ -1,22 +1,22 @@
-"""Whether an interrupted command goes on from what it finished when it is run again."""
+"""Whether an interrupted command keeps finished work, with which it continues when it is run again."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _WHOLE = frozenset(("build", "calibrate", "convert", "compile", "package", "migrate"))
-"""Commands that do so wherever they are interrupted."""
+"""Commands that keep it wherever they are interrupted."""
 _interrupted_parts: list[str] = []
-"""Commands that were interrupted within a part that does so."""
+"""Commands that run, or were interrupted within, a `resumable_part`."""
 
 
 def resumes(command: str) -> bool:
-    """Whether the interrupted command of this name does so."""
+    """Whether the interrupted command of this name keeps finished work."""
     return command in _WHOLE or command in _interrupted_parts
 
 
 @contextmanager
 def resumable_part(command: str) -> Iterator[None]:
-    """The part of a command that does so, such as the build of one that then serves what was built."""
+    """A part of a command that keeps finished work, such as the build of a command that then serves it."""
     _interrupted_parts.append(command)
     try:
         yield
