@@ -10,11 +10,8 @@ from trtforge.formats.prometheus import BATCHER, ENDED, GENERAL, KV_BLOCKS, REQU
 
 _ENGINE = {
     REQUESTS: ("request_type", {"active", "max", "scheduled", "waiting"}),
-    KV_BLOCKS: ("kv_cache_block_type", {"max", "used", "reused", "tokens_per"}),
-    BATCHER: (
-        "inflight_batcher_specific_metric",
-        {"total_context_tokens", "paused_requests"},
-    ),
+    KV_BLOCKS: ("kv_cache_block_type", {"max", "used", "reused"}),
+    BATCHER: ("inflight_batcher_specific_metric", {"total_context_tokens", "paused_requests"}),
     GENERAL: ("general_type", {"iteration_counter"}),
     "trtforge_speculative_decoding": ("draft_tokens", {"drafted", "accepted"}),
     ENDED: ("ended", {"refused", "late"}),
@@ -44,7 +41,6 @@ class Engine(Config):
     blocks_max: float | None = None
     blocks_used: float | None = None
     blocks_reused: float | None = None
-    blocks_tokens_per: float | None = None
     total_context_tokens: float | None = None
     paused_requests: float | None = None
     iteration_counter: float | None = None

@@ -1,14 +1,13 @@
 """The package stage: checks engine and tokenizer, then writes the repository."""
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
 from trtforge import __version__
 from trtforge.core.artifact import Produced, produce
 from trtforge.core.assets import asset_directory
 from trtforge.core.digest import file_digest
-from trtforge.core.manifest import FileRecord, Identity
+from trtforge.core.manifest import Identity
 from trtforge.formats.adapter import resolved_features
 from trtforge.formats.foreign import engine_manifest
 from trtforge.package.config import PackageConfig
@@ -72,8 +71,4 @@ def package(config: PackageConfig, engine: Path, tokenizer: Path | None, out: Pa
     root = config.serving_root.rstrip("/")
     engines = EngineFiles(engine, manifest), EngineFiles(draft.directory, draft.manifest) if draft else None
     writer = RepositoryWriter(templates, models, *engines, assets, included, llm_args, guided=guided, root=root)
-
-    def write(directory: Path) -> Mapping[str, FileRecord]:
-        return writer.write(directory)
-
-    return produce(out, identity, write, force=force)
+    return produce(out, identity, writer.write, force=force)

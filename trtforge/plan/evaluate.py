@@ -73,7 +73,7 @@ def evaluate(model: Model, request: Request) -> Evaluation:
     evaluation = Evaluation(request, tuple(found), tuple(warnings), limits)
     if of_layout or limits is None:
         return evaluation
-    windows = _windows(model, request, checkpoint, target, limits)
+    windows = _windows(request, checkpoint, target, limits)
     if windows is not None and for_llm_api and not applies_windows(model.config.architecture, _version(request)):
         windows = None
     planned = with_memory(model, evaluation, limits, layout, windows)
@@ -90,7 +90,7 @@ def _version(request: Request) -> str:
 
 
 def _windows(
-    model: Model, request: Request, checkpoint: CheckpointConfig, target: Release, limits: EngineLimits
+    request: Request, checkpoint: CheckpointConfig, target: Release, limits: EngineLimits
 ) -> CacheWindows | None:
     """The windows behind which the backend frees blocks of the KV cache; None if it keeps all tokens.
 

@@ -118,7 +118,7 @@ def require_free_ports(config: ServeConfig) -> None:
             )
     if used:
         listed = ", ".join(f"{config.host}:{port}" for port in used.values())
-        others = {name: free for name, free in zip(used, _free_above(config), strict=False)}
+        others = dict(zip(used, _free_above(config), strict=False))
         choose = " ".join(f"--{name}-port {port}" for name, port in others.items())
         raise ForgeError(
             f"port in use: {listed}" if len(used) == 1 else f"ports in use: {listed}",

@@ -30,7 +30,7 @@ class _Names:
 def object_schema(asserted: Schema, where: Place, node: Node) -> Schema:
     """The schema of an object. `node` translates the schemas of its properties."""
     required = _required(asserted, where)
-    names = _with_names(_names(asserted, where), asserted, required, where, node)
+    names = _with_names(_names(asserted, where), asserted, where, node)
     names = _with_required(names, required, asserted, where)
     made: dict[str, Any] = {"type": "object"}
     if names.named:
@@ -67,7 +67,7 @@ def _names(asserted: Schema, where: Place) -> _Names:
     return _Names({}, next(iter(patterns.items())), None)
 
 
-def _with_names(names: _Names, asserted: Schema, required: Sequence[str], where: Place, node: Node) -> _Names:
+def _with_names(names: _Names, asserted: Schema, where: Place, node: Node) -> _Names:
     """`names` with `propertyNames` applied."""
     if asserted.get("propertyNames", True) is True:
         return names
