@@ -1,6 +1,7 @@
 """The first real error of a log: found by rank and time, explained with its numbers, whatever surrounds it."""
 
 import io
+import re
 import tracemalloc
 
 try:
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from tests.doctor.excerpts import BUILD, EXCERPTS, HARMLESS, LOADING, WARNINGS, Excerpt
 from trtforge.doctor.known import PATTERNS
 from trtforge.doctor.log import Diagnosis, diagnose
-from trtforge.doctor.log_lines import numbered_pieces, parse_line
+from trtforge.doctor.log_lines import numbered_pieces, parse_line, parse_log
 from trtforge.doctor.pattern import Pattern
 
 
@@ -36,7 +37,7 @@ def test_every_known_error_is_explained(excerpt: Excerpt) -> None:
     assert first.pattern.id == excerpt.id
     assert {name: first.values.get(name) for name in excerpt.values} == excerpt.values
     assert first.at.rank == excerpt.rank
-    assert first.at.text in excerpt.text().splitlines()[first.at.line - 1]
+    assert first.at.text in re.sub(" {3,}", "  ", excerpt.text().splitlines()[first.at.line - 1])
     assert "?" not in first.means + first.do
     assert all(value in first.means + first.do for value in excerpt.values.values() if value != "prefix0_2")
     assert diagnosis.failed
@@ -167,6 +168,45 @@ def test_source_lines_of_a_trace_are_not_what_happened() -> None:
     assert [seen.line for seen in diagnosis.unexplained] == [2, 3, 4]
 
 
+def test_trace_that_a_logger_wrote_is_one_error() -> None:
+    """The logger's prefix, and the rank in it, are in front of the first line only."""
+    diagnosis = read(
+        "[07/07/2026-03:31:36] [TRT-LLM] [RANK 1] [E] Traceback (most recent call last):\n"
+        '  File "/usr/lib/python3/tensorrt_llm/executor/worker.py", line 302, in worker_main\n'
+        '    raise RuntimeError("GuidedDecoder is not setup")\n'
+        "IndexError: tuple index out of range\n"
+    )
+    assert diagnosis.first is None
+    assert [(seen.line, seen.text) for seen in diagnosis.unexplained[1:]] == [
+        (3, 'raise RuntimeError("GuidedDecoder is not setup")'),
+        (4, "IndexError: tuple index out of range"),
+    ]
+
+
+def test_last_line_of_a_logged_trace_is_an_error_whatever_its_name() -> None:
+    diagnosis = read(
+        "E1206 10:58:56.559834 61613 model.py:345] Traceback (most recent call last):\n"
+        '  File "/models/ensemble/1/model.py", line 323, in execute\n'
+        "    sys.exit(3)\n"
+        "SystemExit: 3\n"
+    )
+    assert [seen.text for seen in diagnosis.unexplained][-1] == "SystemExit: 3"
+
+
+def test_announcement_of_a_known_message_is_not_told() -> None:
+    text = "terminate called after throwing an instance of 'tensorrt_llm::common::TllmException'\n  what():  {}\n"
+    known = read(text.format("[TensorRT-LLM][ERROR] Assertion failed: mpiSize == tp * pp (worldConfig.cpp:80)"))
+    assert known.first is not None
+    assert known.unexplained == ()
+    assert [seen.line for seen in read(text.format("no idea")).unexplained] == [1, 2]
+
+
+def test_lines_without_a_rank_follow_from_those_of_a_rank() -> None:
+    diagnosis = read("RuntimeError: peer access is not supported\n[1,1]<stderr>:ValueError: Config name is missing.\n")
+    assert diagnosis.first is not None
+    assert (diagnosis.first.pattern.id, diagnosis.first.at.rank) == ("dataset-config", 1)
+
+
 def test_unknown_error_is_shown_with_what_follows() -> None:
     diagnosis = read(f'{LOADING}\nE0711 12:00:05.000000 1 pb_stub.cc:402] "no idea"\nAt:\n  model.py(10)\n{LOADING}\n')
     assert diagnosis.first is None
@@ -280,6 +320,7 @@ def test_line_without_end_is_read_in_pieces() -> None:
         ("[TensorRT-LLM][WARNING][2] no", 2, None, "warning", "no"),
         ("[07/11/2024-12:00:00] [TRT] [E] no", None, "07-11 12:00:00", "error", "no"),
         ("[07/11/2025-12:00:00] [TRT-LLM] [RANK 1] [I] no", 1, "07-11 12:00:00", "info", "no"),
+        ("E20240711 12:00:00.000000 35588 grpc_server.cc:2495] no", None, "07-11 12:00:00.000000", "error", "no"),
         ("[TRT] [W] no", None, None, "warning", "no"),
         (
             "triton-models-1    | I0223 12:03:30.795466 120 libtensorrtllm.cc:184] no",
@@ -293,12 +334,55 @@ def test_line_without_end_is_read_in_pieces() -> None:
         ("2024-07-11 12:00:00,123 - ERROR - no", None, "07-11 12:00:00.123", "error", "no"),
         ("[libprotobuf ERROR /x/text_format.cc:335] no", None, None, "error", "no"),
         ("\x1b[31mno\x1b[0m", None, None, None, "no"),
+        ("\x1b[36mtriton  | \x1b[0mno\x1b(B", None, None, None, "no"),
+        ("triton  | 2024-07-11T12:00:00.5Z [TensorRT-LLM][ERROR] no", None, "07-11 12:00:00.5", "error", "no"),
+        ("[pod/llama-0/triton] E0711 12:00:00.0 1 a.cc:1] no", None, "07-11 12:00:00.0", "error", "no"),
+        (
+            "Jul 11 12:00:00 node7 tritonserver[101]: [TensorRT-LLM][WARNING] no",
+            None,
+            "07-11 12:00:00",
+            "warning",
+            "no",
+        ),
+        ("[07/11/2024-12:00:00] [TRT-LLM] [MPI_Rank 3] [E] no", 3, "07-11 12:00:00", "error", "no"),
+        ("[07/11/2026-12:00:00] [TRT-LLM] [E] [executor] no", None, "07-11 12:00:00", "error", "no"),
+        ("[07/11/2026-12:00:00] [TRT-LLM] [E] [executor][RANK 1] no", 1, "07-11 12:00:00", "error", "no"),
+        ("[07/11/2024-12:00:00] [TRT] [E] [a.cpp::load::1] no", None, "07-11 12:00:00", "error", "[a.cpp::load::1] no"),
         ("| ensemble | 1 | READY |", None, None, None, "| ensemble | 1 | READY |"),
     ],
 )
 def test_prefixes_are_peeled(text: str, rank: int | None, time: str | None, level: str | None, said: str) -> None:
     line = parse_line(1, text)
     assert (line.rank, line.time, line.level, line.text) == (rank, time, level, said)
+
+
+@pytest.mark.parametrize(
+    ("record", "time", "level", "said"),
+    [
+        (
+            '{"log":"[TensorRT-LLM][ERROR] no\\n","stream":"stderr","time":"2024-07-11T12:00:00.5Z"}',
+            "07-11 12:00:00.5",
+            "error",
+            ["no"],
+        ),
+        (
+            '{"level":"ERROR","time":"2024-07-11T12:00:00Z","message":"no\\nmore"}',
+            "07-11 12:00:00",
+            "error",
+            ["no", "more"],
+        ),
+        ('{"severity":"Warning","msg":"\\u001b[33mno"}', None, "warning", ["no"]),
+        ('{"level":"notice","msg":"no","ts":1720000000.5}', None, None, ["no"]),
+        ('{"message":""}', None, None, ['{"message":""}']),
+        ('{"error":"no"}', None, None, ['{"error":"no"}']),
+        ('{"message":"no"', None, None, ['{"message":"no"']),
+        ('{"message":["no"]}', None, None, ['{"message":["no"]}']),
+        ('{"a":' * 9000, None, None, ['{"a":' * 9000]),
+    ],
+)
+def test_records_stand_for_their_message(record: str, time: str | None, level: str | None, said: list[str]) -> None:
+    lines = list(parse_log([(4, record)]))
+    assert [(line.number, line.time, line.level, line.text) for line in lines] == [(4, time, level, t) for t in said]
 
 
 def unbounded(parsed: Any) -> bool:

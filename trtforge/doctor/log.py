@@ -23,7 +23,8 @@ _PRECEDENCE: tuple[Kind, ...] = ("harmless", "cause", "effect", "warning")
 _PATTERNS = sorted(PATTERNS, key=lambda pattern: _PRECEDENCE.index(pattern.kind))
 
 _WIDE = re.compile(r" {3,}")
-_TRACE = re.compile(r"Traceback \(most recent call last\)")
+_TRACE = re.compile(r"Traceback \(most recent call last\)|^\s+File \"[^\"]{1,400}\", line \d+")
+_ANNOUNCED = "terminate called after throwing"  # the message is on the next line
 _ERROR = re.compile(
     r"(?:"
     r"(?:[A-Za-z_][\w.]*)?(?:Error|Exception)(?::|$)"  # the last line of a Python trace
@@ -135,6 +136,7 @@ class _Reader:
     time: str | None = None
     above: LogLine | None = None
     frames: list[LogLine] | None = None
+    logged: bool = False
     inside: set[str] = field(default_factory=set)
     waiting: list[tuple[_Found, int]] = field(default_factory=list)
     continuing: bool = False
@@ -148,16 +150,20 @@ class _Reader:
                 self._match(line)
             self._continue(line)
             if line.level is None:  # a line with a level is interleaved and does not end the trace
-                self.frames, self.inside = None, set()
+                self.frames, self.logged, self.inside = None, False, set()
         self.above = line
 
     def _is_frame(self, line: LogLine) -> bool:
-        """Whether this is a line of a Python trace other than the last, which names the error."""
-        if _TRACE.search(line.text) and line.level is None:
-            self.frames, self.inside = [], set()
-            return True
-        if self.frames is None or not line.text.startswith((" ", "\t")):
-            return False
+        """Whether this is a line of a Python trace other than the last, which names the error.
+
+        A trace that a logger wrote has a level, and often a rank, in front of its first line only.
+        """
+        if self.frames is None or line.level is not None or not line.text.startswith((" ", "\t")):
+            if _TRACE.search(line.text) is None or line.level in ("info", "warning"):
+                return False
+            self.frames, self.logged, self.inside = [], line.level == "error", set()
+            if not line.text.startswith((" ", "\t")):
+                return True
         if line.text.strip(" ^~"):
             self.frames = [*self.frames[-1:], line]
         self.inside |= {pattern.id for pattern in _PATTERNS if pattern.is_frame(line.text)}
@@ -175,13 +181,16 @@ class _Reader:
                 self._note(pattern, kind, values, line)
                 self.continuing = False
             break
-        if not known and self.unknown is None and _is_error(line):
+        ends_trace = self.logged and bool(self.frames) and line.level is None
+        if not known and self.unknown is None and (ends_trace or _is_error(line)):
             frames = [_seen(frame) for frame in self.frames or []]
             self.unknown = _Unknown(frames, self.time, self.position)
             self.continuing = True
 
     def _note(self, pattern: Pattern, kind: Kind, values: dict[str, str], line: LogLine) -> None:
         """Remember the message; an error replaces an earlier warning."""
+        if self.continuing and self.unknown is not None and self.unknown.lines[-1].text.startswith(_ANNOUNCED):
+            self.unknown = None
         before = self.found.get(pattern.id)
         if before is not None and (before.kind != "warning" or kind == "warning"):
             before.times += 1
@@ -258,7 +267,7 @@ def _first_of_ranks(found: Collection[tuple[_Reader, _Timed]], aborted: int | No
     timed = all(each.time is not None for _, each in found)
     return min(
         found,
-        key=lambda e: (e[1].time if timed else "", e[0].rank != aborted, _rank_order(e[0].rank)),
+        key=lambda e: (e[1].time if timed else "", aborted is None or e[0].rank != aborted, _rank_order(e[0].rank)),
         default=None,
     )
 

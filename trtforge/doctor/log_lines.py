@@ -1,12 +1,16 @@
 """Parses one line of a log: its rank, time, level and text.
 
-Prefixes are nested (docker compose around mpirun around Triton), so they are removed one by one.
+Prefixes are nested (docker compose around mpirun around Triton), so they are removed one by one. A line that is a JSON
+object, as container runtimes and log collectors write them, stands for the message that it holds.
 """
 
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Literal
+
+from trtforge.core.errors import ForgeError
+from trtforge.core.json_text import parse_json
 
 Level = Literal["info", "warning", "error"]
 
@@ -19,13 +23,21 @@ _MONTHS = {
         ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"), start=1
     )
 }
-_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_COLOUR = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\(B)")
+_MESSAGE_KEYS = ("log", "message", "msg")  # of docker's json-file driver, and of most loggers
+_TIME_KEYS = ("time", "timestamp", "@timestamp", "ts")
+_LEVEL_KEYS = ("level", "severity")
+_LEVEL_WORDS = re.compile(r"(?i:info|verbose|debug|trace|warn|err|fatal|crit)")
 _CLOCK = r"(?P<clock>\d\d:\d\d:\d\d(?:[.,]\d+)?)"
 _PREFIXES = tuple(
     re.compile(pattern)
     for pattern in (
-        # docker compose: the name of a container and a |
-        r"[A-Za-z0-9][\w.-]*[-_]\d+ +\| ?",
+        # docker compose: the name of a container, numbered by default, then spaces up to the longest name and a |
+        r"[A-Za-z0-9][\w.-]{0,200}(?:[-_]\d+ +| {2,})\| ?",
+        # kubectl logs --prefix
+        r"\[pod/[^\]\s]{1,400}\] ?",
+        # journalctl
+        rf"(?P<word>[A-Z][a-z]{{2}}) +(?P<day>\d{{1,2}}) {_CLOCK} [\w.-]{{1,200}} [\w@.-]{{1,200}}\[\d+\]: ?",
         # kubectl logs --timestamps, docker logs -t, Triton's --log-format=ISO8601
         rf"\d{{4}}-(?P<month>\d\d)-(?P<day>\d\d)[T ]{_CLOCK}(?:Z|[+-]\d\d:?\d\d)?(?: (?:stdout|stderr) [FP])?"
         r"(?: (?P<level>[IWEF])\b(?= \d))?(?: (?P<pid>\d+) \S+\])?(?: - (?P<name>[A-Z]+) -)? ?",
@@ -34,14 +46,16 @@ _PREFIXES = tuple(
         r"\[(?:[\w.@-]+@)?\d+,(?P<rank>\d{1,9})\]<std(?:out|err|diag)>: ?",
         # torch.distributed
         r"\[rank(?P<rank>\d{1,9})\]:? ?",
-        # TensorRT and TensorRT-LLM from Python, whose logger adds the time also to other packages' messages
+        # TensorRT and TensorRT-LLM from Python, whose logger adds the time also to other packages' messages. The rank
+        # is in front of the level (MPI_Rank in early releases), in 1.3 behind it after the name of a component
         rf"\[(?P<month>\d\d)/(?P<day>\d\d)/\d{{4}}-{_CLOCK}\] "
-        r"(?:\[(?:TRT|TRT-LLM|TensorRT-LLM)\](?: \[RANK (?P<rank>\d{1,9})\])? \[(?P<level>[A-Z])\] ?)?",
+        r"(?:\[(?:TRT|TRT-LLM|TensorRT-LLM)\](?: \[(?:RANK|MPI_Rank) (?P<rank>\d{1,9})\])? \[(?P<level>[A-Z])\] ?"
+        r"(?:\[[a-z_]{1,40}\](?:\[RANK (?P<late_rank>\d{1,9})\])? )?)?",
         # TensorRT-LLM from C++; Triton adds the exception's prefix after the logger's
         r"\[TensorRT-LLM\]\[(?P<name>[A-Z]+)\](?:\[(?P<rank>\d{1,9})\])? ?",
         r"\[TRT\] \[(?P<level>[A-Z])\] ?",
-        # glog, used by Triton
-        rf"(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) {_CLOCK} +\d+ \S+:\d+\] ?",
+        # glog, used by Triton; some builds write the year
+        rf"(?P<level>[IWEF])(?:\d{{4}})?(?P<month>\d\d)(?P<day>\d\d) {_CLOCK} +\d+ \S+:\d+\] ?",
         r"\[libprotobuf (?P<name>[A-Z]+) [^\]]*\] ?",
     )
 )
@@ -74,9 +88,9 @@ def numbered_pieces(log: BinaryIO) -> Iterator[tuple[int, str]]:
         number += piece.endswith(b"\n")
 
 
-def parse_line(number: int, text: str) -> LogLine:
-    """Remove the known prefixes of a line."""
-    line = LogLine(number, _COLOUR.sub("", text).rstrip())
+def parse_line(number: int, text: str, level: Level | None = None) -> LogLine:
+    """Remove the known prefixes of a line; `level`: that of the record around it, for a line without its own."""
+    line = LogLine(number, _COLOUR.sub("", text).rstrip(), level=level)
     for _ in range(_MOST_PREFIXES):
         before = line
         for prefix in _PREFIXES:
@@ -89,14 +103,45 @@ def parse_line(number: int, text: str) -> LogLine:
 
 
 def parse_log(pieces: Iterable[tuple[int, str]]) -> Iterator[LogLine]:
-    """Every piece as a line."""
-    return (parse_line(number, text) for number, text in pieces)
+    """Every piece as a line, or as the lines of the message if it is a JSON record."""
+    for number, text in pieces:
+        for message, level in _messages(text):
+            yield parse_line(number, message, level)
+
+
+def _messages(text: str) -> Iterator[tuple[str, Level | None]]:
+    """The lines of the message of a JSON record, with its time in front and its level; otherwise `text` itself."""
+    record = _record(text)
+    message = _text_of(record, _MESSAGE_KEYS)
+    if not message:
+        yield text, None
+        return
+    time = _text_of(record, _TIME_KEYS)
+    word = _LEVEL_WORDS.match(_text_of(record, _LEVEL_KEYS))
+    for line in message.splitlines():
+        yield f"{time} {line}" if time[4:5] == "-" else line, _level(word[0][0].upper()) if word else None
+
+
+def _record(text: str) -> dict[str, object]:
+    """The JSON object in `text`, empty if there is none."""
+    if not text.startswith("{"):
+        return {}
+    try:
+        record = parse_json(text, "the log", hint="", unique=False, halves=True)
+    except ForgeError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _text_of(record: dict[str, object], keys: tuple[str, ...]) -> str:
+    """The first of these keys that has a text, else an empty text."""
+    return next((value for key in keys if isinstance(value := record.get(key), str)), "")
 
 
 def _without(line: LogLine, match: re.Match[str]) -> LogLine:
     found = match.groupdict()
     level = _level(found.get("level") or (found.get("name") or "")[:1])
-    rank, clock = found.get("rank"), found.get("clock")
+    rank, clock = found.get("rank") or found.get("late_rank"), found.get("clock")
     month = found.get("month") or _MONTHS.get(found.get("word") or "")
     time = f"{int(month):02d}-{int(found['day']):02d} {clock.replace(',', '.')}" if clock and month else None
     return replace(
