@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from trtforge.doctor.known import build, containers, engine, environment, precision, quantize, ranks, serving
+from trtforge.doctor.known import build, containers, engine, environment, llmapi, precision, quantize, ranks, serving
 from trtforge.doctor.pattern import Pattern
 
 try:
@@ -19,6 +19,7 @@ SUBJECTS: dict[str, tuple[Pattern, ...]] = {
     "engine": engine.PATTERNS,
     "ranks": ranks.PATTERNS,
     "serving": serving.PATTERNS,
+    "llmapi": llmapi.PATTERNS,
     "environment": environment.PATTERNS,
     "containers": containers.PATTERNS,
 }

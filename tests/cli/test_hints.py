@@ -23,7 +23,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*(?![\w=-]*_)")
 COMMAND = re.compile(r"`trtforge ([a-z][^`]*)`")
 FOREIGN = {
     *("--gpus", "--shm-size", "--runtime", "--ulimit"),  # docker
-    *("--tag-output", "--timestamp-output", "--version"),  # mpirun
+    *("--tag-output", "--timestamp-output", "--version", "--allow-run-as-root"),  # mpirun
     *("--backend-config", "--log-format", "--http-restricted-api", "--grpc-restricted-protocol"),  # tritonserver
     *("--timestamps", "--type", "--from-file", "--for"),  # kubectl
     *(

@@ -29,7 +29,7 @@ class Excerpt:
 
 
 def tagged(line: str, rank: int | None, style: str) -> str:
-    """A line as `mpirun --tag-output`, Open MPI 5, torch or docker compose prints it."""
+    """A line as `mpirun --tag-output`, Open MPI 5, torch, docker compose or kubectl prints it."""
     if rank is None:
         return line
     return {
@@ -38,6 +38,8 @@ def tagged(line: str, rank: int | None, style: str) -> str:
         "timestamped": f"Thu Jul 11 12:00:0{rank} 2024[1,{rank}]<stderr>:{line}",
         "torch": f"[rank{rank}]: {line}",
         "compose": f"triton-models-1    | [1,{rank}]<stderr>:{line}",
+        "named": f"\x1b[36mtriton  | \x1b[0m[1,{rank}]<stderr>:{line}",
+        "kubectl": f"[pod/llama-{rank}/triton] [1,{rank}]<stderr>:{line}",
     }[style]
 
 
@@ -344,8 +346,8 @@ EXCERPTS = (
         "kv-cache-below-one-sequence",
         {
             0: failed_to_load(
-                "[TensorRT-LLM][ERROR] Assertion failed: maxTokensInPagedKvCache must be large enough to process at "
-                "least 1 sequence to completion (/app/batch_manager/trtGptModelInflightBatching.cpp:195)"
+                "[TensorRT-LLM][ERROR] Assertion failed: maxTokensInPagedKvCache (128) must be large enough to process "
+                "at least 1 sequence to completion (/app/batch_manager/trtGptModelInflightBatching.cpp:195)"
             ),
             1: LOADING,
         },
@@ -457,7 +459,13 @@ EXCERPTS = (
     ),
     Excerpt(
         "guided-decoding-off",
-        {0: answered("Request is specified with a guided decoding, but GuidedDecoder is not setup."), 1: LOADING},
+        {
+            0: answered(
+                "Request is specified with GuidedDecodingParams, but GuidedDecoder is not setup. Please provide a "
+                "valid GuidedDecodingConfig to setup GuidedDecoder."
+            ),
+            1: LOADING,
+        },
     ),
     Excerpt(
         "python-stub",
@@ -674,14 +682,18 @@ EXCERPTS = (
     ),
     Excerpt(
         "qwen-type",
-        {0: f"{PYTHON}\nValueError: Unsupported Qwen type: qwen3, only ('qwen', 'qwen2', 'qwen2_moe') are supported."},
+        {
+            0: f"{PYTHON}\nAssertionError: Unsupported Qwen type: qwen3, only ('qwen', 'qwen2', 'qwen2_moe') are "
+            "acceptable."
+        },
         {"model": "qwen3"},
     ),
     Excerpt("architecture-key", {0: f"{PYTHON}\nKeyError: 'gemma3'", 1: BUILD}, {"model": "gemma3"}, style="torch"),
     Excerpt(
         "architecture-unknown",
         {
-            0: f"{PYTHON}\nNotImplementedError: Unknown architecture for AutoModelForCausalLM: GptOssForCausalLM",
+            0: f"{PYTHON}\nNotImplementedError: The given huggingface model architecture GptOssForCausalLM is not "
+            "supported in TRT-LLM yet",
             1: BUILD,
         },
         {"model": "GptOssForCausalLM"},
@@ -788,6 +800,15 @@ WARNINGS = (
         },
     ),
     Excerpt(
+        "container-no-gpu",
+        {
+            0: "WARNING: The NVIDIA Driver was not detected.  GPU functionality will not be available.\n"
+            "   Use the NVIDIA Container Toolkit to start this container with GPU support; see\n"
+            "   https://docs.nvidia.com/datacenter/cloud-native/ .",
+            1: LOADING,
+        },
+    ),
+    Excerpt(
         "large-kv-activation",
         {
             0: "Warning: Large KV activation detected: 0.6927, Quantized KV cache may lead to higher accuracy drop.",
@@ -804,4 +825,9 @@ HARMLESS = {
     "timing-cache": "[07/11/2024-12:00:38] [TRT] [W] Invalid timing cache, using freshly created one",
     "triton-without-gpu": 'E1120 19:23:06.212177 5166 server.cc:241] "CudaDriverHelper has not been initialized."\n'
     "Error: Failed to initialize NVML",
+    "pip-resolver": "ERROR: pip's dependency resolver does not currently take into account all the packages that are "
+    "installed. This behaviour is the source of the following dependency conflicts.\n"
+    "nvidia-modelopt 0.37.0 requires transformers<5.0, but you have transformers 5.0.0 which is incompatible.",
+    "driver-insufficient": "W0316 07:48:38.533640 1 pinned_memory_manager.cc:273] Unable to allocate pinned system "
+    "memory, pinned memory pool will not be available: CUDA driver version is insufficient for CUDA runtime version",
 }

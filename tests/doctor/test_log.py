@@ -18,11 +18,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.doctor.excerpts import BUILD, EXCERPTS, HARMLESS, LOADING, WARNINGS, Excerpt
+from tests.doctor.excerpts import BUILD, HARMLESS, LOADING, WARNINGS, Excerpt
+from tests.doctor.excerpts import EXCERPTS as WRITTEN
+from tests.doctor.reported import REPORTED
 from trtforge.doctor.known import PATTERNS
 from trtforge.doctor.log import Diagnosis, diagnose
 from trtforge.doctor.log_lines import numbered_pieces, parse_line, parse_log
 from trtforge.doctor.pattern import Pattern
+
+EXCERPTS = (*WRITTEN, *REPORTED)
 
 
 def read(text: str | bytes) -> Diagnosis:

@@ -1,7 +1,7 @@
 """Every known log message, by subject. If two match a line, the first in the table applies; it is the more specific
 one."""
 
-from trtforge.doctor.known import build, containers, engine, environment, precision, quantize, ranks, serving
+from trtforge.doctor.known import build, containers, engine, environment, llmapi, precision, quantize, ranks, serving
 from trtforge.doctor.pattern import Pattern
 
 PATTERNS: tuple[Pattern, ...] = (
@@ -9,6 +9,7 @@ PATTERNS: tuple[Pattern, ...] = (
     *ranks.PATTERNS,
     *precision.PATTERNS,
     *serving.PATTERNS,
+    *llmapi.PATTERNS,
     *build.PATTERNS,
     *quantize.PATTERNS,
     *environment.PATTERNS,

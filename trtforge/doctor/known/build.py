@@ -28,6 +28,15 @@ PATTERNS = (
         sources=("TensorRT-LLM issue #352",),
     ),
     Pattern(
+        id="tensorrt-allocation",
+        title="out of GPU memory",
+        regex=r"Error Code \d+: (?:Cuda Runtime \(out of memory\)|OutOfMemory\b)",
+        means="TensorRT could not get GPU memory while it built or loaded the engine. When an engine is loaded, its "
+        "weights and the workspace of the largest batch must fit.",
+        do=_LESS + " Close other processes on the GPU.",
+        sources=("TensorRT-LLM issue #346", "llgtrt issue #7"),
+    ),
+    Pattern(
         id="build-tactic-memory",
         title="GPU memory short for a kernel",
         regex=r"Tactic Device request(?:: (?P<needed>\d+ ?MB) Available: (?P<free>\d+ ?MB))?",
@@ -53,6 +62,16 @@ PATTERNS = (
         "model's.",
         do="Set the plugins (gemm, gpt_attention) to the model's dtype or to auto, and lower the build's limits.",
         sources=("TensorRT-LLM documentation, troubleshooting",),
+    ),
+    Pattern(
+        id="build-no-implementation",
+        title="no kernel for a layer",
+        regex=r"Could not find any implementation for node (?P<node>\S{1,300})",
+        means="TensorRT found no kernel for a part of the network: none fits into the free GPU memory, or this "
+        "TensorRT does not support that combination of layers and dtypes on this GPU.",
+        do="Look for `Skipping tactic` above: with `insufficient memory`, lower the build's limits; otherwise build in "
+        "the release's own image and leave the plugins at their defaults.",
+        sources=("TensorRT documentation, error messages", "TensorRT-LLM issue #54", "TensorRT-LLM issue #1478"),
     ),
     Pattern(
         id="timing-cache",
@@ -83,6 +102,16 @@ PATTERNS = (
         "--kv_cache_type, --use_custom_all_reduce and --multi_block_mode are gone.",
         do="Take the command that `trtforge compile --dry-run --target-version X` prints for the release.",
         sources=("TensorRT-LLM issue #2057", "TensorRT-LLM issue #2008"),
+    ),
+    Pattern(
+        id="checkpoint-not-converted",
+        title="Hugging Face checkpoint given to trtllm-build",
+        regex=r"^KeyError: 'architecture'$",
+        inside=r"modeling_utils\.py|MODEL_MAP",
+        means="config.json has no `architecture`: it is a Hugging Face checkpoint (`architectures`), not one that was "
+        "converted for TensorRT-LLM.",
+        do="Convert it first (`trtforge convert`, or convert_checkpoint.py of the model), and build the output.",
+        sources=("TensorRT-LLM issue #6360",),
     ),
     Pattern(
         id="trtllm-build-gone",

@@ -13,6 +13,16 @@ PATTERNS = (
         sources=("nvidia-docker issue #1034", "nvidia-docker issue #1642"),
     ),
     Pattern(
+        id="container-no-gpu",
+        title="container without GPUs",
+        regex=r"The NVIDIA Driver was not detected",
+        means="The container was started without GPUs.",
+        do="Start it with --gpus all (Kubernetes: a limit of nvidia.com/gpu); if it was, install "
+        "nvidia-container-toolkit, run `nvidia-ctk runtime configure --runtime=docker` and restart docker.",
+        sources=("NVIDIA's images, their entry point",),
+        kind="warning",
+    ),
+    Pattern(
         id="docker-no-image",
         title="image does not exist",
         regex=r"(?:pull access denied for|manifest for) (?P<image>[^\s,]+)",

@@ -36,6 +36,34 @@ PATTERNS = (
         sources=("TensorRT-LLM issue #222", "TensorRT-LLM issue #3031"),
     ),
     Pattern(
+        id="engine-plugin-length",
+        title="engine of another TensorRT-LLM release",
+        regex=r"Expected length \((?P<engine>\d+)\) != real length \((?P<here>\d+)\)|d == a \+ length",
+        means="A plugin in the engine was stored by another TensorRT-LLM release than the one that loads it: its data "
+        "has another length.",
+        do=_SAME_IMAGE,
+        sources=("tensorrtllm_backend issue #375", "TensorRT-LLM issue #583"),
+    ),
+    Pattern(
+        id="engine-input-tensor",
+        title="engine of another TensorRT-LLM release",
+        regex=r"Input tensor '(?P<tensor>\w{1,200})' not found; expected shape",
+        means="The engine wants an input {tensor} that this TensorRT-LLM does not provide, or no longer by that name: "
+        "it was built by another release.",
+        do=_SAME_IMAGE,
+        sources=("tensorrtllm_backend issue #212", "TensorRT-LLM source, tllmRuntime.cpp"),
+    ),
+    Pattern(
+        id="plugin-not-found",
+        title="TensorRT-LLM's plugins are not loaded",
+        regex=r"getPluginCreator could not find plugin: (?P<plugin>\w{1,200})",
+        means="TensorRT found no plugin {plugin}: libnvinfer_plugin_tensorrt_llm.so is not loaded, or was compiled for "
+        "another TensorRT than the one that loads the engine.",
+        do="Build and load engines in one TensorRT-LLM image, with its own TensorRT; other programs such as trtexec "
+        "must load that library first.",
+        sources=("TensorRT-LLM issue #107", "TensorRT-LLM issue #1584"),
+    ),
+    Pattern(
         id="engine-other-gpu-model",
         title="engine of another GPU model",
         regex=r"Using an engine plan file across different models of devices",
@@ -73,6 +101,61 @@ PATTERNS = (
         means="Triton cannot parse {file}. The line above says where in the file.",
         do="Correct {file} at the line and column given above.",
         sources=("tensorrtllm_backend issue #393",),
+        kind="effect",
+    ),
+    Pattern(
+        id="backend-placeholder",
+        title="config.pbtxt with an unfilled placeholder",
+        regex=r"unable to find backend library for backend '\$\{(?P<key>\w{1,200})\}'",
+        means="The placeholder ${{{key}}} of the template is unfilled, so Triton looks for a backend of that name.",
+        do="Set backend to tensorrtllm in tensorrt_llm/config.pbtxt (fill_template.py: triton_backend:tensorrtllm), or "
+        "let `trtforge package` write the repository.",
+        sources=("TensorRT-LLM issue #1995", "tensorrtllm_backend issue #526"),
+    ),
+    Pattern(
+        id="backend-missing",
+        title="image without the backend",
+        regex=r"unable to find (?:backend library for backend )?'(?P<backend>[^'/]{1,200})"
+        r"(?:', try specifying runtime|/model\.py' for model)",
+        means="This Triton has no backend {backend}: only the images whose tag contains `trtllm` have TensorRT-LLM's.",
+        do="Use the image nvcr.io/nvidia/tritonserver:<release>-trtllm-python-py3; `trtforge compile --dry-run` prints "
+        "the tag.",
+        sources=("Triton server issue #7950", "tensorrtllm_backend issue #66"),
+    ),
+    Pattern(
+        id="backend-symbol",
+        title="binary packages of different builds",
+        regex=r"undefined symbol: (?P<symbol>_ZNK?12tensorrt_llm\w*)",
+        means="A library was compiled for another TensorRT-LLM release than the installed libtensorrt_llm.so "
+        "({symbol} is missing): pip or a mount replaced one of the two.",
+        do="Start from a clean image whose Triton and TensorRT-LLM belong together, and install nothing over them.",
+        sources=("tensorrtllm_backend issue #662", "TensorRT-LLM issue #1408"),
+    ),
+    Pattern(
+        id="backend-library",
+        title="library not found",
+        regex=r"unable to load shared library: (?P<library>[^:]{1,300}): cannot open shared object file",
+        means="Triton's backend needs {library}, which is in no directory that the loader searches.",
+        do="Use an image with TensorRT-LLM (tag with `trtllm`), and keep its LD_LIBRARY_PATH when you extend it: "
+        "TensorRT-LLM's libraries are in tensorrt_llm/libs of the Python packages and in "
+        "/opt/tritonserver/backends/tensorrtllm.",
+        sources=("tensorrtllm_backend issue #545", "tensorrtllm_backend issue #184", "djl-serving pull request #1988"),
+    ),
+    Pattern(
+        id="cross-kv-fraction",
+        title="parameter of encoder-decoder models",
+        regex=r"Do not set crossKvCacheFraction for decoder-only model",
+        means="cross_kv_cache_fraction is set; only models with an encoder have a cache for cross attention.",
+        do="Leave cross_kv_cache_fraction of tensorrt_llm/config.pbtxt empty.",
+        sources=("tensorrtllm_backend issue #712", "TensorRT-LLM source, trtGptModelInflightBatching.cpp"),
+    ),
+    Pattern(
+        id="model-not-loaded",
+        title="a model could not be loaded",
+        regex=r"depends on '(?P<model>[^']{1,200})' which has no loaded version|failed to load all models",
+        means="Triton ends, or leaves models out, because a model that it needs could not be loaded.",
+        do="Read the first error above this line: it says why the model was not loaded.",
+        sources=("TensorRT-LLM issue #1995", "Triton server issue #7950"),
         kind="effect",
     ),
     Pattern(

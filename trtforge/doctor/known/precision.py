@@ -16,7 +16,7 @@ PATTERNS = (
     Pattern(
         id="fp8-attention",
         title="FP8 attention is not available",
-        regex=r"FP8 FMHA cannot be enabled",
+        regex=r"FP8 FMHA (?:cannot|can only) be enabled",
         means="FP8 attention in the context phase was requested, but this GPU or these settings do not support it.",
         do="Build with use_fp8_context_fmha disabled; FP8 weights stay as they are.",
         sources=("TensorRT-LLM issue #1864", "TensorRT-LLM issue #2855"),
@@ -25,10 +25,47 @@ PATTERNS = (
         id="fp8-block-scales",
         title="GPU without block-scaled FP8",
         regex=r"Unsupported SM version for FP8 block scaling GEMM",
-        means="The checkpoint has FP8 weights with block scales (as DeepSeek-V3 has); this GPU has no GEMM for them. "
-        "Ada supports per-tensor FP8 scales only.",
-        do="Use per-tensor FP8 or INT4-AWQ, quantised from the original weights, or a Hopper GPU.",
-        sources=("TensorRT-LLM issue #4599",),
+        means="The checkpoint has FP8 weights with block scales (as DeepSeek-V3 has); this release has no GEMM for "
+        "them on this GPU. Hopper came first; Ada and Blackwell followed in later releases.",
+        do="Use per-tensor FP8 or INT4-AWQ, quantised from the original weights, a newer release, or a Hopper GPU.",
+        sources=("TensorRT-LLM issue #4599", "TensorRT-LLM source, fp8BlockScalingGemm.cpp"),
+    ),
+    Pattern(
+        id="fp4-moe",
+        title="FP4 experts not on this GPU",
+        regex=r"Only SM100 is supported by FP4 block scale MOE",
+        means="This kernel for experts in FP4 exists for B200 and GB200 (SM 10.0) only; RTX 50, RTX PRO and DGX Spark "
+        "have SM 12.",
+        do="Choose another backend for the experts (moe_config: backend: CUTLASS in the LLM API's options), a newer "
+        "release, or FP8 weights.",
+        sources=("TensorRT-LLM issue #7484", "TensorRT-LLM source, fp4BlockScaleMoe.cpp"),
+    ),
+    Pattern(
+        id="gpu-without-kernels",
+        title="GPU without compiled kernels",
+        regex=r"no kernel image is available for execution on the device",
+        means="A library has no kernels for this GPU's compute capability: the release does not support the GPU, or "
+        "was compiled for others.",
+        do="Compare nvidia-smi's GPU with the support matrix of the release; use a newer image for a newer GPU, an "
+        "older one for Volta, or compile with that architecture (build_wheel.py --cuda_architectures).",
+        sources=("TensorRT-LLM issue #484", "TensorRT-LLM issue #159"),
+    ),
+    Pattern(
+        id="ptxas-gpu",
+        title="GPU newer than the compiler of Triton kernels",
+        regex=r"Value 'sm_(?P<sm>\w{1,8})' is not defined for option 'gpu-name'",
+        means="The ptxas that comes with OpenAI's Triton does not know SM {sm}: it is older than the GPU.",
+        do="Set TRITON_PTXAS_PATH to the ptxas of a newer CUDA (/usr/local/cuda/bin/ptxas in an image with CUDA 13).",
+        sources=("triton-lang issue #8539", "Triton server issue #8632"),
+    ),
+    Pattern(
+        id="memory-pools-unsupported",
+        title="GPU without memory pools",
+        regex=r"cudaDeviceGetDefaultMemPool.{0,100}operation not supported",
+        means="TensorRT-LLM allocates from CUDA's memory pools, which this GPU does not offer: it is a vGPU, a part "
+        "of a GPU in a virtual machine.",
+        do="Use a machine whose GPU is passed through whole.",
+        sources=("tensorrtllm_backend issue #363", "ChatRTX issue #49", "OpenVDB issue #2255"),
     ),
     Pattern(
         id="reuse-without-paged-context",
