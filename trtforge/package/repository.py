@@ -88,6 +88,7 @@ _OWN_MODULES: Mapping[str, tuple[str, ...]] = {
         "core/interpreter",
         "core/json_schema",
         "core/json_text",
+        "core/memory_errors",
         "core/reading",
         "core/server_errors",
         "core/strict_calls",
