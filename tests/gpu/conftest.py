@@ -1,6 +1,10 @@
 import pytest
 import torch
 
+from tests.runtime.conftest import families
+
+__all__ = ["families"]  # a fixture of the CPU's tests
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On a machine with one GPU, leave out what needs two."""

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu.engines import DEVICE, checkpoint_of, decoded, error, gpu_engine, ranks_of, reference_of
+from tests.gpu.engines import DEVICE, checkpoint_of, is_as_near_as_the_cpu
 from trtforge.core.dtypes import ModelDtype
 from trtforge.models.kernels import KernelName
 from trtforge.runtime.cuda import fused, product_kernels, products, step_kernels, tile_kernels
 from trtforge.runtime.cuda.launcher import launcher_for
 from trtforge.runtime.cuda.triton_support import processors_of
-from trtforge.runtime.ranks.source import DEFAULT_TOKENS_PER_BLOCK, open_model
 
 pytestmark = pytest.mark.gpu
 
@@ -31,39 +30,27 @@ FORMATS = (
 DTYPES: tuple[ModelDtype, ...] = ("float32", "bfloat16", "float16")
 
 
-def is_as_near_as_the_cpu(
-    directory: Path, dtype: ModelDtype, kernel: KernelName | None = None, **layout: object
-) -> bool:
-    """Whether the GPU's logits are as near to float32's as those of reference kernels in the same type.
-
-    Rounded activations tip over where sums differ in their last bits, so the distance itself may be large.
-    """
-    checkpoint = checkpoint_of(directory, **layout)
-    exact, same_type = reference_of(checkpoint), open_model(checkpoint, "cpu", dtype)
-    ranks = [ranks_of(each) for each in (exact, same_type, gpu_engine(checkpoint, directory / "gpu", dtype, kernel))]
-    expected, by_cpu = (decoded(each, DEFAULT_TOKENS_PER_BLOCK) for each in ranks[:2])
-    found = decoded(ranks[2])
-    for each in ranks:
-        each.close()
-    return error(found, expected) < 1.5 * error(by_cpu, expected) + 0.01
+def is_near(directory: Path, dtype: ModelDtype, kernel: KernelName | None = None, **layout: object) -> bool:
+    """See `is_as_near_as_the_cpu`, of a checkpoint in a layout."""
+    return is_as_near_as_the_cpu(checkpoint_of(directory, **layout), directory / "gpu", dtype, kernel)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kv", [None, "FP8", "INT8"])
 def test_plain_weights_with_every_cache(dtype: ModelDtype, kv: str | None, tmp_path: Path) -> None:
-    assert is_as_near_as_the_cpu(tmp_path, dtype, kv=kv)
+    assert is_near(tmp_path, dtype, kv=kv)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 @pytest.mark.parametrize("quant", FORMATS)
 def test_every_weight_format(quant: str, dtype: ModelDtype, tmp_path: Path) -> None:
-    assert is_as_near_as_the_cpu(tmp_path, dtype, quant=quant)
+    assert is_near(tmp_path, dtype, quant=quant)
 
 
 @pytest.mark.parametrize("quant", ["FP8", "W4A16_AWQ"])
 @pytest.mark.parametrize("kv", ["FP8", "INT8"])
 def test_quantised_weights_with_quantised_caches(quant: str, kv: str, tmp_path: Path) -> None:
-    assert is_as_near_as_the_cpu(tmp_path, "bfloat16", quant=quant, kv=kv)
+    assert is_near(tmp_path, "bfloat16", quant=quant, kv=kv)
 
 
 @pytest.mark.parametrize("kv", [None, "FP8"])
@@ -74,4 +61,4 @@ def test_fp8_on_gpus_that_do_not_convert_e4m3(kv: str | None, tmp_path: Path, mo
     of_codes = products.Products(product_kernels, tile_kernels, launch, processors_of(0), device, e4m3=False)
     monkeypatch.setattr(fused, "_on_gpu", lambda index: between)
     monkeypatch.setattr(products, "_on_gpu", lambda index: of_codes)
-    assert is_as_near_as_the_cpu(tmp_path, "bfloat16", "fp8_codes_cuda", quant="FP8", kv=kv)
+    assert is_near(tmp_path, "bfloat16", "fp8_codes_cuda", quant="FP8", kv=kv)
