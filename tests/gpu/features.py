@@ -28,6 +28,7 @@ from trtforge.runtime.options import EngineStatistics
 VOCABULARY, NEW = 131, 5 if INTERPRETED else 12
 LIMITS = {"tokens_per_block": 8, "max_num_tokens": 256, "max_input_len": 160}
 CHUNKED = EngineOptions(chunked_context=True)
+PAUSING = EngineOptions(chunked_context=True, scheduler="max_utilization", kv_cache_tokens=160)
 SAMPLED = SamplingParams(top_k=20, top_p=0.9, temperature=1.5, seed=5)
 ALL_LOG_PROBS = {"return_log_probs": True, "prompt_log_probs": True, "top_log_probs": 3}
 _FIRST = ((0,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (1,), (2,))
@@ -72,6 +73,11 @@ def drafted() -> Rounds:
 def chunks_beside_answers() -> Rounds:
     """Prompts of several chunks while other requests run."""
     return [[*requests_for(MIXED[:4], 3 * NEW), *requests_for([numbers(150, 7), numbers(101, 8)], NEW)]]
+
+
+def growing() -> Rounds:
+    """Answers that together need more blocks than PAUSING has."""
+    return [requests_for(MIXED[:4], 36)]
 
 
 def sampled() -> Rounds:
@@ -242,11 +248,7 @@ FEATURES: dict[str, Feature] = {
     ),
     "alibi": Feature(plain, "bloom"),
     "chunks beside answers": Feature(chunks_beside_answers, limits={"max_num_tokens": 32}),
-    "pauses": Feature(
-        chunks_beside_answers,
-        options=EngineOptions(chunked_context=True, scheduler="max_utilization", kv_cache_tokens=208),
-        used=lambda found: found[-1].paused_requests > 0,
-    ),
+    "pauses": Feature(growing, options=PAUSING, used=lambda found: found[-1].paused_requests > 0),
     "n-grams": Feature(drafted, options=speculating(NgramFeature(draft_tokens=5, matching=3)), used=has_accepted),
     "lookahead": Feature(drafted, options=speculating(LookaheadFeature()), used=has_drafted),
     "medusa": Feature(drafted, options=speculating(MedusaFeature()), add=add_heads, used=has_drafted),
