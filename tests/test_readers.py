@@ -15,7 +15,7 @@ READERS = {
     "compile/inside/rank.py": {"json.loads"},
     # A template that was read and checked, in a process with limits.
     "package/template_main.py": {"json.load"},
-    "core/shown_calls.py": {"json.JSONDecoder"},  # what it renders, there
+    "core/call_json.py": {"json.JSONDecoder"},  # what it renders, there; and answers, which the gateway limits
     # The job that our own process hands over in the arguments.
     "runtime/ranks/worker_main.py": {"model_validate_json"},
     "runtime/hosted.py": {"model_validate_json"},

@@ -7,7 +7,7 @@ JSON_TAGS = {
     TOOL_CALL: TOOL_CALL_END,
     "<|tool_call|>": "<|/tool_call|>",  # Phi-4-mini
     "<TOOLCALL>": "</TOOLCALL>",  # Nemotron
-    "<tool_calls>": "</tool_calls>",  # Apriel, Jamba
+    "<tool_calls>": "</tool_calls>",  # Apriel, Jamba, MiniMax M1, Hunyuan A13B
     "<function_call>": "</function_call>",  # Granite 20B Functioncalling, without the closing tag
     LFM_CALLS: LFM_CALLS_END,  # LFM2, where it writes JSON
     ACTION: ACTION_END,  # Command R7B, Command A
@@ -16,8 +16,17 @@ JSON_TAGS = {
 """Those around the JSON of a call, or of an array of calls. Models may leave out the closing tag."""
 FUNCTION, FUNCTION_END = "<function=", "</function>"  # Qwen3-Coder, Llama
 INVOKE, INVOKE_END = '<invoke name="', "</invoke>"  # MiniMax M2
+DEEPSEEK_CALLS, DEEPSEEK_CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 DEEPSEEK_CALL, DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+DEEPSEEK_SEPARATOR = "<｜tool▁sep｜>"
+KIMI_CALLS, KIMI_CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 KIMI_CALL, KIMI_ARGUMENTS, KIMI_CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", LFM_CALLS_END
+MINIMAX_CALLS, MINIMAX_CALLS_END = "<minimax:tool_call>", "</minimax:tool_call>"
+SEED_CALLS, SEED_CALLS_END = "<seed:tool_call>", "</seed:tool_call>"
+PYTHON_CALLS, PYTHON_CALLS_END = "<|python_start|>", "<|python_end|>"  # Llama 4
+OLMO_CALLS, OLMO_CALLS_END = "<function_calls>", "</function_calls>"  # Olmo 3
+APERTUS_CALLS, APERTUS_CALLS_END = "<|tools_prefix|>", "<|tools_suffix|>"
+DSML_CALLS = {"<｜DSML｜function_calls>": "</｜DSML｜function_calls>", "<｜DSML｜tool_calls>": "</｜DSML｜tool_calls>"}
 DSML_INVOKE, DSML_INVOKE_END = '<｜DSML｜invoke name="', "</｜DSML｜invoke>"  # DeepSeek V3.2
 DSML_PARAMETER, DSML_PARAMETER_END = '<｜DSML｜parameter name="', "</｜DSML｜parameter>"
 RECIPIENT = ">>>"  # functionary 3.2

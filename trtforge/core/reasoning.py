@@ -2,7 +2,7 @@
 
 Mistral's models write `[THINK]` and `[/THINK]`, Seed-OSS `<seed:think>` and `</seed:think>`, Command R7B and A
 `<|START_THINKING|>` and `<|END_THINKING|>`, Gemma 4 `<|channel>thought` and `<channel|>`, Kimi K3
-`<|open|>think<|sep|>` and `<|close|>think<|sep|>`.
+`<|open|>think<|sep|>` and `<|close|>think<|sep|>`, Apertus `<|inner_prefix|>` and `<|inner_suffix|>`.
 
 The names are those of `trtllm-serve --reasoning_parser` (tensorrt_llm/llmapi/reasoning_parser.py).
 """
@@ -33,6 +33,7 @@ THOUGHTS = (
     (COHERE_THINKING, COHERE_THINKING_END),
     (f"{GEMMA_CHANNEL}thought", GEMMA_CHANNEL_END),
     (XTML_THINK, XTML_THINK_END),
+    ("<|inner_prefix|>", "<|inner_suffix|>"),
 )
 """Pairs of opening and closing tags of reasoning."""
 

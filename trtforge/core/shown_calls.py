@@ -1,10 +1,9 @@
 """Whether the gateway knows the format of the calls that a chat template shows."""
 
-import json
 from collections.abc import Sequence
 
-from trtforge.core.call_forms import BARE, FIRST, JSON_TAGS, TAGGED
-from trtforge.core.call_json import calls_of
+from trtforge.core.call_forms import BARE, FIRST, JSON_TAGS, LIST, TAGGED
+from trtforge.core.call_json import calls_of, value_at
 from trtforge.core.harmony import HarmonyText
 from trtforge.core.reasoning import begun_thought, prompted_thought
 
@@ -21,7 +20,7 @@ def is_known_call(rendered: str, prompt: str, name: str) -> bool:
     answer = _without_reasoning(answer)
     heads = [found for form in TAGGED for found in form.head.finditer(answer)]
     if is_answer:
-        heads += [found for bare in (FIRST, BARE) if (found := bare.match(answer))]
+        heads += [found for bare in (FIRST, BARE, LIST) if (found := bare.match(answer))]
     if any(head["name"] == name for head in heads):
         return True
     starts = [*([0] if is_answer else []), *_ends_of_tags(answer)]
@@ -43,7 +42,7 @@ def _ends_of_tags(answer: str) -> Sequence[int]:
 def _calls_at(answer: str, start: int, name: str) -> bool:
     """Whether JSON of calls of a function begins here, with its values in any order."""
     try:
-        value, _ = json.JSONDecoder().raw_decode(answer[start:].lstrip())
+        value, _ = value_at(answer[start:].lstrip(), 0)
     except (ValueError, RecursionError):
         return False
     return bool(calls_of((name,), value))

@@ -5,6 +5,8 @@ The formats of calls are in `core/call_forms.py`. A whole answer is read as a st
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
 
 from trtforge.core.call_forms import (
     ANOTHER,
@@ -13,9 +15,14 @@ from trtforge.core.call_forms import (
     ELEMENT,
     FIRST,
     FURTHER,
+    FURTHER_LINE,
+    FURTHER_LINE_SO_FAR,
     FURTHER_SO_FAR,
     JSON_BEGINS,
     JSON_TAGS,
+    KEYED,
+    KEYED_SO_FAR,
+    LIST,
     LONGEST_HEAD,
     MARK,
     MARKS,
@@ -28,9 +35,11 @@ from trtforge.core.call_forms import (
     LiteralNotation,
 )
 from trtforge.core.call_json import calls_in
+from trtforge.core.call_tags import LFM_CALLS, LFM_CALLS_END
 from trtforge.core.stop_text import overlap
 from trtforge.gateway.argument_types import ArgumentTypes
-from trtforge.gateway.call_output import CallDelta, CallOutput
+from trtforge.gateway.call_output import CallDelta
+from trtforge.gateway.call_stream import CallStream
 from trtforge.gateway.json_end import JsonEnd
 from trtforge.gateway.literal_arguments import LiteralArguments
 from trtforge.gateway.tagged_arguments import TaggedArguments
@@ -39,23 +48,15 @@ from trtforge.gateway.tools import ToolUse
 _LONGEST_MARK = max(map(len, MARKS))
 _MOST_GUESSES = 20
 """The most tags per answer whose JSON is parsed and is not a call; no more are tried, as each takes time."""
-_PIECE = 4096
-"""Characters of a long text that are read at once: each step copies the text that is not read yet."""
 _FIRST_SHOWN = re.compile(r"\s*(\S?)")
 
 
-class CallReader:
+class CallReader(CallStream):
     """Splits text into text for the user and calls. `begins`: the text begins an answer, all of which may be calls."""
 
     def __init__(self, use: ToolUse, *, begins: bool = True) -> None:
-        self._use = use
-        self._unread = ""
-        self._searched = 0  # its characters that were already searched without result
-        self._pieces: list[str] = []  # later pieces of text
-        self._awaited = ""  # the pieces need not be read before this character
-        self._reason: str | None = None
-        self._stop_word = ""
-        self._read: Callable[[], bool] = self._named if use.mode == "named" else self._beginning
+        super().__init__(use)
+        self._read = self._named if use.mode == "named" else self._beginning
         if not begins:
             self._read = self._text
         self._end = JsonEnd()
@@ -67,50 +68,19 @@ class CallReader:
         self._closing_tags: Sequence[str] = ()
         self._certain_end = ""
         self._literals: LiteralNotation | None = None
+        self._further_head, self._further_so_far = FURTHER, FURTHER_SO_FAR
+        self.ignored = False
+        """Whether a list had calls of functions that are not known."""
         self._element: list[str] = []  # pieces of an object in an array
         self._whole = JsonEnd()  # of an object that may be a call with its values in any order
         self._guesses = 0
-        self._output = CallOutput(several=use.several)
+        self._tagged = False  # the latest JSON is between tags, or in an array of calls
+        self._told: list[CallDelta] = []  # what `_list` found
 
-    def push(self, text: str, reason: str | None, stop_word: str = "") -> Sequence[str | CallDelta]:
-        """Take more text; returns, in order, the text for the user and the new data of calls.
-
-        Text that may be part of a call is held back until further text or the end decides. `reason`: the finish reason
-        with the last text, else None; `stop_word`: the one that the answer was cut before.
-        """
-        last = max(0, (len(text) - 1) // _PIECE) * _PIECE
-        for start in range(0, last, _PIECE):
-            self._push(text[start : start + _PIECE], None, "")
-        self._push(text[last:], reason, stop_word)
-        return self._output.take(last=self._last)
-
-    def _push(self, text: str, reason: str | None, stop_word: str) -> None:
-        self._pieces.append(text)
-        self._reason, self._stop_word = reason, stop_word
-        if reason is None and self._awaited and self._awaited not in text:
-            return
-        self._unread += "".join(self._pieces)
-        self._pieces, self._awaited = [], ""
-        while self._read():
-            pass
-
-    def skip(self, text: str) -> None:
-        """Take text for the user that precedes the text of every `push`, and in which calls do not count."""
-        self._output.skip(text)
-
-    @property
-    def _last(self) -> bool:
-        return self._reason is not None
-
-    @property
-    def found(self) -> bool:
-        """Whether the answer contains a call."""
-        return self._output.count > 0
-
-    @property
-    def cut(self) -> bool:
-        """Whether the latest call has no end."""
-        return self._output.cut
+    @cached_property
+    def _list(self) -> "CallReader":
+        """Reads a list that may be the whole answer."""
+        return CallReader(replace(self._use, several=True), begins=False)
 
     def _named(self) -> bool:
         """State: the whole answer is the arguments."""
@@ -134,12 +104,37 @@ class CallReader:
             return True
         if before := OBJECT.match(self._unread):
             return self._first_or_next(before.end())
+        if self._use.mode == "auto" and not self.found and self._known(LIST.match(self._unread)):
+            self._list.push(LFM_CALLS, None)
+            self._read = self._whole_list
+            return True
         may_be = self._shown_first() in ("", "[") and not (self._use.mode == "auto" and self._has_mark())
         if not self._last and (may_be or self._may_be_named()):
             return self._await_tag()
         if may_be and self._parsed(self._unread):
             self._take(len(self._unread))
         self._read = self._text
+        return True
+
+    def _whole_list(self) -> bool:
+        """State: a list of calls in Python's notation. It is text if there are other functions or text after it."""
+        text = self._take(len(self._unread))
+        self._element.append(text)
+        told = self._list.push(text + (LFM_CALLS_END if self._last else ""), "stop" if self._last else None)
+        new = [each for each in told if isinstance(each, CallDelta)]
+        self._told += new
+        is_list = len(new) == len(told) and not self._list.ignored
+        if is_list and not self._last:
+            return False
+        text, self._element, self._read = "".join(self._element), [], self._text
+        open_ = sum((each.name is not None) - each.last for each in self._told)
+        if not is_list or open_ or not text.rstrip().endswith("]"):
+            self._push_again(text)
+            return False
+        for each in self._told:
+            if each.name is not None:
+                self._output.begin(each.name)
+            self._output.add(each.arguments, last=each.last)
         return True
 
     def _shown_first(self) -> str:
@@ -152,24 +147,9 @@ class CallReader:
         self._searched = len(self._unread)
         return found is not None
 
-    def _await_tag(self, last: str = ">") -> bool:
-        """Wait for more text; if it is too long for the head of a call, only the `last` character of a tag matters."""
-        self._awaited = last if len(self._unread) > LONGEST_HEAD else ""
-        return False
-
     def _may_be_named(self) -> bool:
         """Whether the answer so far may be the beginning of a function's name and arguments."""
         return self._use.mode == "auto" and self._may_be_of(NAME_SO_FAR)
-
-    def _may_be_of(self, head_so_far: "re.Pattern[str]", start: int = 0) -> bool:
-        """Whether the text from `start` on may become the head of a known function's call."""
-        found, names = head_so_far.fullmatch(self._unread, start), self._use.names
-        if found is None:
-            return False
-        named = found.groupdict()
-        if (begun := named.get("name")) is None:
-            return True
-        return begun in names if named["whole"] else any(name.startswith(begun) for name in names)
 
     def _text(self) -> bool:
         """State: text for the user, up to the next tag."""
@@ -203,12 +183,19 @@ class CallReader:
         self._closing_tags, self._certain_end = form.closing, form.end
         if form.literals is not None:
             self._literals, self._after = form.literals, self._further if form.several else self._closing
+            self._further_head, self._further_so_far = (FURTHER, FURTHER_SO_FAR)
+            if form.lines:
+                self._further_head, self._further_so_far = (FURTHER_LINE, FURTHER_LINE_SO_FAR)
             self._read_literals(name)
         elif form.tags is not None:
             self._written, self._ignores = TaggedArguments(form.tags, self._use.types[name]), False
             self._read, self._after = self._parameters, self._closing
         else:
-            self._read_json(self._listed if form.in_array else self._closing, in_object=form.in_object)
+            self._tagged = True
+            after = self._closing if not form.in_object else self._bare
+            if form.in_array:
+                after = self._keyed if form.keyed else self._listed
+            self._read_json(after, in_object=form.in_object)
 
     def _read_literals(self, name: str) -> None:
         self._ignores = name not in self._use.names
@@ -223,6 +210,7 @@ class CallReader:
             self._searched = len(self._unread)
             return self._await_tag(end_tag[-1:] or ">")
         end = len(self._unread) if end < 0 else end
+        self._tagged = True
         if self._parsed(self._unread[len(tag) : end]):
             self._take(end)
             self._closing_tags = (end_tag,) if end_tag else ()
@@ -255,14 +243,15 @@ class CallReader:
 
     def _further(self) -> bool:
         """State after a call in a list of Python: the next call, which is ignored if its function is not known."""
-        if head := FURTHER.match(self._unread):
+        if head := self._further_head.match(self._unread):
             if self._known(head):
                 self._begin(head)
             else:
                 self._take(head.end())
+                self.ignored = True
             self._read_literals(head["name"])
             return True
-        if FURTHER_SO_FAR.fullmatch(self._unread) and not self._last:
+        if self._further_so_far.fullmatch(self._unread) and not self._last:
             return False
         self._read = self._closing
         return True
@@ -300,7 +289,7 @@ class CallReader:
         return True
 
     def _bare(self) -> bool:
-        """State after a call without a tag: another call (Llama 3.1 writes `;` between them), else text."""
+        """State after a call in an object: another call (Llama 3.1 writes `;` between them), else what ends them."""
         head = self._known(NEXT.match(self._unread))
         if head and head["mark"] in ("", ";"):
             self._begin(head)
@@ -310,11 +299,11 @@ class CallReader:
             return self._first_or_next(before.end())
         if ANOTHER_SO_FAR.fullmatch(self._unread) and not self._last:
             return False
-        self._read = self._text
+        self._read = self._closing
         return True
 
     def _first_or_next(self, start: int) -> bool:
-        """An object without a tag, from `start` on: a call with its values in any order, else the text begins."""
+        """An object from `start` on: a call with its values in any order, else the text begins."""
         searched = max(self._searched, start)
         size, ended = self._whole.of(self._unread[searched:])
         self._searched = searched + size
@@ -346,13 +335,26 @@ class CallReader:
         self._end, self._element, self._read = JsonEnd(), [], self._object
         return True
 
+    def _keyed(self) -> bool:
+        """State after an object whose key is the name of a function: the next one, else what ends the array."""
+        if head := self._known(KEYED.match(self._unread)):
+            self._begin(head)
+            self._read = self._arguments
+            return True
+        if KEYED_SO_FAR.fullmatch(self._unread) and not self._last:
+            return False
+        self._read = self._closing
+        return True
+
     def _object(self) -> bool:
         """State: an object in an array."""
         size, ended = self._end.of(self._unread)
         self._element.append(self._take(size))
-        if ended:
-            self._parsed("".join(self._element))
-            self._read = self._listed
+        if ended or self._last:
+            element, self._element, self._tagged = "".join(self._element), [], True
+            if not self._parsed(element) and self._closing_tags:
+                self._output.say(element)
+            self._read = self._listed if ended else self._text
         return ended
 
     def _follows(self, otherwise: Callable[[], bool], marks: Sequence[str]) -> bool:
@@ -371,12 +373,9 @@ class CallReader:
         self._take(len(self._unread))
         return False
 
-    def _known(self, head: "re.Match[str] | None") -> "re.Match[str] | None":
-        return head if head and head["name"] in self._use.names else None
-
     def _parsed(self, text: str) -> bool:
         """Add the calls in a complete JSON text, whose arguments need not come last; returns whether there are any."""
-        calls = calls_in(self._use.names, text)
+        calls = calls_in(self._use.names, text, tagged=self._tagged)
         for name, arguments in calls:
             self._output.begin(name)
             self._output.add(arguments, last=True)
@@ -387,8 +386,3 @@ class CallReader:
         self._take(head.end())
         self._end, self._whole = JsonEnd(), JsonEnd()
         self._output.begin(head["name"])
-
-    def _take(self, size: int) -> str:
-        taken, self._unread = self._unread[:size], self._unread[size:]
-        self._searched = 0
-        return taken
