@@ -1,5 +1,6 @@
 """Streamed text: whatever the steps, the pieces together are the text of all tokens."""
 
+import re
 from typing import Any
 
 import pytest
@@ -192,6 +193,36 @@ def test_tokens_around_calls_are_part_of_the_text(text: str, names: list[str]) -
     tokenizer.add_special_tokens([*names, "<|tool_response>"])
     ids = tokenizer.encode(f"{text}<|tool_response>", add_special_tokens=False).ids
     assert Detokenizer(tokenizer).push(ids) == text
-    other = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
-    other.add_special_tokens(names[:1])
-    assert names[0] in {other.id_to_token(token) for token in special_ids(other)}
+
+
+@pytest.mark.parametrize("name", ["<|channel>", "<|tool_call>", "<|open|>", "<|sep|>", '<|"|>'])
+def test_a_token_that_is_only_a_part_of_a_tag_gives_no_text_alone(name: str) -> None:
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    tokenizer.add_special_tokens([name])
+    assert name in {tokenizer.id_to_token(token) for token in special_ids(tokenizer)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'I look.<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>',
+        'I look.\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>',
+        "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>b</arg_value>\n</tool_call>",
+        "<think>a</think>b",
+        "a</think>b",
+        "<function_calls>\nf()\n</function_calls>",
+        '<|inner_prefix|>a<|inner_suffix|><|tools_prefix|>[{"f": {}}]<|tools_suffix|>',
+        "<|tool_call_start|>[f(a=1)]",
+    ],
+)
+def test_special_tokens_that_are_tags_of_calls_or_reasoning_are_part_of_the_text(text: str) -> None:
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    tokenizer.add_special_tokens([*re.findall(r"<[^<>]+>", text), "<|python_start|>"])
+    ids = tokenizer.encode(f"{text}<|python_start|>", add_special_tokens=False).ids
+    assert Detokenizer(tokenizer).push(ids) == text
+
+
+def test_tokenizers_without_tags_have_the_same_special_tokens_as_before() -> None:
+    for tokenizer in TOKENIZERS.values():
+        added = tokenizer.get_added_tokens_decoder().items()
+        assert special_ids(tokenizer) == {token for token, added_token in added if added_token.special}

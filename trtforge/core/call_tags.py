@@ -45,3 +45,17 @@ TOKENS = (
     frozenset({XTML_OPEN, XTML_CLOSE, XTML_END}),
 )
 """Groups of tags that are tokens of their own, and special ones in some tokenizers."""
+TAGS = frozenset(
+    {
+        *JSON_TAGS,
+        *JSON_TAGS.values(),
+        FUNCTION_END,
+        INVOKE_END,
+        *(DEEPSEEK_CALLS, DEEPSEEK_CALLS_END, DEEPSEEK_CALL, DEEPSEEK_CALL_END, DEEPSEEK_SEPARATOR),
+        *(KIMI_CALLS, KIMI_CALLS_END, KIMI_CALL, KIMI_ARGUMENTS),
+        *(MINIMAX_CALLS, MINIMAX_CALLS_END, SEED_CALLS, SEED_CALLS_END, OLMO_CALLS, OLMO_CALLS_END),
+        *(APERTUS_CALLS, APERTUS_CALLS_END),
+        *("</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+    }
+)
+"""Tags that say alone what they mean. Those of Llama 4 add nothing to its calls, and are also around code."""

@@ -8,10 +8,12 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from trtforge.core import call_tags, harmony, mistral_tokens
+from trtforge.core.reasoning import THOUGHTS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+_TAGS = call_tags.TAGS.union(*THOUGHTS)
 _KEPT = 8
 INCOMPLETE = "\ufffd"
 _MOST_HELD, _LAST_HELD = 32, 4
@@ -27,9 +29,12 @@ def shows_first_space(guide: str) -> bool:
 
 
 def special_ids(tokenizer: "Tokenizer") -> frozenset[int]:
-    """The ids of special tokens, which give no text. Those that divide answers, as in Harmony, or begin calls do."""
+    """The ids of special tokens, which give no text. Those that divide answers, as in Harmony, do.
+
+    So do tags of calls and of reasoning.
+    """
     special = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-    kept = set[str]()
+    kept = set(_TAGS)
     if {harmony.CHANNEL, harmony.MESSAGE} <= set(special.values()):
         kept |= harmony.TOKENS
     if mistral_tokens.CALLS in special.values():
