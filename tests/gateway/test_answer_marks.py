@@ -1,4 +1,4 @@
-"""Marks around the text of answers of Command and functionary: clients do not see them."""
+"""Marks around the text of answers of Command, functionary, Hunyuan and ERNIE: clients do not see them."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.gateway.test_call_forms import ROME, TIME, USE
+from tests.gateway.test_call_forms import APRIEL, ROME, TIME, USE
 from tests.gateway.test_later_call_forms import COHERE, KIMI
 from tests.gateway.test_tools import merged
 from trtforge.core.call_tags import RECIPIENT
@@ -18,6 +18,7 @@ from trtforge.gateway.thought_calls import with_calls
 from trtforge.gateway.tool_calls import StreamedCalls, ToolCall
 from trtforge.gateway.tools import ToolUse
 
+HUNYUAN = "<think>\nI ask.\n</think>\n<answer>\n"
 PLAN = "<|START_THINKING|>I ask.<|END_THINKING|>"
 
 
@@ -79,6 +80,22 @@ def read(
         ("all\nIt rains.", "", ("", "all\nIt rains.", [])),
         ("all\n>>>>all\n>>all\n", ">>>", ("", ">>>all\n", [])),
         ("<|START_TEXT|><|START_<|START_TEXT|>TEXT|>", "", ("", "<|START_TEXT|>", [])),
+        (f"{HUNYUAN}Hello\n</answer>", "", ("I ask.", "Hello", [])),
+        (f"{HUNYUAN}a\n\nb \n</answer>\n ", "", ("I ask.", "a\n\nb ", [])),
+        (f"{HUNYUAN}Hello", "", ("I ask.", "Hello", [])),
+        (f"{HUNYUAN}Hello\n</ans", "", ("I ask.", "Hello\n</ans", [])),
+        (f"{HUNYUAN}The </answer> ends it.\n</answer>", "", ("I ask.", "The </answer> ends it.", [])),
+        (f"{HUNYUAN}Hello\n</answer> So.", "", ("I ask.", "Hello\n</answer> So.", [])),
+        (f"{HUNYUAN}{APRIEL}\n</answer>", "", ("I ask.", "", [ROME, TIME])),
+        (f"{HUNYUAN}I look.\n{APRIEL}\n</answer>", "", ("I ask.", "I look.", [ROME, TIME])),
+        (f"<think>\n\n</think>\n<answer>\n{APRIEL}\n</answer>", "", ("", "", [ROME, TIME])),
+        (f"{HUNYUAN}</answer>", "", ("I ask.", "", [])),
+        ("<think>I ask.</think>\n<answ", "", ("I ask.", "<answ", [])),
+        ("<think>I ask.</think>So: <answer>1</answer>", "", ("I ask.", "So: <answer>1</answer>", [])),
+        ("<think>I ask.</think><response>1</answer>", "", ("I ask.", "1</answer>", [])),
+        ("I ask.\n</think>\n\n<response>\nHello\n</response>\n", "<think>", ("I ask.", "Hello", [])),
+        ("I ask.\n</think>\nHello", "<think>", ("I ask.", "Hello", [])),
+        ("<answer>\nHello\n</answer>", "", ("", "<answer>\nHello\n</answer>", [])),
     ],
 )
 def test_an_answer_has_no_marks(
@@ -95,6 +112,8 @@ def test_marks_are_removed_without_functions_and_without_a_parser() -> None:
     thought = "I ask.<|close|>think<|sep|>"
     answer = f"{thought}<|open|>response<|sep|>So.<|close|>response<|sep|><|close|>message<|sep|>"
     assert read([answer], "<|open|>think<|sep|>", None, None) == ("", f"{thought}So.", [])
+    assert read([f"{HUNYUAN}So.\n</answer>"], "", "qwen3", None) == ("I ask.", "So.", [])
+    assert read([f"{HUNYUAN}So.\n</answer>"], "", None, None) == ("", f"{HUNYUAN}So.\n</answer>", [])
 
 
 def test_marks_with_which_a_continued_message_ends_are_its_text() -> None:
@@ -121,6 +140,7 @@ PARTS = [
     ">>>",
     "all\n",
 ]
+PARTS += [HUNYUAN, "<think>", "</think>", "<answer>", "</answer>", "<response>", "</response>", "\n\n", "</answer"]
 PARTS += ["weather\n", "time\n", "{}", '{"city": "Rome"}', "\n", " ", "<|START_", "RESPONSE|>", "python\n", "a" * 70]
 
 

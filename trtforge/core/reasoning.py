@@ -58,6 +58,8 @@ class ReasoningText:
         self._held = ""
         self._is_first = not self._began
         """Whether the next text is the first of the reasoning or of the other text."""
+        self.closed = False
+        """Whether reasoning has ended in this answer."""
 
     @property
     def reasons(self) -> bool:
@@ -100,7 +102,7 @@ class ReasoningText:
         end = self._held.find(self._end)
         if end >= 0:
             found, self._held = self._held[:end].rstrip(), self._held[end + len(self._end) :]
-            self._reasons = False
+            self._reasons, self.closed = False, True
         else:
             sure = len(self._held) - (0 if last else overlap(self._held, self._end))
             found = self._held[:sure].rstrip()

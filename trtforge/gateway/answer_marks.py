@@ -6,6 +6,9 @@ and `<|END_TEXT|>` (tests/tool_parsers/test_cohere_command_tool_parser.py of vLL
 (models/templates/Kimi-K3.jinja of llama.cpp). functionary 3.2 begins each part with `>>>`, whom it is for (`all`: the
 user) and a line feed; its prompts end with the first `>>>` (functionary/prompt_template/llama3_prompt_template_v3.py of
 MeetKai/functionary).
+
+After reasoning, Hunyuan A13B writes its answer between `<answer>` and `</answer>`, ERNIE 4.5 Thinking between
+`<response>` and `</response>` (hunyuan_a13b_reasoning_parser.py and ernie45_reasoning_parser.py in vllm/reasoning).
 """
 
 import re
@@ -23,6 +26,7 @@ from trtforge.core.call_tags import (
     XTML_RESPONSE_END,
     XTML_THINK,
 )
+from trtforge.core.reasoning import ReasoningText
 from trtforge.core.stop_text import overlap
 from trtforge.gateway.sequence import AnswerReader
 
@@ -42,24 +46,18 @@ _PROMPTED = (COHERE_THINKING, XTML_THINK, XTML_RESPONSE)
 _PART = re.compile(rf"{RECIPIENT}(?P<to>[A-Za-z0-9_-]{{1,64}})\n")
 _PART_SO_FAR = re.compile(rf"{RECIPIENT}[A-Za-z0-9_-]{{0,64}}\Z")
 _USER = "all"
+_ANSWERS = {"<answer>": "</answer>", "<response>": "</response>"}
+_ENDS = {end: re.compile(rf"\n?{end}\s{{0,99}}\Z") for end in _ANSWERS.values()}
 
 
-class PlainReader:
-    """The answer that another reader separates, without marks.
+class _Filter:
+    """Changes the text that another reader separates from reasoning. Subclasses have states, which take `_held`."""
 
-    `prompted`: what the prompt ends with, see `prompted_thought`; `functions`: those whose calls functionary's parts
-    are. They become `<function=name>` and the arguments.
-    """
+    _read: Callable[[bool], str]
 
-    def __init__(self, reader: AnswerReader, prompted: str | None, functions: Collection[str]) -> None:
+    def __init__(self, reader: AnswerReader) -> None:
         self._reader = reader
-        self._functions = functions
         self._held = ""
-        self._read: Callable[[bool], str] = self._beginning
-        if prompted == RECIPIENT:
-            self._held, self._read = RECIPIENT, self._parts
-        elif prompted in _PROMPTED:
-            self._read = self._tagged
 
     def parts(self, text: str, reason: str | None, stop_word: str = "") -> list[tuple[str, str]]:
         """See AnswerReader."""
@@ -71,6 +69,72 @@ class PlainReader:
             told.append(("", self._read(True)))
         return told
 
+    def _plain(self, last: bool) -> str:
+        """State: text without marks."""
+        text, self._held = self._held, ""
+        return text
+
+
+class AnswerTags(_Filter):
+    """The answer that another reader separates, without tags around all of its text after reasoning.
+
+    `thought`: separates the reasoning.
+    """
+
+    def __init__(self, reader: AnswerReader, thought: ReasoningText) -> None:
+        super().__init__(reader)
+        self._thought = thought
+        self._end = ""
+        self._read = self._beginning
+
+    def _beginning(self, last: bool) -> str:
+        """State: the text may begin with a tag."""
+        ahead = self._held.lstrip()
+        begin = next((begin for begin in _ANSWERS if ahead.startswith(begin)), None)
+        if self._held and not self._thought.closed:
+            self._read = self._plain
+        elif begin is not None:
+            self._held, self._end, self._read = ahead[len(begin) :], _ANSWERS[begin], self._tagged_beginning
+        elif last or not any(begin.startswith(ahead) for begin in _ANSWERS):
+            self._read = self._plain
+        else:
+            return ""
+        return self._read(last)
+
+    def _tagged_beginning(self, last: bool) -> str:
+        """State: line feeds after the opening tag."""
+        self._held = self._held.lstrip("\n")
+        if not self._held:
+            return ""
+        self._read = self._tagged
+        return self._read(last)
+
+    def _tagged(self, last: bool) -> str:
+        """State: text, which may end with the closing tag."""
+        found = _ENDS[self._end].search(self._held)
+        size = found.start() if found else len(self._held)
+        if found is None and not last:
+            size -= max(overlap(self._held, self._end), overlap(self._held, f"\n{self._end}"))
+        text, self._held = self._held[:size], self._held[size:]
+        return text
+
+
+class PlainReader(_Filter):
+    """The answer that another reader separates, without marks.
+
+    `prompted`: what the prompt ends with, see `prompted_thought`; `functions`: those whose calls functionary's parts
+    are. They become `<function=name>` and the arguments.
+    """
+
+    def __init__(self, reader: AnswerReader, prompted: str | None, functions: Collection[str]) -> None:
+        super().__init__(reader)
+        self._functions = functions
+        self._read = self._beginning
+        if prompted == RECIPIENT:
+            self._held, self._read = RECIPIENT, self._parts
+        elif prompted in _PROMPTED:
+            self._read = self._tagged
+
     def _beginning(self, last: bool) -> str:
         """State: the answer may begin with a tag of Command or Kimi K3."""
         ahead = self._held.lstrip()
@@ -81,11 +145,6 @@ class PlainReader:
         else:
             return ""
         return self._read(last)
-
-    def _plain(self, last: bool) -> str:
-        """State: an answer without marks."""
-        text, self._held = self._held, ""
-        return text
 
     def _tagged(self, last: bool) -> str:
         """State: an answer of Command or Kimi K3."""

@@ -8,7 +8,7 @@ from itertools import takewhile
 
 from trtforge.core.reasoning import NewReader, ReasoningText, begun_thought, may_begin_thought
 from trtforge.core.stop_text import overlap
-from trtforge.gateway.answer_marks import PlainReader
+from trtforge.gateway.answer_marks import AnswerTags, PlainReader
 from trtforge.gateway.call_output import CallDelta
 from trtforge.gateway.call_reader import CallReader
 from trtforge.gateway.final_calls import final_calls
@@ -77,9 +77,10 @@ def with_calls(new_reader: NewReader | None, use: ToolUse | None, *, continues: 
         return None
 
     def new(prompt_thought: str | None) -> PlainReader:
-        reader: AnswerReader = new_reader(prompt_thought)
-        if use is not None and isinstance(reader, ReasoningText):
-            reader = ThoughtReader(reader, use)
+        separated = new_reader(prompt_thought)
+        reader: AnswerReader = separated
+        if isinstance(separated, ReasoningText):
+            reader = AnswerTags(separated if use is None else ThoughtReader(separated, use), separated)
         prompted = None if continues else prompt_thought
         return PlainReader(reader, prompted, () if use is None else use.names)
 
