@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.chat_templates import QUESTION, refusal, served
+from tests.chat_templates import QUESTION, Family, refusal, served, write_tokenizer
 from trtforge.core.template_messages import TemplateMessages
-from trtforge.formats.chat_template import ChatTemplate
+from trtforge.formats.chat_template import ChatTemplate, read_chat_template
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -43,6 +43,41 @@ DEEPSEEK_V31 = """{%- for message in messages %}{%- if message['tool_calls'] is 
 tool['function']['arguments'] + '</call>' }}{%- endfor %}{%- else %}{{ '<A>' + message['content'] }}{%- endif %}
 {%- endfor %}"""
 """Shows the content of a message and its calls."""
+
+
+DEEPSEEK_OF_VLLM = """{%- for message in messages %}{%- set content = message['content'] %}
+{%- if message['role'] == 'assistant' and '</think>' in content %}{%- set content = content.split('</think>')[-1] %}
+{%- endif %}{%- if message['tool_calls'] %}{%- for tool in message['tool_calls'] %}
+{{- '' if content is none or loop.index > 1 else content }}{{- '<｜tool▁call▁begin｜>' + tool['function']['name'] }}
+{{- tool['function']['arguments']|tojson }}{%- endfor %}{%- else %}{{- '<' + message['role'] + '>' + content }}
+{%- endif %}{%- endfor %}"""
+"""As vLLM's template for calls of DeepSeek R1: it compares the content with none but fails for it."""
+
+
+def test_earlier_calls_are_shown_to_templates_that_fail_for_a_content_of_null(tmp_path: Path) -> None:
+    tokenizer = write_tokenizer(Family(DEEPSEEK_OF_VLLM, (), "llama"), tmp_path)
+    chat = read_chat_template(tmp_path)
+    assert chat is not None
+    template = served(chat, tmp_path)
+    others = [{"role": "tool", "content": "Found"}, {"role": "assistant", "content": "</think>Done."}]
+    for content in ("", None, "Wait."):
+        answer = {"role": "assistant", "content": content, "tool_calls": [CALL, CALL]}
+        given = [*QUESTION, {**answer, "content": content or ""}, *others]
+        expected = tokenizer.apply_chat_template(given, tokenize=False)
+        assert template.chat(json.dumps([*QUESTION, answer, *others])).prompt == expected
+        assert expected.count("<｜tool▁call▁begin｜>look") == 2
+    called = {"role": "assistant", "tool_calls": [CALL]}
+    assert template.chat(json.dumps([called])).prompt.startswith("<｜tool▁call▁begin｜>look{")
+
+
+def test_a_content_is_null_beside_calls_that_templates_show_in_both_ways(tmp_path: Path) -> None:
+    """As the template of DeepSeek-R1-Distill-Qwen-32B that llama.cpp has."""
+    source = (
+        "{%- for m in messages %}{%- if m.tool_calls %}{{ '<｜tool▁call▁begin｜>' + m.tool_calls[0].function.name }}"
+        "{%- endif %}{%- if m.content is not none %}{{ '<A>' + m.content }}{%- endif %}{%- endfor %}"
+    )
+    talk = [{"role": "assistant", "content": "", "tool_calls": [CALL]}]
+    assert served(ChatTemplate(source), tmp_path).chat(json.dumps(talk)).prompt == "<｜tool▁call▁begin｜>look"
 
 
 def test_calls_beside_text_are_shown_to_deepseeks_templates(tmp_path: Path) -> None:

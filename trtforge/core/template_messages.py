@@ -36,7 +36,8 @@ class TemplateMessages:
     """What one template is given. `source`: its Jinja text.
 
     - Most templates take the arguments of a call as an object; those of DeepSeek append them to a text. Those of V3 and
-      R1 show calls only in messages without content, which they test by `is none`; that of V3.1 shows both.
+      R1 show calls only in messages without content, which they test by `is none`; that of V3.1 and vLLM's for R1 show
+      both, and vLLM's fails for content that is null (examples/tool_chat_template_deepseekr1.jinja).
     - gpt-oss's shows one call of a message, and results as those of the last call before them. It refuses a message
       that has reasoning, content and a call; with one of them, it shows that as reasoning. It fails for functions
       without a description, which OpenAI's API allows.
@@ -73,8 +74,8 @@ class TemplateMessages:
     def rendered(self, render: Callable[[list[Message]], str], messages: Sequence[Message]) -> str:
         """As `prompt`, for a `render` that has the tools: models that trtforge 0.2.1 packaged call it."""
         shown = self._shown(messages)
-        if self._tests_content and any(map(_says_and_calls, shown)) and _shows_no_calls_beside_content(render):
-            shown = [part for message in shown for part in _with_calls_apart(message)]
+        if self._tests_content:
+            shown = _with_calls_shown(render, shown)
         try:
             return render(shown)
         except TypeError:
@@ -89,7 +90,7 @@ class TemplateMessages:
         if self._thinks_in_content:
             shown = [_with_thought_block(message) for message in shown]
         if self._tests_content:
-            return [_without_empty_content(message) for message in shown]
+            return shown
         if self._is_harmony:
             shown = [_with_content_as_reasoning(message) for message in shown]
         if self._is_harmony or (self._refuses_several and any(len(_calls(message)) > 1 for message in shown)):
@@ -120,8 +121,8 @@ def _with_thought_block(message: Message) -> Message:
     return {**message, "content": [{"type": "thinking", "thinking": reasoning}, *blocks]}
 
 
-def _without_empty_content(message: Message) -> Message:
-    return {**message, "content": None} if message.get("tool_calls") and message.get("content") == "" else message
+def _only_calls(message: Message) -> bool:
+    return bool(message.get("tool_calls")) and message.get("content") in (None, "")
 
 
 def _says_and_calls(message: Message) -> bool:
@@ -137,15 +138,30 @@ def _with_calls_apart(message: Message) -> Iterator[Message]:
     yield {"role": message.get("role"), "content": None, "tool_calls": message["tool_calls"]}
 
 
-def _shows_no_calls_beside_content(render: Callable[[list[Message]], str]) -> bool:
-    """Whether a template shows calls only in messages of their own; False if it refuses the messages that try it."""
+def _with_calls_shown(render: Callable[[list[Message]], str], messages: list[Message]) -> list[Message]:
+    """Messages with their calls where the template shows them: beside their content or apart from it.
+
+    Content that is missing is null, but "" if the template shows calls beside that alone.
+    """
+    if any(map(_says_and_calls, messages)) and not _shows_call(render, _tried("Hi")):
+        apart = [part for message in messages for part in _with_calls_apart(message)]
+        messages = apart if _shows_call(render, *_with_calls_apart(_tried("Hi"))) else messages
+    if any(map(_only_calls, messages)):
+        empty = "" if not _shows_call(render, _tried(None)) and _shows_call(render, _tried("")) else None
+        messages = [{**message, "content": empty} if _only_calls(message) else message for message in messages]
+    return messages
+
+
+def _tried(content: str | None) -> Message:
+    """An answer with a call, to find out whether a template shows it."""
     call = {"id": "abcdefghi", "type": "function", "function": {"name": _TRIED_NAME, "arguments": "{}"}}
-    asked = {"role": "user", "content": "Hi"}
-    answer = {"role": "assistant", "content": "Hi", "tool_calls": [call]}
+    return {"role": "assistant", "content": content, "tool_calls": [call]}
+
+
+def _shows_call(render: Callable[[list[Message]], str], *answers: Message) -> bool:
+    """Whether a template shows the call of `_tried`; False if it refuses the messages."""
     try:
-        if _TRIED_NAME in render([asked, answer]):
-            return False
-        return _TRIED_NAME in render([asked, *_with_calls_apart(answer)])
+        return _TRIED_NAME in render([{"role": "user", "content": "Hi"}, *answers])
     except Exception:  # the template's expressions raise any
         return False
 
