@@ -210,6 +210,77 @@ def test_gpt_oss_is_shown_functions_without_a_description(tmp_path: Path) -> Non
     assert json.loads(shown.removesuffix("<|channel|>")) == odd["tools"]
 
 
+NAMED = {"type": "function", "function": {"name": "ping"}}
+HOST = {"type": "object", "properties": {"host": {"type": "string"}}}
+EMPTY = {"type": "object", "properties": {}}
+
+
+def filled(**function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "ping", **function}}
+
+
+@pytest.mark.parametrize(
+    ("shown", "tool", "as_if"),
+    [
+        ("t.parameters|tojson", NAMED, filled(description="", parameters=EMPTY)),
+        ("t.description + ';'", NAMED, filled(description="", parameters=EMPTY)),
+        ("t.description + t|tojson", filled(parameters=HOST), filled(description="", parameters=HOST)),
+        ("t.description + t|tojson", filled(description=None), filled(description="", parameters=EMPTY)),
+        (
+            "t.parameters.properties.host.description + t|tojson",
+            filled(parameters=HOST),
+            filled(
+                description="",
+                parameters={"type": "object", "properties": {"host": {"type": "string", "description": ""}}},
+            ),
+        ),
+        ("t|tojson", NAMED, NAMED),
+        ("t.description|default('none')", NAMED, NAMED),
+        ("t.parameters", filled(parameters=None), filled(parameters=None)),
+    ],
+)
+def test_templates_that_fail_for_what_functions_lack_are_shown_it_empty(
+    shown: str, tool: dict[str, Any], as_if: dict[str, Any], tmp_path: Path
+) -> None:
+    """As those of Command R, Seed-OSS and Hermes; the others are shown the functions as they are."""
+    source = (
+        f"{{%- for t in tools %}}{{%- set t = t.function %}}{{{{- t.name + ':' }}}}{{{{- {shown} }}}}{{%- endfor %}}"
+    )
+    tokenizer = write_tokenizer(Family(source, (), "llama"), tmp_path)
+    chat = read_chat_template(tmp_path)
+    assert chat is not None
+    full = filled(description="Look.", parameters={"type": "object", "properties": {"host": {"description": "It."}}})
+    expected = tokenizer.apply_chat_template(QUESTION, tools=[as_if, full], tokenize=False)
+    made = served(chat, tmp_path).chat(json.dumps({"messages": QUESTION, "tools": [tool, full]}))
+    assert made.prompt == expected
+    assert made.tools == [tool, full]
+
+
+def test_templates_that_fail_for_other_reasons_fail_for_these(tmp_path: Path) -> None:
+    template = served(ChatTemplate("{{ raise_exception('no ' ~ (tools[0].function|default({})|length)) }}"), tmp_path)
+    for tools in ([NAMED], ["a", {"name": "b"}, {"function": "c"}], [filled(description="", parameters="x")]):
+        assert refusal(template, {"messages": QUESTION, "tools": tools}).startswith(
+            "messages: the chat template refuses them: no "
+        )
+    assert refusal(template, {"messages": QUESTION, "tools": [NAMED]}).endswith("no 1")
+    odd = served(ChatTemplate("{{ tools[0].function.description + '' }}"), tmp_path)
+    properties = {"type": "object", "properties": {"a": True}}
+    asked = {"messages": QUESTION, "tools": [filled(parameters=properties)]}
+    assert odd.chat(json.dumps(asked)).prompt == ""
+
+
+def test_names_of_results_are_shown_as_by_transformers(tmp_path: Path) -> None:
+    source = "{%- for m in messages %}{{ m.role + '(' + m.name|default('function') + ')' + m.content }}{%- endfor %}"
+    tokenizer = write_tokenizer(Family(source, (), "llama"), tmp_path)
+    chat = read_chat_template(tmp_path)
+    assert chat is not None
+    for name in ({"name": "look"}, {}):
+        talk = [*QUESTION, {"role": "tool", "tool_call_id": "a", "content": "Found", **name}]
+        expected = tokenizer.apply_chat_template(talk, tokenize=False)
+        assert served(chat, tmp_path).chat(json.dumps(talk)).prompt == expected
+        assert expected.endswith("tool(look)Found" if name else "tool(function)Found")
+
+
 LLAMA = (
     "{%- for m in messages %}{%- if 'tool_calls' in m %}\n"
     "        {%- if TEST %}\n            {{- raise_exception('single calls') }}\n        {%- endif %}\n"

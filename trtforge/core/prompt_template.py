@@ -16,7 +16,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from trtforge.core.template_messages import Message, TemplateMessages, Tools
+from trtforge.core.template_messages import TemplateMessages
+from trtforge.core.template_tools import Message, Tools
 
 
 class PromptTemplate:

@@ -7,14 +7,14 @@ The form that a template needs is found from its Jinja text.
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
 from trtforge.core.call_tags import DEEPSEEK_CALL, KIMI_CALL
 from trtforge.core.harmony import CHANNEL
+from trtforge.core.template_tools import Message, Tools, filled_tools, with_description, with_tools_in_system
 
-Message = Mapping[str, Any]
-Tools = Sequence[Any]
 Render = Callable[[list[Message], Tools | None], str]
 """Makes a prompt of messages and tools."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -49,6 +49,8 @@ class TemplateMessages:
       template and model card of microsoft/Phi-4-mini-instruct).
     - Those of Mistral's reasoning models show reasoning only as a block of the content (chat template of
       mistralai/Ministral-3-14B-Reasoning-2512).
+    - Those of Command R7B and A, Seed-OSS, Apertus and Hermes fail for functions without a description or parameters,
+      those of Command R also for parameters without a description; OpenAI's API allows both. They get empty ones.
     - Those of Mistral's models of 2024 refuse ids that do not have nine characters (chat template of
       mistralai/Mistral-Nemo-Instruct-2407).
     """
@@ -67,9 +69,17 @@ class TemplateMessages:
     def prompt(self, render: Render, messages: Sequence[Message], tools: Tools | None) -> str:
         """What `render` makes of the messages and tools. Raises what it raises."""
         if tools and self._reads_tools_of_messages:
-            messages = _with_tools_in_system(messages, tools)
-        described = [_with_description(tool) for tool in tools] if tools and self._is_harmony else tools
-        return self.rendered(lambda shown: render(shown, described), messages)
+            messages = with_tools_in_system(messages, tools)
+        described = [with_description(tool) for tool in tools] if tools and self._is_harmony else tools
+        try:
+            return self.rendered(_with_tools(render, described), messages)
+        except MemoryError:
+            raise
+        except Exception:  # the template's expressions raise any
+            for filled in filled_tools(described or ()):
+                with suppress(Exception):
+                    return self.rendered(_with_tools(render, filled), messages)
+            raise
 
     def rendered(self, render: Callable[[list[Message]], str], messages: Sequence[Message]) -> str:
         """As `prompt`, for a `render` that has the tools: models that trtforge 0.2.1 packaged call it."""
@@ -96,6 +106,10 @@ class TemplateMessages:
         if self._is_harmony or (self._refuses_several and any(len(_calls(message)) > 1 for message in shown)):
             shown = list(_with_one_call_each(shown))
         return shown if self._id_of is None else list(_with_ids(shown, self._id_of))
+
+
+def _with_tools(render: Render, tools: Tools | None) -> Callable[[list[Message]], str]:
+    return lambda messages: render(messages, tools)
 
 
 def _without_nulls(message: Message, kept: Collection[str]) -> Message:
@@ -306,19 +320,3 @@ def _with_written(call: Any) -> Any:
 def _calls(message: Message) -> Sequence[Any]:
     calls = message.get("tool_calls")
     return calls if isinstance(calls, list | tuple) else ()
-
-
-def _with_tools_in_system(messages: Sequence[Message], tools: Tools) -> Sequence[Message]:
-    """Messages of which the first is a system message with the JSON of the tools' functions, unless it has tools."""
-    functions = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools]
-    has_system = bool(messages) and messages[0].get("role") == "system"
-    system, others = (messages[0], messages[1:]) if has_system else ({"role": "system", "content": ""}, messages)
-    return [{"tools": json.dumps(functions, ensure_ascii=False), **system}, *others]
-
-
-def _with_description(tool: Any) -> Any:
-    """A tool whose function has a description, an empty one if it had none."""
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    if not isinstance(function, Mapping) or function.get("description") is not None:
-        return tool
-    return {**tool, "function": {**function, "description": ""}}

@@ -77,6 +77,7 @@ _TEXT_MODULES = (
     "core/reasoning",
     "core/stop_text",
     "core/template_messages",
+    "core/template_tools",
     "core/token_texts",
 )
 _OWN_MODULES: Mapping[str, tuple[str, ...]] = {
