@@ -69,11 +69,13 @@ class ChatTemplate:
         if to_continue:
             messages[-1] = _marked(messages[-1])
         template = self._with_tools if tools else self._default
+        variables = request.get("chat_template_kwargs") or {}
+        documents = request.get("documents")
         values = {
             **self._special_tokens,
-            **(request.get("chat_template_kwargs") or {}),
+            **variables,
             "tools": tools,
-            "documents": request.get("documents") or None,
+            "documents": (variables.get("documents") if documents is None else documents) or None,
             "add_generation_prompt": bool(request.get("add_generation_prompt", not to_continue)),
         }
         try:

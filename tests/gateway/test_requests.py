@@ -150,6 +150,13 @@ def test_the_effort_of_reasoning_is_a_variable_of_the_template(
     assert found == {"messages": [USER], "chat_template_kwargs": reaches}
 
 
+def test_documents_are_passed_on() -> None:
+    documents = [{"title": "a", "text": "b"}]
+    assert json.loads(chat(documents=documents).messages or "") == {"messages": [USER], "documents": documents}
+    given = {"chat_template_kwargs": {"documents": documents}}
+    assert json.loads(chat(**given).messages or "") == {"messages": [USER], **given}
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
@@ -278,6 +285,8 @@ def test_fields_without_effect_are_ignored(given: Mapping[str, Any]) -> None:
         ({"tools": [STRICTLY]}, "tools[0].function.strict", "true or false, not a string"),
         ({"functions": [{"name": "f"}]}, "functions", "functions is not supported; send tools"),
         ({"audio": {"voice": "x"}}, "audio", "not supported"),
+        ({"documents": {}}, "documents", "must be an array of objects, not an object"),
+        ({"documents": ["a"]}, "documents", "must be an array of objects, not an array of 1"),
         ({"reasoning_effort": "lots"}, "reasoning_effort", "must be one of none, minimal, low, medium, high, xhigh"),
         (
             {"temprature": 1},

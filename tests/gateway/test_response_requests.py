@@ -83,6 +83,7 @@ def messages(**values: object) -> Any:
             {"safety_identifier": "s", "prompt_cache_retention": "24h"},
         ),
         ({"reasoning": {"effort": "high", "summary": "auto"}}, {"reasoning_effort": "high"}),
+        ({"documents": [{"text": "a"}]}, {"documents": [{"text": "a"}]}),
     ],
 )
 def test_a_response_asks_the_model_for_what_a_chat_asks(asked: Mapping[str, Any], chat: Mapping[str, Any]) -> None:

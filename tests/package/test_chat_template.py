@@ -112,6 +112,26 @@ def test_tools_and_further_fields_reach_the_template(tmp_path: Path) -> None:
         assert "Because." in expected
 
 
+def test_documents_reach_the_template_as_in_transformers(tmp_path: Path) -> None:
+    source = "{% for d in documents or [] %}{{ d.title }}={{ d.text }};{% endfor %}{{ messages[0].content }}"
+    tokenizer = write_tokenizer(Family(source, (), "llama"), tmp_path)
+    chat = read_chat_template(tmp_path)
+    assert chat is not None
+    template = served(chat, tmp_path)
+    first, second = [{"title": "ä", "text": "one"}], [{"title": "b", "text": "<two>"}]
+    asked = {"messages": QUESTION, "chat_template_kwargs": {"documents": first}}
+    of_first = tokenizer.apply_chat_template(QUESTION, documents=first, tokenize=False)
+    of_second = tokenizer.apply_chat_template(QUESTION, documents=second, tokenize=False)
+    assert of_first.startswith("ä=one;")
+    assert template.chat(json.dumps(asked)).prompt == of_first
+    assert template.chat(json.dumps({**asked, "documents": None})).prompt == of_first
+    assert template.chat(json.dumps({**asked, "documents": second})).prompt == of_second
+    assert template.chat(json.dumps({"messages": QUESTION, "documents": second})).prompt == of_second
+    without = tokenizer.apply_chat_template(QUESTION, tokenize=False)
+    assert template.chat(json.dumps({**asked, "documents": []})).prompt == without
+    assert template.chat(json.dumps(QUESTION)).prompt == without
+
+
 def test_the_template_for_tools_is_used_with_tools_only(tmp_path: Path) -> None:
     template = served(ChatTemplate("plain", "{{ tools[0].name }}"), tmp_path)
     assert template.chat(json.dumps({"messages": QUESTION, "tools": []})).prompt == "plain"

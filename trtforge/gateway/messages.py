@@ -12,7 +12,9 @@ from trtforge.gateway.tools import Structure
 
 _CONTINUES = "continue_final_message"
 _FLAGS = ("add_generation_prompt", _CONTINUES)
-TEMPLATE_FIELDS = (*_FLAGS, "chat_template_kwargs")
+_DOCUMENTS = "documents"
+_VARIABLES = "chat_template_kwargs"
+TEMPLATE_FIELDS = (*_FLAGS, _VARIABLES, _DOCUMENTS)
 """Fields that are passed on to the chat template."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 MESSAGE_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -35,9 +37,11 @@ def conversation(
     for flag in _FLAGS:
         if flag in fields:
             options[flag] = fields.flag(flag)
-    variables = {**({} if effort is None else {"reasoning_effort": effort}), **fields.object("chat_template_kwargs")}
+    if _DOCUMENTS in fields:
+        options[_DOCUMENTS] = _documents(fields.get(_DOCUMENTS))
+    variables = {**({} if effort is None else {"reasoning_effort": effort}), **fields.object(_VARIABLES)}
     if variables:
-        options["chat_template_kwargs"] = variables
+        options[_VARIABLES] = variables
     return json.dumps({"messages": messages, **options} if options else messages, ensure_ascii=False)
 
 
@@ -50,8 +54,14 @@ def effort_of(given: object, where: str) -> str | None:
 
 def asks_to_think(fields: Fields) -> bool:
     """False if options of the chat template turn thinking off (Qwen3, DeepSeek-V3.1)."""
-    options = fields.object("chat_template_kwargs")
+    options = fields.object(_VARIABLES)
     return all(options.get(name) is not False for name in ("enable_thinking", "thinking"))
+
+
+def _documents(given: object) -> object:
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise wrong(_DOCUMENTS, "an array of objects", given)
+    return given
 
 
 def continued_text(messages: Sequence[Mapping[str, object]], fields: Fields) -> str | None:
