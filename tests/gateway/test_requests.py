@@ -157,6 +157,13 @@ def test_documents_are_passed_on() -> None:
     assert json.loads(chat(**given).messages or "") == {"messages": [USER], **given}
 
 
+@pytest.mark.parametrize(("name", "kept"), [("look", {"name": "look"}), (None, {}), (3, {})])
+def test_names_of_results_are_passed_on(name: object, kept: Mapping[str, str]) -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+    request = chat(messages=[USER, {**result, "name": name}])
+    assert json.loads(request.messages or "") == [USER, {**result, **kept}]
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [

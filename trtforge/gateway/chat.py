@@ -144,7 +144,8 @@ def _message(given: object, where: str, limits: GatewayLimits) -> Mapping[str, o
     answered = given.get("tool_call_id")
     if not isinstance(answered, str) or not answered:
         raise wrong(f"{where}.tool_call_id", "a non-empty string", answered)
-    return {**message, "tool_call_id": answered}
+    named = {"name": given["name"]} if isinstance(given.get("name"), str) else {}
+    return {**message, "tool_call_id": answered, **named}
 
 
 def _answered(given: Mapping[str, Any], where: str, limits: GatewayLimits) -> Mapping[str, object]:
