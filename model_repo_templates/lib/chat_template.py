@@ -23,6 +23,7 @@ _FIELDS = frozenset(
         "guide_allows_calls",
     }
 )
+_EFFORT = "reasoning_effort"
 _SHOWN = 200
 _MARK = "CONTINUE_FINAL_MESSAGE_TAG "
 
@@ -79,7 +80,7 @@ class ChatTemplate:
             "add_generation_prompt": bool(request.get("add_generation_prompt", not to_continue)),
         }
         try:
-            prompt = template.render(messages, values)
+            prompt = _rendered(template, messages, values)
             prompt.encode()
         except UnicodeEncodeError:
             raise RequestFailed("messages: a string has half a surrogate pair, which is not valid Unicode") from None
@@ -91,6 +92,16 @@ class ChatTemplate:
             ) from None
         allows_calls = bool(request.get("guide_allows_calls", False))
         return Chat(_up_to_mark(prompt) if to_continue else prompt, tools or (), to_continue, allows_calls)
+
+
+def _rendered(template: PromptTemplate, messages: list[Any], values: Mapping[str, Any]) -> str:
+    """The prompt. With thinking turned off the effort "none" says no more, so templates that refuse it get none."""
+    try:
+        return template.render(messages, values)
+    except TemplateError:
+        if values.get("enable_thinking") is not False or values.get(_EFFORT) != "none":
+            raise
+        return template.render(messages, {name: value for name, value in values.items() if name != _EFFORT})
 
 
 def _parsed(text: str) -> dict[str, Any]:

@@ -139,6 +139,8 @@ def test_a_model_that_shall_not_think_has_its_reasoning_in_the_prompt(name: str)
         response = {"model": "demo", "input": "2 + 2?", "chat_template_kwargs": {name: False}}
         assert [item.type for item in response_of(gateway.post("responses", **response)).output] == ["message"]
         assert streamed(gateway, asked | {"chat_template_kwargs": {name: True}}) == ("Four.", "")
+        assert streamed(gateway, chat("Four.", reasoning_effort="none")) == ("", "Four.")
+        assert streamed(gateway, chat("Four.", reasoning_effort="low")) == ("Four.", "")
 
 
 @pytest.mark.parametrize("parser", ["qwen3", "deepseek-r1"])

@@ -150,6 +150,23 @@ def test_the_effort_of_reasoning_is_a_variable_of_the_template(
     assert found == {"messages": [USER], "chat_template_kwargs": reaches}
 
 
+@pytest.mark.parametrize(
+    ("given", "reaches", "thinks"),
+    [
+        ({}, {"reasoning_effort": "none", "enable_thinking": False}, False),
+        ({"enable_thinking": True}, {"reasoning_effort": "none", "enable_thinking": True}, True),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low", "enable_thinking": False}, False),
+    ],
+)
+def test_no_effort_of_reasoning_turns_thinking_off_unless_the_template_is_told_otherwise(
+    given: Mapping[str, Any], reaches: Mapping[str, Any], thinks: bool
+) -> None:
+    values = {"model": "m", "messages": [USER], "reasoning_effort": "none", "chat_template_kwargs": given}
+    call = read_chat(values, LIMITS)
+    assert json.loads(call.request.messages or "") == {"messages": [USER], "chat_template_kwargs": reaches}
+    assert call.thinks is thinks
+
+
 def test_documents_are_passed_on() -> None:
     documents = [{"title": "a", "text": "b"}]
     assert json.loads(chat(documents=documents).messages or "") == {"messages": [USER], "documents": documents}

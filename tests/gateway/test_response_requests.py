@@ -83,6 +83,7 @@ def messages(**values: object) -> Any:
             {"safety_identifier": "s", "prompt_cache_retention": "24h"},
         ),
         ({"reasoning": {"effort": "high", "summary": "auto"}}, {"reasoning_effort": "high"}),
+        ({"reasoning": {"effort": "none"}}, {"reasoning_effort": "none"}),
         ({"documents": [{"text": "a"}]}, {"documents": [{"text": "a"}]}),
     ],
 )
@@ -92,6 +93,7 @@ def test_a_response_asks_the_model_for_what_a_chat_asks(asked: Mapping[str, Any]
     assert call.request == expected.request
     assert call.structure.use == expected.structure.use
     assert call.delivery == expected.delivery
+    assert call.thinks == expected.thinks
 
 
 def test_reasoning_between_a_message_and_a_call_belongs_to_the_call() -> None:

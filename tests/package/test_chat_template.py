@@ -132,6 +132,35 @@ def test_documents_reach_the_template_as_in_transformers(tmp_path: Path) -> None
     assert template.chat(json.dumps(QUESTION)).prompt == without
 
 
+NO_EFFORT = {"reasoning_effort": "none", "enable_thinking": False}
+
+
+def test_templates_that_refuse_the_effort_none_get_no_effort_if_thinking_is_off(tmp_path: Path) -> None:
+    """As those of Hy3 and Qwen 3.8."""
+    source = (
+        "{% set effort = reasoning_effort|default('no_think') %}"
+        "{% if effort not in ('no_think', 'high') %}{{ raise_exception('effort ' ~ effort) }}{% endif %}{{ effort }}"
+    )
+    tokenizer = write_tokenizer(Family(source, (), "llama"), tmp_path)
+    chat = read_chat_template(tmp_path)
+    assert chat is not None
+    template = served(chat, tmp_path)
+
+    def asked(**variables: object) -> dict[str, object]:
+        return {"messages": QUESTION, "chat_template_kwargs": variables}
+
+    expected = tokenizer.apply_chat_template(QUESTION, tokenize=False, enable_thinking=False)
+    assert template.chat(json.dumps(asked(**NO_EFFORT))).prompt == expected == "no_think"
+    assert template.chat(json.dumps(asked(reasoning_effort="high", enable_thinking=False))).prompt == "high"
+    for refused in ({**NO_EFFORT, "enable_thinking": True}, {"reasoning_effort": "none"}):
+        assert refusal(template, asked(**refused)).endswith("refuses them: effort none")
+    assert refusal(template, asked(reasoning_effort="low", enable_thinking=False)).endswith("effort low")
+    shown = served(ChatTemplate("{{ reasoning_effort }},{{ enable_thinking }}"), tmp_path)
+    assert shown.chat(json.dumps(asked(**NO_EFFORT))).prompt == "none,False"
+    refusing = served(ChatTemplate("{{ raise_exception(reasoning_effort|default('always')) }}"), tmp_path)
+    assert refusal(refusing, asked(**NO_EFFORT)).endswith("refuses them: always")
+
+
 def test_the_template_for_tools_is_used_with_tools_only(tmp_path: Path) -> None:
     template = served(ChatTemplate("plain", "{{ tools[0].name }}"), tmp_path)
     assert template.chat(json.dumps({"messages": QUESTION, "tools": []})).prompt == "plain"

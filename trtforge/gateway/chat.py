@@ -87,9 +87,10 @@ def read_chat(values: Mapping[str, Any], limits: GatewayLimits) -> ChatCall:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
     delivery = read_delivery(fields)
     messages = _messages(fields, limits)
+    effort = effort_of(fields.get(_EFFORT), _EFFORT)
     request = TextRequest(
         model=name,
-        messages=conversation(messages, structure, fields, effort_of(fields.get(_EFFORT), _EFFORT)),
+        messages=conversation(messages, structure, fields, effort),
         max_tokens=_max_tokens(fields),
         stream=delivery.stream,
         sequences=read_count(fields, limits),
@@ -99,7 +100,8 @@ def read_chat(values: Mapping[str, Any], limits: GatewayLimits) -> ChatCall:
         top_logprobs=top_logprobs or 0,
         guide=structure.guide,
     )
-    return ChatCall(name, request, delivery, structure, asks_to_think(fields), continued_text(messages, fields))
+    continued = continued_text(messages, fields)
+    return ChatCall(name, request, delivery, structure, asks_to_think(fields, effort), continued)
 
 
 def _max_tokens(fields: Fields) -> int:

@@ -14,6 +14,7 @@ _CONTINUES = "continue_final_message"
 _FLAGS = ("add_generation_prompt", _CONTINUES)
 _DOCUMENTS = "documents"
 _VARIABLES = "chat_template_kwargs"
+_THINKS = "enable_thinking"
 TEMPLATE_FIELDS = (*_FLAGS, _VARIABLES, _DOCUMENTS)
 """Fields that are passed on to the chat template."""
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -30,7 +31,7 @@ def conversation(
     """The JSON of the tensor `messages`. Raises ApiError for an invalid template field.
 
     `effort`: of the reasoning, passed to templates as `reasoning_effort` (gpt-oss), unless the template's fields set
-    it.
+    it; see `_effort_variables`.
     """
     options: dict[str, object] = {"tools": structure.tools} if structure.tools else {}
     options |= {"guide_allows_calls": True} if structure.guide_allows_calls else {}
@@ -39,7 +40,7 @@ def conversation(
             options[flag] = fields.flag(flag)
     if _DOCUMENTS in fields:
         options[_DOCUMENTS] = _documents(fields.get(_DOCUMENTS))
-    variables = {**({} if effort is None else {"reasoning_effort": effort}), **fields.object(_VARIABLES)}
+    variables = {**_effort_variables(effort), **fields.object(_VARIABLES)}
     if variables:
         options[_VARIABLES] = variables
     return json.dumps({"messages": messages, **options} if options else messages, ensure_ascii=False)
@@ -52,10 +53,17 @@ def effort_of(given: object, where: str) -> str | None:
     return given
 
 
-def asks_to_think(fields: Fields) -> bool:
-    """False if options of the chat template turn thinking off (Qwen3, DeepSeek-V3.1)."""
-    options = fields.object(_VARIABLES)
-    return all(options.get(name) is not False for name in ("enable_thinking", "thinking"))
+def asks_to_think(fields: Fields, effort: str | None) -> bool:
+    """False if variables of the chat template turn thinking off (Qwen3, DeepSeek-V3.1)."""
+    variables = {**_effort_variables(effort), **fields.object(_VARIABLES)}
+    return all(variables.get(name) is not False for name in (_THINKS, "thinking"))
+
+
+def _effort_variables(effort: str | None) -> Mapping[str, object]:
+    """The variables of chat templates for an effort: none also turns thinking off (Qwen3), as in vLLM."""
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort} | ({_THINKS: False} if effort == "none" else {})
 
 
 def _documents(given: object) -> object:

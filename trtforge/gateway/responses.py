@@ -129,7 +129,8 @@ def read_response(values: Mapping[str, Any], limits: GatewayLimits) -> ResponseC
         **{name: _text(fields, name) for name in _SHOWN_TEXTS},
     }
     continued = continued_text(messages, fields)
-    return ResponseCall(ChatCall(name, request, delivery, asked.structure, asks_to_think(fields), continued), shown)
+    thinks = asks_to_think(fields, effort)
+    return ResponseCall(ChatCall(name, request, delivery, asked.structure, thinks, continued), shown)
 
 
 def _refuse_moved(values: Mapping[str, Any]) -> None:
