@@ -152,6 +152,26 @@ def test_ends_of_requests_are_counted_by_trtforges_engines_where_there_are_some(
     assert ' and sum by (pod) (trtforge_requests{ended="answered",' in fails
 
 
+def test_pauses_are_counted_since_the_start_by_trtforges_engines(embedded: Path, one_rank: Path) -> None:
+    """TensorRT-LLM's backend reports those of the last iteration."""
+    selector = 'nv_trt_llm_inflight_batcher_metrics{inflight_batcher_specific_metric="paused_requests",'
+    for package, start, end in ((embedded, f"increase({selector}", "}[5m]) > 0"), (one_rank, selector, "} > 0")):
+        rules = objects(package)["PrometheusRule"]["spec"]["groups"][0]["rules"]
+        (alert,) = (rule for rule in rules if rule["alert"] == "TrtforgeRequestsPaused")
+        assert alert["expr"].startswith(start)
+        assert alert["expr"].endswith(end)
+        assert alert["for"] == "10m"
+        (board,) = objects(package)["ConfigMap"]["data"].values()
+        (panel,) = (each for each in json.loads(board)["panels"] if each["title"].startswith("Paused"))
+        assert panel["targets"][0]["expr"].startswith(f"sum({start}")
+
+
+def test_running_requests_of_the_dashboard_do_not_wait(found: dict[str, Object]) -> None:
+    running, waiting = (expressions(found)[f"panel Requests in the engine {name}"] for name in "AB")
+    assert 'request_type="scheduled"' in running
+    assert 'request_type="waiting"' in waiting
+
+
 def test_panels_of_gpus_are_of_engines_on_gpus(embedded: Path, one_rank: Path) -> None:
     with_gpu, without = (json.dumps(objects(each)["ConfigMap"]["data"]) for each in (one_rank, embedded))
     assert metrics.GPU_USE in with_gpu

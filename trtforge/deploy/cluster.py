@@ -59,7 +59,7 @@ def plan_cluster(manifest: Manifest, config: ClusterConfig) -> Cluster:
         reasoning=config.reasoning_parser,
     )
     settings = cluster_settings(config, workload)
-    several = config.nodes > 1
+    several, counted = config.nodes > 1, facts.backend != "tensorrt_llm"
     pods = leader_worker_set if several else deployment
     owner = GROUP | {"name": text(settings.name, RANKS)} if several else PODS | {"name": settings.name}
     services = [service(workload, settings, config.nodes), *([headless_service(settings)] if several else ())]
@@ -70,10 +70,8 @@ def plan_cluster(manifest: Manifest, config: ClusterConfig) -> Cluster:
         "poddisruptionbudget.yaml": (disruption_budget(settings, config.nodes),),
         "networkpolicy.yaml": (network_policy(workload, settings, config.nodes),),
         "podmonitor.yaml": (pod_monitor(settings),),
-        "prometheusrule.yaml": (prometheus_rule(settings),),
-        "configmap.yaml": (
-            dashboard_map(settings, config.name, gpus=workload.gpus > 0, counted=facts.backend != "tensorrt_llm"),
-        ),
+        "prometheusrule.yaml": (prometheus_rule(settings, counted=counted),),
+        "configmap.yaml": (dashboard_map(settings, config.name, gpus=workload.gpus > 0, counted=counted),),
         "scaledobject.yaml": (scaled_object(settings, owner, facts.max_batch_size),),
     }
     return Cluster(config, workload, settings, objects, namespace(settings))

@@ -15,9 +15,10 @@ _INTERVAL = "[$__rate_interval]"
 def dashboard(name: str, *, gpus: bool, counted: bool) -> Mapping[str, Any]:
     """The JSON model of a deployment's dashboard, with variables for data source, namespace and pod.
 
-    `gpus`: with panels of GPUs; `counted`: the engine counts how requests end, see `metrics`.
+    `gpus`: with panels of GPUs; `counted`: the engine is one of trtforge's, which count pauses and the ends of
+    requests since their start.
     """
-    panels = [*_panels(_counted_panels() if counted else _triton_panels()), *(_gpu_panels() if gpus else ())]
+    panels = [*_panels(counted=counted), *(_gpu_panels() if gpus else ())]
     return {
         "title": f"trtforge: {name}",
         "uid": name[:_LONGEST_UID],
@@ -36,22 +37,23 @@ def dashboard(name: str, *, gpus: bool, counted: bool) -> Mapping[str, Any]:
     }
 
 
-def _panels(ended: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+def _panels(*, counted: bool) -> tuple[Mapping[str, Any], ...]:
+    paused = f"sum(increase({metrics.PAUSED}{_INTERVAL}))" if counted else f"sum({metrics.PAUSED})"
     return (
         _panel(
             "Requests in the engine",
             "short",
-            (f"sum({metrics.ACTIVE})", "running"),
+            (f"sum({metrics.SCHEDULED})", "running"),
             (f"sum({metrics.WAITING})", "waiting"),
             (f"sum({metrics.MOST_ACTIVE})", "most at once"),
         ),
         _panel("KV cache in use", "percentunit", (metrics.KV_FRACTION, "{{pod}}")),
-        *ended,
+        *(_counted_panels() if counted else _triton_panels()),
         _panel("Iterations", "iops", (f"rate({metrics.ITERATIONS}{_INTERVAL})", "{{pod}}")),
         _panel(
             "Paused, and pending in Triton",
             "short",
-            (f"sum({metrics.PAUSED})", "paused"),
+            (paused, "paused"),
             (f"sum by (model) ({metrics.PENDING}{{PODS}})", "pending in {{model}}"),
         ),
     )

@@ -21,6 +21,7 @@ INSTANCE_LABEL = "app.kubernetes.io/instance"
 _INSTANCE = re.sub(r"[^a-zA-Z0-9]", "_", INSTANCE_LABEL)
 
 WAITING = f'{REQUESTS}{{request_type="waiting",PODS}}'
+SCHEDULED = f'{REQUESTS}{{request_type="scheduled",PODS}}'
 ACTIVE = f'{REQUESTS}{{request_type="active",PODS}}'
 MOST_ACTIVE = f'{REQUESTS}{{request_type="max",PODS}}'
 KV_FRACTION = f'{KV_BLOCKS}{{kv_cache_block_type="fraction",PODS}}'
@@ -31,7 +32,7 @@ ANSWERED = f'{ENDED}{{ended="answered",PODS}}'
 NOT_ANSWERED = f'{ENDED}{{ended!="answered",PODS}}'
 ANSWERED_SECONDS = f'{ENDED_SECONDS}{{ended="answered",PODS}}'
 FULL = f"{ACTIVE} / ignoring (request_type) {MOST_ACTIVE}"
-"""Running requests as a share of the most that the engine can run at once."""
+"""Running and waiting requests, as a share of the most that the engine can run at once: more than 1 if many wait."""
 
 
 def of_pods(expression: str, name: Value, namespace: Value) -> Text:

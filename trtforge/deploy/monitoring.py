@@ -72,15 +72,8 @@ ALERTS = (
         "{{ $labels.pod }} uses {{ $value | humanizePercentage }} of its KV cache.",
         "Add replicas, raise kv_cache_fraction, or quantise the KV cache.",
     ),
-    Alert(
-        "TrtforgeRequestsPaused",
-        f"{metrics.PAUSED} > 0",
-        "10m",
-        "warning",
-        "{{ $labels.pod }} pauses running requests, which it computes again later.",
-        "The KV cache is too small for this load: add replicas, or use the scheduler guaranteed_no_evict.",
-    ),
 )
+"""The same for all engines."""
 
 
 def pod_monitor(settings: ClusterSettings) -> Node:
@@ -101,9 +94,9 @@ def pod_monitor(settings: ClusterSettings) -> Node:
     )
 
 
-def prometheus_rule(settings: ClusterSettings) -> Node:
-    """The alerts."""
-    rules = [_rule(alert, settings) for alert in ALERTS]
+def prometheus_rule(settings: ClusterSettings, *, counted: bool) -> Node:
+    """The alerts. `counted`: see `dashboard`."""
+    rules = [_rule(alert, settings) for alert in (*ALERTS, _paused(counted=counted))]
     return When(
         settings.monitoring,
         {
@@ -126,6 +119,18 @@ def dashboard_map(settings: ClusterSettings, name: str, *, gpus: bool, counted: 
 def _labelled(settings: ClusterSettings) -> Mapping[str, Node]:
     """Metadata with the label by which kube-prometheus-stack selects monitors and rules."""
     return metadata(settings, more={"release": When(settings.monitoring_release, settings.monitoring_release)})
+
+
+def _paused(*, counted: bool) -> Alert:
+    """TensorRT-LLM's backend reports the pauses of the last iteration, trtforge's engines all since the start."""
+    return Alert(
+        "TrtforgeRequestsPaused",
+        f"increase({metrics.PAUSED}[5m]) > 0" if counted else f"{metrics.PAUSED} > 0",
+        "10m",
+        "warning",
+        "{{ $labels.pod }} pauses running requests, which it computes again later.",
+        "The KV cache is too small for this load: add replicas, or use the scheduler guaranteed_no_evict.",
+    )
 
 
 def _rule(alert: Alert, settings: ClusterSettings) -> Node:

@@ -8,7 +8,8 @@ from trtforge.deploy.pods import labels, metadata
 from trtforge.deploy.values import Node, When
 
 FULLEST, FULLEST_CACHE = "0.8", "0.85"
-"""Average shares of concurrent requests and of the KV cache that a replica should use."""
+"""Averages per replica above which one is added: requests, those that wait included, as a share of the most that it
+can run at once, and the share of the KV cache in use."""
 _FULLEST_MODEL = "max without (model, version) "
 """Maximum over a replica's engines; it has two if one of them drafts."""
 _CALM_SECONDS = 600  # before a replica is removed, as a new one would have to load the engine again
