@@ -21,6 +21,7 @@ from served_engine import ServedEngine
 from text_engine import Piece, PieceReceiver
 
 from trtforge.engine_process.client import EngineClient, Submitted
+from trtforge.engine_process.ended_requests import Counted
 from trtforge.engine_process.messages import Update
 from trtforge.engine_process.rendezvous import socket_path
 from trtforge.engine_process.requests import UINT64_MAX, DraftTokens, GenerationRequest, SamplingParams
@@ -85,7 +86,7 @@ class Steps:
     """A request that is generated in steps. `count`: draft tokens of a step; `longest`: prompt that the target takes.
 
     `ends_at`: when its timeout has passed, in seconds of `time.monotonic`. The clients' threads and that of the text
-    model enter it, never two at once.
+    model enter it, never two at once. The target's metrics count it as one request.
     """
 
     request: GenerationRequest
@@ -96,6 +97,7 @@ class Steps:
     longest: int
     with_logits: bool
     ends_at: float | None = None
+    _begun_at: float = field(default_factory=time.monotonic)
     _made: list[int] = field(default_factory=list)
     _lock: Any = field(default_factory=threading.RLock)
     _running: tuple[EngineClient, Submitted] | None = None
@@ -162,7 +164,8 @@ class Steps:
         self, client: EngineClient, request: GenerationRequest, take: Callable[[list[tuple[int, Update]]], None]
     ) -> None:
         timeout = None if self.ends_at is None else max(0.001, self.ends_at - time.monotonic())
-        submitted = client.submit((request,), _Taking(take), timeout)
+        counted: Counted = "failures" if client is self.target else "nothing"
+        submitted = client.submit((request,), _Taking(take), timeout, counted)
         if not self._ended:
             self._running = client, submitted
 
@@ -211,6 +214,8 @@ class Steps:
             self._ended = True
             if self._running is not None:
                 self._running[0].cancel(self._running[1])
+            if reason != "cancelled":
+                self.target.count_answered(time.monotonic() - self._begun_at)
             self.receiver.take([Piece(0, [[]], True, reason=reason)])
 
     def _fail(self, update: Update) -> None:

@@ -55,6 +55,7 @@ _FAMILIES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
         {
             "answered": "answered_requests",
             "refused": "refused_requests",
+            "invalid": "invalid_requests",
             "late": "late_requests",
             "failed": "failed_requests",
         },

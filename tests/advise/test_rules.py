@@ -160,6 +160,7 @@ def test_refusals_are_counted_by_engines_gateway_and_triton() -> None:
     assert set(found) == {"refused"}
     assert found["refused"].evidence == "5 requests to tensorrt_llm were refused in 0 s"
     assert advice(growing({'"refused"': 8}, {'"refused"': 8})) == {}
+    assert advice(growing({'"invalid"': 3}, {'"invalid"': 8})) == {}
     served, before = text("tensorrt_llm"), text("gateway")
     after = before.replace('"400"} 1.0', '"429"} 6.0')
     gateway = advice(observed(served, served, settings=KNOWN, beside=(before, after)))

@@ -13,9 +13,10 @@ import trtforge.engine_process.server
 from tests.patience import PATIENCE, eventually
 from trtforge.core.errors import BusyError, ForgeError, RequestError
 from trtforge.engine_process.admission import QueueLimits
-from trtforge.engine_process.client import EngineClient
+from trtforge.engine_process.client import EngineClient, Submitted
 from trtforge.engine_process.context_phase import ContextPhase, prompt_digest
 from trtforge.engine_process.control import EngineControl, EngineUnreachable
+from trtforge.engine_process.ended_requests import AdmittedRequest, EndedRequests
 from trtforge.engine_process.frames import Frame
 from trtforge.engine_process.messages import Update
 from trtforge.engine_process.requests import ErrorCode, GenerationRequest, OnOutput, Output, RequestFailure
@@ -84,6 +85,7 @@ class Kept:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     ends: dict[int, object] = field(default_factory=dict)
     frames: int = 0
+    submitted: Submitted | None = None
 
     def take(self, updates: list[tuple[int, Update]]) -> None:
         self.frames += 1
@@ -130,7 +132,8 @@ def client(place: Place) -> Iterator[EngineClient]:
 
 def ask(client: EngineClient, count: int = 1, timeout: float | None = None) -> Kept:
     kept = Kept()
-    client.submit(tuple(GenerationRequest("", (1, 2, 3), 9) for _ in range(count)), kept, timeout)
+    requests = tuple(GenerationRequest("", (1, 2, 3), 9) for _ in range(count))
+    kept.submitted = client.submit(requests, kept, timeout)
     return kept
 
 
@@ -268,9 +271,16 @@ def test_a_deadline_ends_a_request_even_if_the_engine_does_nothing(place: Place,
 def test_refusals_and_passed_deadlines_are_counted_in_the_figures(place: Place, client: EngineClient) -> None:
     seen: list[Mapping[str, float]] = [{}]
     watching = EngineClient(place.path, "tensorrt_llm", 1, figures_period=0.01, on_figures=seen.append)
-    refused, late = ask(client, count=50), ask(client, timeout=0.05)
-    assert eventually(lambda: len(refused.ends) == 50 and len(late.ends) == 1)
-    assert eventually(lambda: (seen[-1].get("refused_requests"), seen[-1].get("late_requests")) == (50, 1))
+    invalid, late = ask(client, count=50), ask(client, timeout=0.05)
+    assert eventually(lambda: len(invalid.ends) == 50 and len(late.ends) == 1)
+    busy = [ask(client, count=2), ask(client, count=2), ask(client, count=3)]
+    assert eventually(lambda: len(busy[2].ends) == 3)
+    names = ("invalid_requests", "refused_requests", "late_requests")
+    assert eventually(lambda: [seen[-1].get(name) for name in names] == [1, 1, 1])
+    for each in busy[:2]:
+        assert each.submitted is not None
+        client.cancel(each.submitted)
+    assert eventually(lambda: all(len(each.ends) == 2 for each in busy[:2]))
     assert seen[-1]["running"] == 0
     watching.close()
 
@@ -280,11 +290,52 @@ def test_requests_are_counted_by_their_ends(place: Place, client: EngineClient) 
     assert eventually(lambda: len(place.engine.requests) == 4)
     place.engine.step({0: [7]}, finish="length")
     place.engine.step({0: [7]}, error=RequestError("there is no adapter 7", hint="Name another."))
-    place.engine.step({0: [7]}, finish="cancelled")
+    place.engine.step({0: [7]}, error=BusyError("no room for adapter 7", hint="Later."))
     place.engine.step({0: [7]}, error=ForgeError("a rank has ended", hint="Start the server again."))
     assert eventually(lambda: all(len(each.ends) == 1 for each in kept))
     ended = place.server._ended
-    assert (ended.answered, ended.refused, ended.late, ended.failed) == (1, 1, 0, 1)
+    assert (ended.answered, ended.refused, ended.invalid, ended.late, ended.failed) == (1, 1, 1, 0, 1)
+
+
+def test_a_request_of_several_sequences_is_one_and_ends_with_the_last(place: Place, client: EngineClient) -> None:
+    ended = place.server._ended
+    kept = ask(client, count=3)
+    assert eventually(lambda: len(place.engine.requests) == 3)
+    for _ in range(3):
+        assert ended.answered == 0
+        place.engine.step({0: [7]}, finish="length")
+    assert eventually(lambda: len(kept.ends) == 3)
+    assert ended.answered == 1
+    mixed = [ask(client, count=2), ask(client, count=2)]
+    assert eventually(lambda: len(place.engine.requests) == 4)
+    place.engine.step({0: [7]}, error=RequestError("there is no adapter 7", hint="Name another."))
+    place.engine.step({0: [7]}, finish="length")
+    place.engine.step({0: [7]}, finish="cancelled")
+    place.engine.step({0: [7]}, finish="length")
+    assert eventually(lambda: all(len(each.ends) == 2 for each in mixed))
+    assert (ended.answered, ended.invalid, ended.refused, ended.late, ended.failed) == (1, 1, 0, 0, 0)
+
+
+def test_the_seconds_of_a_request_are_those_until_its_last_sequence_ends() -> None:
+    ended, request = EndedRequests(), AdmittedRequest(3, 100.0)
+    for now in (101.0, 102.0, 104.0):
+        ended.end_sequence(request, "answered", now)
+    assert (ended.answered, ended.seconds) == (1, 4.0)
+
+
+def test_parts_of_a_request_are_counted_by_their_client(place: Place, client: EngineClient) -> None:
+    """As those of a request whose tokens another engine drafts."""
+    kept = Kept()
+    for counted in ("nothing", "failures"):
+        client.submit((GenerationRequest("", (1,), 9),), kept, None, counted)
+        assert eventually(lambda: len(place.engine.requests) == 1)
+        place.engine.step({0: [7]}, finish="length")
+    client.submit(tuple(GenerationRequest("", (1,), 9) for _ in range(50)), kept, None, "nothing")
+    client.submit(tuple(GenerationRequest("", (1,), 9) for _ in range(50)), kept, None, "failures")
+    client.count_answered(2.5)
+    ended = place.server._ended
+    assert eventually(lambda: ended.answered == 1)
+    assert (ended.seconds, ended.invalid, ended.refused) == (2.5, 1, 0)
 
 
 @pytest.mark.parametrize("limits", [QueueLimits(size=500)])

@@ -55,9 +55,13 @@ class Client:
     fails: int | None = None
     asked: list[GenerationRequest] = field(default_factory=list)
     cancelled: int = 0
+    counted: list[str] = field(default_factory=list)
 
-    def submit(self, requests: tuple[GenerationRequest, ...], receiver: Any, timeout: float | None = None) -> object:
+    def submit(
+        self, requests: tuple[GenerationRequest, ...], receiver: Any, timeout: float | None, counted: str
+    ) -> object:
         (request,) = requests
+        self.counted.append(counted)
         self.asked.append(request)
         if self.fails is not None and len(self.asked) > self.fails:
             receiver.take([(0, Update(finish_reason="error", failure=FAILURE))])
@@ -71,6 +75,10 @@ class Client:
 
     def cancel(self, submitted: object) -> None:
         self.cancelled += 1
+
+    def count_answered(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.counted.append("answered")
 
 
 @dataclass
@@ -134,11 +142,14 @@ def test_right_drafts_take_a_step_for_five_tokens() -> None:
     assert len(received.tokens) == 20
     assert [len(each.drafts.tokens) for each in target.asked if each.drafts is not None] == [MOST] * 4
     assert len(target.asked) == 4
+    assert (draft.counted, target.counted) == (["nothing"] * 4, [*["failures"] * 4, "answered"])
     assert received.pieces > 4
 
 
 def test_a_failure_of_the_target_ends_the_request() -> None:
-    received = run(GenerationRequest("", (5, 3), 20), Client(following), Client(following, fails=1))
+    target = Client(following, fails=1)
+    received = run(GenerationRequest("", (5, 3), 20), Client(following), target)
+    assert target.counted == ["failures"] * 2
     assert (received.failure, received.ends) == (("the queue is full", "UNAVAILABLE"), 1)
     assert len(received.tokens) == MOST + 1
 
@@ -185,7 +196,7 @@ def test_a_cancelled_request_ends_once_and_begins_no_further_step() -> None:
 
     class Slow(Client):
         def submit(
-            self, requests: tuple[GenerationRequest, ...], receiver: Any, timeout: float | None = None
+            self, requests: tuple[GenerationRequest, ...], receiver: Any, timeout: float | None, counted: str
         ) -> object:
             self.waiting = receiver
             waits.set()
@@ -198,3 +209,4 @@ def test_a_cancelled_request_ends_once_and_begins_no_further_step() -> None:
     steps.cancel()
     draft.waiting.take([(0, Update([1], finish_reason="cancelled"))])
     assert (received.ends, received.reason, target.asked, draft.cancelled) == (1, "cancelled", [], 2)
+    assert not target.counted

@@ -29,7 +29,7 @@ PAUSED = f'{BATCHER}{{inflight_batcher_specific_metric="paused_requests",PODS}}'
 ITERATIONS = f'{GENERAL}{{general_type="iteration_counter",PODS}}'
 ENDS = f"{ENDED}{{PODS}}"
 ANSWERED = f'{ENDED}{{ended="answered",PODS}}'
-NOT_ANSWERED = f'{ENDED}{{ended!="answered",PODS}}'
+SERVER_FAILED = f'{ENDED}{{ended!~"answered|invalid",PODS}}'
 ANSWERED_SECONDS = f'{ENDED_SECONDS}{{ended="answered",PODS}}'
 FULL = f"{ACTIVE} / ignoring (request_type) {MOST_ACTIVE}"
 """Running and waiting requests, as a share of the most that the engine can run at once: more than 1 if many wait."""

@@ -13,7 +13,7 @@ from trtforge.deploy.values import Node, When, text
 
 _TRITON_FAILED = f'sum by (pod) (rate({metrics.FAILURE}{{reason!="CANCELED",PODS}}[5m]))'
 _TRITON_ALL = f"(sum by (pod) (rate({metrics.SUCCESS}{{PODS}}[5m])) + {_TRITON_FAILED})"
-_ENGINE_FAILED = f"sum by (pod) (rate({metrics.NOT_ANSWERED}[5m]))"
+_ENGINE_FAILED = f"sum by (pod) (rate({metrics.SERVER_FAILED}[5m]))"
 _KNOWN_ENDS = f"sum by (pod) ({metrics.ANSWERED})"  # repositories of trtforge before 0.2.2 have none
 _ENGINE_ALL = f"sum by (pod) (rate({metrics.ENDS}[5m]))"
 _OPERATOR = "monitoring.coreos.com/v1"

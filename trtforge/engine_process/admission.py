@@ -5,6 +5,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from trtforge.core.server_errors import QUEUE_FULL
+from trtforge.engine_process.connection import Connection
+from trtforge.engine_process.ended_requests import AdmittedRequest
 from trtforge.engine_process.messages import Submission
 from trtforge.engine_process.requests import ErrorCode, RequestFailure
 
@@ -21,6 +23,24 @@ class QueueLimits:
     size: int = DEFAULT_QUEUE_SIZE
     bytes: int = _LARGEST_QUEUE_BYTES
     seconds: float | None = None
+
+
+@dataclass(eq=False)
+class AdmittedSequence:
+    """An admitted sequence of `request`. `failure`: its error if the engine cancels it on behalf of the server.
+
+    `brought`: its first token comes with the request, so it does not show that the sequence runs.
+    """
+
+    client: Connection
+    name: int
+    key: str
+    size: int
+    request: AdmittedRequest
+    failure: RequestFailure | None = None
+    brought: bool = False
+    started: bool = False
+    done: bool = False
 
 
 class Admission:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
+from trtforge.engine_process.ended_requests import Counted
 from trtforge.engine_process.frames import BadFrame, Frame, FrameReader, require_readable
 from trtforge.engine_process.messages import Submission, Update, decode_updates
 from trtforge.engine_process.requests import ErrorCode, GenerationRequest, RequestFailure
@@ -74,16 +75,23 @@ class EngineClient:
         return len(self._submitted)
 
     def submit(
-        self, requests: tuple[GenerationRequest, ...], receiver: Receiver, timeout: float | None = None
+        self,
+        requests: tuple[GenerationRequest, ...],
+        receiver: Receiver,
+        timeout: float | None = None,
+        counted: Counted = "all",
     ) -> Submitted:
-        """Start sequences. `receiver` gets their updates, or an error for each. `timeout`: seconds for all of them."""
+        """Start sequences. `receiver` gets their updates, or an error for each. `timeout`: seconds for all of them.
+
+        `counted`: which ends the metrics count; see `count_answered`.
+        """
         with self._lock:
             names = range(self._next_name, self._next_name + len(requests))
             self._next_name = names.stop
             submitted = Submitted(names, receiver)
             for name in names:
                 self._submitted[name] = submitted
-        data = Submission(requests, timeout, names.start).encode().encode()
+        data = Submission(requests, timeout, names.start, counted).encode().encode()
         try:
             require_readable(data)
         except BadFrame as error:
@@ -111,6 +119,10 @@ class EngineClient:
             names = [name for name in submitted.names if name in self._submitted]
         if names:
             self._send(Frame({"type": "cancel", "names": names}).encode())
+
+    def count_answered(self, seconds: float) -> None:
+        """Count a request that was answered in parts, whose own ends were not counted. `seconds`: since its arrival."""
+        self._send(Frame({"type": "answered", "seconds": seconds}).encode())
 
     def ping(self, answer: Callable[[RequestFailure | None], None]) -> None:
         """Call `answer` once: with None after the next iteration of the engine's loop, else with the failure."""

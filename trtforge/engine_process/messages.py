@@ -7,9 +7,10 @@ they are, in the payload; all else is JSON.
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, get_args
 
 from trtforge.engine_process.context_phase import ContextPhase
+from trtforge.engine_process.ended_requests import Counted
 from trtforge.engine_process.frames import BadFrame, Frame
 from trtforge.engine_process.requests import (
     DEFAULT_PRIORITY,
@@ -31,6 +32,7 @@ from trtforge.engine_process.requests import (
 )
 from trtforge.engine_process.retention import retention_of_row, retention_row
 
+_COUNTED: tuple[Counted, ...] = get_args(Counted)
 _DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 
 
@@ -40,11 +42,13 @@ class Submission:
 
     `timeout`: seconds until an unfinished sequence ends with DEADLINE_EXCEEDED; None is no limit. Sequence names are
     consecutive integers from `first` on, unique to the client. Decoded requests have their names as request ids.
+    `counted`: as which ends of requests the metrics count its end.
     """
 
     requests: tuple[GenerationRequest, ...]
     timeout: float | None = None
     first: int = 0
+    counted: Counted = "all"
 
     @property
     def size(self) -> int:
@@ -93,7 +97,8 @@ class Submission:
             payload += sent.weights if sent is not None else b""
             payload += array("i", drafts.tokens).tobytes() + drafts.logits if drafts is not None else b""
             payload += table.data if table is not None else b""
-        return Frame({"type": "submit", "timeout": self.timeout, "requests": rows}, bytes(payload))
+        header = {"type": "submit", "timeout": self.timeout, "counted": self.counted, "requests": rows}
+        return Frame(header, bytes(payload))
 
     @classmethod
     def decode(cls, frame: Frame) -> "Submission":
@@ -140,10 +145,11 @@ class Submission:
                 )
             timeout = frame.header.get("timeout")
             seconds = None if timeout is None else float(timeout)
+            counted: Counted = _COUNTED[_COUNTED.index(frame.header.get("counted", "all"))]
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise BadFrame(f"a request that cannot be read: {error!r}") from None
         first = int(requests[0].request_id) if requests else 0
-        return cls(tuple(requests), seconds, first)
+        return cls(tuple(requests), seconds, first, counted)
 
     def _is_copy(self, request: GenerationRequest) -> bool:
         """Whether a request differs from its original only in its seed, so that nothing else needs to be sent again."""

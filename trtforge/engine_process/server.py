@@ -11,15 +11,15 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from trtforge.core.errors import BusyError, ForgeError, RequestError
 from trtforge.core.server_errors import SHUTTING_DOWN
-from trtforge.engine_process.admission import Admission, QueueLimits
+from trtforge.engine_process.admission import Admission, AdmittedSequence, QueueLimits
 from trtforge.engine_process.connection import Connection
 from trtforge.engine_process.control import ClientStatus, EngineStatus, State
-from trtforge.engine_process.ended_requests import EndedRequests
+from trtforge.engine_process.ended_requests import AdmittedRequest, End, EndedRequests, end_of
 from trtforge.engine_process.frames import BadFrame, Frame
 from trtforge.engine_process.messages import Submission, Update, size_of
 from trtforge.engine_process.progress import Progress, cpu_seconds
@@ -39,26 +39,6 @@ _BACKLOG = 64
 _SPARE_DEADLINES = 1024  # deadlines of finished sequences that may be kept
 
 
-@dataclass(eq=False)
-class _Sequence:
-    """An admitted sequence. `since`: its arrival, by `monotonic`.
-
-    `failure`: its error if the engine cancels it on behalf of this server.
-
-    `brought`: its first token comes with the request, so it does not show that the sequence runs.
-    """
-
-    client: Connection
-    name: int
-    key: str
-    size: int
-    since: float
-    failure: RequestFailure | None = None
-    brought: bool = False
-    started: bool = False
-    done: bool = False
-
-
 class EngineServer:
     """Serves `engine` at `path` until `stop`, or until it fails."""
 
@@ -67,7 +47,7 @@ class EngineServer:
         self._limits = limits
         self._admission = Admission(limits, engine.max_running)
         self._lock = threading.Lock()
-        self._sequences: dict[str, _Sequence] = {}
+        self._sequences: dict[str, AdmittedSequence] = {}
         self._clients: dict[int, Connection] = {}
         self._deadlines: list[tuple[float, int, str, bool]] = []
         self._timers = 0
@@ -75,7 +55,7 @@ class EngineServer:
         self._failure: ForgeError | None = None
         self._failed_at = 0.0
         self._stopping = False
-        self._tokens = self._finished = self._cut = 0
+        self._tokens = self._finished = self._refused = self._cut = 0
         self._ended = EndedRequests()
         self._progress = Progress(time.monotonic())
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -167,7 +147,7 @@ class EngineServer:
         with self._lock:
             left = [sequence for sequence in self._sequences.values() if sequence.client is client]
         for sequence in left:
-            self._end(sequence, RequestFailure(ErrorCode.CANCELLED, "the client disconnected"))
+            self._end(sequence, RequestFailure(ErrorCode.CANCELLED, "the client disconnected"), "cancelled")
 
     def _take(self, client: Connection, frame: Frame) -> None:
         match frame.header.get("type"):
@@ -179,6 +159,9 @@ class EngineServer:
                     if sequence is not None:
                         sequence.failure = None  # a limit of the queue that passed while it ran
                     self._engine.cancel(key)
+            case "answered":
+                with self._lock:
+                    self._ended.answer(frame.field("seconds", float))
             case "beat":
                 client.unanswered, client.beat_at = frame.field("unanswered", int), time.monotonic()
             case "hello":
@@ -209,11 +192,12 @@ class EngineServer:
         with self._lock:
             failure = failure or self._admission.refuse(submission, now)
             if failure is None:
+                whole = AdmittedRequest(len(submission.requests), now, submission.counted)
                 for request in submission.requests:
                     key = _key(client, request.request_id)
                     brought = request.context_phase is not None
                     name, size = int(request.request_id), size_of(request)
-                    sequence = _Sequence(client, name, key, size, since=now, brought=brought)
+                    sequence = AdmittedSequence(client, name, key, size, whole, brought=brought)
                     self._sequences[key] = sequence
                     sequences.append((sequence, request))
                     if submission.timeout is not None:
@@ -221,7 +205,8 @@ class EngineServer:
                     if self._limits.seconds is not None:
                         self._add_deadline(now + self._limits.seconds, key, only_waiting=True)
             else:
-                self._ended.refused += len(submission.requests)
+                self._refused += len(submission.requests)
+                self._ended.refuse(failure, submission.counted)
         if failure is not None:
             for request in submission.requests:
                 client.add(int(request.request_id), Update(finish_reason="error", failure=failure), urgent=True)
@@ -229,7 +214,9 @@ class EngineServer:
             return
         self._engine.submit(*(self._named(submission.first, *each) for each in sequences))
 
-    def _named(self, first: int, sequence: _Sequence, request: GenerationRequest) -> tuple[GenerationRequest, OnOutput]:
+    def _named(
+        self, first: int, sequence: AdmittedSequence, request: GenerationRequest
+    ) -> tuple[GenerationRequest, OnOutput]:
         """A request with the engine's ids, and the receiver of its outputs. `first`: of its client's submission."""
         original = None if request.copy_of is None else _key(sequence.client, first + int(request.copy_of))
         named = replace(request, request_id=sequence.key, copy_of=original)
@@ -243,7 +230,7 @@ class EngineServer:
             return RequestFailure(ErrorCode.UNAVAILABLE, SHUTTING_DOWN)
         return None
 
-    def _on_output(self, sequence: _Sequence, output: Output) -> None:
+    def _on_output(self, sequence: AdmittedSequence, output: Output) -> None:
         """Pass an output to the client; runs on the engine's thread."""
         with self._lock:
             if sequence.done:
@@ -257,8 +244,7 @@ class EngineServer:
             elif output.finish_reason == "cancelled":
                 failure = sequence.failure
             if output.finish_reason is not None:
-                self._ended.count(output, expired=failure is not None, seconds=time.monotonic() - sequence.since)
-                self._finish(sequence)
+                self._finish(sequence, end_of(output, expired=failure is not None))
         update = Update()
         update.add(output)
         update.failure = failure
@@ -273,19 +259,21 @@ class EngineServer:
             return RequestFailure(ErrorCode.UNAVAILABLE, f"{error.message}; retry in {retry} s")
         return _refusal(error) if isinstance(error, RequestError) else _failed(error)
 
-    def _finish(self, sequence: _Sequence) -> None:
+    def _finish(self, sequence: AdmittedSequence, end: End) -> None:
         """Forget a sequence. The caller holds the lock."""
+        now = time.monotonic()
         sequence.done = True
         self._sequences.pop(sequence.key, None)
-        self._admission.end(sequence.size, time.monotonic())
+        self._admission.end(sequence.size, now)
+        self._ended.end_sequence(sequence.request, end, now)
         self._finished += 1
 
-    def _end(self, sequence: _Sequence, failure: RequestFailure) -> bool:
+    def _end(self, sequence: AdmittedSequence, failure: RequestFailure, end: End) -> bool:
         """End a sequence with an error now, without waiting for the engine; False if it had already ended."""
         with self._lock:
             if sequence.done:
                 return False
-            self._finish(sequence)
+            self._finish(sequence, end)
         sequence.client.add(sequence.name, Update(finish_reason="error", failure=failure), urgent=True)
         self._engine.cancel(sequence.key)
         return True
@@ -293,9 +281,8 @@ class EngineServer:
     def _cut_all(self, failure: RequestFailure) -> int:
         with self._lock:
             left = list(self._sequences.values())
-        cut = sum(self._end(sequence, failure) for sequence in left)
+        cut = sum(self._end(sequence, failure, "failed") for sequence in left)
         self._cut += cut
-        self._ended.failed += cut
         self._flush()
         return cut
 
@@ -323,9 +310,7 @@ class EngineServer:
         for sequence, only_waiting in due:
             if not only_waiting:
                 failure = RequestFailure(ErrorCode.DEADLINE_EXCEEDED, "the request's timeout has passed")
-                ended = self._end(sequence, failure)
-                with self._lock:
-                    self._ended.late += ended
+                self._end(sequence, failure, "late")
             elif not sequence.started:  # ends only if it waits
                 waited = f"the request waited {self._limits.seconds:g} s in the queue; retry in "
                 sequence.failure = RequestFailure(
@@ -349,7 +334,7 @@ class EngineServer:
         self._send_figures(now, {**figures, **self._ended.figures()})
         self._flush()
 
-    def _due(self, now: float) -> Iterator[tuple[_Sequence, bool]]:
+    def _due(self, now: float) -> Iterator[tuple[AdmittedSequence, bool]]:
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, key, only_waiting = heapq.heappop(self._deadlines)
             if key in self._sequences:
@@ -373,7 +358,7 @@ class EngineServer:
             waiting=unfinished - running,
             generated_tokens=self._tokens,
             finished=self._finished,
-            refused=self._ended.refused,
+            refused=self._refused,
             cut=self._cut,
             stalled_seconds=self._progress.stalled_seconds(now),
             error=self._failure.message if self._failure else "",
