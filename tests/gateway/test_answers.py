@@ -211,14 +211,33 @@ def test_health_and_metrics() -> None:
         assert httpx.get(f"{gateway.root}/health/ready", timeout=PATIENCE).json() == {"ready": True}
         gateway.post(COMPLETIONS, model="ensemble", prompt="one two", max_tokens=3)
         gateway.post(COMPLETIONS, model="ensemble", prompt="one two", max_tokens=-3)
+        gateway.post(COMPLETIONS, model="ensemble", prompt="one two", max_tokens=0, echo=True)
         text = httpx.get(f"{gateway.root}/metrics", timeout=PATIENCE).text
     figures = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     name = "trtforge_gateway_"
-    assert figures[f'{name}requests_total{{endpoint="completions",status="200"}}'] == "1.0"
+    assert figures[f'{name}requests_total{{endpoint="completions",status="200"}}'] == "2.0"
     assert figures[f'{name}requests_total{{endpoint="completions",status="400"}}'] == "1.0"
-    assert (figures[f"{name}prompt_tokens_total"], figures[f"{name}completion_tokens_total"]) == ("2.0", "3.0")
+    assert (figures[f"{name}prompt_tokens_total"], figures[f"{name}completion_tokens_total"]) == ("4.0", "3.0")
     assert figures[f"{name}requests_running"] == "0.0"
     assert math.isfinite(float(figures[f'{name}request_seconds_sum{{endpoint="completions"}}']))
+
+
+def test_series_of_all_endpoints_begin_at_0_in_the_format_that_is_asked_for() -> None:
+    import httpx
+
+    formats = {
+        "*/*": "text/plain; version=0.0.4; charset=utf-8",
+        "application/openmetrics-text; version=1.0.0": "application/openmetrics-text; version=1.0.0; charset=utf-8",
+    }
+    with running([FakeBackend()]) as gateway:
+        for accept, content_type in formats.items():
+            answer = httpx.get(f"{gateway.root}/metrics", headers={"accept": accept}, timeout=PATIENCE)
+            assert answer.headers["content-type"].startswith(content_type)
+            for endpoint in ("chat", "completions", "responses"):
+                assert f'trtforge_gateway_requests_total{{endpoint="{endpoint}",status="200"}} 0.0' in answer.text
+                assert f'trtforge_gateway_request_seconds_count{{endpoint="{endpoint}"}} 0.0' in answer.text
+                assert f'trtforge_gateway_first_token_seconds_count{{endpoint="{endpoint}"}} 0.0' in answer.text
+    assert answer.text.endswith("# EOF\n")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 import uvicorn
+from prometheus_client import Counter
 from uvicorn.server import ServerState
 
 from tests.gateway.fake import FakeBackend
@@ -415,7 +416,15 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_cancels_it() -> None:
         next(stream)
         stream.close()
         assert eventually(lambda: fake.running == 0)
+        metrics = gateway.service.metrics
+        assert eventually(lambda: value(metrics.prompt_tokens) == 2)
+        assert 1 <= value(metrics.completion_tokens) < 1000
     assert fake.cancelled == 1
+
+
+def value(counter: Counter) -> float:
+    (metric,) = counter.collect()
+    return metric.samples[0].value
 
 
 def test_a_client_that_does_not_read_is_given_up() -> None:

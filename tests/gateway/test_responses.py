@@ -338,12 +338,14 @@ def test_an_error_after_the_first_token_is_a_failed_response(error: Any, code: s
     with running([FakeBackend(error=error, error_at=2)]) as gateway:
         found = response_events(gateway.post(RESPONSES, model="ensemble", input="one two three", stream=True))
         counted = httpx.get(f"{gateway.root}/metrics", timeout=PATIENCE).text
+    assert "trtforge_gateway_prompt_tokens_total 3.0" in counted.splitlines()
+    assert "trtforge_gateway_completion_tokens_total 2.0" in counted.splitlines()
     failed = found[-1]
     assert failed.type == "response.failed"
     assert failed.response.error is not None
     assert (failed.response.status, failed.response.error.code, failed.response.error.message) == ("failed", code, said)
     assert (failed.response.output_text, failed.response.output[0].status) == ("one two", "incomplete")  # type: ignore[union-attr]
-    assert 'trtforge_gateway_requests_total{endpoint="responses",status="200"}' not in counted
+    assert 'trtforge_gateway_requests_total{endpoint="responses",status="200"} 0.0' in counted
 
 
 def test_refusals_are_of_the_clients_classes(gateway: Gateway) -> None:

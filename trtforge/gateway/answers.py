@@ -9,7 +9,6 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 from trtforge.gateway.call_output import CallDelta
@@ -163,7 +162,7 @@ class CompletionAnswer:
                     "finish_reason": "length" if self._nothing_new else choice.finish_reason,
                 }
             )
-        return _encode(self._head | {"choices": found} | _usage(self._counted(usage)))
+        return _encode(self._head | {"choices": found} | _usage(usage))
 
     def events(self, delta: Delta) -> bytes:
         """See Answer."""
@@ -180,15 +179,12 @@ class CompletionAnswer:
 
     def end(self, usage: Usage | None) -> bytes:
         """See Answer."""
-        values = self._head | {"choices": []} | _usage(self._counted(usage))
+        values = self._head | {"choices": []} | _usage(usage)
         return _data(_encode(values)) + _DONE if self._with_usage else _DONE
 
     def failure(self, error: ApiError) -> bytes:
         """See Answer."""
         return _data(error.body())
-
-    def _counted(self, usage: Usage | None) -> Usage | None:
-        return replace(usage, completion_tokens=0) if usage is not None and self._nothing_new else usage
 
     def _with_prompt(self, index: int, text: str, scores: Sequence[TokenScore]) -> tuple[str, Sequence[TokenScore]]:
         """Text and scores; the first ones of a choice are preceded by those of the prompt."""

@@ -10,7 +10,6 @@ from starlette.exceptions import HTTPException
 
 from trtforge.gateway.errors import ApiError
 from trtforge.gateway.exchange import Exchange, Receive, Scope, Send
-from trtforge.gateway.metrics import CONTENT_TYPE
 from trtforge.gateway.service import Service
 
 HEALTH = "/health"
@@ -75,7 +74,8 @@ def make_app(service: Service) -> FastAPI:
             service.require_host(dict(request.headers.raw))
         except ApiError as error:
             return _error_response(error)
-        return Response(service.metrics.text(), headers={"content-type": CONTENT_TYPE})
+        text, content_type = service.metrics.text(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
 
     return app
 

@@ -41,14 +41,21 @@ class Choice:
 
 class Generation:
     """One prompt and its sequences. `first`: index of its first choice; `new_reader`: creates the readers of its
-    answers."""
+    answers; `nothing_new`: no generated token is used."""
 
     def __init__(
-        self, backend: Backend, request: TextRequest, first: int = 0, new_reader: NewAnswerReader | None = None
+        self,
+        backend: Backend,
+        request: TextRequest,
+        first: int = 0,
+        new_reader: NewAnswerReader | None = None,
+        *,
+        nothing_new: bool = False,
     ) -> None:
         self._backend = backend
         self._request = request
         self._sequences = [AnswerSequence(request, first + number, new_reader) for number in range(request.sequences)]
+        self._nothing_new = nothing_new
         self._input_tokens: int | None = None
         self._cached_tokens: int | None = None
         self._overrun = False
@@ -60,7 +67,8 @@ class Generation:
         counts = [sequence.output_tokens for sequence in self._sequences]
         if self._input_tokens is None or all(count is None for count in counts):
             return None
-        return Usage(self._input_tokens, sum(count or 0 for count in counts), self._cached_tokens)
+        output_tokens = 0 if self._nothing_new else sum(count or 0 for count in counts)
+        return Usage(self._input_tokens, output_tokens, self._cached_tokens)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """The deltas of all sequences. Closing it cancels the request. Raises BackendError."""
@@ -92,15 +100,20 @@ class Generation:
 
 
 class Generations:
-    """All prompts of one API request. `new_reader`: of all answers."""
+    """All prompts of one API request. `new_reader`, `nothing_new`: of all answers."""
 
     def __init__(
-        self, backend: Backend, requests: Sequence[TextRequest], new_reader: NewAnswerReader | None = None
+        self,
+        backend: Backend,
+        requests: Sequence[TextRequest],
+        new_reader: NewAnswerReader | None = None,
+        *,
+        nothing_new: bool = False,
     ) -> None:
         self.parts: list[Generation] = []
         first = 0
         for request in requests:
-            self.parts.append(Generation(backend, request, first, new_reader))
+            self.parts.append(Generation(backend, request, first, new_reader, nothing_new=nothing_new))
             first += request.sequences
         self.choices = first
 

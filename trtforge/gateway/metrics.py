@@ -1,9 +1,12 @@
 """The gateway's own Prometheus metrics."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from http import HTTPStatus
+from typing import Literal, get_args
 
-CONTENT_TYPE = CONTENT_TYPE_LATEST
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
+
+Endpoint = Literal["chat", "completions", "responses"]
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -38,6 +41,12 @@ class Metrics:
             "trtforge_gateway_completion_tokens", "Generated tokens.", registry=self._registry
         )
 
-    def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+        for endpoint in get_args(Endpoint):  # from 0 on, so that a rate includes the first request
+            self.requests.labels(endpoint, str(int(HTTPStatus.OK)))
+            self.seconds.labels(endpoint)
+            self.first_seconds.labels(endpoint)
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """All metrics in the text format that a request's Accept header asks for, and their content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type

@@ -24,7 +24,7 @@ from trtforge.gateway.exchange import ClientGone, Exchange
 from trtforge.gateway.fields import count_values, read_body
 from trtforge.gateway.generation import Generations
 from trtforge.gateway.limits import GatewayLimits
-from trtforge.gateway.metrics import Metrics
+from trtforge.gateway.metrics import Endpoint, Metrics
 from trtforge.gateway.request import TextRequest
 from trtforge.gateway.response_answer import ResponseAnswer
 from trtforge.gateway.response_object import ResponseObject
@@ -107,7 +107,7 @@ class Service:
 
     async def _answer(
         self,
-        endpoint: str,
+        endpoint: Endpoint,
         exchange: Exchange,
         read: Callable[[Mapping[str, Any], GatewayLimits], Call],
         act: Callable[[Exchange, Call, float], Coroutine[Any, Any, None]],
@@ -183,7 +183,8 @@ class Service:
 
     async def _completion(self, exchange: Exchange, call: CompletionCall, start: float) -> None:
         chosen = await self._named(call.name)
-        generations = Generations(self.router, tuple(_final(request, chosen) for request in call.requests))
+        requests = tuple(_final(request, chosen) for request in call.requests)
+        generations = Generations(self.router, requests, nothing_new=call.nothing_new)
         answer = CompletionAnswer(
             chosen.name,
             with_usage=call.delivery.usage,
@@ -198,7 +199,7 @@ class Service:
     async def _send(
         self,
         exchange: Exchange,
-        endpoint: str,
+        endpoint: Endpoint,
         generations: Generations,
         answer: Answer,
         start: float,
@@ -215,36 +216,40 @@ class Service:
             if stream:
                 await self._stream(exchange, endpoint, generations, answer, start, before)
                 return
-            choices = await generations.whole()
+            try:
+                choices = await generations.whole()
+            finally:
+                self._count(generations)
         except BackendError as error:
             raise of_backend(error, asked) from None
         if before is not None:
             for index in range(len(choices)):
                 before(index)
-        self._count(generations)
         await exchange.whole(HTTPStatus.OK, answer.whole(choices, generations.usage))
 
     async def _stream(
         self,
         exchange: Exchange,
-        endpoint: str,
+        endpoint: Endpoint,
         generations: Generations,
         answer: Answer,
         start: float,
         before: Callable[[int], None] | None,
     ) -> None:
         """Send events; the response begins with the first event, so that an earlier error has its own status."""
-        async with aclosing(generations.deltas()) as deltas:
-            async for delta in deltas:
-                if before is not None:
-                    before(delta.index)
-                events = answer.events(delta)
-                if not exchange.status:
-                    self.metrics.first_seconds.labels(endpoint).observe(time.perf_counter() - start)
-                    await exchange.begin_events(answer.failure)
-                if events:
-                    await exchange.events(events)
-        self._count(generations)
+        try:
+            async with aclosing(generations.deltas()) as deltas:
+                async for delta in deltas:
+                    if before is not None:
+                        before(delta.index)
+                    events = answer.events(delta)
+                    if not exchange.status:
+                        self.metrics.first_seconds.labels(endpoint).observe(time.perf_counter() - start)
+                        await exchange.begin_events(answer.failure)
+                    if events:
+                        await exchange.events(events)
+        finally:
+            self._count(generations)
         if not exchange.status:
             raise BackendError("the server ended the request without an answer", "INTERNAL")
         await exchange.events(answer.end(generations.usage), more=False)
@@ -260,8 +265,10 @@ class Service:
         return {"id": name, "object": "model", "created": self._created, "owned_by": "trtforge"}
 
     def _count(self, generations: Generations) -> None:
-        usage = generations.usage
-        if usage is not None:
+        """Count the tokens of prompts that have begun to be answered, also if their answers end early."""
+        for usage in (part.usage for part in generations.parts):
+            if usage is None:
+                continue
             self.metrics.prompt_tokens.inc(usage.prompt_tokens)
             self.metrics.completion_tokens.inc(usage.completion_tokens)
 
