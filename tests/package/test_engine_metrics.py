@@ -1,6 +1,9 @@
-"""The engine's figures as gauges, by the names of TensorRT-LLM's backend."""
+"""The engine's figures as metrics, by the names of TensorRT-LLM's backend."""
 
+import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -18,52 +21,63 @@ COUNTS = {name: index for index, name in enumerate(NAMES, start=1)}
 
 
 @dataclass
-class Gauge:
-    """A gauge that remembers what it was set to."""
+class Recorded:
+    """A metric that remembers its values."""
 
+    kind: str
     labels: dict[str, str]
     values: list[float] = field(default_factory=list)
 
     def set(self, value: float) -> None:
+        assert self.kind == "gauge"
         self.values.append(value)
+
+    def increment(self, value: float) -> None:
+        assert (self.kind, value >= 0) == ("counter", True)
+        self.values.append(sum(self.values[-1:]) + value)
 
 
 class Family:
-    """A family of gauges; `made` has those of all families by family and last label."""
+    """A family of metrics; `made` has those of all families by family and last label."""
 
-    GAUGE = object()
-    made: ClassVar[dict[tuple[str, str], Gauge]] = {}
+    GAUGE, COUNTER = "gauge", "counter"
+    made: ClassVar[dict[tuple[str, str], Recorded]] = {}
 
-    def __init__(self, name: str, description: str, kind: object) -> None:
-        self._name = name
+    def __init__(self, name: str, description: str, kind: str) -> None:
+        self._name, self._kind = name, kind
 
-    def Metric(self, labels: dict[str, str]) -> Gauge:
-        gauge = Gauge(labels)
-        Family.made[self._name, list(labels.values())[-1]] = gauge
-        return gauge
+    def Metric(self, labels: dict[str, str]) -> Recorded:
+        metric = Recorded(self._kind, labels)
+        Family.made[self._name, list(labels.values())[-1]] = metric
+        return metric
 
 
-@pytest.fixture
-def gauges() -> dict[tuple[str, str], Gauge]:
-    """The gauges after an update with figures that all differ."""
+@contextmanager
+def library() -> Iterator[Any]:
+    """The module, with these metrics instead of Triton's."""
     Family.made.clear()
-    utilities: Any = SimpleNamespace(MetricFamily=Family, Metric=Gauge)
+    utilities: Any = SimpleNamespace(MetricFamily=Family, Metric=Recorded)
     with (
         patch.dict(sys.modules, {"triton_python_backend_utils": utilities}),
         patch.object(sys, "path", [str(asset_directory("model_repo_templates") / "lib"), *sys.path]),
     ):
         sys.modules.pop("engine_metrics", None)
-        from engine_metrics import EngineMetrics  # type: ignore[import-not-found]
-
-        metrics = EngineMetrics("tensorrt_llm", "1")
-        metrics.update(COUNTS)
-        metrics.update(COUNTS)
+        yield importlib.import_module("engine_metrics")
         sys.modules.pop("engine_metrics")
+
+
+@pytest.fixture
+def metrics() -> dict[tuple[str, str], Recorded]:
+    """The metrics after two updates with figures that all differ."""
+    with library() as engine_metrics:
+        made = engine_metrics.EngineMetrics("tensorrt_llm", "1")
+        made.update(COUNTS)
+        made.update(COUNTS)
     return Family.made
 
 
-def test_blocks_of_all_pools_are_gauges(gauges: dict[tuple[str, str], Gauge]) -> None:
-    blocks = {kind: gauge.values for (name, kind), gauge in gauges.items() if "block" in name}
+def test_blocks_of_all_pools_are_gauges(metrics: dict[tuple[str, str], Recorded]) -> None:
+    blocks = {kind: metric.values for (name, kind), metric in metrics.items() if "block" in name}
     names = {"max": "max", "free": "free", "used": "used", "reused": "reused"}
     expected = {kind: [COUNTS[f"kv_blocks_{name}"]] for kind, name in names.items()}
     expected |= {f"window_{kind}": [COUNTS[f"kv_window_blocks_{kind}"]] for kind in ("max", "used")}
@@ -72,7 +86,18 @@ def test_blocks_of_all_pools_are_gauges(gauges: dict[tuple[str, str], Gauge]) ->
     assert blocks == expected | {"tokens_per": [COUNTS["tokens_per_block"]], "fraction": [fraction]}
 
 
-def test_every_gauge_is_a_figure_of_the_engine(gauges: dict[tuple[str, str], Gauge]) -> None:
+def test_every_metric_is_a_figure_of_the_engine(metrics: dict[tuple[str, str], Recorded]) -> None:
     """One whose name the engine does not have would stay at 0."""
-    assert all(gauge.values for gauge in gauges.values())
-    assert all(gauge.labels["model"] == "tensorrt_llm" for gauge in gauges.values())
+    assert all(metric.values for metric in metrics.values())
+    assert all(metric.labels["model"] == "tensorrt_llm" for metric in metrics.values())
+
+
+def test_what_only_grows_and_is_trtforges_own_is_a_counter() -> None:
+    with library() as engine_metrics:
+        made = engine_metrics.EngineMetrics("tensorrt_llm", "1")
+        for answered in (3, 3, 8):
+            made.update({"answered_requests": answered, "answered_seconds": answered / 2})
+    counters = {name for (name, _), metric in Family.made.items() if metric.kind == "counter"}
+    assert counters == {"trtforge_requests", "trtforge_request_seconds", "trtforge_speculative_decoding"}
+    assert Family.made["trtforge_requests", "answered"].values == [3, 8]
+    assert Family.made["trtforge_request_seconds", "answered"].values == [1.5, 4.0]
