@@ -65,6 +65,17 @@ def test_scheduling_does_not_change_the_tokens(
         assert engine.statistics().kv_blocks_used == 0
 
 
+def test_blocks_that_paused_requests_find_again_are_not_reused_ones(
+    checkpoint: Path, tmp_path: Path, prompts: list[list[int]]
+) -> None:
+    directory = write_engine(checkpoint, tmp_path / "engine", tokens_per_block=4)
+    with Engine.load(directory, EngineOptions(scheduler="max_utilization", kv_cache_tokens=128)) as engine:
+        made = generate_with(engine, requests_for(prompts))
+        found = engine.statistics()
+    assert found.paused_requests > 0
+    assert found.kv_blocks_reused == sum(each.reused_blocks for each in made)
+
+
 def test_options_lower_the_limits_of_an_engine_and_never_raise_them(
     engine_directory: Path, prompts: list[list[int]], expected: list[Tokens]
 ) -> None:

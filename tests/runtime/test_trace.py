@@ -1,6 +1,7 @@
 """The trace of an engine's iterations: it can be read, and its sums are those of the answers."""
 
 import json
+import queue
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.patience import PATIENCE
 from tests.runtime.checkpoints import write_engine
 from tests.runtime.test_engine import requests_for
 from trtforge.core.errors import ForgeError
+from trtforge.engine_process.requests import GenerationRequest, Output
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.launch.server_arguments import model_environment
 from trtforge.runtime.engine import Engine, EngineOptions
@@ -78,6 +80,30 @@ def test_the_sums_of_a_trace_are_those_of_the_answers(
             assert phase["ts"] + phase["dur"] <= whole["ts"] + whole["dur"] + 0.5  # rounded to 0.1 us
 
 
+def test_the_counters_of_a_trace_end_at_zero(engine_directory: Path, prompts: list[list[int]], tmp_path: Path) -> None:
+    """Also if nothing runs any more because the only request was cancelled."""
+    path, outputs = tmp_path / "trace.json", queue.Queue[Output]()
+    with Engine.load(engine_directory, EngineOptions(trace=path, name="engine tensorrt_llm")) as engine:
+        engine.submit((GenerationRequest("0", tuple(prompts[0]), 400), outputs.put))
+        outputs.get(timeout=PATIENCE)
+        engine.cancel("0")
+        while outputs.get(timeout=PATIENCE).finish_reason is None:
+            pass
+        blocks = engine.statistics().kv_blocks_max
+    counters = events_of(path, "C")
+    last = {event["name"]: event["args"] for event in sorted(counters, key=lambda event: float(event["ts"]))}
+    assert last == {
+        "tokens": {"context": 0, "generation": 0},
+        "KV blocks": {"used": 0, "free": blocks},
+        "sequences": {"running": 0, "waiting": 0},
+    }
+    first = next(event for event in events_of(path, "X") if event["name"] == "iteration 1")
+    held = next(event for event in counters if event["name"] == "KV blocks")
+    assert held["args"] == first["args"]["blocks"]
+    assert held["ts"] == pytest.approx(first["ts"] + first["dur"], abs=0.11)  # rounded to 0.1 us
+    assert [event["args"]["name"] for event in events_of(path, "M")] == ["engine tensorrt_llm", "requests"]
+
+
 def test_each_request_has_a_span_with_its_counts(
     engine_directory: Path, prompts: list[list[int]], tmp_path: Path
 ) -> None:
@@ -125,6 +151,8 @@ def test_a_server_hands_the_file_to_its_engine_process(tmp_path: Path, monkeypat
     assert job.options().trace == tmp_path / "trace.2.json"  # after a restart
     (tmp_path / "trace.2.json").write_text("[\n")
     assert job.options().trace == tmp_path / "trace.3.json"
+    draft = job.model_copy(update={"model": "tensorrt_llm_draft", "drafts": True}).options()
+    assert (draft.trace, draft.name) == (tmp_path / "trace.tensorrt_llm_draft.json", "engine tensorrt_llm_draft")
     assert "TRTFORGE_TRACE" not in model_environment(ServeConfig())
 
 
@@ -134,10 +162,13 @@ def test_a_server_refuses_a_trace_that_nobody_writes(tmp_path: Path) -> None:
     with pytest.raises(ForgeError, match="--trace: an engine of backend tensorrt_llm writes no trace"):
         check_trace(facts, tmp_path / "trace.json")
     embedded = facts.model_copy(update={"backend": "torch"})
-    (tmp_path / "trace.json").write_text("[\n")
+    for name in ("trace.json", "trace.tensorrt_llm_draft.json"):
+        (tmp_path / name).write_text("[\n")
     check_trace(embedded, tmp_path / "trace.json")
-    remove_trace(tmp_path / "trace.json")
-    assert not (tmp_path / "trace.json").exists()
+    remove_trace(embedded, tmp_path / "trace.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.tensorrt_llm_draft.json"]
+    remove_trace(embedded.model_copy(update={"draft_ranks": 1}), tmp_path / "trace.json")
+    assert not list(tmp_path.iterdir())
     with pytest.raises(ForgeError, match=r"--trace .*trace\.json: its directory does not exist"):
         check_trace(embedded, tmp_path / "missing" / "trace.json")
 

@@ -1,7 +1,9 @@
 """Two embedded engines in one repository: clients send text, a smaller engine drafts and the served one verifies."""
 
 import queue
+import re
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,12 +75,15 @@ def alone(engine: Path, prompt: str, tokens: int) -> str:
     return whole.removeprefix(tokenizer.decode(ids))
 
 
-def counted(server: Running) -> dict[str, float]:
-    """Draft tokens that the served engine has verified, and accepted."""
+def counted(
+    server: Running, family: str = "trtforge_speculative_decoding", model: str = "tensorrt_llm"
+) -> Counter[str]:
+    """The values of an engine's metrics, by their label: draft tokens that it has verified, and accepted."""
     with urllib.request.urlopen(f"http://{server.metrics}/metrics", timeout=PATIENCE) as answer:
         lines = answer.read().decode().splitlines()
-    own = [line for line in lines if line.startswith("trtforge_speculative_decoding{") and '"tensorrt_llm"' in line]
-    return {kind: float(line.split()[-1]) for kind in ("drafted", "accepted") for line in own if f'"{kind}"' in line}
+    own = [line for line in lines if line.startswith(f"{family}{{") and f'model="{model}"' in line]
+    labels = (re.search(r'(?:draft_tokens|ended)="(\w+)"', line) for line in own)
+    return Counter({label[1]: int(float(line.split()[-1])) for label, line in zip(labels, own, strict=True) if label})
 
 
 @pytest.mark.parametrize("model", ["ensemble", "tensorrt_llm_bls"])
@@ -89,6 +94,14 @@ def test_a_client_gets_what_the_served_engine_alone_says(
     assert (answer.text, answer.output_tokens) == (alone(engines["target"], PROMPT, 30), 30)
     assert eventually(lambda: counted(running).get("accepted", 0) > 10)
     assert counted(running)["drafted"] >= counted(running)["accepted"]
+
+
+def test_an_answer_in_steps_is_one_request(running: Running) -> None:
+    before = counted(running, "trtforge_requests")
+    ask(running.http, "ensemble", PROMPT, Sampling(max_tokens=30), protocol="http")
+    ended = Counter({**before, "answered": before["answered"] + 1})
+    assert eventually(lambda: counted(running, "trtforge_requests") == ended)
+    assert not any(counted(running, "trtforge_requests", "tensorrt_llm_draft").values())
 
 
 def test_it_streams_a_step_at_a_time(running: Running, engines: dict[str, Path]) -> None:

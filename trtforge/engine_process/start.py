@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from trtforge.core.errors import ForgeError, killed
@@ -16,6 +17,11 @@ TRACE_VARIABLE = "TRTFORGE_TRACE"
 
 KV_STORE_VARIABLE, KV_STORE_BYTES_VARIABLE = "TRTFORGE_KV_CACHE_DIR", "TRTFORGE_KV_CACHE_DIR_BYTES"
 """Name the directory in which an embedded engine stores KV blocks, and how many bytes at most."""
+
+
+def trace_of(trace: Path, draft_model: str | None) -> Path:
+    """The file of an engine's trace: for a draft engine FILE.MODEL.json beside FILE.json. `draft_model`: its model."""
+    return trace if draft_model is None else trace.with_suffix(f".{draft_model}{trace.suffix}")
 
 
 class EngineProcess:

@@ -127,7 +127,7 @@ def _draft_spec(config: PackageConfig, draft: DraftEngine, tokenizer: TokenizerA
     spec = next(each for each in alone if each.role == "tensorrt_llm")
     name = f"{config.name_prefix}{DRAFT_MODEL}"
     path = f"{config.serving_root.rstrip('/')}/{name}/1/{ENGINE_DIRECTORY}"
-    moved = {} if draft.facts.backend == "torch" else {"gpt_model_path": path}
+    moved = {"drafts": "true"} if draft.facts.backend == "torch" else {"gpt_model_path": path}
     return replace(spec, name=name, parameters={**spec.parameters, **moved}, draft=True)
 
 

@@ -378,7 +378,7 @@ class Engine:
             sequence.finish_reason = reason
         for member in sequence.group.members if sequence.group is not None else [sequence]:
             self._scheduler.finish(member, reason)
-        self.observers.end(sequence)
+        self.observers.end(sequence, self._scheduler)
         self._sampler.forget(sequence)
         self._drafts.forget(sequence)
         self._deadlines.forget(sequence)

@@ -11,16 +11,20 @@ from trtforge.core.recipe import SchedulerPolicy
 from trtforge.engine_process.admission import DEFAULT_QUEUE_SIZE, QueueLimits
 from trtforge.engine_process.host import host
 from trtforge.engine_process.requests import RequestEngine
-from trtforge.engine_process.start import KV_STORE_BYTES_VARIABLE, KV_STORE_VARIABLE, TRACE_VARIABLE
+from trtforge.engine_process.start import KV_STORE_BYTES_VARIABLE, KV_STORE_VARIABLE, TRACE_VARIABLE, trace_of
 from trtforge.runtime.engine import Engine, EngineOptions
 from trtforge.runtime.kv_store import KvStoreOptions
 
 
 class HostJob(Config):
-    """The process's command-line argument, as JSON."""
+    """The process's command-line argument, as JSON. `model`: the engine model's name, which repositories of trtforge
+    before 0.2.5 do not give; `drafts`: whether it drafts for the served engine.
+    """
 
     engine: str
     socket: str
+    model: str = ""
+    drafts: bool = False
     scheduler: SchedulerPolicy = "guaranteed_no_evict"
     kv_cache_fraction: float = 0.9
     kv_cache_tokens: int | None = None
@@ -45,7 +49,8 @@ class HostJob(Config):
             max_num_tokens=self.max_num_tokens,
             kv_reuse=self.kv_reuse,
             chunked_context=self.chunked_context,
-            trace=_unwritten(Path(trace)) if trace else None,
+            trace=_unwritten(trace_of(Path(trace), self.model if self.drafts else None)) if trace else None,
+            name=f"engine {self.model}".strip(),
             kv_store=KvStoreOptions(Path(store), int(size)) if store else None,
         )
 

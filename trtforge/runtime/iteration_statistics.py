@@ -170,7 +170,7 @@ class IterationRecorder:
         given = int(sequence.request.context_phase is not None)  # another engine generated the first token
         self._known[sequence.request.request_id] = _Known(sequence, time.monotonic_ns(), generated=given)
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self, sequence: Sequence, scheduler: Scheduler) -> None:
         """See Observer."""
         known = self._known.pop(sequence.request.request_id, None)
         if known is not None and sequence.begun:

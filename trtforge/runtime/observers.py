@@ -23,8 +23,8 @@ class Observer(Protocol):
     def begin(self, sequence: Sequence) -> None:
         """A request was accepted."""
 
-    def end(self, sequence: Sequence) -> None:
-        """A request ended."""
+    def end(self, sequence: Sequence, scheduler: Scheduler) -> None:
+        """A request ended. `scheduler`: in its state after that."""
 
     def iteration(self, number: int, rows: Rows[Row], times: Rows[float], sampled: int, scheduler: Scheduler) -> None:
         """An iteration has ended. `times`: perf_counter at the beginning of each phase and the end of the last one.
@@ -65,17 +65,17 @@ class Observers:
         if options.iter_stats_max_iterations:
             drafts = options.speculation is not None
             iterations = IterationRecorder(options.iter_stats_max_iterations, drafts=drafts)
-        return cls(None if options.trace is None else Trace(options.trace), iterations, events)
+        return cls(None if options.trace is None else Trace(options.trace, options.name), iterations, events)
 
     def begin(self, sequence: Sequence) -> None:
         """See Observer."""
         for each in self._all:
             each.begin(sequence)
 
-    def end(self, sequence: Sequence) -> None:
+    def end(self, sequence: Sequence, scheduler: Scheduler) -> None:
         """See Observer."""
         for each in self._all:
-            each.end(sequence)
+            each.end(sequence, scheduler)
 
     def iteration(self, number: int, rows: Rows[Row], times: Rows[float], sampled: int, scheduler: Scheduler) -> None:
         """See Observer. Phases that did not happen took no time."""

@@ -18,9 +18,10 @@ class EngineOptions:
     `batching` is for benchmarks.
 
     `speculation`: None for the method that the engine was compiled with. `trace`: a file to which every iteration is
-    written. `kv_store`: files for KV blocks, which outlast the engine. `kv_cache_host_memory_bytes`: for each rank's KV
-    blocks that are evicted from its device. `kv_event_buffer_max_size`, `iter_stats_max_iterations`: maximum number of
-    KV cache events and iteration statistics kept until they are taken; 0: none are recorded.
+    written, with the engine's `name`. `kv_store`: files for KV blocks, which outlast the engine.
+    `kv_cache_host_memory_bytes`: for each rank's KV blocks that are evicted from its device.
+    `kv_event_buffer_max_size`, `iter_stats_max_iterations`: maximum number of KV cache events and iteration statistics
+    kept until they are taken; 0: none are recorded.
     """
 
     scheduler: SchedulerPolicy = "guaranteed_no_evict"
@@ -35,6 +36,7 @@ class EngineOptions:
     batching: Batching = "inflight"
     speculation: Speculation | None = None
     trace: Path | None = None
+    name: str = "engine"
     kv_store: KvStoreOptions | None = None
     kv_event_buffer_max_size: int = 0
     iter_stats_max_iterations: int = 0

@@ -28,8 +28,8 @@ _LOG = logging.getLogger(__name__)
 class Trace:
     """Writes one file; all but `close` run on the engine's thread. Times are microseconds since the trace began."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises ForgeError if the file cannot be written."""
+    def __init__(self, path: Path, name: str) -> None:
+        """`name`: of the engine, for the viewer. Raises ForgeError if the file cannot be written."""
         try:
             self._file = path.open("w", encoding="utf-8")
         except OSError as error:
@@ -40,7 +40,7 @@ class Trace:
         self._lock = threading.Lock()
         self._start = time.perf_counter()
         self._file.write("[\n")
-        self._file.write(_line(_name(_ENGINE, "engine")))
+        self._file.write(_line(_name(_ENGINE, name)))
         self._write(_name(_REQUESTS, "requests"))
 
     def begin(self, sequence: Sequence) -> None:
@@ -48,8 +48,8 @@ class Trace:
         request = sequence.request
         self._request(sequence, "b", {"prompt_tokens": len(request.prompt), "max_tokens": request.max_tokens})
 
-    def end(self, sequence: Sequence) -> None:
-        """See Observer."""
+    def end(self, sequence: Sequence, scheduler: Scheduler) -> None:
+        """See Observer. If nothing runs, no iteration may come to tell the counters."""
         self._request(
             sequence,
             "e",
@@ -59,22 +59,21 @@ class Trace:
                 "finish_reason": sequence.finish_reason,
             },
         )
+        if not scheduler.running:
+            self._write(*_counters(self._micros(time.perf_counter()), _levels(scheduler)))
 
     def iteration(self, number: int, rows: Rows[Row], times: Rows[float], sampled: int, scheduler: Scheduler) -> None:
         """See Observer."""
-        marks = [round((moment - self._start) * 1e6, 1) for moment in times]
+        marks = [self._micros(moment) for moment in times]
         context = sum(row.count for row in rows if row.start < len(row.sequence.request.prompt))
-        blocks = scheduler.blocks
-        held = {"used": blocks.pool.used, "free": blocks.free_blocks}
-        sequences = {"running": len(scheduler.running), "waiting": len(scheduler.waiting)}
+        levels = _levels(scheduler)
         tokens = {"context": context, "generation": sum(row.count for row in rows) - context}
         slice_args = {"rows": len(rows), "sampled": sampled, "pauses": scheduler.pauses}
-        args = {**slice_args, "tokens": tokens, "blocks": held, "sequences": sequences}
+        args = {**slice_args, "tokens": tokens, "blocks": levels["KV blocks"], "sequences": levels["sequences"]}
         name = f"iteration {number}" if rows else f"tokens of iteration {number}"
         events = [_slice(name, marks[0], marks[-1], args)]
         events += [_slice(name, marks[index], marks[index + 1], {}) for index, name in enumerate(PHASES)]
-        for name, values in (("tokens", tokens), ("KV blocks", held), ("sequences", sequences)):
-            events.append({"name": name, "ph": "C", "ts": marks[0], "pid": _ENGINE, "args": values})
+        events += [*_counters(marks[0], {"tokens": tokens}), *_counters(marks[-1], levels)]
         self._write(*events)
 
     def close(self) -> None:
@@ -85,9 +84,12 @@ class Trace:
 
     def _request(self, sequence: Sequence, phase: str, args: dict[str, Any]) -> None:
         name = f"request {sequence.request.request_id}"
-        now = round((time.perf_counter() - self._start) * 1e6, 1)
+        now = self._micros(time.perf_counter())
         event = {"name": name, "cat": "request", "ph": phase, "id": sequence.order, "ts": now, "pid": _REQUESTS}
         self._write({**event, "tid": 1, "args": args})
+
+    def _micros(self, moment: float) -> float:
+        return round((moment - self._start) * 1e6, 1)
 
     def _write(self, *events: dict[str, Any]) -> None:
         self._append("".join(f",\n{_line(event)}" for event in events))
@@ -104,6 +106,20 @@ class Trace:
                 _LOG.warning("the trace %s ends here: %s", self._file.name, error.strerror)
                 with suppress(OSError):
                     self._file.close()
+
+
+def _levels(scheduler: Scheduler) -> dict[str, dict[str, int]]:
+    """Values of counters after an iteration, or after a request has ended without one; no tokens if nothing is left."""
+    blocks = scheduler.blocks
+    levels = {
+        "KV blocks": {"used": blocks.pool.used, "free": blocks.free_blocks},
+        "sequences": {"running": len(scheduler.running), "waiting": len(scheduler.waiting)},
+    }
+    return levels | ({"tokens": {"context": 0, "generation": 0}} if scheduler.idle else {})
+
+
+def _counters(moment: float, values: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
+    return [{"name": name, "ph": "C", "ts": moment, "pid": _ENGINE, "args": args} for name, args in values.items()]
 
 
 def _slice(name: str, begin: float, end: float, args: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trtforge.core.device import BFLOAT16_SM
 from trtforge.core.errors import ForgeError
+from trtforge.engine_process.start import trace_of
 from trtforge.formats.triton import RepositoryFacts
 from trtforge.formats.trtllm import read_engine_config
 from trtforge.machine.compiler import find_compiler
@@ -36,10 +37,13 @@ def check_trace(facts: RepositoryFacts, trace: Path | None) -> None:
         raise ForgeError(f"--trace {trace}: its directory does not exist", hint="Name a file in one that does.")
 
 
-def remove_trace(trace: Path | None) -> None:
-    """Remove the trace of an earlier server; a restarted engine writes its trace beside it."""
-    if trace is not None and trace.is_file():
-        trace.unlink()
+def remove_trace(facts: RepositoryFacts, trace: Path | None) -> None:
+    """Remove the traces of an earlier server's engines; a restarted engine writes its trace beside its first one."""
+    if trace is None:
+        return
+    for path in {trace, trace_of(trace, facts.draft_model)}:
+        if path.is_file():
+            path.unlink()
 
 
 def check_kv_cache_dir(facts: RepositoryFacts, directory: Path | None) -> None:

@@ -71,7 +71,7 @@ def _serve(config: ServeConfig, repo: Path, told: Announcements, *, openai_requi
     require_free_ports(config)
     require_open_files()
     compile_kernels(facts)
-    remove_trace(config.trace)
+    remove_trace(facts, config.trace)
     policy = RestartPolicy() if config.restart == "on-failure" else None
     with stop_request() as stop, Reaper() as reaper:
         return run_with_restarts(

@@ -20,6 +20,8 @@ class TritonPythonModel(EngineProcessModel):
         job = {
             "engine": str(config.directory / config.text("gpt_model_path")),
             "socket": str(socket),
+            "model": config.name,
+            "drafts": config.flag("drafts", False),
             "scheduler": config.text("batch_scheduler_policy", "guaranteed_no_evict"),
             "kv_cache_fraction": float(config.text("kv_cache_free_gpu_mem_fraction", "0.9")),
             "kv_cache_tokens": int(tokens) if tokens else None,

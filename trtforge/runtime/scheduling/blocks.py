@@ -84,11 +84,11 @@ class BlockManager:
             del blocks[count:], keys[count:]
         return Prefix(tuple(blocks), tuple(keys), idle, tokens)
 
-    def share(self, table: BlockTable, prefix: Prefix, *, drops: bool = False) -> None:
+    def share(self, table: BlockTable, prefix: Prefix, *, drops: bool = False, counts: bool = True) -> None:
         """Make `prefix` the start of an empty table, up to the first stored block that cannot be read.
 
         `drops`: leave out the blocks behind the next token's window; those in host memory stay there. The caller has
-        checked that enough blocks are free for all stored ones.
+        checked that enough blocks are free for all stored ones. `counts`: the blocks count as reused or missed ones.
         """
         assert not table.blocks, "a prefix starts a table"
         for block in prefix.blocks:
@@ -114,8 +114,9 @@ class BlockManager:
         if table.retention is not None:
             for index, key in reversed(list(enumerate(table.keys))):  # as in `release`
                 self._retain(key, table.retention.of_block(index * self.tokens_per_block))
-        self.reused_blocks += len(blocks)
-        self.missed_blocks += max(0, self.blocks_for(len(prefix.tokens)) - len(blocks))
+        if counts:
+            self.reused_blocks += len(blocks)
+            self.missed_blocks += max(0, self.blocks_for(len(prefix.tokens)) - len(blocks))
         self._observer.stored(table, prefix.keys, prefix.tokens)
         if self.windows is not None:
             table.unseen = self.windows.behind(len(blocks) * self.tokens_per_block)

@@ -202,7 +202,7 @@ class Scheduler:
                 continue
             self._count_restored(prefix, restored)
             self.waiting.remove(sequence)
-            self.blocks.share(sequence.table, prefix, drops=sequence.group is None)
+            self.blocks.share(sequence.table, prefix, drops=sequence.group is None, counts=not sequence.begun)
             reused = len(sequence.table.blocks)
             sequence.computed = reused * self.blocks.tokens_per_block
             if not sequence.begun:  # a paused sequence finds its own blocks again
