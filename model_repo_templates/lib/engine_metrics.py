@@ -50,7 +50,7 @@ _FAMILIES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ),
     (
         "trtforge_requests",
-        "Requests by how they ended, since the start: late ones passed a deadline or the longest waiting time",
+        "Requests by how they ended: invalid ones cannot be served, late ones passed a deadline or the longest wait",
         "ended",
         {
             "answered": "answered_requests",
@@ -62,7 +62,7 @@ _FAMILIES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ),
     (
         "trtforge_request_seconds",
-        "Seconds from the arrival of requests to their end, together, since the start",
+        "Seconds from the arrival of requests to their end, together",
         "ended",
         {"answered": "answered_seconds"},
     ),

@@ -273,7 +273,8 @@ def test_what_left_the_cache_is_not_computed_again(
             host = [int(figures[f"kv_host_blocks_{name}"]) for name in ("max", "used", "onboarded")]
             assert (host == [0, 0, 0]) == (memory == 0)
             assert 0 <= host[1] <= host[0]
-            assert host[2] <= figures["kv_blocks_reused"]
+            if not figures["paused_requests"]:  # what paused requests find again comes back, too
+                assert host[2] <= figures["kv_blocks_reused"]
     assert answers[MEMORY] == answers[0] == [answers[0][0]] * 2
     known = sum((len(prompt) - 1) // 4 * 4 for prompt in longer)
     assert context[MEMORY][1] <= sum(map(len, longer)) - known + (0 if options.scheduler != "max_utilization" else 400)
