@@ -342,7 +342,8 @@ def calling(call: str, prompt: str = "") -> str:
         (calling('{"name": "NAME", "parameters": ARGUMENTS}', prompt="Write:"), UNKNOWN_CALLS),
         (calling("<|channel|>call:NAME ARGUMENTS"), UNKNOWN_CALLS),
         ("{{ '<|channel|>' }}" + calling("call:NAME ARGUMENTS"), UNKNOWN_CALLS),
-        (calling("[{{ c.function.name }}({{ c.function.arguments | xmlattr }})]"), UNKNOWN_CALLS),
+        (calling("[{{ c.function.name }}({{ c.function.arguments | xmlattr }})]"), None),
+        (calling("[{{ c.function.name }} {{ c.function.arguments | xmlattr }}]"), UNKNOWN_CALLS),
         (
             calling('Action: [{"tool_name": "{{ c.function.name }}", "parameters": {{ c.function.arguments }}}]'),
             UNKNOWN_CALLS,
@@ -373,7 +374,7 @@ def calling(call: str, prompt: str = "") -> str:
         (calling('<|open|>tools<|sep|><|open|>call tool="NAME" index="1"<|sep|><|open|>ARGUMENTS'), None),
         (calling('<｜DSML｜invoke name="NAME">\n<｜DSML｜parameter name="k" string="true">ARGUMENTS'), None),
     ],
-    ids=range(33),
+    ids=range(34),
 )
 def test_what_a_template_does_not_show_is_told(source: str, lack: str | None) -> None:
     for chat in (ChatTemplate(source), ChatTemplate("a", source)):

@@ -118,7 +118,9 @@ def test_a_forked_process_closes_nothing_of_its_parent(
             forked.setattr(os, "getpid", lambda: -1)
             engine.close()
         assert generate_with(engine, requests_for(prompts[:1]))[0].tokens == expected[0]
-    assert json.loads(trace.read_text())[-1]["name"] == "sequences"
+    (*_, ended, tokens) = json.loads(trace.read_text())
+    assert (ended["name"], ended["args"]) == ("sequences", {"running": 0, "waiting": 0})
+    assert tokens["name"] == "tokens"
 
 
 def test_a_process_that_ends_while_its_engine_computes_ends_as_it_means_to(engine_directory: Path) -> None:

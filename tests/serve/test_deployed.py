@@ -82,7 +82,7 @@ def test_the_containers_command_probe_and_drain_run_with_the_real_triton(
     text = httpx.get(f"http://127.0.0.1:{ports['metrics']}/metrics", timeout=PATIENCE).text
     exported = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     named = {name for name in vars(metrics).values() if isinstance(name, str) and re.fullmatch(r"nv_[a-z_]+", name)}
-    assert len(named) == 11
+    assert len(named) == 10
     assert named - exported == {metrics.GPU_USE, metrics.GPU_MEMORY}, "those that a machine without GPUs has not"
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE) == 0
