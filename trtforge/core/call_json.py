@@ -10,6 +10,8 @@ from trtforge.core.errors import ForgeError
 from trtforge.core.json_text import parse_json
 
 _BETWEEN = re.compile(r"\s*;?\s*")
+_WITHOUT_ARGUMENTS = frozenset({*NAMES, *ARGUMENTS, "id", "tool_call_id", "type"})
+"""Keys of a call that may have no arguments: the value of another key could be its arguments, wrongly named."""
 
 
 def calls_in(names: Collection[str], text: str, *, tagged: bool = False) -> Sequence[tuple[str, str]]:
@@ -71,7 +73,8 @@ def _call(names: Collection[str], value: Any, *, tagged: bool) -> tuple[str, str
         return None
     written = [value.get(name) for name in ARGUMENTS]
     arguments = next((found for each in written if (found := _object_in(each)) is not None), None)
-    if arguments is None and tagged and not any(each is not None and each != "" for each in written):
+    is_empty = value.keys() <= _WITHOUT_ARGUMENTS and all(each is None or each == "" for each in written)
+    if arguments is None and tagged and is_empty:
         arguments = {}
     return None if arguments is None else (called, json.dumps(arguments, ensure_ascii=False))
 
