@@ -29,10 +29,11 @@ def read(
     use: ToolUse | None = USE,
     *,
     continues: bool = False,
+    asked: str = "",
 ) -> tuple[str, str, Sequence[ToolCall]]:
     """Reasoning, text and calls of an answer to a prompt that ends so."""
     names = () if use is None else use.names
-    new_reader = with_calls(partial(reader_of, parser, names), use, continues=continues)
+    new_reader = with_calls(partial(reader_of, parser, names), use, continues=continues, asked=asked)
     assert new_reader is not None
     reader, calls = new_reader(prompted), None if use is None else StreamedCalls(use)
     reasoning, said, told = "", "", []
@@ -114,6 +115,16 @@ def test_marks_are_removed_without_functions_and_without_a_parser() -> None:
     assert read([answer], "<|open|>think<|sep|>", None, None) == ("", f"{thought}So.", [])
     assert read([f"{HUNYUAN}So.\n</answer>"], "", "qwen3", None) == ("I ask.", "So.", [])
     assert read([f"{HUNYUAN}So.\n</answer>"], "", None, None) == ("", f"{HUNYUAN}So.\n</answer>", [])
+
+
+def test_tags_that_the_conversation_has_stay_in_the_answer() -> None:
+    text = "<answer>\n4\n</answer>"
+    asked = "Reply within <answer></answer>."
+    for size in (1, 3, 1000):
+        written = f"<think>2 + 2</think>\n\n{text}"
+        pieces = [written[start : start + size] for start in range(0, len(written), size)]
+        assert read(pieces, "", asked=asked) == read(pieces, "", use=None, asked=asked) == ("2 + 2", text, [])
+        assert read(pieces, "", asked="Reply within <response>.") == ("2 + 2", "4", [])
 
 
 def test_marks_with_which_a_continued_message_ends_are_its_text() -> None:

@@ -71,6 +71,16 @@ def test_a_chat_returns_reasoning_apart(parser: ReasoningParser | None, answer: 
             chat_chunks(gateway.post("chat/completions", **chat(answer), stream=True))
 
 
+@pytest.mark.parametrize(("question", "text"), [("2 + 2?", "4"), ("2 + 2? Use <answer>.", "<answer>\n4\n</answer>")])
+def test_tags_around_an_answer_are_shown_to_those_that_ask_for_them(question: str, text: str) -> None:
+    answer = "<think>I add.</think>\n<answer>\n4\n</answer>"
+    messages = [{"role": "user", "content": question}]
+    with thinking(answer) as (gateway, _):
+        assert streamed(gateway, chat(answer, messages=messages)) == ("I add.", text)
+        response = gateway.post("responses", model="demo", input=question, max_output_tokens=tokens(answer))
+        assert response_of(response).output_text == text
+
+
 def test_calls_follow_reasoning() -> None:
     tools = [{"type": "function", "function": {"name": "time", "parameters": {"type": "object", "properties": {}}}}]
     with thinking(CALL) as (gateway, _):

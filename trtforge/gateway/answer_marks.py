@@ -9,6 +9,7 @@ MeetKai/functionary).
 
 After reasoning, Hunyuan A13B writes its answer between `<answer>` and `</answer>`, ERNIE 4.5 Thinking between
 `<response>` and `</response>` (hunyuan_a13b_reasoning_parser.py and ernie45_reasoning_parser.py in vllm/reasoning).
+Users ask other models for such tags: then they are text.
 """
 
 import re
@@ -78,24 +79,25 @@ class _Filter:
 class AnswerTags(_Filter):
     """The answer that another reader separates, without tags around all of its text after reasoning.
 
-    `thought`: separates the reasoning.
+    `thought`: separates the reasoning; `asked`: the conversation, whose own tags stay in the answer.
     """
 
-    def __init__(self, reader: AnswerReader, thought: ReasoningText) -> None:
+    def __init__(self, reader: AnswerReader, thought: ReasoningText, asked: str) -> None:
         super().__init__(reader)
         self._thought = thought
+        self._tags = {begin: end for begin, end in _ANSWERS.items() if begin not in asked}
         self._end = ""
         self._read = self._beginning
 
     def _beginning(self, last: bool) -> str:
         """State: the text may begin with a tag."""
         ahead = self._held.lstrip()
-        begin = next((begin for begin in _ANSWERS if ahead.startswith(begin)), None)
+        begin = next((begin for begin in self._tags if ahead.startswith(begin)), None)
         if self._held and not self._thought.closed:
             self._read = self._plain
         elif begin is not None:
-            self._held, self._end, self._read = ahead[len(begin) :], _ANSWERS[begin], self._tagged_beginning
-        elif last or not any(begin.startswith(ahead) for begin in _ANSWERS):
+            self._held, self._end, self._read = ahead[len(begin) :], self._tags[begin], self._tagged_beginning
+        elif last or not any(begin.startswith(ahead) for begin in self._tags):
             self._read = self._plain
         else:
             return ""

@@ -177,8 +177,12 @@ class Service:
         chosen = await self._named(call.name)
         if call.request.guide is not None and not chosen.model.takes_guides:
             raise call.structure.unguided()
-        continues = bool(call.continued)
-        new_reader = with_calls(call.new_reader(self._reasoning), call.structure.use, continues=continues)
+        new_reader = with_calls(
+            call.new_reader(self._reasoning),
+            call.structure.use,
+            continues=bool(call.continued),
+            asked=call.request.messages or "",
+        )
         return chosen, Generations(self.router, (_final(call.request, chosen),), new_reader)
 
     async def _completion(self, exchange: Exchange, call: CompletionCall, start: float) -> None:

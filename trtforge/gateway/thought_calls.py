@@ -68,10 +68,13 @@ class ThoughtReader:
         return [((shown + rest).rstrip() if said else shown + rest, said)]
 
 
-def with_calls(new_reader: NewReader | None, use: ToolUse | None, *, continues: bool = False) -> NewAnswerReader | None:
+def with_calls(
+    new_reader: NewReader | None, use: ToolUse | None, *, continues: bool = False, asked: str = ""
+) -> NewAnswerReader | None:
     """Creates readers of answers, which may call functions.
 
-    `continues`: the prompt ends with the text of a message, in which marks of the template count as text.
+    `continues`: the prompt ends with the text of a message, in which marks of the template count as text; `asked`: see
+    AnswerTags.
     """
     if new_reader is None:
         return None
@@ -80,7 +83,7 @@ def with_calls(new_reader: NewReader | None, use: ToolUse | None, *, continues: 
         separated = new_reader(prompt_thought)
         reader: AnswerReader = separated
         if isinstance(separated, ReasoningText):
-            reader = AnswerTags(separated if use is None else ThoughtReader(separated, use), separated)
+            reader = AnswerTags(separated if use is None else ThoughtReader(separated, use), separated, asked)
         prompted = None if continues else prompt_thought
         return PlainReader(reader, prompted, () if use is None else use.names)
 
