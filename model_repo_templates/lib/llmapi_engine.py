@@ -26,7 +26,7 @@ from llmapi_arguments import (
 from llmapi_sampling import Sampler, sampling_params
 from llmapi_scores import log_probs, prompt_log_probs, top_log_probs
 
-from trtforge.core.errors import RequestError
+from trtforge.core.errors import RequestError, UnclearError
 from trtforge.engine_process.admission import QueueLimits
 from trtforge.engine_process.host import host
 from trtforge.engine_process.requests import (
@@ -54,6 +54,7 @@ class LlmApiEngine:
         self.worker_pids: tuple[int, ...] = ()
         self._after_steps: list[Callable[[], None]] = []
         self._notifying = False
+        self._steps = 0
         self._begun: set[str] = set()
         self._running: dict[str, Any] = {}  # None until the LLM API has the request
         self._cancelled: set[str] = set()  # before the LLM API had the request
@@ -80,7 +81,7 @@ class LlmApiEngine:
         self._after_steps.append(on_step)
 
     def figures(self) -> dict[str, float]:
-        """What is known without the LLM API's own statistics."""
+        """What is known without the LLM API's own statistics. Iterations are those of the event loop with outputs."""
         running = min(len(self._running), self.max_running)
         return {
             "running": running,
@@ -88,6 +89,7 @@ class LlmApiEngine:
             "scheduled_requests": running,
             "waiting_requests": len(self._running) - running,
             "max_requests": self.max_running,
+            "iterations": self._steps,
         }
 
     def check(self) -> None:
@@ -136,10 +138,7 @@ class LlmApiEngine:
                         result.abort()
                     break
         except Exception as error:  # whatever the API raises ends this request, and no other
-            failed = (
-                error if isinstance(error, RequestError) else RequestError(str(error), hint="See the server's log.")
-            )
-            self._deliver(on_output, Output(request.request_id, finish_reason="error", error=failed))
+            self._deliver(on_output, Output(request.request_id, finish_reason="error", error=_failure_of(error)))
         finally:
             self._running.pop(request.request_id, None)
             self._cancelled.discard(request.request_id)
@@ -154,8 +153,21 @@ class LlmApiEngine:
 
     def _notify(self) -> None:
         self._notifying = False
+        self._steps += 1
         for on_step in self._after_steps:
             on_step()
+
+
+def _failure_of(error: Exception) -> RequestError:
+    """The error of a request. `generate_async` raises ValueError or TypeError for arguments that it does not accept.
+
+    Other errors come from its processes, which raise the same (tensorrt_llm/executor/utils.py, RequestError) for
+    requests that they do not accept and when they fail themselves.
+    """
+    if isinstance(error, RequestError):
+        return error
+    kind = RequestError if isinstance(error, ValueError | TypeError) else UnclearError
+    return kind(str(error), hint="See the server's log.")
 
 
 class Answer:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -16,7 +16,8 @@ from tests.package import fake_tensorrt_llm
 from tests.package.engines import llmapi_engine
 from tests.patience import PATIENCE
 from trtforge.core.assets import asset_directory
-from trtforge.core.errors import ForgeError
+from trtforge.core.errors import ForgeError, RequestError
+from trtforge.engine_process.ended_requests import end_of
 from trtforge.engine_process.messages import Submission
 from trtforge.engine_process.requests import GenerationRequest, Guide, Output, SamplingParams
 from trtforge.engine_process.retention import KvCacheRetention, TokenRangeRetention
@@ -342,10 +343,33 @@ def test_what_the_api_refuses_ends_that_request_only(llm: Any) -> None:
     (failed,) = run(llm, GenerationRequest("a", tuple(range(200)), 1))
     assert failed.error is not None
     assert "prompt length (200)" in failed.error.message
+    assert end_of(failed, expired=False) == "invalid"
     (failed,) = run(llm, GenerationRequest("a", (5,), 1, bad_words=((4, 5),)))
     assert failed.error is not None
     assert failed.error.message == "bad_words: the LLM API supports single-token words only"
+    assert end_of(failed, expired=False) == "invalid"
     assert tokens_of(run(llm, GenerationRequest("b", (5,), 2))) == [5, 5]
+
+
+def test_errors_of_the_apis_processes_are_failures_to_the_metrics(llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may be the engine's, so that alerts must count them; they end that request only."""
+
+    def ended(*_: object) -> NoReturn:
+        raise RuntimeError("LLM is shutting down")
+
+    with monkeypatch.context() as changed:
+        changed.setattr(fake_tensorrt_llm.RequestOutput, "__aiter__", ended)
+        (failed,) = run(llm, GenerationRequest("a", (5,), 1))
+    assert isinstance(failed.error, RequestError)
+    assert (failed.error.message, end_of(failed, expired=False)) == ("LLM is shutting down", "failed")
+    assert tokens_of(run(llm, GenerationRequest("b", (5,), 2))) == [5, 5]
+
+
+def test_steps_with_outputs_are_its_iterations(llm: Any) -> None:
+    """An alert takes an engine with running requests and no iterations for one that hangs."""
+    assert llm.figures()["iterations"] == 0
+    run(llm, GenerationRequest("a", (5,), 3))
+    assert 2 <= llm.figures()["iterations"] <= 3, "the last one may not have ended"
 
 
 def test_a_cancelled_request_is_aborted(llm: Any) -> None:

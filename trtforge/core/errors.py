@@ -78,6 +78,10 @@ class BusyError(RequestError):
     """As RequestError, of a request that this engine can serve later."""
 
 
+class UnclearError(RequestError):
+    """As RequestError, of a request that failed for a reason that may be the engine's."""
+
+
 class LoggedError(ForgeError):
     """Another program failed; `log` has its output. Finished work is kept for the next run."""
 

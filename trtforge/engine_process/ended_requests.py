@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from trtforge.core.errors import BusyError, RequestError
+from trtforge.core.errors import BusyError, RequestError, UnclearError
 from trtforge.engine_process.requests import ErrorCode, Output, RequestFailure
 
 End = Literal["failed", "invalid", "refused", "late", "cancelled", "answered"]
@@ -28,7 +28,7 @@ class EndedRequests:
 
     `refused`: by the queue's limits, or because the server stops or the engine has failed; `invalid`: the engine cannot
     serve such a request; `late`: a deadline or the longest waiting time passed; `failed`: admitted ones that ended with
-    the engine or with the server. Requests that their clients gave up are not counted.
+    the engine or with the server, or for a reason that is unclear. Requests that their clients gave up are not counted.
     """
 
     answered: int = 0
@@ -86,7 +86,8 @@ def end_of(output: Output, *, expired: bool) -> End:
     if isinstance(output.error, BusyError):
         return "refused"
     if output.error is not None:
-        return "invalid" if isinstance(output.error, RequestError) else "failed"
+        invalid = isinstance(output.error, RequestError) and not isinstance(output.error, UnclearError)
+        return "invalid" if invalid else "failed"
     if output.finish_reason == "cancelled":
         return "late" if expired else "cancelled"
     return "answered"
