@@ -21,6 +21,14 @@ _CPU = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."),
             "there is not enough GPU memory: CUDA out of memory. Tried to allocate 20.00 MiB.",
         ),
+        *(
+            (RuntimeError(f"{said}\nmore"), f"there is not enough GPU memory: {said}")
+            for said in (
+                "CUDA error: out of memory",
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+                "Triton Error [CUDA]: out of memory",
+            )
+        ),
         (
             ImportError("libtorch_cpu.so: failed to map segment from shared object"),
             "a library cannot be loaded: libtorch_cpu.so: failed to map segment from shared object",
@@ -42,7 +50,15 @@ def test_torch_says_so_in_these_words() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("can't allocate memory"), RuntimeError("a bug"), OSError(errno.EIO, "x"), ImportError("x")]
+    "error",
+    [
+        ValueError("can't allocate memory"),
+        RuntimeError("a bug"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        OSError(errno.EIO, "x"),
+        ImportError("x"),
+    ],
 )
 def test_other_errors(error: Exception) -> None:
     assert out_of_memory(error) is None

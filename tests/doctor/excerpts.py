@@ -609,6 +609,28 @@ EXCERPTS = (
         style="torch",
     ),
     Excerpt(
+        "cuda-out-of-memory",
+        {
+            0: LOADING,
+            1: "Traceback (most recent call last):\n"
+            '  File "/usr/lib/python3/dist-packages/torch/nn/modules/linear.py", line 125, in forward\n'
+            "    return F.linear(input, self.weight, self.bias)\n"
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        },
+        rank=1,
+        style="torch",
+    ),
+    Excerpt(
+        "cuda-out-of-memory",
+        {
+            0: "Traceback (most recent call last):\n"
+            '  File "/usr/lib/python3/dist-packages/torch/cuda/__init__.py", line 412, in _lazy_init\n'
+            "    torch._C._cuda_init()\n"
+            "torch.AcceleratorError: CUDA error: out of memory\n"
+            "CUDA kernel errors might be asynchronously reported at some other API call.",
+        },
+    ),
+    Excerpt(
         "offloaded-to-cpu",
         {
             0: "[07/11/2024-12:00:58] Some parameters are on the meta device because they were offloaded to the cpu.\n"

@@ -7,7 +7,12 @@ from trtforge.core.errors import ForgeError, first_line
 
 _GIVE_MORE = "Give it more (the limit of the container or of `ulimit -v`), or work on a smaller part."
 _ALLOCATION = re.compile(r"can't allocate memory|[Cc]annot allocate memory$|std::bad_alloc")
-_GPU = "CUDA out of memory"
+_GPU = (  # of torch's allocator, of the driver, of cuBLAS and of Triton's kernels
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
+    "Triton Error [CUDA]: out of memory",
+)
 _LOADER = (
     "failed to map segment from shared object"  # without a reason: of memory, or of a file system without execution
 )

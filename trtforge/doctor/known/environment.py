@@ -138,7 +138,7 @@ PATTERNS = (
     Pattern(
         id="python-library",
         title="Python without its shared library",
-        regex=r"(?P<library>libpython3\.\d+\.so[\w.]*): cannot open shared object file",
+        regex=r"(?P<library>libpython3\.\d{1,4}\.so[\w.]{0,20}): cannot open shared object file",
         means="TensorRT-LLM's compiled part needs {library}, and this Python (conda, uv or pyenv) has it in no "
         "directory that the loader searches.",
         do="Add the `lib` directory of that Python to LD_LIBRARY_PATH before Python starts, or use the image.",

@@ -33,6 +33,16 @@ PATTERNS = (
         sources=("TensorRT-LLM issue #1331",),
     ),
     Pattern(
+        id="cuda-out-of-memory",
+        title="out of GPU memory",
+        regex=r"CUDA error: (?:out of memory|CUBLAS_STATUS_ALLOC_FAILED)|Triton Error \[CUDA\]: out of memory",
+        means="The driver, cuBLAS or a kernel of OpenAI's Triton could not get GPU memory: the GPU is full, mostly "
+        "because of other processes or a large KV cache.",
+        do="Look for other processes on the GPU (`trtforge doctor` shows the used memory); use a smaller batch, a "
+        "smaller KV cache or more GPUs.",
+        sources=("CUDA documentation, cudaErrorMemoryAllocation", "Qwen3 issue #873"),
+    ),
+    Pattern(
         id="offloaded-to-cpu",
         title="model offloaded to the CPU",
         regex=r"Some parameters are on the meta device",

@@ -160,7 +160,7 @@ PATTERNS = (
     Pattern(
         id="mpi-library",
         title="MPI is not installed",
-        regex=r"(?P<library>libmpi\w*\.so[\w.]*): cannot open shared object file",
+        regex=r"(?P<library>libmpi\w{0,40}\.so[\w.]{0,20}): cannot open shared object file",
         means="mpi4py found no {library}: no MPI is installed, or another one than it was compiled for.",
         do="Install Open MPI (Debian, Ubuntu: libopenmpi-dev), or use TensorRT-LLM's image; there, keep "
         "/usr/local/mpi/lib in LD_LIBRARY_PATH.",
