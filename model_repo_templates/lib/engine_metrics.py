@@ -1,4 +1,4 @@
-"""The engine's state as the Prometheus gauges of TensorRT-LLM's backend, and counters that this backend lacks."""
+"""The engine's state as the Prometheus gauges of TensorRT-LLM's backend, and as more of trtforge's own."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -62,7 +62,7 @@ _FAMILIES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
     ),
     (
         "trtforge_request_seconds",
-        "Seconds from the arrival of requests to their end, together",
+        "Seconds from the arrival of requests to their end, together, since the start",
         "ended",
         {"answered": "answered_seconds"},
     ),
@@ -70,9 +70,6 @@ _FAMILIES: tuple[tuple[str, str, str, Mapping[str, str]], ...] = (
 )
 """Family, help text, label, and the figure of each of the label's values; names: custom_metrics_reporter.cc of
 TensorRT-LLM's backend, which has none of speculation, of the ends of requests and of blocks in host memory."""
-
-_COUNTERS = frozenset(("trtforge_speculative_decoding", "trtforge_requests", "trtforge_request_seconds"))
-"""Families that only grow. Those of TensorRT-LLM's backend are gauges there, whatever they count."""
 
 
 def _fraction(figures: _Figures) -> float:
@@ -86,31 +83,29 @@ _DERIVED: Mapping[str, Mapping[str, Callable[[_Figures], float]]] = {
 
 
 class EngineMetrics:
-    """Sets the metrics from an engine's figures; figures that an engine does not have stay at 0."""
+    """Sets the gauges from an engine's figures; figures that an engine does not have stay at 0.
+
+    What only grows is a gauge, too, as in TensorRT-LLM's backend and in repositories of earlier versions: Triton does
+    not load a model whose family of metrics another model has with another type.
+    """
 
     def __init__(self, model: str, version: str) -> None:
-        self._metrics: list[tuple[object, pb_utils.Metric, bool, Callable[[_Figures], float]]] = []
+        self._gauges: list[tuple[object, pb_utils.Metric, Callable[[_Figures], float]]] = []
         self._values: dict[int, float] = {}
         for name, description, label, values in _FAMILIES:
-            counts = name in _COUNTERS
-            kind = pb_utils.MetricFamily.COUNTER if counts else pb_utils.MetricFamily.GAUGE
-            family = pb_utils.MetricFamily(name=name, description=description, kind=kind)
+            family = pb_utils.MetricFamily(name=name, description=description, kind=pb_utils.MetricFamily.GAUGE)
             reads = {value: _read(figure) for value, figure in values.items()} | dict(_DERIVED.get(name, {}))
             for value, read in reads.items():
                 labels = {"model": model, "version": version, label: value}
-                self._metrics.append((family, family.Metric(labels=labels), counts, read))
+                self._gauges.append((family, family.Metric(labels=labels), read))
 
     def update(self, figures: _Figures) -> None:
-        """Set the metrics that have changed, because each call costs a round trip to the server."""
-        for number, (_, metric, counts, read) in enumerate(self._metrics):
-            value, before = read(figures), self._values.get(number)
-            if value == before:
-                continue
-            self._values[number] = value
-            if counts:
-                metric.increment(value - (before or 0.0))
-            else:
-                metric.set(value)
+        """Set the gauges that have changed, because each call costs a round trip to the server."""
+        for number, (_, gauge, read) in enumerate(self._gauges):
+            value = read(figures)
+            if self._values.get(number) != value:
+                self._values[number] = value
+                gauge.set(value)
 
 
 def _read(figure: str) -> Callable[[_Figures], float]:

@@ -29,18 +29,13 @@ class Recorded:
     values: list[float] = field(default_factory=list)
 
     def set(self, value: float) -> None:
-        assert self.kind == "gauge"
         self.values.append(value)
-
-    def increment(self, value: float) -> None:
-        assert (self.kind, value >= 0) == ("counter", True)
-        self.values.append(sum(self.values[-1:]) + value)
 
 
 class Family:
     """A family of metrics; `made` has those of all families by family and last label."""
 
-    GAUGE, COUNTER = "gauge", "counter"
+    GAUGE = "gauge"
     made: ClassVar[dict[tuple[str, str], Recorded]] = {}
 
     def __init__(self, name: str, description: str, kind: str) -> None:
@@ -92,12 +87,17 @@ def test_every_metric_is_a_figure_of_the_engine(metrics: dict[tuple[str, str], R
     assert all(metric.labels["model"] == "tensorrt_llm" for metric in metrics.values())
 
 
-def test_what_only_grows_and_is_trtforges_own_is_a_counter() -> None:
+def test_all_metrics_are_gauges_as_in_repositories_of_earlier_versions(
+    metrics: dict[tuple[str, str], Recorded],
+) -> None:
+    """Models of both may be in one Triton server, which loads no family of two types."""
+    assert {metric.kind for metric in metrics.values()} == {"gauge"}
+
+
+def test_only_what_has_changed_is_set() -> None:
     with library() as engine_metrics:
         made = engine_metrics.EngineMetrics("tensorrt_llm", "1")
         for answered in (3, 3, 8):
-            made.update({"answered_requests": answered, "answered_seconds": answered / 2})
-    counters = {name for (name, _), metric in Family.made.items() if metric.kind == "counter"}
-    assert counters == {"trtforge_requests", "trtforge_request_seconds", "trtforge_speculative_decoding"}
+            made.update({"answered_requests": answered})
     assert Family.made["trtforge_requests", "answered"].values == [3, 8]
-    assert Family.made["trtforge_request_seconds", "answered"].values == [1.5, 4.0]
+    assert Family.made["trtforge_requests", "late"].values == [0]
