@@ -96,10 +96,16 @@ def test_interleaving_of_the_ranks_does_not_matter(data: st.DataObject) -> None:
 
 def excerpt_of_another_rank(data: st.DataObject, excerpt: Excerpt) -> dict[int | None, list[str]]:
     """Another error on further ranks, so that there is something to choose from."""
-    others = data.draw(st.sampled_from(EXCERPTS))
+    others = data.draw(st.sampled_from([each for each in EXCERPTS if not names_ranks(each)]))
     text = "\n".join(others.streams.values())
     shifted = Excerpt(others.id, {7: text}, style=excerpt.style)
     return shifted.lines()
+
+
+def names_ranks(excerpt: Excerpt) -> bool:
+    """Whether its lines themselves say of which rank they are, so that they are not those of another one."""
+    lines = [line for text in excerpt.streams.values() for line in text.splitlines()]
+    return any(parse_line(1, line).rank is not None for line in lines)
 
 
 def signature(diagnosis: Diagnosis) -> object:
