@@ -7,7 +7,8 @@ STAMP := $(VENV)/.installed
 CLIENTS := build/clients
 KERNELS = $(shell grep -lE 'kernel_levels|level: Native' tests/runtime/test_*.py) tests/runtime/cuda
 MEMORY := tests/calibrate/test_memory.py tests/verify/test_memory.py
-SERVERS := tests/assault $(patsubst %,tests/serve/test_%.py,detached gateway_process stopping supervision watching)
+FAILURES := tests/assault tests/cli/test_interruption.py tests/convert/test_kill.py \
+  $(patsubst %,tests/serve/test_%.py,detached gateway_process stopping supervision watching)
 # The CPU build where the package index offers one; a range would fetch gigabytes of CUDA libraries.
 TORCH ?= torch==2.13.0
 # A file's tests stay together: many share what is made once. Files come in the order of tests/conftest.py.
@@ -17,7 +18,7 @@ PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-servers test-memory test-kernels test-clients test-gpu check coverage bench bench-gpu bench-peers assault soak clean
+.PHONY: help install demo test test-failures test-memory test-kernels test-clients test-gpu check coverage bench bench-gpu bench-peers assault soak clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -43,10 +44,10 @@ demo: install ## Build the demo model in INT4-AWQ, serve it with Triton, stream 
 	$(BIN)/python recipes/run_demo.py
 
 test: install ## Tests that need no GPU, in three processes, as those with servers mostly wait.
-	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu" $(addprefix --ignore=,$(MEMORY) $(KERNELS) $(SERVERS))
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu" $(addprefix --ignore=,$(MEMORY) $(KERNELS) $(FAILURES))
 
-test-servers: install ## Servers that are stopped, killed, broken, restarted and attacked.
-	$(BIN)/python -m pytest $(PARALLEL) $(SERVERS)
+test-failures: install ## Builds and servers that are interrupted, killed, broken, restarted and attacked.
+	$(BIN)/python -m pytest $(PARALLEL) $(FAILURES)
 
 test-memory: install ## That calibration and verification of larger models stay within their limits of memory.
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(MEMORY)
