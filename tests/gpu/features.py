@@ -181,8 +181,8 @@ class Feature:
     stores: bool = False
 
 
-def speculating(feature: Any, **changes: Any) -> EngineOptions:
-    return EngineOptions(chunked_context=True, speculation=feature, **changes)
+def speculating(feature: Any) -> EngineOptions:
+    return replace(CHUNKED, speculation=feature)
 
 
 def add_heads(engine: Path, family: Family, device: UsableDevice) -> None:

@@ -42,7 +42,7 @@ class Submission:
 
     `timeout`: seconds until an unfinished sequence ends with DEADLINE_EXCEEDED; None is no limit. Sequence names are
     consecutive integers from `first` on, unique to the client. Decoded requests have their names as request ids.
-    `counted`: as which ends of requests the metrics count its end.
+    `counted`: which of its ends the metrics count.
     """
 
     requests: tuple[GenerationRequest, ...]

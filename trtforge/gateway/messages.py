@@ -31,7 +31,7 @@ def conversation(
     """The JSON of the tensor `messages`. Raises ApiError for an invalid template field.
 
     `effort`: of the reasoning, passed to templates as `reasoning_effort` (gpt-oss), unless the template's fields set
-    it; see `_effort_variables`.
+    it; see `_variables`.
     """
     options: dict[str, object] = {"tools": structure.tools} if structure.tools else {}
     options |= {"guide_allows_calls": True} if structure.guide_allows_calls else {}
@@ -40,7 +40,7 @@ def conversation(
             options[flag] = fields.flag(flag)
     if _DOCUMENTS in fields:
         options[_DOCUMENTS] = _documents(fields.get(_DOCUMENTS))
-    variables = {**_effort_variables(effort), **fields.object(_VARIABLES)}
+    variables = _variables(fields, effort)
     if variables:
         options[_VARIABLES] = variables
     return json.dumps({"messages": messages, **options} if options else messages, ensure_ascii=False)
@@ -55,15 +55,15 @@ def effort_of(given: object, where: str) -> str | None:
 
 def asks_to_think(fields: Fields, effort: str | None) -> bool:
     """False if variables of the chat template turn thinking off (Qwen3, DeepSeek-V3.1)."""
-    variables = {**_effort_variables(effort), **fields.object(_VARIABLES)}
+    variables = _variables(fields, effort)
     return all(variables.get(name) is not False for name in (_THINKS, "thinking"))
 
 
-def _effort_variables(effort: str | None) -> Mapping[str, object]:
-    """The variables of chat templates for an effort: none also turns thinking off (Qwen3), as in vLLM."""
-    if effort is None:
-        return {}
-    return {"reasoning_effort": effort} | ({_THINKS: False} if effort == "none" else {})
+def _variables(fields: Fields, effort: str | None) -> Mapping[str, object]:
+    """The request's variables of the chat template, and an effort's: "none" also turns thinking off, as in vLLM."""
+    of_effort: Mapping[str, object] = {} if effort is None else {"reasoning_effort": effort}
+    thinks = {_THINKS: False} if effort == "none" else {}
+    return {**of_effort, **thinks, **fields.object(_VARIABLES)}
 
 
 def _documents(given: object) -> object:
