@@ -25,8 +25,8 @@ from trtforge.machine.processes import end_with_parent
 _SHARED_MEMORY = Path("/dev/shm")
 _CACHE = Path(tempfile.gettempdir()) / f"trtforge-{os.getuid()}"
 """Where all servers keep compiled kernels: the same as processes without a cache, so that none compiles its own."""
-_NUMBER = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])")
-"""Of a process id in the name of shared memory; digits within a word are random."""
+_OWNER = re.compile(r"(?<![a-z0-9])\d+(?![a-z0-9])")
+"""A number that is a word; the first one in the name of shared memory is its owner's process id."""
 _GAUGE = re.compile(r"^(nv_trt_llm_\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 
 
@@ -166,8 +166,8 @@ class Server:
     def _left(self) -> list[str]:
         processes = [f"process {pid} {name}" for pid, name in self.tree.alive().items()]
         ports = [f"port {name} {port}" for name, port in self.ports.items() if listens(port)]
-        known = {str(pid) for pid, _ in self.tree.known} | {str(self.process.pid)}
-        shared = [str(path) for path in _SHARED_MEMORY.iterdir() if known & set(_NUMBER.findall(path.name))]
+        known = {pid for pid, _ in self.tree.known} | {self.process.pid}
+        shared = [str(path) for path in _SHARED_MEMORY.iterdir() if owner_of(path.name) in known]
         files = [str(path) for path in self.directory.iterdir()]
         return [*processes, *ports, *shared, *files]
 
@@ -204,6 +204,12 @@ def serving(repository: Path, *options: str) -> Iterator[Server]:
         yield server
     finally:
         server.close()
+
+
+def owner_of(name: str) -> int | None:
+    """The process id in the name of shared memory; None without one. Numbers after it are random, as parts of UUIDs."""
+    found = _OWNER.search(name)
+    return None if found is None else int(found[0])
 
 
 def listens(port: int) -> bool:

@@ -19,6 +19,7 @@ from tritonclient.grpc import service_pb2
 from tests.assault import departures, h2, http1, malformed_grpc, malformed_http, soak
 from tests.assault.messages import Reply, is_refusal, leaks, reply_of, text_request
 from tests.assault.report import Report
+from tests.assault.server import owner_of
 from tests.assault.tree import Tree
 from tests.patience import PATIENCE, eventually
 
@@ -49,6 +50,19 @@ def test_a_refusal_begins_with_a_code_word(error: str, refused: bool) -> None:
 )
 def test_leaks_are_paths_and_representations(text: str, found: list[str]) -> None:
     assert leaks(text) == found
+
+
+@pytest.mark.parametrize(
+    ("name", "owner"),
+    [
+        ("trtforge-serve-3622-0h9pkm_p_a3ec0a40-d843-4630-84a7-928b92a2f503", 3622),
+        ("trtforge-serve-3622-0h9pkm_p.lock", 3622),
+        ("torch_17_4630_0", 17),
+        ("sem.mp-a1b2c3d4", None),
+    ],
+)
+def test_the_owner_of_shared_memory_is_the_first_number_in_its_name(name: str, owner: int | None) -> None:
+    assert owner_of(name) == owner
 
 
 def test_a_report_without_checks_does_not_pass() -> None:
