@@ -15,7 +15,6 @@ namespace expanded {
 
 constexpr int64_t BLOCK = 192;  // rows in a block, for which weights are expanded once
 constexpr int64_t AHEAD = 512;  // prefetch distance in words, for a single row
-constexpr int64_t SUMMED = 16;  // inputs of a single row in each partial sum
 
 // Inputs of a row, rounded up to whole chunks.
 template <class Way>
@@ -30,39 +29,11 @@ struct Rows {
     const typename Way::Input* from;
     const float* factors;  // one per row, for its sums
     int64_t count;
-    const float* partial = nullptr;  // only for a single row: sums of SUMMED inputs each
 
     const typename Way::Input* at(int64_t input) const {
         return from + input / Way::CHUNK * count * Way::CHUNK + input % Way::CHUNK;
     }
 };
-
-// sums (TILE) += a single row times inputs [first, first + count) of a tile, whose weights are expanded in registers; = if
-// `fresh`.
-template <class Format>
-static void multiply_row(const Rows<Floats>& row, const uint32_t* from, int64_t first, int64_t count, bool fresh, float* sums) {
-    constexpr int64_t CHAINS = 2;  // accumulators per output, to hide the latency of additions
-    const float* x = row.at(first);
-    float offset = 0.0f;
-    if (Format::OFFSET != 0.0f)
-        for (int64_t i = first / SUMMED; i < (first + count) / SUMMED; ++i) offset -= Format::OFFSET * row.partial[i];
-    Lanes made[CHAINS][TILE / LANES];
-#pragma GCC unroll 8
-    for (Lanes& initial : made[0]) initial = Lanes() + offset;
-#pragma GCC unroll 8
-    for (Lanes& initial : made[1]) initial = Lanes();
-    for (int64_t at = 0; at < count; at += Format::INPUTS, from += Format::WORDS, x += Format::INPUTS) {
-#pragma GCC unroll 2
-        for (int64_t line = 0; line < Format::WORDS; line += 16) __builtin_prefetch(from + AHEAD + line);
-        Format::expand(from, [&](int64_t i, int64_t o, Lanes v) __attribute__((always_inline)) {
-            made[i % CHAINS][o / LANES] += v * x[i];
-        });
-    }
-    for (int64_t o = 0; o < TILE; o += LANES) {
-        const Lanes total = made[0][o / LANES] + made[1][o / LANES];
-        put_lanes(sums + o, fresh ? total : *(const Lanes*)(sums + o) + total);
-    }
-}
 
 // sums (rows, TILE) += rows times inputs [first, first + count) of a tile, which are in one chunk; = if `fresh`. `scales`: the
 // tile's block scales if the weights are to be scaled, else null.
@@ -70,8 +41,6 @@ template <class Way, class Format>
 static void multiply_part(const Rows<Way>& x, const uint32_t* tile, const float* scales, int64_t first,
                           int64_t count, bool fresh, float* sums) {
     const uint32_t* from = tile + first / Format::INPUTS * Format::WORDS;
-    if constexpr (std::is_same_v<Way, Floats>)
-        if (x.partial) return multiply_row<typename Format::Single>(x, from, first, count, fresh, sums);
     alignas(64) typename Way::Input weights[Way::CHUNK * TILE];
     Way::template expand<Format>(from, count, scales_from(scales, first), weights);
     const int64_t words = count / Format::INPUTS * Format::WORDS;
@@ -117,7 +86,7 @@ static void multiply_tile(const ExpandedLinear& l, const Rows<Way>& x, int64_t f
     alignas(64) float sums[BLOCK * TILE], totals[BLOCK * TILE];
     const uint32_t* tile = (const uint32_t*)l.weight + first / TILE * (l.inputs / Format::INPUTS * Format::WORDS);
     const float* scales = l.scales ? l.scales + first * (l.inputs / l.group) : nullptr;
-    if (scales && (x.partial || !Format::SCALED)) {
+    if (scales && !Format::SCALED) {
         for (int64_t start = 0; start < l.inputs; start += l.group, scales += TILE) {
             multiply_inputs<Way, Format>(x, tile, nullptr, start, start + l.group, true, sums);
             float32::add_scaled(sums, scales, x.count, start == 0, totals);
@@ -224,30 +193,87 @@ static float prepare(const ExpandedLinear& l, const T* x, int64_t rows, typename
     return by_kind(l.kind, [&](auto kind) { return prepare_row<Way, kind()>(l, x, rows, into); });
 }
 
-// Extra preparation for a single row: computes its `partial` sums, and divides its inputs by the powers that multiply its
-// weights. The number of inputs is a multiple of SUMMED.
+// A single row, prepared by `prepare_offsets`.
+struct Row {
+    const float* x;
+    const float* offsets;  // one per group, for its sums
+    int64_t inputs, group;
+};
+
+// Computes the offsets of a single row's groups, and divides its inputs by the powers that multiply their weights.
 template <class Single>
-static void prepare_single(float* x, int64_t inputs, float* partial) {
-    if constexpr (Single::OFFSET != 0.0f)
-        for (int64_t first = 0; first < inputs; first += SUMMED, x += SUMMED) {
-            float sum = 0.0f;
-            for (int64_t i = 0; i < SUMMED; ++i) sum += x[i];
-            partial[first / SUMMED] = sum;
-            for (int64_t i = 0; i < SUMMED; ++i) x[i] *= 1.0f / Single::POWERS[i % Single::INPUTS];
+static void prepare_offsets(float* x, int64_t inputs, int64_t group, float* offsets) {
+    Vector powers;
+    for (int64_t i = 0; i < WIDTH; ++i) powers[i] = 1.0f / Single::POWERS[i % Single::INPUTS];
+    for (int64_t first = 0; first < inputs; first += group) {
+        Vector sums = {};
+        for (int64_t i = first; i < first + group; i += WIDTH) {
+            const Vector v = load(x + i);
+            sums += v;
+            put(x + i, v * powers);
         }
+        *offsets++ = -Single::OFFSET * sum(sums);
+    }
+}
+
+// totals (TILE) = a single row times the tile at `from`, whose weights are expanded in registers. `scales`: (groups, TILE), or
+// null. Weights of 4 bits are multiplied one vector of words after another, so that the accumulators fit in registers.
+template <class Single>
+static void multiply_row(const Row& row, const uint32_t* from, const float* scales, float* totals) {
+    constexpr int64_t INPUTS = Single::INPUTS, WORDS = Single::WORDS, HALVES = TILE / WORDS, LINE = 16;
+    constexpr int64_t COLUMNS = HALVES > 1 ? 1 : WORDS / LANES;
+    constexpr int64_t CHAINS = HALVES > 1 ? INPUTS : 2;  // accumulators per output, to hide the latency of additions
+    for (int64_t start = 0, index = 0; start < row.inputs; start += row.group, ++index) {
+        const float* x = row.x + start;
+        const auto add_outputs = [&](int64_t left) __attribute__((always_inline)) {
+            Lanes made[COLUMNS][CHAINS][HALVES] = {};
+            const uint32_t* at = from + left;
+            for (int64_t first = 0; first < row.group; first += INPUTS, at += WORDS) {
+#pragma GCC unroll 8
+                for (int64_t column = 0; column < COLUMNS; ++column) {
+                    const int64_t o = column * LANES;
+                    if ((left + o) % LINE == 0) __builtin_prefetch(at + AHEAD + o);
+                    Single::expand(words(at + o), [&](int64_t i, int64_t half, Lanes v) __attribute__((always_inline)) {
+                        made[column][i % CHAINS][half] += v * x[first + i];
+                    });
+                }
+            }
+#pragma GCC unroll 8
+            for (int64_t column = 0; column < COLUMNS; ++column)
+#pragma GCC unroll 2
+                for (int64_t half = 0; half < HALVES; ++half) {
+                    Lanes sum = made[column][0][half];
+#pragma GCC unroll 4
+                    for (int64_t chain = 1; chain < CHAINS; ++chain) sum += made[column][chain][half];
+                    if (Single::OFFSET != 0.0f) sum += row.offsets[index];
+                    const int64_t o = half * WORDS + left + column * LANES;
+                    if (scales) sum *= *(const Lanes*)(scales + index * TILE + o);
+                    put_lanes(totals + o, start == 0 ? sum : *(const Lanes*)(totals + o) + sum);
+                }
+        };
+#pragma GCC unroll 4
+        for (int64_t left = 0; left < WORDS; left += COLUMNS * LANES) add_outputs(left);
+        from += row.group / INPUTS * WORDS;
+    }
 }
 
 // y for a single row. Every thread prepares the row, which is faster than waiting for one thread to do it.
 template <class Format, typename T>
 static void multiply_single(const ExpandedLinear& l) {
     using Single = typename Format::Single;
-    const int64_t sums = padded<Floats>(l.inputs);  // where the partial sums begin, after the inputs
+    const int64_t group = l.scales ? l.group : l.inputs, groups = l.inputs / group;
+    const int64_t offsets = padded<Floats>(l.inputs);  // where these begin, after the inputs
     team::run(l.inputs * l.outputs >= 1 << 17, [&](team::Member& member) {
-        float* memory = memory_for<float>(sums + l.inputs / SUMMED);
+        float* memory = memory_for<float>(offsets + groups);
         const float factor = prepare<Floats>(l, (const T*)l.x, 1, memory) / Single::FACTOR;
-        prepare_single<Single>(memory, l.inputs, memory + sums);
-        const Rows<Floats> x{memory, &factor, 1, memory + sums};
-        member.each(l.outputs / TILE, [&](int64_t tile) { multiply_tile<Floats, Format>(l, x, tile * TILE, (T*)l.y); });
+        if constexpr (Single::OFFSET != 0.0f) prepare_offsets<Single>(memory, l.inputs, group, memory + offsets);
+        const Row row{memory, memory + offsets, l.inputs, group};
+        member.each(l.outputs / TILE, [&](int64_t tile) {
+            alignas(64) float totals[TILE];
+            const uint32_t* from = (const uint32_t*)l.weight + tile * (l.inputs / Single::INPUTS * Single::WORDS);
+            multiply_row<Single>(row, from, l.scales ? l.scales + tile * TILE * groups : nullptr, totals);
+            Output<T>{l, &factor, (T*)l.y, tile * TILE}.put(0, 1, totals);
+        });
     });
 }
 

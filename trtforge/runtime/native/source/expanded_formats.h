@@ -24,10 +24,11 @@ typedef int32_t LaneIntegers __attribute__((vector_size(LANES * 4), aligned(4), 
 
 static inline LaneWords words(const void* from) { return *(const LaneWords*)from; }
 
-// Members of a format: `WORDS` 32-bit words hold `INPUTS` inputs of a tile. `expand` calls put(input, output, value) for
-// vectors of weights times `FACTOR`; `IN_BFLOAT16`: whether these are exact in bfloat16. `SCALED`: the layer's scales belong
-// to blocks of 16 inputs, and weights times scales are exact in bfloat16, so products of several rows use scaled weights.
-// `Single`: the format for products of a single row, whose weights are weight + `OFFSET`, times `POWERS[input]` if it has any.
+// Members of a format: `WORDS` 32-bit words hold `INPUTS` inputs of a tile. `expand` calls put(input, half, value) for the
+// vectors of weights, times `FACTOR`, in a vector of words; word i holds outputs i + half WORDS. `IN_BFLOAT16`: whether these
+// are exact in bfloat16. `SCALED`: the layer's scales belong to blocks of 16 inputs, and weights times scales are exact in
+// bfloat16, so products of several rows use scaled weights. `Single`: the format for products of a single row, whose weights
+// are weight + `OFFSET`, times `POWERS[input]` if it has any.
 
 struct Bfloat16 {
     static Lanes of(LaneWords high) { return (Lanes)high; }
@@ -48,13 +49,9 @@ struct FromHalves {
     static constexpr float FACTOR = 1.0f, OFFSET = 0.0f;
     static constexpr bool IN_BFLOAT16 = std::is_same_v<Number, Bfloat16>, SCALED = false;
     template <class Put>
-    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
-#pragma GCC unroll 8
-        for (int64_t o = 0; o < TILE; o += LANES) {
-            const LaneWords both = words(from + o);
-            put(0, o, Number::of(both << 16));
-            put(1, o, Number::of(both & 0xffff0000u));
-        }
+    static inline __attribute__((always_inline)) void expand(LaneWords from, Put put) {
+        put(0, 0, Number::of(from << 16));
+        put(1, 0, Number::of(from & 0xffff0000u));
     }
 };
 
@@ -66,13 +63,9 @@ struct FromBytes {
     static constexpr float FACTOR = Number::FACTOR, OFFSET = 0.0f;
     static constexpr bool IN_BFLOAT16 = true, SCALED = false;
     template <class Put>
-    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
-#pragma GCC unroll 8
-        for (int64_t o = 0; o < TILE; o += LANES) {
-            const LaneWords four = words(from + o);
+    static inline __attribute__((always_inline)) void expand(LaneWords from, Put put) {
 #pragma GCC unroll 4
-            for (int64_t i = 0; i < INPUTS; ++i) put(i, o, Number::of(four << (24 - 8 * i)));
-        }
+        for (int64_t i = 0; i < INPUTS; ++i) put(i, 0, Number::of(from << (24 - 8 * i)));
     }
 };
 
@@ -89,24 +82,27 @@ struct E4m3 {
 
 constexpr int64_t NIBBLES[] = {0, 16, 8, 24};  // bit position of the first of each input's two nibbles
 
+// Calls f(input, half) for the nibbles of a word.
+template <class F>
+static inline __attribute__((always_inline)) void each_nibble(F f) {
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < 4; ++i)
+#pragma GCC unroll 2
+        for (int64_t half = 0; half < 2; ++half) f(i, half);
+}
+
 // INT4 for a single row: nibbles are values plus 8. They are converted at their position in the word, which saves shifts.
 struct NibblesInPlace {
     static constexpr int64_t INPUTS = 4, WORDS = 16;
     static constexpr float FACTOR = 1.0f, OFFSET = 8.0f;
     static constexpr float POWERS[INPUTS] = {1.0f, 0x1p16f, 0x1p8f, 0x1p24f};
     template <class Put>
-    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
-#pragma GCC unroll 4
-        for (int64_t o = 0; o < WORDS; o += LANES) {
-            const LaneWords first = words(from + o), halves[2] = {first, first >> 4};
-#pragma GCC unroll 4
-            for (int64_t i = 0; i < INPUTS; ++i)
-#pragma GCC unroll 2
-                for (int64_t half = 0; half < 2; ++half) {
-                    const LaneWords nibbles = halves[half] & (0xfu << NIBBLES[i]);
-                    put(i, half * WORDS + o, __builtin_convertvector((LaneIntegers)nibbles, Lanes));
-                }
-        }
+    static inline __attribute__((always_inline)) void expand(LaneWords from, Put put) {
+        const LaneWords halves[2] = {from, from >> 4};
+        each_nibble([&](int64_t i, int64_t half) __attribute__((always_inline)) {
+            const LaneWords nibbles = halves[half] & (0xfu << NIBBLES[i]);
+            put(i, half, __builtin_convertvector((LaneIntegers)nibbles, Lanes));
+        });
     }
 };
 
@@ -117,22 +113,58 @@ struct FromInt4 {
     static constexpr float FACTOR = 0x1p28f;
     static constexpr bool IN_BFLOAT16 = true, SCALED = false;
     template <class Put>
-    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
-#pragma GCC unroll 4
-        for (int64_t o = 0; o < WORDS; o += LANES) {
-            const LaneWords signs = words(from + o) ^ 0x88888888u;
-#pragma GCC unroll 4
-            for (int64_t i = 0; i < INPUTS; ++i)
-#pragma GCC unroll 2
-                for (int64_t half = 0; half < 2; ++half) {
-                    const LaneWords high = (signs << (28 - NIBBLES[i] - 4 * half)) & 0xf0000000u;
-                    put(i, half * WORDS + o, __builtin_convertvector((LaneIntegers)high, Lanes));
-                }
-        }
+    static inline __attribute__((always_inline)) void expand(LaneWords from, Put put) {
+        const LaneWords signs = from ^ 0x88888888u;
+        each_nibble([&](int64_t i, int64_t half) __attribute__((always_inline)) {
+            const LaneWords high = (signs << (28 - NIBBLES[i] - 4 * half)) & 0xf0000000u;
+            put(i, half, __builtin_convertvector((LaneIntegers)high, Lanes));
+        });
     }
 };
 
-// E2M1, the element type of NVFP4, in the layout of INT4.
+// FromE2m1: E2M1, the element type of NVFP4, in the layout of INT4.
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(TRTFORGE_NARROW_VECTORS)
+
+// The bytes of twice the numbers plus OFFSET, for each of the low nibbles of the bytes.
+template <int OFFSET>
+static inline LaneWords doubled_e2m1(LaneWords nibbles) {
+    constexpr int O = OFFSET;
+    const __m128i numbers = _mm_setr_epi8(O, O + 1, O + 2, O + 3, O + 4, O + 6, O + 8, O + 12,  //
+                                          O, O - 1, O - 2, O - 3, O - 4, O - 6, O - 8, O - 12);
+    return (LaneWords)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(numbers), (__m256i)(nibbles & 0x0f0f0f0fu));
+}
+
+// For a single row: numbers that are not negative are converted at their position in the word, as in NibblesInPlace.
+struct DoubledInPlace {
+    static constexpr int64_t INPUTS = 4, WORDS = 16;
+    static constexpr float FACTOR = 2.0f, OFFSET = 12.0f;
+    static constexpr const float (&POWERS)[INPUTS] = NibblesInPlace::POWERS;
+    template <class Put>
+    static inline __attribute__((always_inline)) void expand(LaneWords from, Put put) {
+        const LaneWords halves[2] = {doubled_e2m1<int(OFFSET)>(from), doubled_e2m1<int(OFFSET)>(from >> 4)};
+        each_nibble([&](int64_t i, int64_t half) __attribute__((always_inline)) {
+            const LaneWords bytes = halves[half] & (0xffu << NIBBLES[i]);
+            put(i, half, __builtin_convertvector((LaneIntegers)bytes, Lanes));
+        });
+    }
+};
+
+struct FromE2m1 {
+    using Single = DoubledInPlace;
+    static constexpr int64_t INPUTS = 4, WORDS = 16;
+    static constexpr float FACTOR = 0x1p25f, OFFSET = 0.0f;
+    static constexpr bool IN_BFLOAT16 = true, SCALED = true;
+    template <class Put>
+    static inline __attribute__((always_inline)) void expand(LaneWords from, Put put) {
+        const LaneWords halves[2] = {doubled_e2m1<0>(from), doubled_e2m1<0>(from >> 4)};
+        each_nibble([&](int64_t i, int64_t half) __attribute__((always_inline)) {
+            put(i, half, Int8::of(halves[half] << (24 - NIBBLES[i])));
+        });
+    }
+};
+
+#else
+
 struct FromE2m1 {
     using Single = FromE2m1;
     static constexpr int64_t INPUTS = 4, WORDS = 16;
@@ -157,17 +189,23 @@ struct FromE2m1 {
 #endif
 
     template <class Put>
-    static inline __attribute__((always_inline)) void expand(const uint32_t* from, Put put) {
-#pragma GCC unroll 4
-        for (int64_t o = 0; o < WORDS; o += LANES) {
-            const LaneWords first = words(from + o);
-#pragma GCC unroll 4
-            for (int64_t i = 0; i < INPUTS; ++i)
-#pragma GCC unroll 2
-                for (int64_t half = 0; half < 2; ++half)
-                    put(i, half * WORDS + o, of(first << (28 - NIBBLES[i] - 4 * half)));
-        }
+    static inline __attribute__((always_inline)) void expand(LaneWords from, Put put) {
+        each_nibble([&](int64_t i, int64_t half) __attribute__((always_inline)) {
+            put(i, half, of(from << (28 - NIBBLES[i] - 4 * half)));
+        });
     }
 };
+
+#endif
+
+// Calls put(input, output, value) for the vectors of weights, times FACTOR, of the next INPUTS inputs of a tile.
+template <class Format, class Put>
+static inline __attribute__((always_inline)) void expand_inputs(const uint32_t* from, Put put) {
+#pragma GCC unroll 8
+    for (int64_t o = 0; o < Format::WORDS; o += LANES)
+        Format::expand(words(from + o), [&](int64_t i, int64_t half, Lanes v) __attribute__((always_inline)) {
+            put(i, half * Format::WORDS + o, v);
+        });
+}
 
 }  // namespace expanded

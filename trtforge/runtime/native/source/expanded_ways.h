@@ -44,7 +44,7 @@ struct Floats {
     template <class Format>
     static void expand(const uint32_t* from, int64_t count, const float* scales, float* into) {
         for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
-            Format::expand(from, [&](int64_t i, int64_t o, Lanes v) {
+            expand_inputs<Format>(from, [&](int64_t i, int64_t o, Lanes v) {
                 put_lanes(into + (first + i) * TILE + o, scaled<Format>(v, scales, first, o));
             });
         }
@@ -133,7 +133,7 @@ struct PairsOf {
 #endif
         for (int64_t first = 0; first < count; first += Format::INPUTS, from += Format::WORDS) {
             Lanes even[TILE / LANES];
-            Format::expand(from, [&](int64_t i, int64_t o, Lanes weights) __attribute__((always_inline)) {
+            expand_inputs<Format>(from, [&](int64_t i, int64_t o, Lanes weights) __attribute__((always_inline)) {
                 const Lanes v = scaled<Format>(weights, scales, first, o);
                 if (i % 2 == 0) {
                     even[o / LANES] = v;

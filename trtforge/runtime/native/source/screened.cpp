@@ -24,6 +24,7 @@
 namespace screened {
 
 using expanded::Bfloat16;
+using expanded::expand_inputs;
 using expanded::Float16;
 using expanded::FromHalves;
 using expanded::LaneIntegers;
@@ -258,7 +259,7 @@ static void screen_tile(const uint32_t* weight, int64_t inputs, uint32_t* codes,
     Lanes largest[COUNT] = {}, squares[COUNT] = {}, lost[COUNT] = {}, factors[COUNT], steps[COUNT];
     const auto words_of = [&](int64_t input) { return weight + input / Format::INPUTS * Format::WORDS; };
     for (int64_t i = 0; i < inputs; i += Format::INPUTS)
-        Format::expand(words_of(i), [&](int64_t, int64_t o, Lanes v) __attribute__((always_inline)) {
+        expand_inputs<Format>(words_of(i), [&](int64_t, int64_t o, Lanes v) __attribute__((always_inline)) {
             const Lanes size = sizes(v);
             largest[o / LANES] = largest[o / LANES] > size ? largest[o / LANES] : size;
             squares[o / LANES] += v * v;
@@ -271,7 +272,7 @@ static void screen_tile(const uint32_t* weight, int64_t inputs, uint32_t* codes,
     for (int64_t i = 0; i < inputs; i += 4) {
         LaneIntegers four[COUNT] = {};
         for (int64_t half = 0; half < 4; half += Format::INPUTS)
-            Format::expand(words_of(i + half), [&](int64_t n, int64_t o, Lanes v) __attribute__((always_inline)) {
+            expand_inputs<Format>(words_of(i + half), [&](int64_t n, int64_t o, Lanes v) __attribute__((always_inline)) {
                 const int64_t k = o / LANES;
                 const Lanes code = (v * factors[k] + MAGIC) - MAGIC, error = v - code * steps[k];
                 lost[k] += error * error;
