@@ -221,14 +221,17 @@ static void prepare_offsets(float* x, int64_t inputs, int64_t group, float* offs
 template <class Single>
 static void multiply_row(const Row& row, const uint32_t* from, const float* scales, float* totals) {
     constexpr int64_t INPUTS = Single::INPUTS, WORDS = Single::WORDS, HALVES = TILE / WORDS, LINE = 16;
+    constexpr int64_t PART = 128;  // inputs that are summed before they are added to the totals: sums of few are more exact
     constexpr int64_t COLUMNS = HALVES > 1 ? 1 : WORDS / LANES;
     constexpr int64_t CHAINS = HALVES > 1 ? INPUTS : 2;  // accumulators per output, to hide the latency of additions
-    for (int64_t start = 0, index = 0; start < row.inputs; start += row.group, ++index) {
+    for (int64_t start = 0, count; start < row.inputs; start += count, from += count / INPUTS * WORDS) {
+        const int64_t group = start / row.group, inside = start % row.group;
+        count = std::min(PART, row.group - inside);
         const float* x = row.x + start;
         const auto add_outputs = [&](int64_t left) __attribute__((always_inline)) {
             Lanes made[COLUMNS][CHAINS][HALVES] = {};
             const uint32_t* at = from + left;
-            for (int64_t first = 0; first < row.group; first += INPUTS, at += WORDS) {
+            for (int64_t first = 0; first < count; first += INPUTS, at += WORDS) {
 #pragma GCC unroll 8
                 for (int64_t column = 0; column < COLUMNS; ++column) {
                     const int64_t o = column * LANES;
@@ -245,15 +248,14 @@ static void multiply_row(const Row& row, const uint32_t* from, const float* scal
                     Lanes sum = made[column][0][half];
 #pragma GCC unroll 4
                     for (int64_t chain = 1; chain < CHAINS; ++chain) sum += made[column][chain][half];
-                    if (Single::OFFSET != 0.0f) sum += row.offsets[index];
+                    if (Single::OFFSET != 0.0f && inside == 0) sum += row.offsets[group];
                     const int64_t o = half * WORDS + left + column * LANES;
-                    if (scales) sum *= *(const Lanes*)(scales + index * TILE + o);
+                    if (scales) sum *= *(const Lanes*)(scales + group * TILE + o);
                     put_lanes(totals + o, start == 0 ? sum : *(const Lanes*)(totals + o) + sum);
                 }
         };
 #pragma GCC unroll 4
         for (int64_t left = 0; left < WORDS; left += COLUMNS * LANES) add_outputs(left);
-        from += row.group / INPUTS * WORDS;
     }
 }
 
