@@ -131,7 +131,7 @@ def test_a_process_that_ends_while_its_engine_computes_ends_as_it_means_to(engin
         "engine.submit((GenerationRequest('x', (1, 2, 3), 180), lambda output: started.set()))\n"
         "assert started.wait(30); sys.exit(3)"
     )
-    command = [sys.executable, "-c", program, str(engine_directory)]
+    command = [sys.executable, "-X", "faulthandler", "-c", program, str(engine_directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (3, "")
 
