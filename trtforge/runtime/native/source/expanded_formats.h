@@ -91,24 +91,33 @@ static inline __attribute__((always_inline)) void each_nibble(F f) {
         for (int64_t half = 0; half < 2; ++half) f(i, half);
 }
 
-// INT4 for a single row: nibbles are values plus 8. They are converted at their position in the word, which saves shifts.
-struct NibblesInPlace {
+// Weights of 4 bits for a single row. `Codes::of` maps the low nibble of each byte to an integer from 0 on, in the bits MASK of
+// the byte, which is converted at its position in the word: this saves shifts.
+template <class Codes>
+struct InPlace {
     static constexpr int64_t INPUTS = 4, WORDS = 16;
-    static constexpr float FACTOR = 1.0f, OFFSET = 8.0f;
+    static constexpr float FACTOR = Codes::FACTOR, OFFSET = Codes::OFFSET;
     static constexpr float POWERS[INPUTS] = {1.0f, 0x1p16f, 0x1p8f, 0x1p24f};
     template <class Put>
     static inline __attribute__((always_inline)) void expand(LaneWords from, Put put) {
-        const LaneWords halves[2] = {from, from >> 4};
+        const LaneWords halves[2] = {Codes::of(from), Codes::of(from >> 4)};
         each_nibble([&](int64_t i, int64_t half) __attribute__((always_inline)) {
-            const LaneWords nibbles = halves[half] & (0xfu << NIBBLES[i]);
-            put(i, half, __builtin_convertvector((LaneIntegers)nibbles, Lanes));
+            const LaneWords codes = halves[half] & (Codes::MASK << NIBBLES[i]);
+            put(i, half, __builtin_convertvector((LaneIntegers)codes, Lanes));
         });
     }
 };
 
+// Values plus 8.
+struct Int4Codes {
+    static constexpr uint32_t MASK = 0xf;
+    static constexpr float FACTOR = 1.0f, OFFSET = 8.0f;
+    static LaneWords of(LaneWords nibbles) { return nibbles; }
+};
+
 // INT4: flipping the highest bit of a nibble makes it a signed integer.
 struct FromInt4 {
-    using Single = NibblesInPlace;
+    using Single = InPlace<Int4Codes>;
     static constexpr int64_t INPUTS = 4, WORDS = 16;
     static constexpr float FACTOR = 0x1p28f;
     static constexpr bool IN_BFLOAT16 = true, SCALED = false;
@@ -125,7 +134,7 @@ struct FromInt4 {
 // FromE2m1: E2M1, the element type of NVFP4, in the layout of INT4.
 #if defined(__AVX2__) && !defined(__AVX512F__) && !defined(TRTFORGE_NARROW_VECTORS)
 
-// The bytes of twice the numbers plus OFFSET, for each of the low nibbles of the bytes.
+// Twice the number of each byte's low nibble, plus OFFSET.
 template <int OFFSET>
 static inline LaneWords doubled_e2m1(LaneWords nibbles) {
     constexpr int O = OFFSET;
@@ -134,23 +143,15 @@ static inline LaneWords doubled_e2m1(LaneWords nibbles) {
     return (LaneWords)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(numbers), (__m256i)(nibbles & 0x0f0f0f0fu));
 }
 
-// For a single row: numbers that are not negative are converted at their position in the word, as in NibblesInPlace.
-struct DoubledInPlace {
-    static constexpr int64_t INPUTS = 4, WORDS = 16;
+// Twice the numbers, plus 12.
+struct E2m1Codes {
+    static constexpr uint32_t MASK = 0xff;
     static constexpr float FACTOR = 2.0f, OFFSET = 12.0f;
-    static constexpr const float (&POWERS)[INPUTS] = NibblesInPlace::POWERS;
-    template <class Put>
-    static inline __attribute__((always_inline)) void expand(LaneWords from, Put put) {
-        const LaneWords halves[2] = {doubled_e2m1<int(OFFSET)>(from), doubled_e2m1<int(OFFSET)>(from >> 4)};
-        each_nibble([&](int64_t i, int64_t half) __attribute__((always_inline)) {
-            const LaneWords bytes = halves[half] & (0xffu << NIBBLES[i]);
-            put(i, half, __builtin_convertvector((LaneIntegers)bytes, Lanes));
-        });
-    }
+    static LaneWords of(LaneWords nibbles) { return doubled_e2m1<int(OFFSET)>(nibbles); }
 };
 
 struct FromE2m1 {
-    using Single = DoubledInPlace;
+    using Single = InPlace<E2m1Codes>;
     static constexpr int64_t INPUTS = 4, WORDS = 16;
     static constexpr float FACTOR = 0x1p25f, OFFSET = 0.0f;
     static constexpr bool IN_BFLOAT16 = true, SCALED = true;
