@@ -221,12 +221,11 @@ static void prepare_offsets(float* x, int64_t inputs, int64_t group, float* offs
 template <class Single>
 static void multiply_row(const Row& row, const uint32_t* from, const float* scales, float* totals) {
     constexpr int64_t INPUTS = Single::INPUTS, WORDS = Single::WORDS, HALVES = TILE / WORDS, LINE = 16;
-    constexpr int64_t PART = 128;  // inputs that are summed before they are added to the totals: sums of few are more exact
     constexpr int64_t COLUMNS = HALVES > 1 ? 1 : WORDS / LANES;
     constexpr int64_t CHAINS = HALVES > 1 ? INPUTS : 2;  // accumulators per output, to hide the latency of additions
     for (int64_t start = 0, count; start < row.inputs; start += count, from += count / INPUTS * WORDS) {
         const int64_t group = start / row.group, inside = start % row.group;
-        count = std::min(PART, row.group - inside);
+        count = std::min(Floats::CHUNK, row.group - inside);  // sums of few inputs, which are added, are more exact
         const float* x = row.x + start;
         const auto add_outputs = [&](int64_t left) __attribute__((always_inline)) {
             Lanes made[COLUMNS][CHAINS][HALVES] = {};

@@ -153,7 +153,7 @@ struct E2m1Codes {
 struct FromE2m1 {
     using Single = InPlace<E2m1Codes>;
     static constexpr int64_t INPUTS = 4, WORDS = 16;
-    static constexpr float FACTOR = 0x1p25f, OFFSET = 0.0f;
+    static constexpr float FACTOR = 0x1p25f;
     static constexpr bool IN_BFLOAT16 = true, SCALED = true;
     template <class Put>
     static inline __attribute__((always_inline)) void expand(LaneWords from, Put put) {
